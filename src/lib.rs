@@ -1,0 +1,1 @@
+//! Locks across processes and machines for threaded services, kept in Redis.
