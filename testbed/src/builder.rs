@@ -1,0 +1,144 @@
+//! The settings of a private server and the redis.conf made of them. Never starts a process.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::provide::{Install, provide_server};
+use crate::{Error, Server};
+
+/// The longest path that fits a unix socket address everywhere, its final NUL not counted.
+const SOCKET_PATH_LIMIT: usize = 103;
+
+/// Settings of a [`Server`]; made by [`Server::builder`].
+#[derive(Clone, Default)]
+#[must_use = "nothing starts before start()"]
+pub struct ServerBuilder {
+    directives: Vec<(String, String)>,
+    password: Option<String>,
+    unix_socket: bool,
+}
+
+impl ServerBuilder {
+    /// Adds a line to redis.conf, after the server's own: `arg("maxmemory", "2mb")`. The value is
+    /// written as it is, so one with blanks in it needs quotes where redis.conf wants them.
+    pub fn arg(mut self, directive: impl Into<String>, value: impl Into<String>) -> Self {
+        self.directives.push((directive.into(), value.into()));
+        self
+    }
+
+    /// Asks every client for this password.
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// Listens on a unix socket as well, see [`Server::unix_url`].
+    pub fn unix_socket(mut self) -> Self {
+        self.unix_socket = true;
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Errors
+    /// As [`Server::start`]; a directive that the server does not know, or a line feed in one.
+    pub fn start(self) -> Result<Server, Error> {
+        for (directive, value) in &self.directives {
+            if directive.contains(['\n', '\r']) || value.contains(['\n', '\r']) {
+                return Err(Error::new(format!(
+                    "the directive {directive:?} {value:?} has a line feed in it: \
+                     use one arg() for each line"
+                )));
+            }
+        }
+        let program = provide_server(Install::Forbidden)?;
+        let directory = self.make_directory()?;
+        Server::launch(program, directory, self)
+    }
+
+    fn make_directory(&self) -> Result<TempDir, Error> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("leasehold-");
+        let made = builder.tempdir();
+        let directory =
+            made.map_err(|error| Error::io("no temporary directory can be made", error))?;
+        match self.socket_path(directory.path()) {
+            Some(socket) if socket.as_os_str().len() > SOCKET_PATH_LIMIT => {
+                let made = builder.tempdir_in("/tmp");
+                made.map_err(|error| Error::io("no directory can be made in /tmp", error))
+            }
+            _ => Ok(directory),
+        }
+    }
+
+    pub(crate) fn password_text(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
+    pub(crate) fn password_in_url(&self) -> Option<String> {
+        self.password.as_deref().map(percent_encoded)
+    }
+
+    pub(crate) fn socket_path(&self, directory: &Path) -> Option<PathBuf> {
+        self.unix_socket.then(|| directory.join("redis.sock"))
+    }
+
+    /// Writes redis.conf into `directory` and gives back its path.
+    pub(crate) fn write(&self, directory: &Path, port: u16) -> Result<PathBuf, Error> {
+        let path = directory.join("redis.conf");
+        std::fs::write(&path, self.text(directory, port))
+            .map_err(|error| Error::io(format!("{} cannot be written", path.display()), error))?;
+        Ok(path)
+    }
+
+    fn text(&self, directory: &Path, port: u16) -> String {
+        let mut lines = vec![
+            "bind 127.0.0.1".to_owned(),
+            format!("port {port}"),
+            format!("dir {}", quoted(&directory.to_string_lossy())),
+            "daemonize no".to_owned(),
+            "logfile \"\"".to_owned(),
+            "save \"\"".to_owned(),
+            "appendonly no".to_owned(),
+        ];
+        if let Some(password) = &self.password {
+            lines.push(format!("requirepass {}", quoted(password)));
+        }
+        if let Some(socket) = self.socket_path(directory) {
+            lines.push(format!("unixsocket {}", quoted(&socket.to_string_lossy())));
+            lines.push("unixsocketperm 700".to_owned());
+        }
+        for (directive, value) in &self.directives {
+            lines.push(format!("{directive} {value}"));
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+/// As redis.conf reads a text in quotes.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'\\' => quoted.extend(['\\', char::from(byte)]),
+            b' '..=b'~' => quoted.push(char::from(byte)),
+            _ => write!(quoted, "\\x{byte:02x}").expect("writing to a String cannot fail"),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            write!(encoded, "%{byte:02X}").expect("writing to a String cannot fail");
+        }
+    }
+    encoded
+}

@@ -1,0 +1,138 @@
+//! One direction of one proxied connection: bytes in, the same bytes out, possibly later. Never
+//! waits, never drops or changes a byte that can still be delivered.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Bytes held back per direction before the sender is no longer read from.
+const HOLD_LIMIT: usize = 64 << 20;
+/// The same while nothing is held back on purpose: the receiver is merely slow.
+const FLOW_LIMIT: usize = 1 << 20;
+/// Reads in a row before others have their turn.
+const TURN_LIMIT: usize = 16;
+
+struct Chunk {
+    arrived: Instant,
+    bytes: Vec<u8>,
+    /// How many of `bytes` are delivered already.
+    sent: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct Flow {
+    chunks: VecDeque<Chunk>,
+    queued: usize,
+    /// The sender will send no more.
+    ended: bool,
+    /// The receiver takes no more; what is queued is lost.
+    refused: bool,
+    /// The end was passed on.
+    closed: bool,
+    /// The receiver's buffer was full at the last try.
+    blocked: bool,
+}
+
+impl Flow {
+    pub(crate) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Nothing will ever be delivered again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.closed || (self.ended && self.refused)
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    pub(crate) fn wants_bytes(&self, held: bool) -> bool {
+        let limit = if held { HOLD_LIMIT } else { FLOW_LIMIT };
+        !self.ended && self.queued < limit
+    }
+
+    /// When the next bytes may go out; `None` also when the delay has no end.
+    pub(crate) fn due(&self, delay: Duration) -> Option<Instant> {
+        self.chunks
+            .front()
+            .and_then(|chunk| chunk.arrived.checked_add(delay))
+    }
+
+    /// Reads what has arrived. Gives back whether the sender broke the connection, rather than
+    /// ended its direction of it.
+    pub(crate) fn fill(&mut self, mut from: &TcpStream, held: bool, buffer: &mut [u8]) -> bool {
+        for _ in 0..TURN_LIMIT {
+            if !self.wants_bytes(held) {
+                break;
+            }
+            match from.read(buffer) {
+                Ok(0) => self.ended = true,
+                Ok(_) if self.refused => {}
+                Ok(count) => {
+                    let bytes = buffer[..count].to_vec();
+                    self.queued += count;
+                    self.chunks.push_back(Chunk {
+                        arrived: Instant::now(),
+                        bytes,
+                        sent: 0,
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => {
+                    self.ended = true;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Writes what is due, `budget` bytes at most, and then the end when there is nothing more to
+    /// come. Gives back how many bytes went out.
+    pub(crate) fn drain(&mut self, to: &TcpStream, delay: Duration, budget: usize) -> usize {
+        let now = Instant::now();
+        let mut written = 0;
+        self.blocked = false;
+        while written < budget && self.due(delay).is_some_and(|due| due <= now) {
+            match self.write_front(to, budget - written) {
+                Ok(count) => written += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => self.refuse(),
+            }
+        }
+        if self.ended && self.queued == 0 && !self.closed {
+            self.closed = true;
+            // Fails when the receiver has gone, who then needs not be told.
+            let _ = to.shutdown(Shutdown::Write);
+        }
+        written
+    }
+
+    fn write_front(&mut self, mut to: &TcpStream, most: usize) -> io::Result<usize> {
+        let Some(chunk) = self.chunks.front_mut() else {
+            return Ok(0);
+        };
+        let rest = &chunk.bytes[chunk.sent..];
+        let count = to.write(&rest[..rest.len().min(most)])?;
+        chunk.sent += count;
+        self.queued -= count;
+        if chunk.sent == chunk.bytes.len() {
+            self.chunks.pop_front();
+        }
+        Ok(count)
+    }
+
+    /// The receiver has gone: nothing can be delivered any more.
+    pub(crate) fn refuse(&mut self) {
+        self.refused = true;
+        self.chunks.clear();
+        self.queued = 0;
+    }
+}

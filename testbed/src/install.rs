@@ -1,0 +1,140 @@
+//! The package managers that can install a server. Never leaves more behind than the package: no
+//! service is started, no policy is written.
+
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+
+use crate::provide::Environment;
+
+/// Debian's packages start a service on port 6379 when they are configured. RUNLEVEL=1 keeps init
+/// scripts from doing so, a mask under /run keeps systemd; the mask goes whatever happens.
+const APT_GET: &str = r#"
+export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
+services="redis-server.service valkey-server.service"
+install() {
+    apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "$1"
+}
+if [ -d /run/systemd/system ]; then
+    trap 'systemctl --runtime unmask $services' EXIT
+    trap 'exit 1' HUP INT TERM
+    systemctl --runtime mask $services
+fi
+install redis-server ||
+    { apt-get update && install redis-server; } ||
+    install valkey-server
+"#;
+const BREW: &str = "brew install redis || brew install valkey";
+const DNF: &str = "dnf install -y redis || dnf install -y valkey";
+const APK: &str = "apk add --no-cache redis || apk add --no-cache valkey";
+
+/// A package manager.
+pub(crate) struct Manager {
+    program: &'static str,
+    script: &'static str,
+    /// What a person would type.
+    by_hand: &'static str,
+    /// Whether it wants to be root; the others refuse to be.
+    as_root: bool,
+}
+
+const MANAGERS: [Manager; 4] = [
+    Manager {
+        program: "apt-get",
+        script: APT_GET,
+        by_hand: "apt-get install redis-server",
+        as_root: true,
+    },
+    Manager {
+        program: "brew",
+        script: BREW,
+        by_hand: "brew install redis",
+        as_root: false,
+    },
+    Manager {
+        program: "dnf",
+        script: DNF,
+        by_hand: "dnf install redis",
+        as_root: true,
+    },
+    Manager {
+        program: "apk",
+        script: APK,
+        by_hand: "apk add redis",
+        as_root: true,
+    },
+];
+
+/// The first package manager that can be used, or why there is none.
+pub(crate) fn choose(environment: &Environment) -> Result<&'static Manager, String> {
+    let mut reason = "none of the package managers apt-get, brew, dnf and apk is on PATH";
+    for manager in &MANAGERS {
+        if environment.which(manager.program).is_none() {
+            continue;
+        }
+        match (manager.as_root, environment.is_root) {
+            (true, false) if environment.which("sudo").is_none() => {
+                reason = "packages are installed by root here, and there is no sudo";
+            }
+            (false, true) => reason = "brew refuses to be run by root",
+            _ => return Ok(manager),
+        }
+    }
+    Err(format!("redis-server cannot be installed: {reason}"))
+}
+
+/// The command line for a person, or several when the right one is not known.
+pub(crate) fn advice(environment: &Environment) -> String {
+    let line = |manager: &Manager| {
+        let sudo = if manager.as_root && !environment.is_root {
+            "sudo "
+        } else {
+            ""
+        };
+        format!("`{sudo}{}`", manager.by_hand)
+    };
+    let present = MANAGERS
+        .iter()
+        .find(|manager| environment.which(manager.program).is_some());
+    match present {
+        Some(manager) => line(manager),
+        None => MANAGERS.iter().map(line).collect::<Vec<_>>().join(" or "),
+    }
+}
+
+impl Manager {
+    pub(crate) fn program(&self) -> &'static str {
+        self.program
+    }
+
+    /// Runs the package manager and shows what it says.
+    pub(crate) fn install(&self, environment: &Environment) -> Result<(), String> {
+        let with_sudo = self.as_root && !environment.is_root;
+        let by = if with_sudo { "sudo and " } else { "" };
+        eprintln!(
+            "redis-server is not on PATH: installing it with {by}{} ...",
+            self.program
+        );
+        let mut command = match environment.which("sudo") {
+            Some(sudo) if with_sudo => {
+                let mut command = Command::new(sudo);
+                command.arg("/bin/sh");
+                command
+            }
+            _ => Command::new("/bin/sh"),
+        };
+        // -x: every command is shown before it is run.
+        command
+            .args(["-xc", self.script])
+            .env("PATH", &environment.path)
+            .stdin(Stdio::null());
+        if let Ok(stderr) = std::io::stderr().as_fd().try_clone_to_owned() {
+            // Stdout belongs to whoever asked for a server.
+            command.stdout(stderr);
+        }
+        match command.status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("{} could not install it ({status})", self.program)),
+            Err(error) => Err(format!("{} could not be started: {error}", self.program)),
+        }
+    }
+}

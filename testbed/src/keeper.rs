@@ -1,0 +1,101 @@
+//! The process that owns a server and outlives nobody: it ends the server when asked to, and when
+//! the program that started it is gone, however that ended. Never speaks to the server.
+
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// `$1` is the server's directory, the rest its command line. A line on stdin ends the server; the
+/// end of stdin without one means that the program was killed: then the directory goes as well.
+/// The keeper ends when the server does. HUP is ignored because the kernel sends it to a group
+/// with a stopped process in it (a server under SIGSTOP) when the program dies.
+const SCRIPT: &str = r#"
+trap '' HUP INT QUIT
+directory=$1
+shift
+orphaned=
+exec 3<&0
+"$@" </dev/null >"$directory/server.log" 2>&1 3<&- &
+server=$!
+echo "$server"
+{
+    read -r line || orphaned=yes
+    trap '' TERM
+    kill -KILL "$server"
+    [ -z "$orphaned" ] || rm -rf "$directory"
+} <&3 >/dev/null &
+watch=$!
+wait "$server"
+kill -TERM "$watch"
+wait "$watch"
+"#;
+
+/// Where pipes are not born close-on-exec (macOS), two servers started at the same time would
+/// inherit each other's stdin, and the end of the program would not reach them.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+pub(crate) struct Keeper {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    server_pid: u32,
+}
+
+impl Keeper {
+    /// Starts `program` with `argument`; its output goes to `server.log` in `directory`.
+    pub(crate) fn start(directory: &Path, program: &Path, argument: &OsStr) -> io::Result<Keeper> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(SCRIPT)
+            .arg("leasehold-keeper")
+            .args([directory.as_os_str(), program.as_os_str(), argument])
+            .current_dir("/")
+            // A terminal's Ctrl-C is for the program, which then ends its servers in its own order.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        drop(turn);
+        let stdin = child.stdin.take();
+        let mut keeper = Keeper {
+            child,
+            stdin,
+            server_pid: 0,
+        };
+        keeper.server_pid = keeper.read_pid()?;
+        Ok(keeper)
+    }
+
+    fn read_pid(&mut self) -> io::Result<u32> {
+        let mut line = String::new();
+        if let Some(stdout) = self.child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        let complaint = || io::Error::other(format!("/bin/sh told no process id but {line:?}"));
+        line.trim().parse().map_err(|_| complaint())
+    }
+
+    pub(crate) fn server_pid(&self) -> u32 {
+        self.server_pid
+    }
+
+    /// Whether the server has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Keeper {
+    /// Ends the server by SIGKILL and waits for its end.
+    fn drop(&mut self) {
+        if let Some(mut stdin) = self.stdin.take() {
+            // Fails when the server has ended by itself, and with it the keeper.
+            let _ = stdin.write_all(b"end\n");
+        }
+        let _ = self.child.wait();
+    }
+}

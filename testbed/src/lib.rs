@@ -1,0 +1,24 @@
+//! Private servers and faults for leasehold's tests, benches and demo: real processes and real
+//! sockets. Knows nothing of leasehold, and never touches a server it did not start.
+
+mod builder;
+mod connection;
+mod error;
+mod flow;
+mod install;
+mod keeper;
+mod port;
+mod provide;
+mod proxy;
+mod relay;
+mod reply;
+mod server;
+mod wait;
+
+pub use builder::ServerBuilder;
+pub use error::Error;
+pub use provide::{Install, find_server, provide_server};
+pub use proxy::Proxy;
+pub use reply::Reply;
+pub use server::Server;
+pub use wait::eventually;

@@ -1,0 +1,40 @@
+//! Free ports for listeners. Never holds a port itself.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Below the ports that Linux and macOS hand out to outgoing connections. A client that keeps
+/// dialling a dead server there could be given that very port as its own, be connected to itself,
+/// and so keep the server from coming back.
+const RANGE: Range<u16> = 10_000..32_000;
+
+/// Each port is tried once per process before any is tried again: a server that is down for a
+/// moment does not lose its port to one that starts meanwhile.
+static NEXT: LazyLock<AtomicUsize> = LazyLock::new(|| {
+    let random = RandomState::new().build_hasher().finish();
+    AtomicUsize::new((random % RANGE.len() as u64) as usize)
+});
+
+/// A listener on a free port of 127.0.0.1.
+pub(crate) fn listen() -> io::Result<TcpListener> {
+    let mut outcome = Err(io::Error::other("no port was tried"));
+    for _ in RANGE {
+        let offset = NEXT.fetch_add(1, Ordering::Relaxed) % RANGE.len();
+        let port = RANGE.start + u16::try_from(offset).expect("the range is of u16");
+        outcome = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+        match &outcome {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            _ => break,
+        }
+    }
+    outcome
+}
+
+/// A port that was free a moment ago; whoever starts a server there may still come second.
+pub(crate) fn free() -> io::Result<u16> {
+    Ok(listen()?.local_addr()?.port())
+}

@@ -1,0 +1,116 @@
+//! A TCP proxy whose network can be made to fail. Never changes, drops or reorders a byte that it
+//! delivers.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::relay::{Faults, Relay};
+use crate::{Error, port};
+
+/// A TCP proxy on 127.0.0.1 in front of a server: real sockets, a thread of its own, and faults
+/// that can be switched at any time. A fault is in force for every byte that has not passed yet
+/// when its setter returns. Dropping the proxy closes everything.
+pub struct Proxy {
+    relay: Arc<Relay>,
+    thread: Option<JoinHandle<()>>,
+    port: u16,
+}
+
+impl Proxy {
+    /// Starts a proxy in front of the server at `upstream_port` on 127.0.0.1. That server need not
+    /// be there yet: a client that comes without it has its connection closed.
+    ///
+    /// # Errors
+    /// The system gives no port or no thread.
+    pub fn start(upstream_port: u16) -> Result<Proxy, Error> {
+        let failed = |error| Error::io("a proxy on 127.0.0.1 cannot be started", error);
+        let listener = port::listen().map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
+        let relay = Arc::new(Relay::new(listener, upstream_port).map_err(failed)?);
+        let runner = Arc::clone(&relay);
+        let thread = thread::Builder::new()
+            .name("fault-proxy".into())
+            .spawn(move || runner.run());
+        Ok(Proxy {
+            relay,
+            thread: Some(thread.map_err(failed)?),
+            port,
+        })
+    }
+
+    /// `redis://127.0.0.1:PORT`. The proxy knows no password: put it in where one is needed.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The proxy's own port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Delivers every chunk this much later, in each direction; zero switches that off, also for
+    /// what is under way.
+    pub fn delay(&self, each_way: Duration) {
+        self.fault(|faults| faults.delay = each_way);
+    }
+
+    /// Holds back the bytes of both directions, and the end of either. Connections are accepted.
+    /// Switched off again, everything held is delivered in order, also when the client has closed
+    /// its end meanwhile.
+    pub fn black_hole(&self, on: bool) {
+        self.fault(|faults| faults.black_hole = on);
+    }
+
+    /// As [`black_hole`](Proxy::black_hole), for what goes to the server only.
+    pub fn hold_requests(&self, on: bool) {
+        self.fault(|faults| faults.hold_requests = on);
+    }
+
+    /// As [`black_hole`](Proxy::black_hole), for what comes from the server only.
+    pub fn hold_replies(&self, on: bool) {
+        self.fault(|faults| faults.hold_replies = on);
+    }
+
+    /// Once exactly so many more bytes have been passed to the server, whoever sent them, closes
+    /// both ends of the connection that sent the last one; then it is off. With `Some(0)` the next
+    /// bytes that are sent are not passed on. `None` calls it off.
+    pub fn cut_after(&self, bytes_to_server: Option<usize>) {
+        self.fault(|faults| faults.cut_after = bytes_to_server);
+    }
+
+    /// Closes every live connection, both ends of it. What was held back is lost.
+    pub fn cut_all(&self) {
+        self.relay.with(|state| state.cut_all());
+    }
+
+    /// Closes new connections at once; those that are there stay.
+    pub fn refuse(&self, on: bool) {
+        self.fault(|faults| faults.refuse = on);
+    }
+
+    /// How many connections are live. One whose client has gone still is while bytes of it are held
+    /// back.
+    pub fn connections(&self) -> usize {
+        self.relay.with(|state| state.connections())
+    }
+
+    /// How many bytes are inside the proxy: held back, delayed, or not taken by the receiver.
+    pub fn held_bytes(&self) -> usize {
+        self.relay.with(|state| state.held_bytes())
+    }
+
+    fn fault(&self, change: impl FnOnce(&mut Faults)) {
+        self.relay.with(|state| change(&mut state.faults));
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.relay.close();
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been printed, and a panic here would hide the test's own.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A private server for one test or one demo. Never touches a server it did not start.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::builder::ServerBuilder;
+use crate::connection::Connection;
+use crate::keeper::Keeper;
+use crate::reply::Reply;
+use crate::{Error, eventually, port};
+
+/// How long a server may take to answer after its start, on the busiest of machines.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Per step of [`Server::command`].
+const COMMAND_LIMIT: Duration = Duration::from_secs(10);
+/// Ports tried for one new server.
+const PORT_LIMIT: usize = 20;
+/// How long a restarted server's own port may be in use by something else.
+const PORT_BACK_LIMIT: Duration = Duration::from_secs(10);
+
+/// A redis-server (or valkey-server) of its own: a free port on 127.0.0.1, no persistence, a
+/// temporary directory. Dropping it ends the process and removes the directory; the same happens
+/// when the program that holds it is killed.
+pub struct Server {
+    // Before the directory, so that it ends first.
+    keeper: Option<Keeper>,
+    directory: TempDir,
+    program: PathBuf,
+    config: ServerBuilder,
+    port: u16,
+    pid: u32,
+}
+
+enum Failure {
+    AddressInUse(Error),
+    Other(Error),
+}
+
+impl Server {
+    /// Starts a server and waits until it answers.
+    ///
+    /// # Errors
+    /// No server program is installed (see [`provide_server`](crate::provide_server)), or it ends
+    /// at once or does not answer within 20 s; the error then quotes its log.
+    pub fn start() -> Result<Server, Error> {
+        Server::builder().start()
+    }
+
+    /// A server with settings of its own.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    pub(crate) fn launch(
+        program: PathBuf,
+        directory: TempDir,
+        config: ServerBuilder,
+    ) -> Result<Server, Error> {
+        let mut server = Server {
+            keeper: None,
+            directory,
+            program,
+            config,
+            port: 0,
+            pid: 0,
+        };
+        let mut tries = 0;
+        loop {
+            server.port = port::free()
+                .map_err(|error| Error::io("no free port was found on 127.0.0.1", error))?;
+            tries += 1;
+            match server.run() {
+                Ok(()) => return Ok(server),
+                Err(Failure::AddressInUse(_)) if tries < PORT_LIMIT => {}
+                Err(Failure::AddressInUse(error) | Failure::Other(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// `redis://127.0.0.1:PORT`, with `:password@` when one is set.
+    pub fn url(&self) -> String {
+        let login = match self.config.password_in_url() {
+            Some(password) => format!(":{password}@"),
+            None => String::new(),
+        };
+        format!("redis://{login}127.0.0.1:{}", self.port)
+    }
+
+    /// `unix:///PATH`, with `?pass=password` when one is set; `None` unless the builder was asked
+    /// for a socket.
+    pub fn unix_url(&self) -> Option<String> {
+        let path = self.config.socket_path(self.directory.path())?;
+        let login = match self.config.password_in_url() {
+            Some(password) => format!("?pass={password}"),
+            None => String::new(),
+        };
+        Some(format!("unix://{}{login}", path.display()))
+    }
+
+    /// The port on 127.0.0.1, the same for the server's whole life.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id of the server itself; after [`kill`](Server::kill) of the one that was.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Stops the process with SIGSTOP, and returns once it stands still: connections stay open,
+    /// new ones are accepted by the kernel, and nothing is answered.
+    ///
+    /// # Panics
+    /// When the process is not running.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let stopped = eventually(START_LIMIT, || is_stopped(self.pid));
+        assert!(stopped, "process {} does not stop after SIGSTOP", self.pid);
+    }
+
+    /// Lets a stopped process run again with SIGCONT.
+    ///
+    /// # Panics
+    /// When the process is not running.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Ends the process with SIGKILL, and returns once it is gone. Nothing happens when it is.
+    pub fn kill(&mut self) {
+        self.keeper = None;
+    }
+
+    /// Starts the server again, empty, on the same port and directory, and waits until it answers.
+    /// One that still runs is killed first.
+    ///
+    /// # Errors
+    /// As [`start`](Server::start); also when something else has taken the port for 10 s.
+    pub fn restart(&mut self) -> Result<(), Error> {
+        self.kill();
+        let start = Instant::now();
+        loop {
+            match self.run() {
+                Err(Failure::AddressInUse(_)) if start.elapsed() < PORT_BACK_LIMIT => {}
+                Err(Failure::AddressInUse(error) | Failure::Other(error)) => return Err(error),
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    /// Sends one command over a connection of its own and gives back the answer. A refusal is
+    /// `Ok(Reply::Error(..))`.
+    ///
+    /// # Errors
+    /// The server is not running, or does not answer within 10 s.
+    pub fn command(&self, args: &[&str]) -> Result<Reply, Error> {
+        Connection::open(self.port, self.config.password_text(), COMMAND_LIMIT)
+            .and_then(|mut connection| connection.command(args))
+            .map_err(|error| {
+                let name = args.first().unwrap_or(&"");
+                Error::io(format!("{name} on the server at port {}", self.port), error)
+            })
+    }
+
+    fn signal(&self, signal: Signal) {
+        assert!(
+            self.keeper.is_some(),
+            "the server was killed: restart it first"
+        );
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let outcome = kill_process(pid.expect("a process id is a positive i32"), signal);
+        outcome.expect("the server has not ended by itself: restart() starts it again");
+    }
+
+    /// One try on the port chosen.
+    fn run(&mut self) -> Result<(), Failure> {
+        let directory = self.directory.path();
+        let config = self
+            .config
+            .write(directory, self.port)
+            .map_err(Failure::Other)?;
+        let mut keeper = Keeper::start(directory, &self.program, config.as_os_str())
+            .map_err(|error| Failure::Other(Error::io("/bin/sh cannot be started", error)))?;
+        let (mut answers, mut ended) = (false, false);
+        let _ = eventually(START_LIMIT, || {
+            answers = self.answers_as(keeper.server_pid());
+            ended = !answers && keeper.has_ended();
+            answers || ended
+        });
+        if ended {
+            return Err(self.early_end());
+        }
+        if !answers {
+            return Err(Failure::Other(
+                self.complaint("gave no answer after its start"),
+            ));
+        }
+        self.pid = keeper.server_pid();
+        self.keeper = Some(keeper);
+        Ok(())
+    }
+
+    /// The process id is compared because another server may have come first on this port.
+    fn answers_as(&self, pid: u32) -> bool {
+        let limit = Duration::from_secs(1);
+        let info = Connection::open(self.port, self.config.password_text(), limit)
+            .and_then(|mut connection| connection.command(&["INFO", "server"]));
+        let Ok(info) = info else { return false };
+        let line = format!("process_id:{pid}");
+        info.as_text()
+            .is_some_and(|text| text.lines().any(|each| each.trim_end() == line))
+    }
+
+    fn early_end(&self) -> Failure {
+        let log = self.log();
+        let error = self.complaint("ended at once");
+        if log.contains("Address already in use") || log.contains("Failed listening on port") {
+            Failure::AddressInUse(error)
+        } else {
+            Failure::Other(error)
+        }
+    }
+
+    fn complaint(&self, what: &str) -> Error {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(10)..].join("\n  ");
+        let program = self.program.display();
+        Error::new(format!(
+            "{program} on port {} {what}. Is it the server program itself? \
+             The end of its log:\n  {tail}",
+            self.port
+        ))
+    }
+
+    fn log(&self) -> String {
+        let bytes = fs::read(self.directory.path().join("server.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+fn is_stopped(pid: u32) -> bool {
+    state(pid).is_some_and(|state| state == 'T')
+}
+
+/// The one-letter state of a process, from /proc where there is one and else from `ps`.
+fn state(pid: u32) -> Option<char> {
+    if Path::new("/proc/self/stat").exists() {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // After the name, which stands in brackets and may itself hold brackets and spaces.
+        return stat.rsplit(')').next()?.trim_start().chars().next();
+    }
+    let output = Command::new("ps")
+        .args(["-o", "state=", "-p", &pid.to_string()])
+        .output()
+        .ok()?;
+    String::from_utf8_lossy(&output.stdout)
+        .trim_start()
+        .chars()
+        .next()
+}

@@ -1,0 +1,321 @@
+//! Servers are started, stopped, killed and restarted for real, and none outlives its program.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_testbed::{Install, Reply, Server, eventually, find_server, provide_server};
+use rustix::process::{Pid, test_kill_process};
+
+/// For what takes milliseconds on an idle machine.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn exists(pid: u32) -> bool {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    test_kill_process(pid).is_ok()
+}
+
+fn text(server: &Server, args: &[&str]) -> String {
+    server.command(args).unwrap().to_string()
+}
+
+/// The directory of a server, from the server itself.
+fn directory(server: &Server) -> PathBuf {
+    let Reply::Array(pair) = server.command(&["CONFIG", "GET", "dir"]).unwrap() else {
+        panic!("CONFIG GET answers with a pair");
+    };
+    PathBuf::from(pair[1].as_text().unwrap())
+}
+
+#[test]
+fn a_started_server_answers_and_leaves_nothing_behind() {
+    let server = Server::start().unwrap();
+    assert_eq!(server.url(), format!("redis://127.0.0.1:{}", server.port()));
+    assert_eq!(server.unix_url(), None);
+    assert_eq!(text(&server, &["PING"]), "PONG");
+    assert_eq!(text(&server, &["SET", "k", "a \r\n b"]), "OK");
+    assert_eq!(
+        server.command(&["GET", "k"]).unwrap().as_text(),
+        Some("a \r\n b")
+    );
+    assert_eq!(server.command(&["INCR", "n"]).unwrap().as_int(), Some(1));
+    assert_eq!(server.command(&["GET", "none"]).unwrap(), Reply::Nil);
+    assert!(matches!(
+        server.command(&["NONSENSE"]).unwrap(),
+        Reply::Error(_)
+    ));
+    let (pid, directory) = (server.pid(), directory(&server));
+    assert!(exists(pid) && directory.is_dir());
+    drop(server);
+    assert!(!exists(pid) && !directory.exists());
+}
+
+#[test]
+fn nothing_is_persisted_and_the_port_stays() {
+    let mut server = Server::start().unwrap();
+    let (port, pid) = (server.port(), server.pid());
+    text(&server, &["SET", "k", "v"]);
+    server.kill();
+    assert!(!exists(pid));
+    let error = server.command(&["PING"]).unwrap_err().to_string();
+    assert!(error.contains(&port.to_string()), "{error}");
+    server.kill();
+    server.restart().unwrap();
+    assert_eq!(server.port(), port);
+    assert_ne!(server.pid(), pid);
+    assert_eq!(server.command(&["GET", "k"]).unwrap(), Reply::Nil);
+    let second = server.pid();
+    server.restart().unwrap();
+    assert!(!exists(second) && exists(server.pid()));
+}
+
+#[test]
+fn a_stopped_server_answers_after_it_is_resumed() {
+    let server = Server::start().unwrap();
+    server.stop();
+    thread::scope(|scope| {
+        let late = scope.spawn(|| server.command(&["INCR", "n"]));
+        // No event says that a stopped process goes on not answering.
+        thread::sleep(Duration::from_millis(50));
+        assert!(!late.is_finished());
+        server.resume();
+        assert_eq!(late.join().unwrap().unwrap(), Reply::Int(1));
+    });
+}
+
+#[test]
+fn a_stopped_server_can_be_killed_restarted_and_dropped() {
+    let mut server = Server::start().unwrap();
+    server.stop();
+    let first = server.pid();
+    server.restart().unwrap();
+    assert!(!exists(first));
+    server.stop();
+    let second = server.pid();
+    drop(server);
+    assert!(!exists(second));
+}
+
+#[test]
+fn a_server_that_ends_by_itself_can_be_restarted() {
+    let mut server = Server::start().unwrap();
+    let pid = server.pid();
+    let _ = server.command(&["SHUTDOWN", "NOSAVE"]);
+    assert!(eventually(LIMIT, || !exists(pid)));
+    server.restart().unwrap();
+    assert_eq!(text(&server, &["PING"]), "PONG");
+}
+
+#[test]
+fn password_directives_and_socket_are_as_asked() {
+    let password = "p \"ss\\@:/%é";
+    let server = Server::builder()
+        .password(password)
+        .arg("maxmemory", "2mb")
+        .arg("client-output-buffer-limit", "pubsub 1mb 1mb 1")
+        .unix_socket()
+        .start()
+        .unwrap();
+    let login = "p%20%22ss%5C%40%3A%2F%25%C3%A9";
+    assert_eq!(
+        server.url(),
+        format!("redis://:{login}@127.0.0.1:{}", server.port())
+    );
+    let limit = server.command(&["CONFIG", "GET", "maxmemory"]).unwrap();
+    assert_eq!(limit.to_string(), "[maxmemory, 2097152]");
+
+    let url = server.unix_url().unwrap();
+    let path = url
+        .strip_prefix("unix://")
+        .unwrap()
+        .strip_suffix(&format!("?pass={login}"));
+    let mut stream = UnixStream::connect(Path::new(path.unwrap())).unwrap();
+    stream.write_all(b"PING\r\n").unwrap();
+    let mut answer = [0; 7];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"-NOAUTH", "the password is asked for");
+}
+
+#[test]
+fn a_wrong_directive_is_told_with_the_servers_own_words() {
+    let start = Instant::now();
+    let error = Server::builder()
+        .arg("no-such-directive", "1")
+        .start()
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("no-such-directive"), "{error}");
+    assert!(start.elapsed() < LIMIT);
+    let error = Server::builder()
+        .arg("maxmemory", "1\nport 1")
+        .start()
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("line feed"), "{error}");
+}
+
+#[test]
+fn many_start_at_the_same_time() {
+    let ports: Vec<u16> = thread::scope(|scope| {
+        let starts: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| Server::start().unwrap()))
+            .collect();
+        let servers: Vec<_> = starts
+            .into_iter()
+            .map(|start| start.join().unwrap())
+            .collect();
+        servers.iter().map(Server::port).collect()
+    });
+    let mut distinct = ports.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), ports.len());
+}
+
+#[test]
+#[ignore = "run as a process of its own with another environment"]
+fn helper_that_lacks_a_server() {
+    assert_eq!(find_server(), None);
+    println!("said {}", Server::start().err().unwrap());
+    println!("said {}", provide_server(Install::Forbidden).unwrap_err());
+}
+
+#[test]
+fn a_missing_server_is_an_error_that_says_what_to_do() {
+    let lines = |variable: &str, value: &str| -> Vec<String> {
+        let output = helper("helper_that_lacks_a_server")
+            .env(variable, value)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}");
+        text.lines()
+            .filter(|line| line.contains("said "))
+            .map(str::to_owned)
+            .collect()
+    };
+    for line in lines("LEASEHOLD_REDIS_SERVER", "/nowhere/redis-server") {
+        assert!(
+            line.contains("LEASEHOLD_REDIS_SERVER is set to \"/nowhere/redis-server\""),
+            "{line}"
+        );
+    }
+    for line in lines("PATH", "/nowhere") {
+        assert!(line.contains("Install it with `"), "{line}");
+    }
+}
+
+#[test]
+#[ignore = "run as a process of its own with another environment"]
+fn helper_that_starts_what_is_no_server() {
+    println!("said {}", Server::start().err().unwrap());
+}
+
+#[test]
+fn a_program_that_is_no_server_is_told() {
+    let output = helper("helper_that_starts_what_is_no_server")
+        .env("LEASEHOLD_REDIS_SERVER", "/bin/cat")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.contains("/bin/cat on port"),
+        "{text}"
+    );
+}
+
+/// This program again, as another process that runs one ignored test.
+fn helper(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--ignored", "--exact", "--nocapture", test])
+        .env_remove("LEASEHOLD_REDIS_SERVER");
+    command
+}
+
+/// The program of the next tests: it starts two servers, stops one, and waits to be killed.
+#[test]
+#[ignore = "run as a process of its own by the tests that kill it"]
+fn helper_that_holds_servers() {
+    let (running, stopped) = (Server::start().unwrap(), Server::start().unwrap());
+    let directories = [directory(&running), directory(&stopped)];
+    stopped.stop();
+    for (server, directory) in [&running, &stopped].into_iter().zip(directories) {
+        println!("held {} {}", server.pid(), directory.display());
+    }
+    println!("held all");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+/// Sends `signal` to a process that holds servers; gives back their ids and directories.
+fn servers_of_a_process_ended_by(signal: rustix::process::Signal) -> Vec<(u32, PathBuf)> {
+    let mut helper = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "helper_that_holds_servers",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let held = BufReader::new(helper.stdout.take().unwrap())
+        .lines()
+        // The harness writes the test's name in front of its first line.
+        .filter_map(|line| {
+            line.unwrap()
+                .split_once("held ")
+                .map(|(_, held)| held.to_owned())
+        })
+        .take_while(|held| held != "all")
+        .map(|held| {
+            let (pid, directory) = held.split_once(' ').unwrap();
+            (pid.parse().unwrap(), PathBuf::from(directory))
+        })
+        .collect::<Vec<(u32, PathBuf)>>();
+    assert_eq!(held.len(), 2);
+    assert!(
+        held.iter()
+            .all(|(pid, directory)| exists(*pid) && directory.is_dir())
+    );
+    let pid = Pid::from_child(&helper);
+    rustix::process::kill_process(pid, signal).unwrap();
+    assert_eq!(helper.wait().unwrap().signal(), Some(signal.as_raw()));
+    held
+}
+
+#[test]
+fn no_server_outlives_a_program_killed_by_sigkill() {
+    for (pid, directory) in servers_of_a_process_ended_by(rustix::process::Signal::KILL) {
+        assert!(
+            eventually(LIMIT, || !exists(pid)),
+            "server {pid} is still there"
+        );
+        assert!(
+            eventually(LIMIT, || !directory.exists()),
+            "{directory:?} is still there"
+        );
+    }
+}
+
+#[test]
+fn no_server_outlives_a_program_ended_by_ctrl_c() {
+    for (pid, directory) in servers_of_a_process_ended_by(rustix::process::Signal::INT) {
+        assert!(
+            eventually(LIMIT, || !exists(pid)),
+            "server {pid} is still there"
+        );
+        assert!(
+            eventually(LIMIT, || !directory.exists()),
+            "{directory:?} is still there"
+        );
+    }
+}
