@@ -1,1 +1,28 @@
-//! Locks across processes and machines for threaded services, kept in Redis.
+#![doc = include_str!("../README.md")]
+
+mod client;
+mod clock;
+mod config;
+mod error;
+mod event;
+mod guard;
+mod id;
+mod key;
+mod lease;
+mod loss;
+mod mutex;
+mod store;
+mod thread;
+mod wait;
+mod watchdog;
+
+pub use client::{Builder, Client};
+pub use error::{Error, ErrorKind};
+pub use event::{EventLock, Events};
+pub use guard::{LostSignal, MutexGuard};
+pub use id::HolderId;
+pub use loss::LossReason;
+pub use mutex::Mutex;
+
+/// The channels of [`LostSignal`], with their `select!`.
+pub use crossbeam_channel;

@@ -1,0 +1,76 @@
+//! The holder's clock: one that goes on while the machine sleeps, as the ttl in Redis does.
+
+use std::time::Duration;
+
+/// A point in time of this machine, in ns since some fixed moment. Saturates instead of overflowing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    #[cfg(unix)]
+    pub(crate) fn now() -> Self {
+        use rustix::time::{ClockId, clock_gettime};
+        // The standard library's Instant stands still while a laptop or a virtual machine sleeps.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        const CLOCK: ClockId = ClockId::Boottime;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        const CLOCK: ClockId = ClockId::Monotonic;
+        let now = clock_gettime(CLOCK);
+        Self(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn now() -> Self {
+        static START: std::sync::LazyLock<std::time::Instant> =
+            std::sync::LazyLock::new(std::time::Instant::now);
+        Self(START.elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// How long from `earlier` to this moment; zero when that lies ahead.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn at_tick(tick: u64) -> Self {
+        Self(tick.saturating_mul(1_000_000))
+    }
+
+    /// The first whole millisecond that is not before this moment.
+    pub(crate) fn tick(self) -> u64 {
+        self.0.div_ceil(1_000_000)
+    }
+
+    /// The last whole millisecond that has begun.
+    pub(crate) fn past_tick(self) -> u64 {
+        self.0 / 1_000_000
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_never_fires_before_its_moment() {
+        let moment = Moment(5_000_001);
+        assert_eq!((moment.tick(), moment.past_tick()), (6, 5));
+        assert_eq!(Moment(5_000_000).tick(), 5);
+    }
+
+    #[test]
+    fn arithmetic_saturates() {
+        assert_eq!(Moment(7).after(Duration::MAX), Moment(u64::MAX));
+        assert_eq!(Moment(7).since(Moment(9)), Duration::ZERO);
+    }
+
+    #[test]
+    fn time_goes_on() {
+        let before = Moment::now();
+        assert!(Moment::now() >= before);
+    }
+}

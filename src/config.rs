@@ -1,0 +1,171 @@
+//! Every tunable with its default and its bounds. Nothing here acts on them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::event::Events;
+
+/// Shortest ttl: below it, a round trip alone could use up the lease.
+pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
+/// Longest ttl that `max_ttl` can be set to.
+pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest key that `max_key_bytes` can be set to.
+const MAX_KEY_BYTES: usize = 64 * 1024;
+const MAX_PREFIX_BYTES: usize = 256;
+const MAX_LANES: usize = 4;
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a client is built with; set through [`Builder`](crate::Builder), checked as a whole.
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) prefix: String,
+    pub(crate) ttl: Duration,
+    pub(crate) max_ttl: Duration,
+    pub(crate) renew_ratio: f64,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) max_key_bytes: usize,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) patience: Duration,
+    pub(crate) lanes: usize,
+    pub(crate) events: Option<Arc<dyn Events>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            prefix: "leasehold:".to_owned(),
+            ttl: Duration::from_secs(30),
+            max_ttl: MAX_TTL,
+            renew_ratio: 1.0 / 3.0,
+            max_hold: None,
+            max_key_bytes: 1024,
+            connect_timeout: Duration::from_secs(1),
+            command_timeout: Duration::from_secs(1),
+            patience: Duration::from_secs(5),
+            lanes: 2,
+            events: None,
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        if self.prefix.len() > MAX_PREFIX_BYTES || self.prefix.chars().any(char::is_control) {
+            let wanted = format!("at most {MAX_PREFIX_BYTES} bytes without control characters");
+            return Err(Error::invalid(
+                "prefix",
+                &wanted,
+                format_args!("{:.32?}", self.prefix),
+            ));
+        }
+        duration("max_ttl", self.max_ttl, MIN_TTL, MAX_TTL)?;
+        self.check_ttl("ttl", self.ttl)?;
+        if let Some(max_hold) = self.max_hold {
+            check_max_hold(max_hold)?;
+        }
+        if !(0.05..=0.9).contains(&self.renew_ratio) {
+            return Err(Error::invalid(
+                "renew_ratio",
+                "0.05 to 0.9",
+                self.renew_ratio,
+            ));
+        }
+        if !(1..=MAX_KEY_BYTES).contains(&self.max_key_bytes) {
+            let wanted = format!("1 to {MAX_KEY_BYTES}");
+            return Err(Error::invalid("max_key_bytes", &wanted, self.max_key_bytes));
+        }
+        let shortest = Duration::from_millis(1);
+        for (field, timeout) in [
+            ("connect_timeout", self.connect_timeout),
+            ("command_timeout", self.command_timeout),
+        ] {
+            duration(field, timeout, shortest, MAX_TIMEOUT)?;
+        }
+        if !(1..=MAX_LANES).contains(&self.lanes) {
+            return Err(Error::invalid(
+                "lanes",
+                &format!("1 to {MAX_LANES}"),
+                self.lanes,
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_ttl(&self, field: &str, ttl: Duration) -> Result<(), Error> {
+        duration(field, ttl, MIN_TTL, self.max_ttl)
+    }
+}
+
+pub(crate) fn check_max_hold(max_hold: Duration) -> Result<(), Error> {
+    duration("max_hold", max_hold, MIN_TTL, Duration::MAX)
+}
+
+fn duration(field: &str, given: Duration, min: Duration, max: Duration) -> Result<(), Error> {
+    if (min..=max).contains(&given) {
+        return Ok(());
+    }
+    let wanted = if max == Duration::MAX {
+        format!("at least {min:?}")
+    } else {
+        format!("{min:?} to {max:?}")
+    };
+    Err(Error::invalid(field, &wanted, format_args!("{given:?}")))
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("prefix", &self.prefix)
+            .field("ttl", &self.ttl)
+            .field("max_hold", &self.max_hold)
+            .field("lanes", &self.lanes)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Config)) -> String {
+        let mut config = Config::default();
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Config::default().validate().unwrap();
+    }
+
+    #[test]
+    fn each_field_out_of_bounds_is_named_with_its_value() {
+        let second = Duration::from_secs(1);
+        let cases = [
+            (refused(|c| c.ttl = Duration::ZERO), "ttl must be 10ms"),
+            (refused(|c| c.ttl = Duration::from_micros(900)), "not 900µs"),
+            (refused(|c| c.ttl = 86_401 * second), "not 86401s"),
+            (refused(|c| c.max_ttl = second), "ttl must be 10ms to 1s"),
+            (refused(|c| c.renew_ratio = f64::NAN), "renew_ratio"),
+            (refused(|c| c.renew_ratio = 0.95), "not 0.95"),
+            (refused(|c| c.max_hold = Some(Duration::ZERO)), "max_hold"),
+            (refused(|c| c.max_key_bytes = 0), "max_key_bytes"),
+            (
+                refused(|c| c.connect_timeout = Duration::ZERO),
+                "connect_timeout",
+            ),
+            (
+                refused(|c| c.command_timeout = 61 * second),
+                "command_timeout",
+            ),
+            (refused(|c| c.lanes = 0), "lanes must be 1 to 4, not 0"),
+            (refused(|c| c.prefix = "a\n".to_owned()), "prefix"),
+        ];
+        for (message, part) in cases {
+            assert!(message.contains(part), "{message:?} lacks {part:?}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! What can go wrong, as callers see it: one opaque type with a kind. Never holds a password.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::loss::LossReason;
+
+/// What went wrong. Match on [`Error::kind`]; more kinds may come.
+///
+/// ```
+/// # use leasehold::{Client, ErrorKind};
+/// let refused = Client::open("http://127.0.0.1:6379").unwrap_err();
+/// assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Redis could not be reached, or says that it cannot serve now (loading, read-only replica,
+    /// out of memory). Never means that the lock is taken.
+    Unavailable,
+    /// Redis was asked and gave no answer in time: the outcome is unknown. What the request may
+    /// have taken is given back in the background. Never means that the lock is taken.
+    Timeout,
+    /// Redis refuses this client: wrong password, missing permission.
+    Denied,
+    /// The lock was lost before it was let go: somebody else may have had it meanwhile.
+    LeaseLost,
+    /// The client was shut down.
+    Shutdown,
+    /// A setting is out of its bounds; the message names the field and the value given.
+    InvalidConfig,
+    /// The key of a lock is empty, too long, or holds control characters.
+    InvalidKey,
+    /// Something that is not ours: a foreign value under the key of a lock, or a server that does
+    /// not speak Redis' protocol. It is left untouched.
+    Protocol,
+}
+
+impl ErrorKind {
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Unavailable => "Redis is unavailable",
+            Self::Timeout => "no answer from Redis in time, the outcome is unknown",
+            Self::Denied => "Redis denies access",
+            Self::LeaseLost => "the lock was lost",
+            Self::Shutdown => "the client is shut down",
+            Self::InvalidConfig => "invalid configuration",
+            Self::InvalidKey => "invalid key",
+            Self::Protocol => "unexpected data",
+        }
+    }
+}
+
+/// The error of every fallible call of this crate.
+///
+/// Opaque, so that it can grow: ask [`kind`](Error::kind), [`key`](Error::key), or the predicates.
+/// `Display` is one line for a log; `source()` leads to what the network or Redis said.
+///
+/// ```
+/// # use leasehold::Client;
+/// let error = Client::builder("redis://127.0.0.1:6379")
+///     .ttl(std::time::Duration::ZERO)
+///     .build()
+///     .unwrap_err();
+/// assert_eq!(error.to_string(), "invalid configuration: ttl must be 10ms to 86400s, not 0ns");
+/// ```
+#[derive(Clone)]
+pub struct Error(Box<Repr>);
+
+#[derive(Clone)]
+struct Repr {
+    kind: ErrorKind,
+    message: String,
+    key: Option<Box<str>>,
+    reason: Option<LossReason>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl Error {
+    /// The kind of this error.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The key of the lock that was asked for, where there was one.
+    pub fn key(&self) -> Option<&str> {
+        self.0.key.as_deref()
+    }
+
+    /// Why the lock was lost, for [`ErrorKind::LeaseLost`].
+    pub fn loss_reason(&self) -> Option<&LossReason> {
+        self.0.reason.as_ref()
+    }
+
+    /// The lock was lost before it was let go.
+    pub fn is_lease_lost(&self) -> bool {
+        self.0.kind == ErrorKind::LeaseLost
+    }
+
+    /// Redis could not be asked, or did not answer: trying again later may help.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout)
+    }
+
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Repr {
+            kind,
+            message: message.into(),
+            key: None,
+            reason: None,
+            source: None,
+        }))
+    }
+
+    pub(crate) fn invalid(field: &str, wanted: &str, given: impl fmt::Display) -> Self {
+        Self::new(
+            ErrorKind::InvalidConfig,
+            format!("{field} must be {wanted}, not {given}"),
+        )
+    }
+
+    pub(crate) fn lost(reason: LossReason) -> Self {
+        let mut error = Self::new(ErrorKind::LeaseLost, reason.to_string());
+        error.0.reason = Some(reason);
+        error
+    }
+
+    pub(crate) fn with_key(mut self, key: &str) -> Self {
+        self.0.key = Some(key.into());
+        self
+    }
+
+    pub(crate) fn with_source(
+        mut self,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.kind.describe())?;
+        if let Some(key) = &self.0.key {
+            write!(f, " ({key:?})")?;
+        }
+        if self.0.message.is_empty() {
+            return Ok(());
+        }
+        write!(f, ": {}", self.0.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Error");
+        out.field("kind", &self.0.kind)
+            .field("message", &self.0.message);
+        if let Some(key) = &self.0.key {
+            out.field("key", key);
+        }
+        if let Some(source) = &self.0.source {
+            out.field("source", source);
+        }
+        out.finish()
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.0.source {
+            Some(source) => Some(&**source),
+            None => None,
+        }
+    }
+}

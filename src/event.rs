@@ -1,0 +1,63 @@
+//! What a client tells about its work: a trait with no-op defaults. The library prints nothing.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::loss::LossReason;
+
+/// A lock that an event is about. More may be told later.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct EventLock<'a> {
+    /// The key, as its caller gave it.
+    pub key: &'a str,
+    /// The fencing token of the grant; 0 where there is no grant yet.
+    pub fencing_token: u64,
+}
+
+/// Receives what happens in a client; every method does nothing unless you write it.
+///
+/// `acquired`, `contended` and `released` are called on the thread that asked, the others on the
+/// client's callback thread, never under a lock of the library. A panic in one is caught and
+/// dropped. Keep them short: a slow one delays its caller or the callbacks after it, never a
+/// renewal.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// use leasehold::{Client, EventLock, Events};
+///
+/// #[derive(Default)]
+/// struct Count(AtomicUsize);
+/// impl Events for Count {
+///     fn acquired(&self, _: EventLock<'_>, _waited: std::time::Duration) {
+///         self.0.fetch_add(1, Ordering::Relaxed);
+///     }
+/// }
+///
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// let count = Arc::new(Count::default());
+/// let client = Client::builder(&server.url()).events(Arc::clone(&count)).build()?;
+/// client.with_lock("a", || ())?;
+/// assert_eq!(count.0.load(Ordering::Relaxed), 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[allow(unused_variables)]
+pub trait Events: Send + Sync + 'static {
+    /// A lock was granted after waiting for so long.
+    fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
+    /// A lock was found taken; `expires_in` is its ttl in Redis. Once per call that waits.
+    fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
+    /// A lock was let go after being held for so long. Its release is confirmed by Redis when
+    /// `confirmed`, and otherwise written and followed up in the background.
+    fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
+    /// A held lock was renewed.
+    fn renewed(&self, lock: EventLock<'_>) {}
+    /// A held lock could not be renewed; it will be tried again until its validity ends.
+    fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
+    /// A held lock was lost.
+    fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
+    /// An attempt to take a lock could not be made or was not answered. Called on the thread that
+    /// asked, at every attempt.
+    fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
+}

@@ -1,0 +1,282 @@
+//! A lock in hand: what its holder can ask and do. Dropped, it lets go.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::lease::Lease;
+use crate::loss::LossReason;
+use crate::store::{Command, Reply, Request};
+
+/// A held lock; it is let go when this is dropped, on whichever thread.
+///
+/// Keep it in objects as you like: it owns all it needs. Dropping writes the release and does not
+/// wait for the answer; [`unlock`](Self::unlock) does, and tells.
+///
+/// A lock in Redis is a lease: however well it is renewed, it can be lost (a pause of the whole
+/// process, a fail-over). The holder is told in three ways: [`is_lost`](Self::is_lost) and
+/// [`check`](Self::check) when asked, [`lost_signal`](Self::lost_signal) while waiting, and
+/// [`on_lost`](Self::on_lost) by callback. What must be right even so carries the
+/// [`fencing_token`](Self::fencing_token) along.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// let guard = client.mutex("invoice:42").lock()?;
+/// for line in ["a", "b"] {
+///     guard.check()?;
+///     println!("{line}");
+/// }
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "the lock is let go as soon as its guard is dropped"]
+pub struct MutexGuard {
+    lease: Arc<Lease>,
+    client: Client,
+    granted_at: Moment,
+    let_go: bool,
+}
+
+/// Every method can be seen in use in the examples of [`MutexGuard`] or in its own.
+impl MutexGuard {
+    pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
+        Self {
+            lease,
+            client,
+            granted_at: Moment::now(),
+            let_go: false,
+        }
+    }
+
+    /// Lets go and waits for Redis to confirm it.
+    ///
+    /// # Errors
+    /// `LeaseLost` if the lock was lost before: the work may have had company. `Timeout` or
+    /// `Unavailable` if Redis gave no answer: the work was alone, and the release is repeated in
+    /// the background until it arrives or the ttl has ended.
+    pub fn unlock(mut self) -> Result<(), Error> {
+        self.let_go = true;
+        let client = self.client.handle();
+        let now = Moment::now();
+        let released = client.watchdog.release(&self.lease, now);
+        let result = match released {
+            Err(reason) => {
+                self.post_release(&reason);
+                Err(Error::lost(reason))
+            }
+            Ok(()) => {
+                let deadline = now.after(client.config.command_timeout);
+                let mut request = [Request::new(self.release(), deadline)];
+                client.store.execute(&mut request);
+                let [request] = request;
+                match request.into_outcome() {
+                    Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
+                    Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        self.gone(result.is_ok());
+        result.map_err(|error| error.with_key(self.key()))
+    }
+
+    /// The name of the lock.
+    pub fn key(&self) -> &str {
+        self.lease.terms().key.name()
+    }
+
+    /// A number greater than that of every earlier grant of this lock. Send it along with what you
+    /// write, and let the storage refuse a smaller one than it has seen: then even a holder that
+    /// does not know yet that it lost the lock can do no harm.
+    pub fn fencing_token(&self) -> u64 {
+        self.lease.terms().token
+    }
+
+    /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
+    /// Somewhat less than the ttl in Redis, to allow for the drift of two clocks.
+    pub fn remaining(&self) -> Duration {
+        self.lease.remaining(Moment::now())
+    }
+
+    /// Whether the lock was lost. Asks no server: past its validity it is lost, whatever Redis
+    /// would say.
+    pub fn is_lost(&self) -> bool {
+        self.lease.loss(Moment::now()).is_some()
+    }
+
+    /// As [`is_lost`](Self::is_lost), for use with `?`.
+    ///
+    /// # Errors
+    /// `LeaseLost`, with the reason.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.lease.loss(Moment::now()) {
+            Some(reason) => Err(Error::lost(reason).with_key(self.key())),
+            None => Ok(()),
+        }
+    }
+
+    /// A channel that becomes ready, with the reason, when the lock is lost, and never after it was
+    /// let go. Each call gives one of its own.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::crossbeam_channel::{after, select};
+    /// use std::time::Duration;
+    ///
+    /// let guard = client.mutex("leader").lock()?;
+    /// let lost = guard.lost_signal();
+    /// select! {
+    ///     recv(lost) -> reason => println!("not the leader any more: {reason:?}"),
+    ///     recv(after(Duration::from_millis(20))) -> _ => println!("time for work"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lost_signal(&self) -> LostSignal {
+        let (keep, receiver) = self.lease.signal(Moment::now());
+        LostSignal {
+            receiver,
+            _keep: keep,
+        }
+    }
+
+    /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) and all signals say
+    /// so; at once if it is lost already; never after it was let go.
+    ///
+    /// Callbacks run one after another on a thread of the client's own; they may use the client. A
+    /// panic in one is caught.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("k").lock()?;
+    /// guard.on_lost(|reason| eprintln!("lost the lock: {reason}"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn on_lost(&self, callback: impl FnOnce(LossReason) + Send + 'static) {
+        self.lease.on_lost(Moment::now(), Box::new(callback));
+    }
+
+    /// Makes the lock last for `duration` from now at least. Never shortens it.
+    ///
+    /// # Errors
+    /// `LeaseLost` if it is not ours any more; `InvalidConfig` if `duration` is out of the bounds of
+    /// a ttl or goes beyond `max_hold`; `Timeout` or `Unavailable` if Redis gave no answer: the
+    /// lock is held as long as it was before.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let guard = client.mutex("k").lock()?;
+    /// guard.extend(Duration::from_secs(60))?;
+    /// assert!(guard.remaining() > Duration::from_secs(55));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn extend(&self, duration: Duration) -> Result<(), Error> {
+        let client = self.client.handle();
+        let attach = |error: Error| error.with_key(self.key());
+        client
+            .config
+            .check_ttl("extend", duration)
+            .map_err(attach)?;
+        if let Some(hold_until) = self.lease.terms().hold_until {
+            let left = hold_until.since(Moment::now());
+            if duration > left {
+                let wanted = format!("at most {left:?}, which is left of max_hold");
+                let given = format_args!("{duration:?}");
+                return Err(attach(Error::invalid("extend", &wanted, given)));
+            }
+        }
+        client
+            .watchdog
+            .extend(&self.lease, duration)
+            .map_err(attach)
+    }
+
+    fn release(&self) -> Command {
+        Command::Release {
+            key: self.lease.terms().key.clone(),
+            lease: self.lease.terms().id,
+            until: self.lease.ttl_ends(),
+        }
+    }
+
+    /// After a loss the key may still be there, ours and of no use to anybody.
+    fn post_release(&self, reason: &LossReason) {
+        match reason {
+            LossReason::Deleted | LossReason::TakenOver { .. } => {}
+            _ => self.client.handle().store.post(self.release()),
+        }
+    }
+
+    fn gone(&self, confirmed: bool) {
+        let client = self.client.handle();
+        client.waits.released(&self.lease.terms().key);
+        client.courier.tell(|events| {
+            let held = Moment::now().since(self.granted_at);
+            events.released(self.lease.event(), held, confirmed);
+        });
+    }
+}
+
+impl Drop for MutexGuard {
+    fn drop(&mut self) {
+        if self.let_go {
+            return;
+        }
+        let client = self.client.handle();
+        match client.watchdog.release(&self.lease, Moment::now()) {
+            Ok(()) => client.store.post(self.release()),
+            Err(reason) => self.post_release(&reason),
+        }
+        self.gone(false);
+    }
+}
+
+impl fmt::Debug for MutexGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MutexGuard")
+            .field("key", &self.key())
+            .field("fencing_token", &self.fencing_token())
+            .field("remaining", &self.remaining())
+            .finish()
+    }
+}
+
+/// Becomes ready when a lock is lost: see [`MutexGuard::lost_signal`].
+///
+/// A [`Receiver`] in all but name (it dereferences to one): use it in `select!`, or with
+/// `recv_timeout`. Keep this value itself, not a clone of the receiver inside: it is what keeps the
+/// channel from becoming ready when the lock is let go.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// let guard = client.mutex("k").lock()?;
+/// let lost = guard.lost_signal();
+/// guard.unlock()?;
+/// assert!(lost.try_recv().is_err(), "let go, not lost");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LostSignal {
+    receiver: Receiver<LossReason>,
+    _keep: Sender<LossReason>,
+}
+
+impl Deref for LostSignal {
+    type Target = Receiver<LossReason>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.receiver
+    }
+}

@@ -1,0 +1,114 @@
+//! Who holds (a client) and what is held (one grant).
+
+use std::fmt;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+/// One grant of one lock: random, 128 bits, new with each attempt to be granted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LeaseId(Uuid);
+
+impl LeaseId {
+    /// Hexadecimal digits of an id on the wire.
+    pub(crate) const DIGITS: usize = 32;
+
+    pub(crate) fn random() -> Self {
+        Self(Uuid::new_v4())
+    }
+
+    pub(crate) fn encode(self, into: &mut [u8; Self::DIGITS]) -> &str {
+        self.0.as_simple().encode_lower(into)
+    }
+
+    /// A number in 0.0 .. 1.0 drawn from the id, to spread retries.
+    pub(crate) fn jitter(self) -> f64 {
+        (self.0.as_u128() as u32) as f64 / (f64::from(u32::MAX) + 1.0)
+    }
+}
+
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.encode(&mut [0; Self::DIGITS]))
+    }
+}
+
+/// Who holds a lock: one per [`Client`](crate::Client), readable as `host/pid/random`.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url()).unwrap();
+/// let holder = client.holder_id().to_string();
+/// assert_eq!(holder.split('/').count(), 3);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HolderId(Arc<str>);
+
+impl HolderId {
+    pub(crate) fn of_this_process() -> Self {
+        let host: String = host_name()
+            .chars()
+            .map(|c| {
+                if c.is_ascii_graphic() && c != '/' {
+                    c
+                } else {
+                    '-'
+                }
+            })
+            .take(64)
+            .collect();
+        let random = Uuid::new_v4().as_u128() as u32;
+        Self(format!("{host}/{}/{random:08x}", std::process::id()).into())
+    }
+
+    /// The holder in the value of a lock (`lh1 <lease> <granted at, µs> <holder>`), where there is one.
+    pub(crate) fn of_value(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
+        text.splitn(3, ' ').nth(2).map(|holder| Self(holder.into()))
+    }
+
+    /// The holder as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HolderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_ids_are_32_digits_and_differ() {
+        let (one, two) = (LeaseId::random(), LeaseId::random());
+        assert_ne!(one, two);
+        assert_eq!(format!("{one:?}").len(), LeaseId::DIGITS);
+        assert!((0.0..1.0).contains(&one.jitter()));
+    }
+
+    #[test]
+    fn the_holder_of_a_value_is_its_last_field() {
+        let value = b"lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/7/ab";
+        assert_eq!(HolderId::of_value(value).unwrap().as_str(), "host/7/ab");
+        assert_eq!(HolderId::of_value(b"something else"), None);
+        assert_eq!(HolderId::of_value(b"lh1 short"), None);
+    }
+}

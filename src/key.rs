@@ -1,0 +1,156 @@
+//! The names of locks: what a caller may choose, and what it becomes in Redis.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+
+/// First character of the library's own keys below the prefix; no lock's key may begin with it.
+const RESERVED: char = '~';
+
+/// A valid key of a lock, as it stands in Redis: prefix and name in one.
+#[derive(Clone)]
+pub(crate) struct Key {
+    full: Arc<str>,
+    prefix: u32,
+    hash: u32,
+}
+
+impl Key {
+    pub(crate) fn new(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidKey, why));
+        if name.is_empty() {
+            return refuse("the key is empty".to_owned());
+        }
+        if name.len() > max_bytes {
+            let start: String = name.chars().take(16).collect();
+            let len = name.len();
+            return refuse(format!(
+                "{start:?}.. has {len} bytes, at most {max_bytes} are allowed"
+            ));
+        }
+        if let Some(found) = name.chars().find(|c| c.is_control()) {
+            return refuse(format!("{name:?} holds the control character {found:?}"));
+        }
+        if name.starts_with(RESERVED) {
+            return refuse(format!(
+                "{name:?} begins with {RESERVED:?}, which is reserved"
+            ));
+        }
+        let full: Arc<str> = [prefix, name].concat().into();
+        Ok(Self {
+            hash: fnv1a(full.as_bytes()),
+            prefix: prefix.len() as u32,
+            full,
+        })
+    }
+
+    /// The name that its caller gave.
+    pub(crate) fn name(&self) -> &str {
+        &self.full[self.prefix as usize..]
+    }
+
+    /// The key in Redis.
+    pub(crate) fn in_redis(&self) -> &str {
+        &self.full
+    }
+
+    /// Same key, same part: which lane serves it, which shard remembers it.
+    pub(crate) fn part(&self, of: usize) -> usize {
+        self.hash as usize % of
+    }
+}
+
+/// The counter that makes fencing tokens of all locks under `prefix` strictly increasing.
+pub(crate) fn fence_counter(prefix: &str) -> String {
+    format!("{prefix}{RESERVED}fence")
+}
+
+// A fixed, quick hash (FNV-1a, 32 bits): the spread over a few lanes and shards needs no more, and
+// keys come from the service's own code.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.full == other.full
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u32(self.hash);
+    }
+}
+
+/// For maps of keys, which bring their hash along.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are hashed by their u32");
+    }
+
+    fn write_u32(&mut self, hash: u32) {
+        // Spread over all bits (Fibonacci hashing): parts are chosen by the low ones already.
+        self.0 = u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A map from keys.
+pub(crate) type KeyMap<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.full, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(name: &str) -> String {
+        Key::new("p:", name, 1024).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_key_is_its_prefix_and_its_name() {
+        let key = Key::new("billing:", "invoice:42", 1024).unwrap();
+        assert_eq!(key.in_redis(), "billing:invoice:42");
+        assert_eq!(key.name(), "invoice:42");
+    }
+
+    #[test]
+    fn bad_keys_are_named_in_the_error() {
+        assert_eq!(message(""), "invalid key: the key is empty");
+        assert!(message("a\0b").contains(r#""a\0b" holds the control character '\0'"#));
+        assert!(message("a\nb").contains(r"'\n'"));
+        assert!(message("~fence").contains("reserved"));
+        assert!(message(&"x".repeat(1 << 20)).contains("has 1048576 bytes, at most 1024"));
+        assert!(Key::new("p:", &"x".repeat(1024), 1024).is_ok());
+    }
+
+    #[test]
+    fn the_same_key_is_always_in_the_same_part() {
+        let one = Key::new("p:", "a", 1024).unwrap();
+        let two = Key::new("p:", "a", 1024).unwrap();
+        assert_eq!(one.part(4), two.part(4));
+        let parts: std::collections::HashSet<_> = (0..64)
+            .map(|n| Key::new("p:", &n.to_string(), 1024).unwrap().part(4))
+            .collect();
+        assert_eq!(parts.len(), 4, "all parts are used");
+    }
+}

@@ -1,0 +1,65 @@
+//! The thread that runs user code nobody waits for: `on_lost` callbacks and events. Nothing of the
+//! library waits for it, and a panic in user code does not end it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::error::Error;
+use crate::event::Events;
+use crate::thread::Crew;
+
+type Errand = Box<dyn FnOnce() + Send>;
+
+/// Hands errands to the courier's thread. Sending never blocks; there is at most one errand for
+/// each callback and event of a lease.
+pub(crate) struct Courier {
+    errands: Sender<Message>,
+    events: Option<Arc<dyn Events>>,
+}
+
+enum Message {
+    Run(Errand),
+    Stop,
+}
+
+impl Courier {
+    /// Starts the thread.
+    pub(crate) fn start(crew: &Crew, events: Option<Arc<dyn Events>>) -> Result<Arc<Self>, Error> {
+        let (errands, inbox) = unbounded();
+        crew.spawn("leasehold-callbacks", move || deliver(&inbox))?;
+        Ok(Arc::new(Self { errands, events }))
+    }
+
+    pub(crate) fn run(&self, errand: impl FnOnce() + Send + 'static) {
+        // Fails only after the client has ended, and its callbacks with it.
+        let _ = self.errands.send(Message::Run(Box::new(errand)));
+    }
+
+    /// Tells of an event on the courier's thread; costs nothing when nobody listens.
+    pub(crate) fn tell_later(&self, event: impl FnOnce(&dyn Events) + Send + 'static) {
+        if let Some(events) = &self.events {
+            let events = Arc::clone(events);
+            self.run(move || event(&*events));
+        }
+    }
+
+    /// Tells of an event on this thread.
+    pub(crate) fn tell(&self, event: impl FnOnce(&dyn Events)) {
+        if let Some(events) = &self.events {
+            let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
+        }
+    }
+
+    /// Ends the thread after what has been handed to it so far.
+    pub(crate) fn stop(&self) {
+        let _ = self.errands.send(Message::Stop);
+    }
+}
+
+fn deliver(inbox: &Receiver<Message>) {
+    while let Ok(Message::Run(errand)) = inbox.recv() {
+        let _ = catch_unwind(AssertUnwindSafe(errand));
+    }
+}

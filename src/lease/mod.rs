@@ -1,0 +1,374 @@
+//! What a grant is: held, then either released or lost, once and for all.
+//!
+//! ```text
+//!            released by its owner
+//!          ┌───────────────────────► Released
+//!   Held ──┤
+//!          └───────────────────────► Lost(reason)
+//!            validity ended, or found gone
+//! ```
+//!
+//! Knows no timer and no Redis: it is told what happened, and when. Past the end of its validity it
+//! says lost by itself, whatever it was told.
+
+mod courier;
+#[cfg(test)]
+mod tests;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::clock::Moment;
+use crate::event::EventLock;
+use crate::id::LeaseId;
+use crate::key::Key;
+use crate::loss::LossReason;
+
+pub(crate) use courier::Courier;
+
+/// What was granted, and on which terms.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) key: Key,
+    pub(crate) id: LeaseId,
+    pub(crate) token: u64,
+    pub(crate) ttl: Duration,
+    /// When it was asked for: before the first byte was sent.
+    pub(crate) asked_at: Moment,
+    /// From which moment it may not be held any more, whatever is renewed.
+    pub(crate) hold_until: Option<Moment>,
+    /// Pause between renewals; none for a lease that is not renewed.
+    pub(crate) renew_every: Option<Duration>,
+}
+
+pub(crate) struct Lease {
+    terms: Terms,
+    courier: Arc<Courier>,
+    state: Mutex<State>,
+    /// Signalled when a change of the ttl has ended.
+    ttl_settled: Condvar,
+}
+
+struct State {
+    phase: Phase,
+    valid_until: Moment,
+    renew_at: Option<Moment>,
+    /// A request that changes the ttl is under way: there is one at a time.
+    ttl_changing: bool,
+    /// The watchdog's own note: which of its timers is this lease's.
+    timer: Option<TimerNote>,
+    listeners: Option<Box<Listeners>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Held,
+    Released,
+    Lost(LossReason),
+}
+
+type Callback = Box<dyn FnOnce(LossReason) + Send>;
+
+#[derive(Default)]
+struct Listeners {
+    signals: Vec<Sender<LossReason>>,
+    callbacks: Vec<Callback>,
+}
+
+/// Kept for the watchdog, which alone knows what it means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TimerNote(pub(crate) u32, pub(crate) u64);
+
+/// What is to be done about a lease at a moment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Nothing, ever: it is over.
+    Over,
+    /// Nothing before this moment.
+    At(Moment),
+    /// It is to be renewed now; and looked at again at this moment, whatever becomes of that.
+    Renewal(Moment),
+}
+
+/// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
+/// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
+pub(crate) fn validity(ttl: Duration) -> Duration {
+    let drift = ttl / 100 + Duration::from_millis(2);
+    ttl.saturating_sub(drift)
+}
+
+impl Lease {
+    pub(crate) fn new(terms: Terms, courier: Arc<Courier>) -> Self {
+        let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl)));
+        let renew_at = terms.renewal_after(terms.asked_at, valid_until);
+        Self {
+            courier,
+            state: Mutex::new(State {
+                phase: Phase::Held,
+                valid_until,
+                renew_at,
+                ttl_changing: false,
+                timer: None,
+                listeners: None,
+            }),
+            ttl_settled: Condvar::new(),
+            terms,
+        }
+    }
+
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(crate) fn event(&self) -> EventLock<'_> {
+        EventLock {
+            key: self.terms.key.name(),
+            fencing_token: self.terms.token,
+        }
+    }
+
+    /// What is left of the validity; nothing once lost or released.
+    pub(crate) fn remaining(&self, now: Moment) -> Duration {
+        let state = self.at(now);
+        match state.phase {
+            Phase::Held => state.valid_until.since(now),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn loss(&self, now: Moment) -> Option<LossReason> {
+        match &self.at(now).phase {
+            Phase::Lost(reason) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    /// Ends the lease by its owner's will. The reason, if it was lost before.
+    pub(crate) fn release(&self, now: Moment) -> (Option<TimerNote>, Result<(), LossReason>) {
+        let mut state = self.at(now);
+        let timer = state.timer.take();
+        match &state.phase {
+            Phase::Lost(reason) => (timer, Err(reason.clone())),
+            _ => {
+                state.phase = Phase::Released;
+                // Senders end with it; receivers keep one of their own, so none becomes ready.
+                let listeners = state.listeners.take();
+                drop(state);
+                // Callbacks own what their authors put there; a panic in its drop stays here.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
+                (timer, Ok(()))
+            }
+        }
+    }
+
+    /// Ends the lease against its owner's will, and tells. Nothing if it is over already.
+    pub(crate) fn lose(&self, reason: LossReason) {
+        self.lose_locked(self.state.lock(), reason);
+    }
+
+    /// When Redis is still expected to know it, at the latest.
+    pub(crate) fn ttl_ends(&self) -> Moment {
+        // Longer than the validity by more than the drift allowed for.
+        let valid_until = self.state.lock().valid_until;
+        valid_until.after(self.terms.ttl / 50 + Duration::from_millis(10))
+    }
+
+    /// A receiver of its own that becomes ready when the lease is lost, and never otherwise.
+    pub(crate) fn signal(&self, now: Moment) -> (Sender<LossReason>, Receiver<LossReason>) {
+        let (sender, receiver) = bounded(1);
+        let mut state = self.at(now);
+        match &state.phase {
+            Phase::Held => {
+                let listeners = state.listeners.get_or_insert_default();
+                listeners.signals.push(sender.clone());
+            }
+            Phase::Lost(reason) => {
+                let _ = sender.try_send(reason.clone());
+            }
+            Phase::Released => {}
+        }
+        (sender, receiver)
+    }
+
+    /// Runs `callback` on the courier's thread when the lease is lost; at once if it is.
+    pub(crate) fn on_lost(&self, now: Moment, callback: Callback) {
+        let mut state = self.at(now);
+        match &state.phase {
+            Phase::Held => {
+                let listeners = state.listeners.get_or_insert_default();
+                listeners.callbacks.push(callback);
+            }
+            Phase::Lost(reason) => {
+                let reason = reason.clone();
+                drop(state);
+                self.courier.run(move || callback(reason));
+            }
+            Phase::Released => {
+                // The callback may own anything: it is dropped without the lock.
+                drop(state);
+                drop(callback);
+            }
+        }
+    }
+
+    /// The state as it is at `now`: with an end of validity that nobody has noticed yet.
+    fn at(&self, now: Moment) -> MutexGuard<'_, State> {
+        let state = self.state.lock();
+        if state.phase != Phase::Held || now < state.valid_until {
+            return state;
+        }
+        let hold_until = self.terms.hold_until;
+        let capped = hold_until.is_some_and(|until| state.valid_until >= until);
+        let reason = if capped {
+            LossReason::MaxHold
+        } else {
+            LossReason::Expired
+        };
+        self.lose_locked(state, reason);
+        self.state.lock()
+    }
+
+    fn lose_locked(&self, mut state: MutexGuard<'_, State>, reason: LossReason) {
+        if state.phase != Phase::Held {
+            return;
+        }
+        state.phase = Phase::Lost(reason.clone());
+        state.renew_at = None;
+        let listeners = state.listeners.take();
+        drop(state);
+        let Listeners { signals, callbacks } = listeners.map(|all| *all).unwrap_or_default();
+        for signal in signals {
+            // A receiver that has gone is no concern; the channel has room for its one message.
+            let _ = signal.try_send(reason.clone());
+        }
+        for callback in callbacks {
+            let reason = reason.clone();
+            self.courier.run(move || callback(reason));
+        }
+        let (key, token) = (self.terms.key.clone(), self.terms.token);
+        self.courier.tell_later(move |events| {
+            let lock = EventLock {
+                key: key.name(),
+                fencing_token: token,
+            };
+            events.lost(lock, &reason);
+        });
+    }
+}
+
+/// Renewal: what the watchdog and `extend` do to a lease.
+impl Lease {
+    /// What is due now. `arm` is called, under the lease's lock, with the moment of the next look,
+    /// so that a release either finds the timer or keeps it from being set.
+    /// `arm` returns nothing when there are no timers any more.
+    pub(crate) fn due(&self, now: Moment, arm: impl FnOnce(Moment) -> Option<TimerNote>) -> Due {
+        let mut state = self.at(now);
+        state.timer = None;
+        if state.phase != Phase::Held {
+            return Due::Over;
+        }
+        let renewal = state.renew_at.is_some_and(|at| at <= now);
+        if renewal {
+            state.renew_at = None;
+        }
+        let next = state.next_look();
+        state.timer = arm(next);
+        if renewal {
+            Due::Renewal(next)
+        } else {
+            Due::At(next)
+        }
+    }
+
+    /// Replaces the timer by one for the next look, if the lease is still held. False if it is and
+    /// there are no timers any more.
+    pub(crate) fn rearm(
+        &self,
+        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
+    ) -> bool {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Held {
+            return true;
+        }
+        let next = state.next_look();
+        state.timer = rearm(state.timer, next);
+        state.timer.is_some()
+    }
+
+    /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
+    /// not, or if the lease is over.
+    pub(crate) fn begin_ttl_change(&self, deadline: Moment) -> bool {
+        let mut state = self.at(Moment::now());
+        while state.ttl_changing && state.phase == Phase::Held {
+            let left = deadline.since(Moment::now());
+            if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
+                return false;
+            }
+        }
+        if state.phase != Phase::Held {
+            return false;
+        }
+        state.ttl_changing = true;
+        true
+    }
+
+    /// Ends a change of the ttl that Redis has confirmed: the key lives for `ttl` from `asked_at`
+    /// at least. Never shortens the validity, never revives a lost lease.
+    pub(crate) fn ttl_changed(&self, now: Moment, asked_at: Moment, ttl: Duration) {
+        let mut state = self.at(now);
+        state.ttl_changing = false;
+        if state.phase == Phase::Held {
+            let valid_until = self.terms.bounded(asked_at.after(validity(ttl)));
+            state.valid_until = state.valid_until.max(valid_until);
+            state.renew_at = self.terms.renewal_after(asked_at, state.valid_until);
+        }
+        drop(state);
+        self.ttl_settled.notify_all();
+    }
+
+    /// Ends a change of the ttl that was not confirmed; a renewal is tried again at `retry_at`.
+    pub(crate) fn ttl_unchanged(&self, retry_at: Option<Moment>) {
+        let mut state = self.state.lock();
+        state.ttl_changing = false;
+        if state.phase == Phase::Held && self.terms.renew_every.is_some() {
+            state.renew_at = retry_at.or(state.renew_at);
+        }
+        drop(state);
+        self.ttl_settled.notify_all();
+    }
+
+    /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
+    pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
+        match self.terms.hold_until {
+            Some(until) => self.terms.ttl.min(until.since(now)),
+            None => self.terms.ttl,
+        }
+    }
+}
+
+impl State {
+    fn next_look(&self) -> Moment {
+        self.renew_at
+            .map_or(self.valid_until, |at| at.min(self.valid_until))
+    }
+}
+
+impl Terms {
+    fn bounded(&self, moment: Moment) -> Moment {
+        self.hold_until.map_or(moment, |until| moment.min(until))
+    }
+
+    /// When to renew after a grant or renewal asked for at `asked_at`; never once the validity
+    /// reaches the end of the hold, since nothing could be gained.
+    fn renewal_after(&self, asked_at: Moment, valid_until: Moment) -> Option<Moment> {
+        if self.hold_until.is_some_and(|until| valid_until >= until) {
+            return None;
+        }
+        self.renew_every.map(|every| asked_at.after(every))
+    }
+}

@@ -1,0 +1,208 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::*;
+use crate::thread::Crew;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+struct Fixture {
+    lease: Lease,
+    asked_at: Moment,
+    courier: Arc<Courier>,
+    crew: Crew,
+}
+
+fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
+    let crew = Crew::new();
+    let courier = Courier::start(&crew, None).unwrap();
+    let asked_at = Moment::now().after(1000 * SECOND);
+    let mut terms = Terms {
+        key: Key::new("p:", "k", 100).unwrap(),
+        id: LeaseId::random(),
+        token: 7,
+        ttl: 30 * SECOND,
+        asked_at,
+        hold_until: None,
+        renew_every: Some(10 * SECOND),
+    };
+    change(&mut terms);
+    Fixture {
+        lease: Lease::new(terms, Arc::clone(&courier)),
+        asked_at,
+        courier,
+        crew,
+    }
+}
+
+impl Fixture {
+    fn at(&self, seconds: u32) -> Moment {
+        self.asked_at.after(seconds * SECOND)
+    }
+
+    /// Waits until the courier has run everything handed to it.
+    fn finish(self) {
+        self.courier.stop();
+        assert!(self.crew.has_ended_by(Moment::now().after(60 * SECOND)));
+    }
+}
+
+fn note(_: Moment) -> Option<TimerNote> {
+    Some(TimerNote(1, 1))
+}
+
+#[test]
+fn validity_is_shorter_than_the_ttl_and_counts_from_the_request() {
+    let f = lease(|_| {});
+    let remaining = f.lease.remaining(f.asked_at);
+    assert!(remaining < 30 * SECOND && remaining > 29 * SECOND);
+    assert!(validity(Duration::from_millis(10)) > Duration::from_millis(7));
+}
+
+#[test]
+fn past_its_validity_a_lease_is_lost_whatever_comes_later() {
+    let f = lease(|_| {});
+    assert_eq!(f.lease.loss(f.at(29)), None);
+    assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Expired));
+    f.lease.ttl_changed(f.at(30), f.at(29), 30 * SECOND);
+    assert_eq!(f.lease.loss(f.at(29)), Some(LossReason::Expired));
+    assert_eq!(f.lease.remaining(f.at(1)), Duration::ZERO);
+    f.lease.lose(LossReason::Deleted);
+    let (_, released) = f.lease.release(f.at(31));
+    assert_eq!(released, Err(LossReason::Expired), "the first reason stays");
+}
+
+#[test]
+fn a_renewal_that_comes_after_the_end_revives_nothing() {
+    let f = lease(|_| {});
+    f.lease.ttl_changed(f.at(30), f.at(10), 30 * SECOND);
+    assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Expired));
+}
+
+#[test]
+fn a_released_lease_is_never_lost() {
+    let f = lease(|_| {});
+    let (sender, signal) = f.lease.signal(f.asked_at);
+    assert_eq!(f.lease.release(f.at(1)).1, Ok(()));
+    f.lease.lose(LossReason::Deleted);
+    assert_eq!(f.lease.loss(f.at(100)), None);
+    assert!(signal.try_recv().is_err());
+    drop(sender);
+}
+
+#[test]
+fn a_loss_is_signalled_once_to_each_receiver_and_to_late_ones_at_once() {
+    let f = lease(|_| {});
+    let (_keep_one, one) = f.lease.signal(f.asked_at);
+    let (_keep_two, two) = f.lease.signal(f.asked_at);
+    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(LossReason::Expired);
+    let (_keep_late, late) = f.lease.signal(f.asked_at);
+    for signal in [one, two, late] {
+        assert_eq!(signal.try_recv(), Ok(LossReason::Deleted));
+        assert!(signal.try_recv().is_err());
+    }
+}
+
+#[test]
+fn callbacks_run_after_the_signals_and_survive_each_others_panics() {
+    let f = lease(|_| {});
+    let (_keep, signal) = f.lease.signal(f.asked_at);
+    let calls = Arc::new(AtomicUsize::new(0));
+    f.lease
+        .on_lost(f.asked_at, Box::new(|_| panic!("a callback's own")));
+    let seen = Arc::clone(&calls);
+    let check = move |reason| {
+        assert_eq!(signal.try_recv(), Ok(LossReason::Deleted));
+        assert_eq!(reason, LossReason::Deleted);
+        seen.fetch_add(1, Ordering::SeqCst);
+    };
+    f.lease.on_lost(f.asked_at, Box::new(check));
+    f.lease.lose(LossReason::Deleted);
+    let late = Arc::clone(&calls);
+    let count = move |_| {
+        late.fetch_add(1, Ordering::SeqCst);
+    };
+    f.lease.on_lost(f.asked_at, Box::new(count));
+    f.finish();
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn renewal_is_due_by_its_pause_and_once_only() {
+    let f = lease(|_| {});
+    assert_eq!(f.lease.due(f.at(9), note), Due::At(f.at(10)));
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.at(10), note), Due::Renewal(end));
+    assert_eq!(f.lease.due(f.at(11), note), Due::At(end), "one at a time");
+    assert!(f.lease.begin_ttl_change(Moment::now()));
+    f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
+    assert_eq!(f.lease.due(f.at(12), note), Due::At(f.at(20)));
+    assert_eq!(f.lease.remaining(f.at(10)), validity(30 * SECOND));
+}
+
+#[test]
+fn a_failed_renewal_is_tried_again_when_it_was_said() {
+    let f = lease(|_| {});
+    f.lease.due(f.at(10), note);
+    assert!(f.lease.begin_ttl_change(Moment::now()));
+    f.lease.ttl_unchanged(Some(f.at(11)));
+    assert_eq!(f.lease.due(f.at(10), note), Due::At(f.at(11)));
+}
+
+#[test]
+fn changes_of_the_ttl_come_one_after_another() {
+    let f = lease(|_| {});
+    assert!(f.lease.begin_ttl_change(Moment::now()));
+    assert!(!f.lease.begin_ttl_change(Moment::now()), "one is under way");
+    f.lease.ttl_unchanged(None);
+    assert!(f.lease.begin_ttl_change(Moment::now()));
+}
+
+#[test]
+fn a_change_of_the_ttl_never_shortens_the_validity() {
+    let f = lease(|_| {});
+    f.lease.ttl_changed(f.at(1), f.at(1), 60 * SECOND);
+    let longer = f.lease.remaining(f.at(1));
+    f.lease.ttl_changed(f.at(2), f.at(2), 30 * SECOND);
+    assert_eq!(f.lease.remaining(f.at(1)), longer);
+}
+
+#[test]
+fn an_unrenewed_lease_is_looked_at_when_it_ends() {
+    let f = lease(|terms| terms.renew_every = None);
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.at(29), note), Due::At(end));
+    assert_eq!(f.lease.due(end, note), Due::Over);
+    assert_eq!(f.lease.loss(end), Some(LossReason::Expired));
+}
+
+#[test]
+fn the_end_of_the_hold_bounds_everything() {
+    let f = lease(|terms| terms.hold_until = Some(terms.asked_at.after(40 * SECOND)));
+    assert_eq!(f.lease.ttl_to_ask(f.at(10)), 30 * SECOND);
+    assert_eq!(f.lease.ttl_to_ask(f.at(20)), 20 * SECOND);
+    f.lease.ttl_changed(f.at(20), f.at(20), 20 * SECOND);
+    f.lease.ttl_changed(f.at(21), f.at(21), 30 * SECOND);
+    assert_eq!(f.lease.remaining(f.at(21)), 19 * SECOND);
+    assert_eq!(
+        f.lease.due(f.at(30), note),
+        Due::At(f.at(40)),
+        "no more renewals"
+    );
+    assert_eq!(f.lease.loss(f.at(40)), Some(LossReason::MaxHold));
+}
+
+#[test]
+fn a_released_lease_cannot_be_armed() {
+    let f = lease(|_| {});
+    assert!(f.lease.rearm(|old, at| {
+        assert_eq!((old, at), (None, f.at(10)));
+        Some(TimerNote(3, 4))
+    }));
+    assert_eq!(f.lease.release(f.at(1)).0, Some(TimerNote(3, 4)));
+    assert!(f.lease.rearm(|_, _| unreachable!("it is released")));
+    assert_eq!(f.lease.due(f.at(10), |_| unreachable!()), Due::Over);
+    assert!(!f.lease.begin_ttl_change(Moment::now()));
+}

@@ -1,0 +1,239 @@
+//! The lock and its guard, as users see them. Thin: no I/O of their own.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::client::Client;
+use crate::clock::Moment;
+use crate::config::check_max_hold;
+use crate::error::Error;
+use crate::guard::MutexGuard;
+use crate::key::Key;
+use crate::wait::{Until, Wanted};
+
+/// A lock of the name given to [`Client::mutex`], free or held by anyone.
+///
+/// Holds no connection and costs nothing; cloning it gives the same lock. It keeps its client alive.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// use std::time::Duration;
+///
+/// let mutex = client.mutex("invoice:42");
+/// let guard = mutex.lock()?;
+/// assert!(mutex.try_lock()?.is_none(), "held, if only by ourselves: it is not reentrant");
+/// guard.unlock()?;
+/// assert!(mutex.try_lock_for(Duration::from_millis(250))?.is_some());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a mutex does nothing until it is locked"]
+pub struct Mutex {
+    client: Client,
+    key: Result<Key, Error>,
+    ttl: Option<Duration>,
+    renew: Option<bool>,
+    max_hold: Option<Duration>,
+}
+
+impl Mutex {
+    pub(crate) fn new(client: Client, key: &str) -> Self {
+        let config = &client.handle().config;
+        Self {
+            key: Key::new(&config.prefix, key, config.max_key_bytes),
+            ttl: None,
+            renew: None,
+            max_hold: config.max_hold,
+            client,
+        }
+    }
+
+    /// Keeps the lock for `ttl` and no longer: an explicit ttl is a promise, so it is not renewed
+    /// unless [`renew`](Self::renew) asks for it.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let guard = client.mutex("k").ttl(Duration::from_secs(5)).lock()?;
+    /// assert!(guard.remaining() < Duration::from_secs(5));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Whether the lock is renewed while it is held. Defaults to true, and to false after
+    /// [`ttl`](Self::ttl).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let guard = client.mutex("k").ttl(Duration::from_secs(5)).renew(true).lock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.renew = Some(renew);
+        self
+    }
+
+    /// Ends the hold after `max_hold`, whatever its holder does. Defaults to the client's setting.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let guard = client.mutex("k").max_hold(Duration::from_secs(600)).lock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// The name of the lock, as it was given; empty if it was not a valid one.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// assert_eq!(client.mutex("k").key(), "k");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn key(&self) -> &str {
+        self.key.as_ref().map_or("", Key::name)
+    }
+
+    /// Waits for the lock, for as long as others hold it. Threads of one client that wait for the
+    /// same lock are served in the order they came.
+    ///
+    /// # Errors
+    /// `Unavailable` after Redis could not be asked for the client's `patience`; `Denied`,
+    /// `Protocol`, `Shutdown`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("k").lock()?;
+    /// drop(guard);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lock(&self) -> Result<MutexGuard, Error> {
+        let guard = self.acquire(Until::Forever)?;
+        Ok(guard.expect("to wait without end ends with the lock or an error"))
+    }
+
+    /// Takes the lock if it is free and no other thread of this client waits for it.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), but without patience; `Timeout` if no answer came.
+    /// Contention is `Ok(None)`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// match client.mutex("k").try_lock()? {
+    ///     Some(guard) => guard.unlock()?,
+    ///     None => println!("somebody else is at it"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        self.acquire(Until::Now)
+    }
+
+    /// Waits for the lock for at most `timeout`, to within one command time-out whatever Redis
+    /// does.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), with the time left as its patience. Contention is `Ok(None)`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let guard = client.mutex("k").try_lock_for(Duration::from_millis(250))?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_lock_for(&self, timeout: Duration) -> Result<Option<MutexGuard>, Error> {
+        self.acquire(Until::At(Moment::now().after(timeout)))
+    }
+
+    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::{Duration, Instant};
+    /// let deadline = Instant::now() + Duration::from_millis(250);
+    /// let guard = client.mutex("k").try_lock_until(deadline)?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<MutexGuard>, Error> {
+        self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Runs `work` while holding the lock; as [`Client::with_lock`], with the guard in hand.
+    ///
+    /// # Errors
+    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
+    /// That the release could not be confirmed is no error: the work was done alone, and the
+    /// release goes on in the background.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let token = client.mutex("k").with(|guard| guard.fencing_token())?;
+    /// assert!(token > 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+        let guard = self.lock()?;
+        let value = work(&guard);
+        match guard.unlock() {
+            Err(error) if !error.is_unavailable() => Err(error),
+            _ => Ok(value),
+        }
+    }
+
+    fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
+        let wanted = self.wanted()?;
+        let lease = self.client.handle().waits.acquire(&wanted, until)?;
+        Ok(lease.map(|lease| MutexGuard::new(lease, self.client.clone())))
+    }
+
+    fn wanted(&self) -> Result<Wanted, Error> {
+        let config = &self.client.handle().config;
+        let key = self.key.clone()?;
+        let ttl = match self.ttl {
+            Some(ttl) => config.check_ttl("ttl", ttl).map(|()| ttl),
+            None => Ok(config.ttl),
+        }
+        .map_err(|error| error.with_key(key.name()))?;
+        if let Some(max_hold) = self.max_hold {
+            check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
+        }
+        let renew = self.renew.unwrap_or(self.ttl.is_none());
+        Ok(Wanted {
+            renew_every: renew.then(|| ttl.mul_f64(config.renew_ratio)),
+            max_hold: self.max_hold,
+            ttl,
+            key,
+        })
+    }
+}
+
+impl fmt::Debug for Mutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutex")
+            .field("key", &self.key())
+            .field("ttl", &self.ttl)
+            .field("renew", &self.renew)
+            .field("max_hold", &self.max_hold)
+            .finish()
+    }
+}

@@ -1,0 +1,71 @@
+//! What the store can be asked and what it answers: plain data. How it is carried out is not here.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::id::{HolderId, LeaseId};
+use crate::key::Key;
+
+/// One thing to do to one key.
+#[derive(Clone, Debug)]
+pub(crate) enum Command {
+    /// Grant the key if it is free.
+    Acquire {
+        key: Key,
+        lease: LeaseId,
+        ttl: Duration,
+    },
+    /// Delete the key if it is still this lease's. Not worth a try after `until`: its ttl has ended.
+    Release {
+        key: Key,
+        lease: LeaseId,
+        until: Moment,
+    },
+    /// Put the ttl back to its full length, if the key is still this lease's.
+    Renew {
+        key: Key,
+        lease: LeaseId,
+        ttl: Duration,
+    },
+    /// Nothing: answered once everything that was asked on the lane before it has been.
+    Flush { lane: usize },
+}
+
+/// What Redis said to one command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// The key is the caller's, with this fencing token.
+    Granted { token: u64 },
+    /// Somebody has it, for so long at most unless they renew.
+    Contended { expires_in: Duration },
+    /// Released, renewed, flushed.
+    Done,
+    /// There is no such key.
+    Missing,
+    /// The key is another's.
+    Taken { by: Option<HolderId> },
+}
+
+/// A command with its own deadline, and the place where its outcome is put.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) command: Command,
+    pub(crate) deadline: Moment,
+    pub(crate) outcome: Option<Result<Reply, Error>>,
+}
+
+impl Request {
+    pub(crate) fn new(command: Command, deadline: Moment) -> Self {
+        Self {
+            command,
+            deadline,
+            outcome: None,
+        }
+    }
+
+    /// The outcome; every executed request has one.
+    pub(crate) fn into_outcome(self) -> Result<Reply, Error> {
+        self.outcome.expect("the store answers every request")
+    }
+}

@@ -1,0 +1,314 @@
+//! How a connection to Redis is made, and what its errors mean. Knows nothing of locks but the
+//! scripts that it loads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{
+    Connection, ConnectionInfo, IntoConnectionInfo, RedisError, Value, io::tcp::TcpSettings,
+};
+
+use crate::error::{Error, ErrorKind};
+use crate::store::script::Kind;
+
+/// Where Redis is and how long to wait for it.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    info: ConnectionInfo,
+    connect_timeout: Duration,
+    command_timeout: Duration,
+    last_error: Mutex<Option<Error>>,
+}
+
+/// Query parameters that redis-rs reads; it ignores all others, we do not.
+const TCP_OPTIONS: &[&str] = &["protocol"];
+const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
+
+impl Endpoint {
+    pub(crate) fn new(
+        url: &str,
+        connect_timeout: Duration,
+        command_timeout: Duration,
+    ) -> Result<Self, Error> {
+        let invalid = |why: &str| {
+            let message = format!("url {:?}: {why}", redacted(url));
+            Error::new(ErrorKind::InvalidConfig, message)
+        };
+        let parsed = redis::parse_redis_url(url)
+            .ok_or_else(|| invalid("must begin with redis:// or unix:// and be a valid URL"))?;
+        let known = match parsed.scheme() {
+            "rediss" | "valkeys" => return Err(invalid("TLS is not supported by this build")),
+            "redis" | "valkey" => TCP_OPTIONS,
+            _ => UNIX_OPTIONS,
+        };
+        for (option, value) in parsed.query_pairs() {
+            if !known.contains(&&*option) {
+                let why = format!("unknown option {option:?} with the value {value:?}");
+                return Err(invalid(&why));
+            }
+        }
+        let info = parsed
+            .into_connection_info()
+            .map_err(|e| invalid(&e.to_string()))?;
+        // Without it a release and the acquire behind it wait for each other's acknowledgement.
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let settings = info
+            .redis_settings()
+            .clone()
+            .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
+        Ok(Self {
+            info: info.set_tcp_settings(tcp).set_redis_settings(settings),
+            connect_timeout,
+            command_timeout,
+            last_error: Mutex::new(None),
+        })
+    }
+
+    /// Connects, loads the scripts, and sets the time-outs. Bounded by the connect time-out, per
+    /// step; the resolver's own for a host's name comes on top.
+    pub(crate) fn open(&self) -> Result<Wire, Error> {
+        let refused = |e: RedisError| self.explain(e);
+        let client = redis::Client::open(self.info.clone()).map_err(refused)?;
+        let mut connection = client
+            .get_connection_with_timeout(self.connect_timeout)
+            .map_err(refused)?;
+        let bounded = |connection: &Connection, timeout| {
+            connection.set_read_timeout(Some(timeout))?;
+            connection.set_write_timeout(Some(timeout))
+        };
+        bounded(&connection, self.connect_timeout).map_err(refused)?;
+        let mut load = redis::pipe();
+        for kind in Kind::ALL {
+            load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
+        }
+        let hashes = load.query(&mut connection).map_err(refused)?;
+        bounded(&connection, self.command_timeout).map_err(refused)?;
+        Ok(Wire {
+            connection,
+            hashes,
+            read_timeout: self.command_timeout,
+            broken: false,
+        })
+    }
+
+    /// Why the last attempt to connect failed, where the last one did.
+    pub(crate) fn last_error(&self) -> Option<Error> {
+        self.last_error.lock().clone()
+    }
+
+    fn explain(&self, error: RedisError) -> Error {
+        let addr = self.info.addr().to_string();
+        let settings = self.info.redis_settings();
+        if error.category() == "Redis server refused to switch database" {
+            let message = format!("url: {addr} has no database {}", settings.db());
+            return Error::new(ErrorKind::InvalidConfig, message).with_source(error);
+        }
+        let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
+        let kind = classify(&error);
+        match kind {
+            // Nothing was asked yet, so no outcome is unknown: it just cannot be reached.
+            ErrorKind::Timeout => about(
+                ErrorKind::Unavailable,
+                &format!("no answer within {:?}", self.connect_timeout),
+            ),
+            ErrorKind::Denied => {
+                let user = settings.username().unwrap_or("default");
+                about(kind, &format!("user {user:?} is refused"))
+            }
+            ErrorKind::Protocol => about(kind, "does not answer as Redis does"),
+            _ => about(kind, &error.to_string()),
+        }
+        .with_source(error)
+    }
+}
+
+/// What the pool makes connections with. Keeps why the last attempt failed, typed: the pool itself
+/// keeps its text only.
+pub(crate) struct Connector(pub(crate) Arc<Endpoint>);
+
+impl r2d2::ManageConnection for Connector {
+    type Connection = Wire;
+    type Error = Error;
+
+    fn connect(&self) -> Result<Wire, Error> {
+        let opened = self.0.open();
+        *self.0.last_error.lock() = opened.as_ref().err().cloned();
+        opened
+    }
+
+    /// Never asked: a PING at each checkout doubles the cost of a command.
+    fn is_valid(&self, _: &mut Wire) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn has_broken(&self, wire: &mut Wire) -> bool {
+        wire.broken
+    }
+}
+
+/// A connection that marks itself broken after any error, and the hashes its server knows.
+pub(crate) struct Wire {
+    connection: Connection,
+    /// In the order of [`Kind::ALL`].
+    hashes: [String; Kind::ALL.len()],
+    read_timeout: Duration,
+    broken: bool,
+}
+
+impl Wire {
+    pub(crate) fn hash(&self, kind: Kind) -> &str {
+        &self.hashes[kind as usize]
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.connection
+            .send_packed_command(bytes)
+            .map_err(|e| self.broke(e))
+    }
+
+    /// The next answer, waited for about as long as `timeout`.
+    pub(crate) fn receive(&mut self, timeout: Duration) -> Result<Value, Error> {
+        let timeout = timeout.max(Duration::from_millis(1));
+        // Setting it is a system call: worth it only when what is left differs by much.
+        if timeout < self.read_timeout.mul_f64(0.9) || timeout > self.read_timeout {
+            self.connection
+                .set_read_timeout(Some(timeout))
+                .map_err(|e| self.broke(e))?;
+            self.read_timeout = timeout;
+        }
+        loop {
+            match self.connection.recv_response() {
+                Ok(Value::Push { .. }) => {}
+                Ok(value) => return Ok(value),
+                Err(e) => return Err(self.broke(e)),
+            }
+        }
+    }
+
+    /// Marks the connection as not to be used again.
+    pub(crate) fn discard(&mut self) {
+        self.broken = true;
+    }
+
+    pub(crate) fn is_discarded(&self) -> bool {
+        self.broken
+    }
+
+    fn broke(&mut self, error: RedisError) -> Error {
+        self.broken = true;
+        let kind = classify(&error);
+        Error::new(kind, error.to_string()).with_source(error)
+    }
+}
+
+/// What an error of redis-rs means to a caller.
+fn classify(error: &RedisError) -> ErrorKind {
+    use redis::ErrorKind as Redis;
+    if error.is_timeout() {
+        return ErrorKind::Timeout;
+    }
+    match error.kind() {
+        Redis::AuthenticationFailed => ErrorKind::Denied,
+        Redis::Io => ErrorKind::Unavailable,
+        Redis::InvalidClientConfig => ErrorKind::InvalidConfig,
+        Redis::Server(_) | Redis::Extension => {
+            refusal(error.code().unwrap_or(""), error.detail()).kind()
+        }
+        _ => ErrorKind::Protocol,
+    }
+}
+
+/// What an error reply of the server means to a caller.
+pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
+    let detail = detail.unwrap_or("");
+    let kind = match code {
+        "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
+        "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
+        | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
+        _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
+        _ => ErrorKind::Protocol,
+    };
+    Error::new(kind, format!("{code} {detail}"))
+}
+
+/// A URL without its user and password, for messages. Works on what is not a URL, too.
+fn redacted(url: &str) -> String {
+    let mut text = match (url.find("://"), url.rfind('@')) {
+        (Some(scheme), Some(at)) if scheme < at => {
+            format!("{}://***{}", &url[..scheme], &url[at..])
+        }
+        (_, Some(at)) => format!("***{}", &url[at..]),
+        _ => url.to_owned(),
+    };
+    if let Some(pass) = text.find("pass=") {
+        let start = pass + "pass=".len();
+        let end = text[start..].find('&').map_or(text.len(), |n| start + n);
+        text.replace_range(start..end, "***");
+    }
+    if text.len() > 200 {
+        text.truncate(text.floor_char_boundary(200));
+        text.push_str("..");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(url: &str) -> Result<Endpoint, Error> {
+        let second = Duration::from_secs(1);
+        Endpoint::new(url, second, second)
+    }
+
+    #[test]
+    fn urls_are_read_as_redis_rs_reads_them() {
+        let e = endpoint("redis://user:pa%20ss@host:7000/3?protocol=resp2").unwrap();
+        let settings = e.info.redis_settings();
+        assert_eq!(settings.username(), Some("user"));
+        assert_eq!(settings.password(), Some("pa ss"));
+        assert_eq!(settings.db(), 3);
+        assert!(endpoint("unix:///run/redis.sock?db=2&pass=x").is_ok());
+        assert!(endpoint("valkey://host").is_ok());
+    }
+
+    #[test]
+    fn a_bad_url_is_named_without_its_password() {
+        for url in [
+            "redis://user:secret@host:badport/0",
+            "redis://:se/secret@host",
+            "http://u:secret@host",
+            "redis:secret@host",
+            "rediss://:secret@host",
+            "redis://:secret@host/notanumber",
+            "redis://:secret@host/0?timeout=5",
+            "unix:///x?db=0&pass=secret&user=me&shard=1",
+            "unix:///x?pass=secret&db=zero",
+            "redis://:secret@host?protocol=9",
+        ] {
+            let error = endpoint(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
+            let text = format!("{error} {error:?}");
+            assert!(text.contains("url"), "{text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+        let error = endpoint("redis://h/0?timeout=5").unwrap_err().to_string();
+        assert!(error.contains(r#"unknown option "timeout" with the value "5""#));
+    }
+
+    #[test]
+    fn refusals_are_sorted_by_what_a_caller_can_do() {
+        let cases = [
+            ("OOM", ErrorKind::Unavailable),
+            ("LOADING", ErrorKind::Unavailable),
+            ("READONLY", ErrorKind::Unavailable),
+            ("NOPERM", ErrorKind::Denied),
+            ("WRONGTYPE", ErrorKind::Protocol),
+            ("ERR", ErrorKind::Protocol),
+        ];
+        for (code, kind) in cases {
+            assert_eq!(refusal(code, None).kind(), kind, "{code}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Where one caller waits for the outcomes of its requests, and may be asked to lead the lane.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::store::command::Reply;
+
+pub(crate) type Outcome = Result<Reply, Error>;
+
+/// The requests of one `execute` on one lane.
+pub(crate) struct Call {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    outcomes: Vec<Option<Outcome>>,
+    missing: usize,
+    appointed: bool,
+    left: bool,
+}
+
+/// Why a wait ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    /// All outcomes are there.
+    Complete,
+    /// Leadership of the lane is this caller's now.
+    Appointed,
+    /// The deadline passed; the caller has left, what comes in now is not its own any more.
+    Left,
+}
+
+impl Call {
+    pub(crate) fn new(requests: usize) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                outcomes: vec![None; requests],
+                missing: requests,
+                appointed: false,
+                left: false,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub(crate) fn wait(&self, deadline: Moment) -> Woken {
+        let mut state = self.state.lock();
+        loop {
+            // Before anything else: whoever is appointed has to lead or to pass it on.
+            if std::mem::take(&mut state.appointed) {
+                return Woken::Appointed;
+            }
+            if state.missing == 0 {
+                return Woken::Complete;
+            }
+            let left = deadline.since(Moment::now());
+            if left.is_zero() {
+                state.left = true;
+                return Woken::Left;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    /// Ends the wait of a caller that leads: true when it is over, because all outcomes are there
+    /// or because the deadline passed and the caller has left.
+    pub(crate) fn is_over(&self, deadline: Moment) -> bool {
+        let mut state = self.state.lock();
+        if state.missing > 0 && Moment::now() >= deadline {
+            state.left = true;
+        }
+        state.missing == 0 || state.left
+    }
+
+    /// Asks the caller to lead the lane; false if it has left.
+    pub(crate) fn appoint(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.left || state.missing == 0 {
+            return false;
+        }
+        state.appointed = true;
+        self.changed.notify_one();
+        true
+    }
+
+    /// The outcomes, those that never came as time-outs.
+    pub(crate) fn take_outcomes(&self) -> Vec<Outcome> {
+        let mut state = self.state.lock();
+        std::mem::take(&mut state.outcomes)
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|| Err(Error::new(ErrorKind::Timeout, ""))))
+            .collect()
+    }
+
+    fn complete(&self, index: usize, outcome: Outcome) -> Result<(), Outcome> {
+        let mut state = self.state.lock();
+        if state.left {
+            return Err(outcome);
+        }
+        state.outcomes[index] = Some(outcome);
+        state.missing -= 1;
+        if state.missing == 0 {
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// The right to complete one request of a call. Dropped without an outcome it tells the caller that
+/// none will come, so that nobody waits for what a panic has swept away.
+pub(crate) struct Ticket {
+    call: Arc<Call>,
+    index: usize,
+    used: bool,
+}
+
+impl Ticket {
+    pub(crate) fn new(call: &Arc<Call>, index: usize) -> Self {
+        Self {
+            call: Arc::clone(call),
+            index,
+            used: false,
+        }
+    }
+
+    /// Hands the outcome to the caller, or back if the caller has left.
+    pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
+        self.used = true;
+        self.call.complete(self.index, outcome)
+    }
+
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.call.state.lock().left
+    }
+
+    pub(crate) fn call(&self) -> &Arc<Call> {
+        &self.call
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.used {
+            let error = Error::new(ErrorKind::Timeout, "the request was given up");
+            let _ = self.call.complete(self.index, Err(error));
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! A lane: one connection and the queue of requests that share it (group commit).
+//!
+//! Whoever comes to an idle lane leads it: writes what waits there as one batch, reads the answers,
+//! hands them out, and passes leadership on to the next who waits. One batch is in flight at a time,
+//! and behind it only releases whose answers nobody waits for. All about one key goes through one
+//! lane, so it is executed in the order it was written.
+//!
+//! Nothing is done under the state's mutex but moving values: all I/O is the leader's.
+
+mod call;
+mod pending;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::store::command::{Command, Request};
+use crate::store::connect::{Connector, Endpoint};
+use crate::store::link::Link;
+use crate::store::script::Names;
+use crate::store::{Bell, Chore};
+
+use call::{Call, Ticket, Woken};
+use pending::Next;
+pub(crate) use pending::Pending;
+
+/// Commands taken from the queue at a time.
+const MAX_BATCH: usize = 256;
+/// Unread answers to releases; beyond it those who release leave the writing to the background.
+const MAX_OWED: usize = 64;
+
+/// What the lanes of one client share.
+pub(crate) struct Common {
+    pub(crate) pool: r2d2::Pool<Connector>,
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) names: Names,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) bell: Bell,
+}
+
+pub(crate) struct Lane {
+    common: Arc<Common>,
+    state: Mutex<State>,
+    #[cfg(test)]
+    panic_next: std::sync::atomic::AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Somebody leads: the link is with them, and the queue is theirs to empty.
+    led: bool,
+    link: Option<Link>,
+    queue: VecDeque<Pending>,
+    debts: Vec<Debt>,
+}
+
+/// A release to be written again at `due`, or as soon as there is a new connection.
+struct Debt {
+    due: Moment,
+    pending: Pending,
+}
+
+impl Lane {
+    pub(crate) fn new(common: Arc<Common>) -> Self {
+        Self {
+            common,
+            state: Mutex::new(State::default()),
+            #[cfg(test)]
+            panic_next: std::sync::atomic::AtomicBool::new(false),
+        }
+    }
+
+    /// Carries out `requests` and fills in their outcomes.
+    pub(crate) fn execute(&self, requests: &mut [&mut Request]) {
+        let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
+            return;
+        };
+        let call = Call::new(requests.len());
+        let pendings = requests.iter().enumerate().map(|(index, request)| {
+            Pending::new(request.command.clone(), Some(Ticket::new(&call, index)))
+        });
+        let leadership = {
+            let mut state = self.state.lock();
+            state.queue.extend(pendings);
+            self.claim(&mut state)
+        };
+        match leadership {
+            Some(mut leadership) => leadership.lead(&call, deadline),
+            None => self.follow(&call, deadline),
+        }
+        for (request, outcome) in requests.iter_mut().zip(call.take_outcomes()) {
+            request.outcome = Some(outcome);
+        }
+    }
+
+    fn follow(&self, call: &Arc<Call>, deadline: Moment) {
+        while call.wait(deadline) == Woken::Appointed {
+            let link = self.state.lock().link.take();
+            Leadership { lane: self, link }.lead(call, deadline);
+        }
+    }
+
+    /// Writes a release without waiting for its answer, if the lane is idle and connected;
+    /// otherwise leaves it to whoever leads, or to the background.
+    pub(crate) fn post(&self, release: Command) {
+        let leadership = {
+            let mut state = self.state.lock();
+            state.queue.push_back(Pending::new(release, None));
+            let owed = state.link.as_ref().map(Link::owed);
+            match owed {
+                _ if state.led => return,
+                Some(owed) if owed < MAX_OWED => self.claim(&mut state),
+                _ => None,
+            }
+        };
+        // Whoever steps down writes what is left in the queue.
+        if leadership.is_none() {
+            (self.common.bell)(Chore::Now);
+        }
+    }
+
+    /// Sees to answers that are owed and to debts that are due. True if something is left.
+    pub(crate) fn settle(&self) -> bool {
+        let leadership = {
+            let mut state = self.state.lock();
+            state.call_in_debts(Moment::now());
+            let owed = state.link.as_ref().is_some_and(|link| link.owed() > 0);
+            if state.led || (state.queue.is_empty() && !owed) {
+                return state.led || !state.debts.is_empty();
+            }
+            self.claim(&mut state)
+        };
+        if let Some(mut leadership) = leadership {
+            leadership.settle();
+        }
+        let state = self.state.lock();
+        state.led || !state.debts.is_empty() || !state.queue.is_empty()
+    }
+
+    fn claim(&self, state: &mut State) -> Option<Leadership<'_>> {
+        if state.led {
+            return None;
+        }
+        state.led = true;
+        let link = state.link.take();
+        Some(Leadership { lane: self, link })
+    }
+}
+
+impl State {
+    /// Moves debts that are due to the front of the queue: they are older than all that waits.
+    fn call_in_debts(&mut self, now: Moment) {
+        for debt in self.debts.extract_if(.., |debt| debt.due <= now) {
+            self.queue.push_front(debt.pending);
+        }
+    }
+
+    fn take_debts(&mut self) -> Vec<Pending> {
+        self.debts.drain(..).map(|debt| debt.pending).collect()
+    }
+
+    fn settle(&mut self, next: Next) {
+        match next {
+            Next::Finished => {}
+            Next::Again(pending) => self.queue.push_back(pending),
+            Next::Owed(pending) => {
+                let due = Moment::now().after(pending.pause());
+                self.debts.push(Debt { due, pending });
+            }
+        }
+    }
+}
+
+/// The right, and the duty, to do the lane's I/O. Dropped, also by a panic, it passes on.
+struct Leadership<'a> {
+    lane: &'a Lane,
+    link: Option<Link>,
+}
+
+impl Leadership<'_> {
+    /// Leads until `call` has its outcomes or its deadline has passed.
+    fn lead(&mut self, call: &Arc<Call>, deadline: Moment) {
+        while !call.is_over(deadline) {
+            let batch = self.next_batch();
+            self.exchange(batch, deadline);
+        }
+    }
+
+    /// Writes and reads until nothing is queued or owed, or the connection fails.
+    fn settle(&mut self) {
+        loop {
+            let batch = self.next_batch();
+            let owed = self.link.as_ref().is_some_and(|link| link.owed() > 0);
+            let deadline = Moment::now().after(self.lane.common.connect_timeout);
+            if (batch.is_empty() && !owed) || !self.exchange(batch, deadline) {
+                return;
+            }
+        }
+    }
+
+    fn next_batch(&self) -> Vec<Pending> {
+        let mut state = self.lane.state.lock();
+        let n = state.queue.len().min(MAX_BATCH);
+        let mut batch: Vec<Pending> = state.queue.drain(..n).collect();
+        drop(state);
+        batch.retain(Pending::is_wanted);
+        batch
+    }
+
+    /// Carries out one batch; false if that failed and the rest should not be tried now.
+    fn exchange(&mut self, mut batch: Vec<Pending>, deadline: Moment) -> bool {
+        let flushes: Vec<Pending> = batch
+            .extract_if(.., |pending| {
+                matches!(pending.command, Command::Flush { .. })
+            })
+            .collect();
+        if !flushes.is_empty() {
+            batch.extend(self.lane.state.lock().take_debts());
+        }
+        let result = if batch.is_empty() && self.link.is_none() {
+            Ok(())
+        } else {
+            self.connect(batch, deadline)
+                .and_then(|batch| self.write(batch).and_then(|()| self.read()))
+                .inspect_err(|error| self.lose_link(error))
+        };
+        let mut state = self.lane.state.lock();
+        for flush in flushes {
+            let next = match &result {
+                Ok(()) => flush.answered(Ok(crate::store::command::Reply::Done)),
+                Err(error) => flush.unanswered(error, error.kind() == ErrorKind::Unavailable),
+            };
+            state.settle(next);
+        }
+        result.is_ok()
+    }
+
+    /// Makes sure of a connection, and adds what is owed to a new one's first batch. Without one
+    /// everybody who waits is told.
+    fn connect(&mut self, batch: Vec<Pending>, deadline: Moment) -> Result<Vec<Pending>, Error> {
+        if self.link.is_some() {
+            return Ok(batch);
+        }
+        let common = &*self.lane.common;
+        let timeout = deadline.since(Moment::now()).min(common.connect_timeout);
+        match common.pool.get_timeout(timeout) {
+            Ok(wire) => {
+                self.link = Some(Link::new(wire));
+                let mut with_debts = self.lane.state.lock().take_debts();
+                with_debts.extend(batch);
+                Ok(with_debts)
+            }
+            Err(timeout) => {
+                let error = common.endpoint.last_error().unwrap_or_else(|| {
+                    Error::new(ErrorKind::Unavailable, "no connection in time").with_source(timeout)
+                });
+                let mut state = self.lane.state.lock();
+                let waiting = std::mem::take(&mut state.queue);
+                for pending in batch.into_iter().chain(waiting) {
+                    let next = pending.unsent(&error);
+                    state.settle(next);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn write(&mut self, batch: Vec<Pending>) -> Result<(), Error> {
+        #[cfg(test)]
+        let panic_now = self
+            .lane
+            .panic_next
+            .swap(false, std::sync::atomic::Ordering::Relaxed);
+        let link = self.link.as_mut().expect("only a connected leader writes");
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let written = link.write(&self.lane.common.names, batch);
+        #[cfg(test)]
+        assert!(!panic_now, "a test asked for this panic");
+        written
+    }
+
+    fn read(&mut self) -> Result<(), Error> {
+        let link = self.link.as_mut().expect("only a connected leader reads");
+        let Common {
+            names,
+            command_timeout,
+            ..
+        } = &*self.lane.common;
+        link.read(names, *command_timeout, &mut |pending, outcome| {
+            let next = pending.answered(outcome);
+            if !matches!(next, Next::Finished) {
+                self.lane.state.lock().settle(next);
+            }
+        })?;
+        if !link.is_usable() {
+            self.link = None;
+        }
+        Ok(())
+    }
+
+    /// Gives the connection up: callers learn of it, releases are kept, acquires are undone.
+    fn lose_link(&mut self, error: &Error) {
+        let Some(link) = self.link.take() else { return };
+        let in_flight = link.abandon(&self.lane.common.names);
+        // A connection that was cut tells nothing about the server; one that timed out does.
+        let again = error.kind() == ErrorKind::Unavailable;
+        let mut state = self.lane.state.lock();
+        let waiting = std::mem::take(&mut state.queue);
+        for pending in in_flight {
+            let next = pending.unanswered(error, again);
+            state.settle(next);
+        }
+        state.queue.extend(waiting);
+    }
+}
+
+impl Drop for Leadership<'_> {
+    /// Steps down: appoints a caller that waits in the queue. If there is none, it writes the
+    /// releases that nobody waits for, and leaves the rest to the background.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.lose_link(&Error::new(ErrorKind::Timeout, "its batch was given up"));
+        }
+        loop {
+            let mut state = self.lane.state.lock();
+            let owed = self.link.as_ref().map_or(0, Link::owed);
+            let can_write = self.link.is_some() && owed < MAX_OWED;
+            let is_waited_for = |p: &Pending| p.ticket.as_ref().is_some_and(Ticket::is_waited_for);
+            let waited_for = state.queue.iter().any(is_waited_for);
+            if can_write && !waited_for && !state.queue.is_empty() {
+                drop(state);
+                let batch = self.next_batch();
+                if let Err(error) = self.write(batch) {
+                    self.lose_link(&error);
+                }
+                continue;
+            }
+            state.link = self.link.take();
+            let mut tickets = state.queue.iter().filter_map(|p| p.ticket.as_ref());
+            if tickets.any(|ticket| ticket.call().appoint()) {
+                return;
+            }
+            state.led = false;
+            let chore = match (state.queue.is_empty(), state.debts.is_empty()) {
+                (false, _) => Some(Chore::Now),
+                (true, false) => Some(Chore::Soon),
+                (true, true) => (owed > 0).then_some(Chore::Soon),
+            };
+            drop(state);
+            if let Some(chore) = chore {
+                (self.lane.common.bell)(chore);
+            }
+            return;
+        }
+    }
+}

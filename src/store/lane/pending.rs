@@ -1,0 +1,144 @@
+//! A command on its way: who waits for it, how often it was tried, what is owed if it goes wrong.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::store::command::{Command, Reply};
+use crate::store::lane::call::{Outcome, Ticket};
+
+/// Pause before the first repetition of a debt; doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+pub(crate) struct Pending {
+    pub(crate) command: Command,
+    pub(crate) ticket: Option<Ticket>,
+    /// How often it was written in vain.
+    attempts: u32,
+    /// It undoes an acquire that may still arrive: repeated until found or until its ttl has passed.
+    ghost: bool,
+}
+
+/// What becomes of a command after its outcome.
+pub(crate) enum Next {
+    Finished,
+    /// To be asked again at once, on another connection.
+    Again(Pending),
+    /// To be asked again later, whoever asks.
+    Owed(Pending),
+}
+
+impl Pending {
+    pub(crate) fn new(command: Command, ticket: Option<Ticket>) -> Self {
+        Self {
+            command,
+            ticket,
+            attempts: 0,
+            ghost: false,
+        }
+    }
+
+    /// False for what need not be written any more: its caller has left and nothing is owed.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let waited_for = self.ticket.as_ref().is_some_and(Ticket::is_waited_for);
+        match self.command {
+            Command::Acquire { .. } | Command::Renew { .. } | Command::Flush { .. } => waited_for,
+            Command::Release { until, .. } => waited_for || Moment::now() < until,
+        }
+    }
+
+    /// The release of what an acquire may have taken by now or may take yet.
+    pub(crate) fn undo(&self, now: Moment) -> Option<Command> {
+        match &self.command {
+            Command::Acquire { key, lease, ttl } => Some(Command::Release {
+                key: key.clone(),
+                lease: *lease,
+                until: now.after(*ttl),
+            }),
+            _ => None,
+        }
+    }
+
+    /// How long to wait before a debt is tried again.
+    pub(crate) fn pause(&self) -> Duration {
+        let factor = 1 << self.attempts.min(6);
+        (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
+    }
+
+    /// Redis has answered.
+    pub(crate) fn answered(mut self, outcome: Outcome) -> Next {
+        let outcome = match (&self.command, outcome) {
+            // Written before, on a connection that then broke: that first one may well have done
+            // it. Either way the key is no longer this lease's.
+            (Command::Release { .. }, Ok(Reply::Missing | Reply::Taken { .. }))
+                if self.attempts > 0 && !self.ghost =>
+            {
+                Ok(Reply::Done)
+            }
+            (_, outcome) => outcome,
+        };
+        match (&self.command, &outcome) {
+            (Command::Release { until, .. }, Err(_)) if Moment::now() < *until => {
+                self.hand_over(outcome);
+                self.attempts += 1;
+                Next::Owed(self)
+            }
+            (Command::Release { until, .. }, Ok(Reply::Missing | Reply::Taken { .. }))
+                if self.ghost && Moment::now() < *until =>
+            {
+                self.attempts += 1;
+                Next::Owed(self)
+            }
+            (Command::Acquire { .. }, Ok(Reply::Granted { .. })) => {
+                let undo = self.undo(Moment::now());
+                if self.hand_over(outcome) {
+                    return Next::Finished;
+                }
+                // Granted to a caller that has left.
+                undo.map_or(Next::Finished, |undo| Next::Again(Self::new(undo, None)))
+            }
+            _ => {
+                self.hand_over(outcome);
+                Next::Finished
+            }
+        }
+    }
+
+    /// It was written, and the connection broke before its answer came. `again` says that another
+    /// connection may be tried at once.
+    pub(crate) fn unanswered(mut self, error: &Error, again: bool) -> Next {
+        let again = again && self.attempts == 0;
+        self.attempts += 1;
+        match &self.command {
+            // The outcome is unknown: never repeated under its lease id.
+            Command::Acquire { .. } => {
+                let undo = self.undo(Moment::now());
+                self.hand_over(Err(error.clone()));
+                undo.map_or(Next::Finished, |undo| {
+                    let mut ghost = Self::new(undo, None);
+                    ghost.ghost = true;
+                    Next::Owed(ghost)
+                })
+            }
+            _ if again && self.is_wanted() => Next::Again(self),
+            _ => self.unsent(error),
+        }
+    }
+
+    /// It was not written, and will not be while its caller waits.
+    pub(crate) fn unsent(mut self, error: &Error) -> Next {
+        self.hand_over(Err(error.clone()));
+        self.attempts += 1;
+        match self.command {
+            Command::Release { until, .. } if Moment::now() < until => Next::Owed(self),
+            _ => Next::Finished,
+        }
+    }
+
+    fn hand_over(&mut self, outcome: Outcome) -> bool {
+        self.ticket
+            .take()
+            .is_some_and(|ticket| ticket.complete(outcome).is_ok())
+    }
+}

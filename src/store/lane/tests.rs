@@ -1,0 +1,236 @@
+//! A lane on a real Redis, with faults that only the inside can see or make.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use leasehold_testbed::{Server, eventually};
+
+use super::*;
+use crate::id::{HolderId, LeaseId};
+use crate::key::{self, Key};
+use crate::store::command::Reply;
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Fixture {
+    server: Server,
+    lane: Lane,
+    rings: Arc<AtomicUsize>,
+}
+
+fn fixture() -> Fixture {
+    // Longer than any pause of a busy machine: no answer that comes is taken for a time-out.
+    with_timeout(Duration::from_secs(10))
+}
+
+fn with_timeout(timeout: Duration) -> Fixture {
+    let server = Server::start().unwrap();
+    let endpoint = Arc::new(Endpoint::new(&server.url(), timeout, timeout).unwrap());
+    let pool = r2d2::Pool::builder()
+        .max_size(2)
+        .min_idle(Some(0))
+        .test_on_check_out(false)
+        .error_handler(Box::new(r2d2::NopErrorHandler))
+        .build_unchecked(Connector(Arc::clone(&endpoint)));
+    let rings = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&rings);
+    let lane = Lane::new(Arc::new(Common {
+        pool,
+        endpoint,
+        names: Names {
+            holder: HolderId::of_this_process(),
+            fence_counter: key::fence_counter("p:"),
+        },
+        connect_timeout: timeout,
+        command_timeout: timeout,
+        bell: Box::new(move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
+        }),
+    }));
+    Fixture {
+        server,
+        lane,
+        rings,
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key::new("p:", name, 100).unwrap()
+}
+
+impl Fixture {
+    fn acquire_within(&self, name: &str, limit: Duration) -> (LeaseId, Result<Reply, Error>) {
+        let lease = LeaseId::random();
+        let command = Command::Acquire {
+            key: key(name),
+            lease,
+            ttl: LONG,
+        };
+        (lease, self.ask(command, limit))
+    }
+
+    fn acquire(&self, name: &str) -> LeaseId {
+        let (lease, outcome) = self.acquire_within(name, LONG);
+        assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+        lease
+    }
+
+    fn ask(&self, command: Command, limit: Duration) -> Result<Reply, Error> {
+        let mut request = Request::new(command, Moment::now().after(limit));
+        self.lane.execute(&mut [&mut request]);
+        request.into_outcome()
+    }
+
+    fn release(&self, name: &str, lease: LeaseId) -> Command {
+        Command::Release {
+            key: key(name),
+            lease,
+            until: Moment::now().after(LONG),
+        }
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        let reply = self.server.command(&["EXISTS", &format!("p:{name}")]);
+        reply.unwrap().as_int() == Some(1)
+    }
+
+    fn owed(&self) -> usize {
+        let state = self.lane.state.lock();
+        state.link.as_ref().map_or(0, Link::owed)
+    }
+
+    fn is_idle(&self) -> bool {
+        let state = self.lane.state.lock();
+        !state.led && state.queue.is_empty() && state.debts.is_empty()
+    }
+}
+
+#[test]
+fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
+    let f = fixture();
+    let lease = f.acquire("a");
+    f.lane.post(f.release("a", lease));
+    assert_eq!(f.owed(), 1);
+    assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
+    f.acquire("a");
+    assert_eq!(f.owed(), 0);
+}
+
+#[test]
+fn an_unread_release_of_a_cut_connection_is_written_again() {
+    let f = fixture();
+    let lease = f.acquire("a");
+    f.server
+        .command(&["CLIENT", "KILL", "TYPE", "normal"])
+        .unwrap();
+    f.lane.post(f.release("a", lease));
+    while f.lane.settle() {}
+    assert!(!f.exists("a"));
+    assert!(f.is_idle());
+}
+
+#[test]
+fn many_posted_releases_are_left_to_the_background_and_none_is_lost() {
+    let f = fixture();
+    let names: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+    let leases: Vec<LeaseId> = names.iter().map(|name| f.acquire(name)).collect();
+    for (name, lease) in names.iter().zip(&leases) {
+        f.lane.post(f.release(name, *lease));
+    }
+    assert!(f.owed() <= MAX_OWED);
+    while f.lane.settle() {}
+    assert!(names.iter().all(|name| !f.exists(name)));
+    assert!(f.is_idle() && f.owed() == 0);
+}
+
+#[test]
+fn a_batch_larger_than_one_script_call_is_answered_in_full() {
+    let f = fixture();
+    let mut requests: Vec<Request> = (0..1000)
+        .map(|n| {
+            let command = Command::Acquire {
+                key: key(&n.to_string()),
+                lease: LeaseId::random(),
+                ttl: LONG,
+            };
+            Request::new(command, Moment::now().after(LONG))
+        })
+        .collect();
+    f.lane.execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let mut tokens = std::collections::HashSet::new();
+    for request in requests {
+        match request.into_outcome() {
+            Ok(Reply::Granted { token }) => assert!(tokens.insert(token), "given twice"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_follower_that_leaves_has_its_late_grant_released() {
+    let f = fixture();
+    f.acquire("warm-up");
+    f.server.stop();
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| f.acquire_within("leader", LONG));
+        assert!(eventually(LONG, || f.lane.state.lock().led));
+        let (_, outcome) = f.acquire_within("follower", Duration::from_millis(20));
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+        f.server.resume();
+        leader.join().unwrap().1.unwrap();
+    });
+    while f.lane.settle() {}
+    assert!(f.exists("leader"));
+    assert!(!f.exists("follower"));
+}
+
+#[test]
+fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
+    let f = fixture();
+    f.acquire("warm-up");
+    f.server.stop();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| f.acquire_within("first", LONG));
+        assert!(eventually(LONG, || f.lane.state.lock().led));
+        // Both wait in the queue; whichever is appointed next panics after it has written.
+        f.lane.panic_next.store(true, Ordering::SeqCst);
+        let two = ["second", "third"].map(|name| {
+            let f = &f;
+            scope.spawn(move || f.acquire_within(name, LONG))
+        });
+        assert!(eventually(LONG, || f.lane.state.lock().queue.len() == 2));
+        f.server.resume();
+        first.join().unwrap().1.unwrap();
+        let outcomes = two.map(|thread| thread.join());
+        let panicked = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        assert_eq!(panicked, 1, "the panic goes on in the thread that led");
+        for outcome in outcomes.into_iter().flatten() {
+            let error = outcome.1.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Timeout, "its outcome is unknown");
+        }
+    });
+    while f.lane.settle() && (f.exists("second") || f.exists("third")) {}
+    assert!(!f.exists("second") && !f.exists("third"));
+    f.acquire("second");
+}
+
+#[test]
+fn a_flush_is_answered_after_all_that_was_posted() {
+    let f = fixture();
+    let lease = f.acquire("a");
+    f.lane.post(f.release("a", lease));
+    let flushed = f.ask(Command::Flush { lane: 0 }, LONG);
+    assert_eq!(flushed.unwrap(), Reply::Done);
+    assert_eq!(f.owed(), 0);
+    assert!(!f.exists("a"));
+}
+
+#[test]
+fn a_flush_without_a_server_says_so_and_keeps_what_is_owed() {
+    let mut f = with_timeout(Duration::from_millis(500));
+    let lease = f.acquire("a");
+    f.server.kill();
+    f.lane.post(f.release("a", lease));
+    let error = f.ask(Command::Flush { lane: 0 }, LONG).unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(!f.is_idle(), "the release is still owed");
+}

@@ -1,0 +1,42 @@
+//! Where grants are kept. The only way to Redis for the state of locks.
+
+pub(crate) mod command;
+mod connect;
+mod lane;
+mod link;
+mod node;
+mod script;
+
+pub(crate) use command::{Command, Reply, Request};
+pub(crate) use connect::Endpoint;
+pub(crate) use node::Node;
+
+/// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
+/// longer than one command time-out.
+pub(crate) trait Store: Send + Sync {
+    /// Carries out all of `requests` and waits for the answers.
+    fn execute(&self, requests: &mut [Request]);
+
+    /// Writes a release, or keeps it to be written soon, and returns without waiting for an answer.
+    /// It is seen through in the background. Never connects, never blocks longer than one write.
+    fn post(&self, release: Command);
+
+    /// Sees to what is owed: answers nobody waits for, releases that could not be written. True if
+    /// something is left for later.
+    fn settle(&self) -> bool;
+
+    /// Waits until everything that was posted has been answered.
+    fn flush(&self, deadline: crate::clock::Moment) -> Result<(), crate::error::Error>;
+}
+
+/// When the background work of a store is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chore {
+    /// Within a tenth of a second: an answer is owed.
+    Soon,
+    /// At once: so much is owed that those who release no longer write themselves.
+    Now,
+}
+
+/// Called by a store when [`Store::settle`] is wanted. Quick; never blocks.
+pub(crate) type Bell = Box<dyn Fn(Chore) + Send + Sync>;

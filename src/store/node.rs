@@ -1,0 +1,97 @@
+//! One Redis: a few lanes and a connection for renewals. Says which lane serves what, nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::config::Config;
+use crate::error::Error;
+use crate::id::HolderId;
+use crate::key;
+use crate::store::command::{Command, Request};
+use crate::store::connect::{Connector, Endpoint};
+use crate::store::lane::{Common, Lane};
+use crate::store::script::Names;
+use crate::store::{Bell, Store};
+
+pub(crate) struct Node {
+    /// The last one is for renewals: callers' traffic can never hold them up.
+    lanes: Vec<Lane>,
+}
+
+impl Node {
+    /// Does not connect: lanes do, when they have something to say.
+    pub(crate) fn new(endpoint: Endpoint, config: &Config, holder: HolderId, bell: Bell) -> Self {
+        let endpoint = Arc::new(endpoint);
+        let lanes = config.lanes + 1;
+        let pool = r2d2::Pool::builder()
+            .max_size(lanes as u32)
+            .min_idle(Some(0))
+            .test_on_check_out(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            // Also bounds the pause between attempts to reconnect: half of it.
+            .connection_timeout(config.connect_timeout.max(Duration::from_millis(100)))
+            .error_handler(Box::new(r2d2::NopErrorHandler))
+            .build_unchecked(Connector(Arc::clone(&endpoint)));
+        let common = Arc::new(Common {
+            pool,
+            endpoint,
+            names: Names {
+                holder,
+                fence_counter: key::fence_counter(&config.prefix),
+            },
+            connect_timeout: config.connect_timeout,
+            command_timeout: config.command_timeout,
+            bell,
+        });
+        Self {
+            lanes: (0..lanes).map(|_| Lane::new(Arc::clone(&common))).collect(),
+        }
+    }
+
+    fn lane_of(&self, command: &Command) -> usize {
+        let for_renewal = self.lanes.len() - 1;
+        match command {
+            Command::Acquire { key, .. } | Command::Release { key, .. } => key.part(for_renewal),
+            Command::Renew { .. } => for_renewal,
+            Command::Flush { lane } => *lane,
+        }
+    }
+}
+
+impl Store for Node {
+    fn execute(&self, requests: &mut [Request]) {
+        if let [request] = requests {
+            return self.lanes[self.lane_of(&request.command)].execute(&mut [request]);
+        }
+        let mut by_lane: Vec<Vec<&mut Request>> = Vec::new();
+        by_lane.resize_with(self.lanes.len(), Vec::new);
+        for request in requests {
+            by_lane[self.lane_of(&request.command)].push(request);
+        }
+        for (lane, requests) in self.lanes.iter().zip(&mut by_lane) {
+            lane.execute(requests);
+        }
+    }
+
+    fn post(&self, release: Command) {
+        self.lanes[self.lane_of(&release)].post(release);
+    }
+
+    fn settle(&self) -> bool {
+        self.lanes
+            .iter()
+            .fold(false, |left, lane| lane.settle() | left)
+    }
+
+    fn flush(&self, deadline: Moment) -> Result<(), Error> {
+        let mut flushes: Vec<Request> = (0..self.lanes.len())
+            .map(|lane| Request::new(Command::Flush { lane }, deadline))
+            .collect();
+        self.execute(&mut flushes);
+        flushes
+            .into_iter()
+            .try_for_each(|flush| flush.into_outcome().map(drop))
+    }
+}

@@ -1,0 +1,105 @@
+//! Whether Redis answers at the moment, as the callers of one client see it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::error::Error;
+
+/// Shared by all who wait, so that a hundred waiters in line run out of patience together and not
+/// one after another.
+pub(crate) struct Outage {
+    is_known: AtomicBool,
+    known: Mutex<Option<Ongoing>>,
+    /// What was last known longer ago says nothing about now.
+    fresh_for: Duration,
+}
+
+#[derive(Clone)]
+pub(crate) struct Ongoing {
+    pub(crate) since: Moment,
+    last: Moment,
+    /// What the last attempt met with.
+    pub(crate) error: Error,
+}
+
+impl Outage {
+    pub(crate) fn new(fresh_for: Duration) -> Self {
+        Self {
+            is_known: AtomicBool::new(false),
+            known: Mutex::new(None),
+            fresh_for,
+        }
+    }
+
+    /// An attempt that began at `since` failed. Says whether this is news.
+    pub(crate) fn begin(&self, since: Moment, now: Moment, error: Error) -> (Ongoing, bool) {
+        let mut known = self.known.lock();
+        let before = known.take().filter(|ongoing| self.is_fresh(ongoing, now));
+        let is_news = before.is_none();
+        let ongoing = Ongoing {
+            since: before.map_or(since, |ongoing| ongoing.since),
+            last: now,
+            error,
+        };
+        *known = Some(ongoing.clone());
+        self.is_known.store(true, Ordering::Release);
+        (ongoing, is_news)
+    }
+
+    /// Redis answered.
+    pub(crate) fn end(&self) {
+        if self.is_known.load(Ordering::Acquire) {
+            let mut known = self.known.lock();
+            *known = None;
+            self.is_known.store(false, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn ongoing(&self, now: Moment) -> Option<Ongoing> {
+        if !self.is_known.load(Ordering::Acquire) {
+            return None;
+        }
+        let known = self.known.lock().clone();
+        known.filter(|ongoing| self.is_fresh(ongoing, now))
+    }
+
+    fn is_fresh(&self, ongoing: &Ongoing, now: Moment) -> bool {
+        now.since(ongoing.last) <= self.fresh_for
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn error() -> Error {
+        Error::new(ErrorKind::Unavailable, "")
+    }
+
+    #[test]
+    fn an_outage_lasts_from_its_first_failure_to_the_next_answer() {
+        let outage = Outage::new(Duration::from_secs(3));
+        let first = Moment::now();
+        let second = first.after(Duration::from_secs(2));
+        assert!(outage.begin(first, first, error()).1);
+        let (ongoing, is_news) = outage.begin(second, second, error());
+        assert_eq!((ongoing.since, is_news), (first, false));
+        outage.end();
+        assert!(outage.ongoing(second).is_none());
+    }
+
+    #[test]
+    fn what_was_known_long_ago_says_nothing() {
+        let outage = Outage::new(Duration::from_secs(3));
+        let first = Moment::now();
+        let later = first.after(Duration::from_secs(4));
+        outage.begin(first, first, error());
+        assert!(outage.ongoing(later).is_none());
+        let (ongoing, is_news) = outage.begin(later, later, error());
+        assert_eq!((ongoing.since, is_news), (later, true));
+    }
+}

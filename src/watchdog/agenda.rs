@@ -1,0 +1,174 @@
+//! What is to be done, and when: the wheel with its sleeping timer thread, and the queue of jobs for
+//! the workers. Does none of it itself, and no I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::Moment;
+use crate::lease::{Lease, TimerNote};
+use crate::store::Chore;
+use crate::watchdog::wheel::{TimerId, Wheel};
+
+/// How soon what a store owes is seen to.
+const SETTLE_AFTER: Duration = Duration::from_millis(100);
+/// Longest sleep while there are timers. The thread sleeps by a clock that may stand still while
+/// the machine is suspended; leases end by one that does not.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+pub(crate) enum Timer {
+    Lease(Arc<Lease>),
+    Settle,
+}
+
+pub(crate) enum Job {
+    Renew(Vec<Arc<Lease>>),
+    Settle,
+    Stop,
+}
+
+pub(crate) struct Agenda {
+    timers: Mutex<Timers>,
+    changed: Condvar,
+    jobs: Sender<Job>,
+    settle_soon: AtomicBool,
+    settle_now: AtomicBool,
+}
+
+struct Timers {
+    wheel: Wheel<Timer>,
+    /// The tick until which the timer thread sleeps; an earlier timer wakes it.
+    asleep_until: u64,
+    stopped: bool,
+}
+
+impl Agenda {
+    pub(crate) fn new() -> (Arc<Self>, Receiver<Job>) {
+        // Bounded by the number of leases: one is not due again before its renewal has ended.
+        let (jobs, inbox) = unbounded();
+        let agenda = Arc::new(Self {
+            timers: Mutex::new(Timers {
+                wheel: Wheel::new(Moment::now().past_tick()),
+                asleep_until: 0,
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+            jobs,
+            settle_soon: AtomicBool::new(false),
+            settle_now: AtomicBool::new(false),
+        });
+        (agenda, inbox)
+    }
+
+    /// Nothing once stopped.
+    pub(crate) fn set(&self, at: Moment, timer: Timer) -> Option<TimerNote> {
+        let tick = at.tick();
+        let mut timers = self.timers.lock();
+        if timers.stopped {
+            return None;
+        }
+        let id = timers.wheel.insert(tick, timer);
+        // Cancelled timers leave the sleep as it is, so a lock taken and let go again and again
+        // does not wake the thread each time.
+        if tick < timers.asleep_until {
+            timers.asleep_until = tick;
+            self.changed.notify_one();
+        }
+        Some(id.into())
+    }
+
+    pub(crate) fn cancel(&self, note: TimerNote) {
+        let cancelled = self.timers.lock().wheel.cancel(note.into());
+        drop(cancelled);
+    }
+
+    pub(crate) fn give(&self, job: Job) {
+        // Fails only once the workers have ended.
+        let _ = self.jobs.send(job);
+    }
+
+    /// Sleeps until something is due, and returns that; nothing once stopped.
+    pub(crate) fn next(&self) -> Option<Vec<Timer>> {
+        let mut due = Vec::new();
+        let mut timers = self.timers.lock();
+        loop {
+            if timers.stopped {
+                return None;
+            }
+            let now = Moment::now();
+            timers.wheel.advance(now.past_tick(), &mut due);
+            if !due.is_empty() {
+                timers.asleep_until = 0;
+                return Some(due);
+            }
+            match timers.wheel.next_wake() {
+                None => {
+                    timers.asleep_until = u64::MAX;
+                    self.changed.wait(&mut timers);
+                }
+                Some(tick) => {
+                    timers.asleep_until = tick;
+                    let sleep = Moment::at_tick(tick).since(now).min(LONGEST_SLEEP);
+                    self.changed.wait_for(&mut timers, sleep);
+                }
+            }
+        }
+    }
+
+    /// A store wants to be seen to.
+    pub(crate) fn ring(&self, chore: Chore) {
+        match chore {
+            Chore::Soon => {
+                if !self.settle_soon.swap(true, Ordering::AcqRel) {
+                    self.set(Moment::now().after(SETTLE_AFTER), Timer::Settle);
+                }
+            }
+            Chore::Now => {
+                if !self.settle_now.swap(true, Ordering::AcqRel) {
+                    self.give(Job::Settle);
+                }
+            }
+        }
+    }
+
+    /// From here on a store that wants to be seen to has to say so again.
+    pub(crate) fn answer(&self) {
+        self.settle_soon.store(false, Ordering::Release);
+        self.settle_now.store(false, Ordering::Release);
+    }
+
+    /// Ends the timer thread, and the workers after the job in hand. Returns all leases that were
+    /// being watched.
+    pub(crate) fn stop(&self, workers: usize) -> Vec<Arc<Lease>> {
+        let mut watched = Vec::new();
+        {
+            let mut timers = self.timers.lock();
+            timers.stopped = true;
+            timers.wheel.advance(u64::MAX, &mut watched);
+            self.changed.notify_all();
+        }
+        for _ in 0..workers {
+            self.give(Job::Stop);
+        }
+        let leases = watched.into_iter().filter_map(|timer| match timer {
+            Timer::Lease(lease) => Some(lease),
+            Timer::Settle => None,
+        });
+        leases.collect()
+    }
+}
+
+impl From<TimerId> for TimerNote {
+    fn from(id: TimerId) -> Self {
+        Self(id.index, id.generation)
+    }
+}
+
+impl From<TimerNote> for TimerId {
+    fn from(TimerNote(index, generation): TimerNote) -> Self {
+        Self { index, generation }
+    }
+}

@@ -1,0 +1,232 @@
+//! The threads of the watchdog: the timer, which finds what is due and tells of lost leases, and the
+//! workers, which renew. The timer thread does no I/O and runs no user code.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::event::EventLock;
+use crate::lease::{Courier, Due, Lease};
+use crate::loss::LossReason;
+use crate::store::{Chore, Command, Reply, Request, Store};
+use crate::thread::Crew;
+use crate::watchdog::agenda::{Agenda, Job, Timer};
+
+/// Two, so that releases stuck behind a dead server never hold up renewals.
+const WORKERS: usize = 2;
+/// Leases renewed by one job, with one deadline.
+const MAX_BATCH: usize = 1024;
+/// Longest pause before a renewal that failed is tried again.
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+
+pub(crate) struct Watchdog {
+    agenda: Arc<Agenda>,
+    store: Arc<dyn Store>,
+    courier: Arc<Courier>,
+    command_timeout: Duration,
+}
+
+impl Watchdog {
+    pub(crate) fn new(
+        agenda: Arc<Agenda>,
+        store: Arc<dyn Store>,
+        courier: Arc<Courier>,
+        command_timeout: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            agenda,
+            store,
+            courier,
+            command_timeout,
+        })
+    }
+
+    /// Starts the timer and the workers, who take their jobs from `inbox`.
+    pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inbox: &Receiver<Job>) -> Result<(), Error> {
+        let dog = Arc::clone(self);
+        crew.spawn("leasehold-timer", move || dog.keep_time())?;
+        for n in 0..WORKERS {
+            let (dog, inbox) = (Arc::clone(self), inbox.clone());
+            crew.spawn(&format!("leasehold-worker-{n}"), move || dog.work(&inbox))
+                .inspect_err(|_| self.stop())?;
+        }
+        Ok(())
+    }
+
+    /// Keeps `lease` alive from now on. False, and nothing done, once stopped.
+    pub(crate) fn watch(&self, lease: &Arc<Lease>) -> bool {
+        lease.rearm(|old, next| {
+            if let Some(old) = old {
+                self.agenda.cancel(old);
+            }
+            self.agenda.set(next, Timer::Lease(Arc::clone(lease)))
+        })
+    }
+
+    /// Lets go of a lease that was released or lost before; says which.
+    pub(crate) fn release(&self, lease: &Lease, now: Moment) -> Result<(), LossReason> {
+        let (timer, outcome) = lease.release(now);
+        if let Some(timer) = timer {
+            self.agenda.cancel(timer);
+        }
+        outcome
+    }
+
+    /// Ends the threads, and every lease with [`LossReason::Shutdown`].
+    pub(crate) fn stop(&self) {
+        for lease in self.agenda.stop(WORKERS) {
+            lease.lose(LossReason::Shutdown);
+        }
+    }
+
+    /// Makes `lease` last for `ttl` from now at least.
+    pub(crate) fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
+        let asked_at = Moment::now();
+        let deadline = asked_at.after(self.command_timeout);
+        if !lease.begin_ttl_change(deadline) {
+            return Err(match lease.loss(Moment::now()) {
+                Some(reason) => Error::lost(reason),
+                None => Error::new(ErrorKind::Timeout, "a renewal is under way"),
+            });
+        }
+        let asked_at = Moment::now();
+        let mut request = [renewal(lease, ttl, asked_at.after(self.command_timeout))];
+        self.store.execute(&mut request);
+        let [request] = request;
+        let result = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
+        self.rearm(lease);
+        match (result, lease.loss(Moment::now())) {
+            (_, Some(reason)) => Err(Error::lost(reason)),
+            (result, None) => result,
+        }
+    }
+
+    fn keep_time(&self) {
+        while let Some(due) = self.agenda.next() {
+            let now = Moment::now();
+            let mut renewals = Vec::new();
+            for timer in due {
+                match timer {
+                    Timer::Settle => self.agenda.give(Job::Settle),
+                    Timer::Lease(lease) => {
+                        let again = |next| self.agenda.set(next, Timer::Lease(Arc::clone(&lease)));
+                        if let Due::Renewal(_) = lease.due(now, again) {
+                            renewals.push(lease);
+                        }
+                    }
+                }
+            }
+            while !renewals.is_empty() {
+                let rest = renewals.split_off(renewals.len().min(MAX_BATCH));
+                self.agenda.give(Job::Renew(renewals));
+                renewals = rest;
+            }
+        }
+    }
+
+    fn work(&self, inbox: &Receiver<Job>) {
+        while let Ok(job) = inbox.recv() {
+            match job {
+                Job::Renew(leases) => self.renew(&leases),
+                Job::Settle => {
+                    self.agenda.answer();
+                    if self.store.settle() {
+                        self.agenda.ring(Chore::Soon);
+                    }
+                }
+                Job::Stop => return,
+            }
+        }
+    }
+
+    fn renew(&self, leases: &[Arc<Lease>]) {
+        let asked_at = Moment::now();
+        let deadline = asked_at.after(self.command_timeout);
+        // One that is being extended is left to that: its end sets the next renewal.
+        let begun = leases
+            .iter()
+            .filter(|lease| lease.begin_ttl_change(asked_at));
+        let begun: Vec<&Arc<Lease>> = begun.collect();
+        let ttls: Vec<Duration> = begun
+            .iter()
+            .map(|lease| lease.ttl_to_ask(asked_at))
+            .collect();
+        let mut requests: Vec<Request> = begun
+            .iter()
+            .zip(&ttls)
+            .map(|(lease, ttl)| renewal(lease, *ttl, deadline))
+            .collect();
+        self.store.execute(&mut requests);
+        for ((lease, ttl), request) in begun.into_iter().zip(ttls).zip(requests) {
+            let outcome = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
+            self.tell_renewed(lease, outcome);
+            self.rearm(lease);
+        }
+    }
+
+    fn rearm(&self, lease: &Arc<Lease>) {
+        if !self.watch(lease) {
+            lease.lose(LossReason::Shutdown);
+        }
+    }
+
+    /// Ends a change of the ttl as its answer says.
+    fn ttl_answered(
+        &self,
+        lease: &Lease,
+        asked_at: Moment,
+        ttl: Duration,
+        outcome: Result<Reply, Error>,
+    ) -> Result<(), Error> {
+        let now = Moment::now();
+        let lost = |reason: LossReason| {
+            lease.ttl_unchanged(None);
+            lease.lose(reason.clone());
+            Err(Error::lost(reason))
+        };
+        match outcome {
+            Ok(Reply::Done) => {
+                lease.ttl_changed(now, asked_at, ttl);
+                Ok(())
+            }
+            Ok(Reply::Missing) => lost(LossReason::Deleted),
+            Ok(Reply::Taken { by }) => lost(LossReason::TakenOver { by }),
+            Ok(Reply::Granted { .. } | Reply::Contended { .. }) => {
+                unreachable!("an acquire's answer to a renewal")
+            }
+            Err(error) => {
+                let every = lease.terms().renew_every.unwrap_or(LONGEST_RETRY);
+                let retry_at = now.after((every / 4).min(LONGEST_RETRY));
+                lease.ttl_unchanged(Some(retry_at));
+                Err(error)
+            }
+        }
+    }
+
+    fn tell_renewed(&self, lease: &Arc<Lease>, outcome: Result<(), Error>) {
+        let lease = Arc::clone(lease);
+        match outcome {
+            Err(error) if error.is_lease_lost() => {}
+            outcome => self.courier.tell_later(move |events| {
+                let lock: EventLock<'_> = lease.event();
+                match &outcome {
+                    Ok(()) => events.renewed(lock),
+                    Err(error) => events.renewal_failed(lock, error),
+                }
+            }),
+        }
+    }
+}
+
+fn renewal(lease: &Lease, ttl: Duration, deadline: Moment) -> Request {
+    let terms = lease.terms();
+    let command = Command::Renew {
+        key: terms.key.clone(),
+        lease: terms.id,
+        ttl,
+    };
+    Request::new(command, deadline)
+}
