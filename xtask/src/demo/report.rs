@@ -1,0 +1,119 @@
+//! What the counter's two runs came to, as sentences and a table. Measures nothing.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::messages::Tally;
+use super::waits::Waits;
+
+/// All processes raising the counter once, with the lock or without.
+pub struct Run {
+    /// One per process.
+    pub tallies: Vec<Tally>,
+    /// What the counter says at the end.
+    pub counted: u64,
+}
+
+impl Run {
+    pub fn made(&self) -> u64 {
+        self.tallies.iter().map(|tally| tally.raises).sum()
+    }
+
+    pub fn lost(&self) -> u64 {
+        self.made().saturating_sub(self.counted)
+    }
+
+    pub fn verdict(&self) -> String {
+        let (made, counted) = (self.made(), self.counted);
+        let lost = match self.lost() {
+            0 => "none lost".to_owned(),
+            lost => format!("{lost} updates lost"),
+        };
+        format!("{made} raises made, the counter says {counted}: {lost}.")
+    }
+
+    /// Over the time that the slowest process took, the last grants it waited for included.
+    fn per_second(&self, raises: u64) -> String {
+        let took = self.tallies.iter().map(|tally| tally.took).max();
+        let took = took.unwrap_or_default().as_secs_f64();
+        format!("{:.0}", raises as f64 / took)
+    }
+}
+
+pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header([
+        "",
+        "raises",
+        "per second",
+        "lost",
+        "wait p50",
+        "wait p99",
+        "longest",
+    ]);
+    table.add_row(row(
+        "without a lock",
+        without.made(),
+        without,
+        None,
+        Some(without.lost()),
+    ));
+    let mut all = Waits::new()?;
+    let mut rows = Vec::new();
+    for (n, tally) in with.tallies.iter().enumerate() {
+        let waits = Waits::from_steps(&tally.waits)?;
+        ensure!(
+            waits.times() == tally.raises,
+            "a grant's wait was not recorded"
+        );
+        all.add(&waits)?;
+        rows.push(row(
+            &format!("  process {}", n + 1),
+            tally.raises,
+            with,
+            Some(&waits),
+            None,
+        ));
+    }
+    table.add_row(row(
+        "with the lock",
+        with.made(),
+        with,
+        Some(&all),
+        Some(with.lost()),
+    ));
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    Ok(table.lines().map(|line| format!("   {line}\n")).collect())
+}
+
+fn row(
+    name: &str,
+    raises: u64,
+    run: &Run,
+    waits: Option<&Waits>,
+    lost: Option<u64>,
+) -> [String; 7] {
+    let waited = |quantile| {
+        let wait = waits.and_then(|waits| waits.quantile(quantile));
+        wait.map_or_else(String::new, milliseconds)
+    };
+    [
+        name.to_owned(),
+        raises.to_string(),
+        run.per_second(raises),
+        lost.map_or_else(String::new, |lost| lost.to_string()),
+        waited(0.5),
+        waited(0.99),
+        waited(1.0),
+    ]
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,158 @@
+//! Where the demo writes: one random prefix on one server. Never touches a key outside it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use leasehold::Client;
+use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo as _};
+use uuid::Uuid;
+
+use super::messages::{Assignment, Job};
+
+const CONNECT_TIME_OUT: Duration = Duration::from_secs(3);
+const COMMAND_TIME_OUT: Duration = Duration::from_secs(5);
+/// Keys looked at in one step of SCAN: keeps a user's server responsive.
+const SCAN_STEP: usize = 1_000;
+
+pub struct Space {
+    url: String,
+    redis: redis::Client,
+    root: String,
+    cleaned: bool,
+}
+
+impl Space {
+    /// Connects once, so that a wrong URL fails here.
+    pub fn open(url: &str) -> anyhow::Result<Space> {
+        let info = url.into_connection_info().context(
+            "the URL is not one of a Redis server; write it like redis://127.0.0.1:6379 or \
+             redis://user:password@host:6379/0",
+        )?;
+        let redis = redis::Client::open(info)?;
+        let random = Uuid::new_v4().simple().to_string();
+        let root = format!("leasehold-demo:{random}:");
+        // Nothing is written before the server has answered: until then nothing is to be cleaned.
+        let mut space = Space {
+            url: url.to_owned(),
+            redis,
+            root,
+            cleaned: true,
+        };
+        let () = space.ask(&redis::cmd("PING"))?;
+        space.cleaned = false;
+        Ok(space)
+    }
+
+    /// Without the password.
+    pub fn address(&self) -> String {
+        self.redis.get_connection_info().addr().to_string()
+    }
+
+    pub fn connection_info(&self) -> &redis::ConnectionInfo {
+        self.redis.get_connection_info()
+    }
+
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// The library's prefix.
+    pub fn lock_prefix(&self) -> String {
+        format!("{}lock:", self.root)
+    }
+
+    /// The key in Redis of the lock `key`.
+    pub fn lock_key(&self, key: &str) -> String {
+        format!("{}{key}", self.lock_prefix())
+    }
+
+    /// A key of the demo's own, apart from the library's.
+    pub fn value_key(&self, name: &str) -> String {
+        format!("{}value:{name}", self.root)
+    }
+
+    /// A client of this process.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        client(&self.url, &self.lock_prefix())
+    }
+
+    pub fn assignment(&self, job: Job) -> Assignment {
+        Assignment {
+            url: self.url.clone(),
+            prefix: self.lock_prefix(),
+            job,
+        }
+    }
+
+    /// One command that the lock library has no part in.
+    pub fn ask<T: FromRedisValue>(&self, command: &Cmd) -> anyhow::Result<T> {
+        let answer = command.query(&mut connect(&self.redis)?);
+        answer.map_err(|error| anyhow!("a command failed at {}: {error}", self.address()))
+    }
+
+    /// Deletes all that is under the prefix.
+    pub fn clean(&mut self) -> anyhow::Result<()> {
+        self.cleaned = true;
+        self.delete_all()
+            .context("cannot delete the demo's own keys")
+    }
+
+    pub fn keys_on_server(&self) -> anyhow::Result<u64> {
+        self.ask(&redis::cmd("DBSIZE"))
+    }
+
+    fn delete_all(&self) -> anyhow::Result<()> {
+        let mut connection = connect(&self.redis)?;
+        // The prefix has no character that a pattern would read otherwise.
+        let pattern = format!("{}*", self.root);
+        let mut cursor = 0_u64;
+        loop {
+            let keys: Vec<Vec<u8>>;
+            (cursor, keys) = redis::cmd("SCAN")
+                .arg(cursor)
+                .arg("MATCH")
+                .arg(&pattern)
+                .arg("COUNT")
+                .arg(SCAN_STEP)
+                .query(&mut connection)?;
+            if !keys.is_empty() {
+                let () = redis::cmd("DEL").arg(keys).query(&mut connection)?;
+            }
+            if cursor == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        if self.cleaned {
+            return;
+        }
+        if let Err(error) = self.clean() {
+            eprintln!(
+                "keys of the demo may be left under {}: {error:#}",
+                self.root
+            );
+        }
+    }
+}
+
+/// A plain connection that never waits for ever.
+pub fn connect(redis: &redis::Client) -> anyhow::Result<Connection> {
+    let connection = redis
+        .get_connection_with_timeout(CONNECT_TIME_OUT)
+        .map_err(|error| {
+            let address = redis.get_connection_info().addr();
+            anyhow!("cannot use the Redis server at {address}: {error}")
+        })?;
+    connection.set_read_timeout(Some(COMMAND_TIME_OUT))?;
+    connection.set_write_timeout(Some(COMMAND_TIME_OUT))?;
+    Ok(connection)
+}
+
+pub fn client(url: &str, prefix: &str) -> anyhow::Result<Client> {
+    let client = Client::builder(url).prefix(prefix).build();
+    client.context("the lock client cannot be built")
+}

@@ -1,0 +1,66 @@
+//! `cargo xtask demo` and `cargo xtask test`: the command line, and nothing of what the commands do.
+
+mod demo;
+mod stop;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::stop::Stop;
+
+/// What a shell reports for a program ended by Ctrl-C.
+const EXIT_STOPPED: u8 = 130;
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "leasehold's own commands"
+)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Show what the lock does: lost updates without it, none with it, a crash, a theft
+    Demo(demo::Options),
+    /// Check everything: format, clippy, unit, integration and doc tests, docs
+    Test(test::Options),
+    /// One of the demo's own processes, told what to do on its standard input
+    #[command(hide = true)]
+    DemoProcess,
+}
+
+fn main() -> ExitCode {
+    let task = match Cli::parse().task {
+        Task::DemoProcess => return demo::process(),
+        task => task,
+    };
+    let stop = match Stop::install() {
+        Ok(stop) => stop,
+        Err(error) => return failed(&error),
+    };
+    let outcome = match task {
+        Task::Demo(options) => demo::run(&options, &stop),
+        Task::Test(options) => test::run(&options, &stop),
+        Task::DemoProcess => unreachable!("handled above"),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whatever went wrong after Ctrl-C went wrong because of it.
+        Err(_) if stop.requested() => {
+            eprintln!("stopped");
+            ExitCode::from(EXIT_STOPPED)
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}

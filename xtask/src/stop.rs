@@ -1,0 +1,74 @@
+//! Ctrl-C as something to wait for beside anything else. Stops nothing by itself: whoever waits
+//! here returns an error, and what it owns cleans up as it is dropped.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::process;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, after, bounded, select};
+
+/// The user asked to stop.
+#[derive(Debug)]
+pub struct Stopped;
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stopped by the user")
+    }
+}
+
+impl std::error::Error for Stopped {}
+
+/// Whether the user has asked to stop, by Ctrl-C, SIGTERM or SIGHUP.
+pub struct Stop {
+    /// Nothing is ever sent: it disconnects when the user asks, which wakes every waiter.
+    asked: Receiver<Infallible>,
+}
+
+impl Stop {
+    /// Takes over Ctrl-C for the rest of the program. A second one ends it at once.
+    pub fn install() -> anyhow::Result<Stop> {
+        let (sender, asked) = bounded(0);
+        let mut sender = Some(sender);
+        ctrlc::set_handler(move || {
+            if sender.take().is_none() {
+                process::exit(i32::from(super::EXIT_STOPPED));
+            }
+        })
+        .context("cannot watch for Ctrl-C")?;
+        Ok(Stop { asked })
+    }
+
+    pub fn requested(&self) -> bool {
+        self.asked.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    pub fn check(&self) -> Result<(), Stopped> {
+        if self.requested() {
+            Err(Stopped)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Lets time pass.
+    pub fn pause(&self, time: Duration) -> Result<(), Stopped> {
+        match self.asked.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Err(RecvTimeoutError::Disconnected) => Err(Stopped),
+            Ok(never) => match never {},
+        }
+    }
+
+    /// The next message of `source`, or `None` when `limit` passes or its sender is gone.
+    pub fn receive<T>(&self, source: &Receiver<T>, limit: Duration) -> Result<Option<T>, Stopped> {
+        let deadline = after(limit);
+        select! {
+            recv(self.asked) -> _ => Err(Stopped),
+            recv(source) -> message => Ok(message.ok()),
+            recv(deadline) -> _ => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! `cargo xtask test`: every check there is, in order, up to the first that fails. Runs cargo and
+//! shows its output as it is; judges nothing itself.
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use comfy_table::{CellAlignment, Table, presets};
+use crossbeam_channel::{Receiver, bounded};
+use leasehold_testbed::{Install, provide_server};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::stop::{Stop, Stopped};
+
+/// How long cargo and what it started may take to end on SIGINT.
+const GRACE: Duration = Duration::from_secs(3);
+const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Never install anything (redis-server, rustfmt, clippy): say what is missing instead
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// One call of cargo.
+struct Check {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    warnings_denied_in_docs: bool,
+}
+
+const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check {
+    Check {
+        name,
+        arguments,
+        warnings_denied_in_docs: false,
+    }
+}
+
+/// Needs no server. Clippy's `--all-targets` compiles examples and benches too.
+#[rustfmt::skip]
+const STATIC_CHECKS: [Check; 2] = [
+    check("format", &["fmt", "--all", "--check"]),
+    check("clippy", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+];
+
+#[rustfmt::skip]
+const CHECKS: [Check; 4] = [
+    check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
+    check("integration tests", &["test", "--locked", "--workspace", "--test", "*"]),
+    check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
+    Check {
+        name: "docs",
+        arguments: &["doc", "--locked", "--workspace", "--no-deps"],
+        warnings_denied_in_docs: true,
+    },
+];
+
+/// What cargo needs beside itself: the component, the command that comes with it, Debian's package.
+const COMPONENTS: [(&str, &str, &str); 2] = [
+    ("rustfmt", "fmt", "rustfmt"),
+    ("clippy", "clippy", "rust-clippy"),
+];
+
+pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
+    let mut session = Session {
+        cargo: env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")),
+        root: workspace_root()?,
+        server: None,
+        stop,
+        times: Vec::new(),
+    };
+    for (component, command, package) in COMPONENTS {
+        session.provide_component(component, command, package, options)?;
+    }
+    for check in &STATIC_CHECKS {
+        session.check(check)?;
+    }
+    session.provide_server(options)?;
+    for check in &CHECKS {
+        session.check(check)?;
+    }
+    println!("{}", session.summary());
+    Ok(())
+}
+
+/// A run of all the checks.
+struct Session<'a> {
+    cargo: OsString,
+    root: PathBuf,
+    server: Option<PathBuf>,
+    stop: &'a Stop,
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl Session<'_> {
+    fn check(&mut self, check: &Check) -> anyhow::Result<()> {
+        let line = format!("cargo {}", check.arguments.join(" "));
+        println!("\n==> {}: {line}", check.name);
+        let mut command = self.cargo();
+        command.args(check.arguments);
+        if check.warnings_denied_in_docs {
+            command.env("RUSTDOCFLAGS", "-Dwarnings");
+        }
+        let start = Instant::now();
+        let status = run_to_end(&mut command, self.stop)?;
+        let took = start.elapsed();
+        if !status.success() {
+            bail!(
+                "the step `{}` failed ({status}) after {took:.1?}: {line}",
+                check.name
+            );
+        }
+        println!("==> {}: passed in {took:.1?}", check.name);
+        self.times.push((check.name, took));
+        Ok(())
+    }
+
+    fn provide_server(&mut self, options: &Options) -> anyhow::Result<()> {
+        const NAME: &str = "redis-server";
+        self.stop.check()?;
+        println!("\n==> {NAME}: looking for it");
+        let install = if options.no_install {
+            Install::Forbidden
+        } else {
+            Install::Allowed
+        };
+        let start = Instant::now();
+        let server =
+            provide_server(install).with_context(|| format!("the step `{NAME}` failed"))?;
+        let took = start.elapsed();
+        println!("==> {NAME}: {} in {took:.1?}", server.display());
+        self.server = Some(server);
+        self.times.push((NAME, took));
+        Ok(())
+    }
+
+    fn provide_component(
+        &self,
+        component: &str,
+        command: &str,
+        package: &str,
+        options: &Options,
+    ) -> anyhow::Result<()> {
+        if self.answers(command) {
+            return Ok(());
+        }
+        let by_hand = format!(
+            "run `rustup component add {component}`, or install the package of your system that \
+             brings `cargo {command}` (Debian: {package}), then run this again"
+        );
+        if options.no_install {
+            bail!(
+                "`cargo {command}` is missing, and --no-install forbids installing it: {by_hand}"
+            );
+        }
+        println!("`cargo {command}` is missing: running `rustup component add {component}`");
+        let mut rustup = Command::new("rustup");
+        rustup
+            .args(["component", "add", component])
+            .current_dir(&self.root);
+        let installed = match run_to_end(&mut rustup, self.stop) {
+            Err(error) if error.is::<Stopped>() => return Err(error),
+            outcome => outcome.is_ok_and(|status| status.success()),
+        };
+        if !installed || !self.answers(command) {
+            bail!("`cargo {command}` is missing and could not be installed: {by_hand}");
+        }
+        Ok(())
+    }
+
+    fn answers(&self, command: &str) -> bool {
+        self.cargo()
+            .args([command, "--version"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    }
+
+    fn cargo(&self) -> Command {
+        let mut command = Command::new(&self.cargo);
+        command.current_dir(&self.root);
+        if let Some(server) = &self.server {
+            command.env(SERVER_VARIABLE, server);
+        }
+        command
+    }
+
+    fn summary(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        for (name, took) in &self.times {
+            table.add_row([(*name).to_owned(), format!("passed in {took:.1?}")]);
+        }
+        let total: Duration = self.times.iter().map(|(_, took)| *took).sum();
+        table.add_row(["all".to_owned(), format!("passed in {total:.1?}")]);
+        if let Some(column) = table.column_mut(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
+fn workspace_root() -> anyhow::Result<PathBuf> {
+    let own = env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let root = own.parent().map(Path::to_owned);
+    root.context("run this as `cargo xtask` in a checkout of leasehold")
+}
+
+/// Runs `command` to its end, with its output on ours. It gets a process group of its own, so that
+/// whatever it started can be stopped with it.
+fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStatus> {
+    stop.check()?;
+    let child = command
+        .stdin(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    let group = Pid::from_child(&child);
+    let ended = wait_beside(child);
+    loop {
+        match stop.receive(&ended, Duration::MAX) {
+            Ok(Some(status)) => return status.context("cannot wait for it"),
+            Ok(None) => continue,
+            Err(stopped) => {
+                // It may just have ended: a signal to nobody is no error here.
+                let _ = kill_process_group(group, Signal::INT);
+                if ended.recv_timeout(GRACE).is_err() {
+                    let _ = kill_process_group(group, Signal::KILL);
+                }
+                return Err(stopped.into());
+            }
+        }
+    }
+}
+
+fn wait_beside(mut child: Child) -> Receiver<std::io::Result<ExitStatus>> {
+    let (sender, ended) = bounded(1);
+    thread::spawn(move || sender.send(child.wait()));
+    ended
+}

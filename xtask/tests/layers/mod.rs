@@ -1,0 +1,210 @@
+//! Reads the library's source as syntax: who imports whom, who sleeps. Test code is exempt.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use proc_macro2::Span;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, UseTree, Visibility};
+
+/// From the bottom up. A module may import from its own layer and from those below.
+const LAYERS: [(&str, &[&str]); 6] = [
+    (
+        "ground",
+        &[
+            "error", "key", "id", "clock", "event", "config", "loss", "thread",
+        ],
+    ),
+    ("store", &["store"]),
+    ("lease", &["lease"]),
+    ("watchdog", &["watchdog"]),
+    ("wait", &["wait"]),
+    ("primitives", &["client", "guard", "mutex", "reentrant"]),
+];
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS
+        .iter()
+        .position(|(_, modules)| modules.contains(&module))
+}
+
+/// The module of the library that a file belongs to: `src/lease/held.rs` is `lease`.
+fn module_of(path: &Path) -> Option<String> {
+    let first = path.strip_prefix("src").ok()?.components().next()?;
+    let name = first.as_os_str().to_string_lossy();
+    Some(name.strip_suffix(".rs").unwrap_or(&name).to_owned())
+}
+
+/// Every mention of a higher layer in the file at `path`, one line each.
+pub fn upward_imports(path: &Path, text: &str, root: &Path) -> Vec<String> {
+    let module = module_of(path).expect("it lies in src");
+    if module == "lib" {
+        return Vec::new();
+    }
+    let Some(own) = layer(&module) else {
+        return vec![format!("{}: in no layer; add it to LAYERS", path.display())];
+    };
+    let lib = fs::read_to_string(root.join("src/lib.rs")).expect("the library has a lib.rs");
+    let reexports = reexports(&lib);
+    let mut found = Vec::new();
+    for (name, line) in mentions(text).of_crate {
+        let target = reexports.get(&name).unwrap_or(&name);
+        let place = format!("{}:{line}: {module} mentions crate::{name}", path.display());
+        match layer(target) {
+            Some(other) if other > own => found.push(place),
+            Some(_) => {}
+            None => found.push(format!("{place}, which is in no layer; add it to LAYERS")),
+        }
+    }
+    found
+}
+
+/// Every use of `thread::sleep` in the file at `path`, one line each.
+pub fn sleeps(path: &Path, text: &str) -> Vec<String> {
+    let lines = mentions(text).sleeps;
+    lines
+        .iter()
+        .map(|line| format!("{}:{line}", path.display()))
+        .collect()
+}
+
+/// The names that lib.rs puts at the crate's top, each with the module it comes from.
+fn reexports(lib: &str) -> HashMap<String, String> {
+    let file = syn::parse_file(lib).expect("lib.rs is Rust");
+    let mut names = HashMap::new();
+    for item in &file.items {
+        let Item::Use(item) = item else { continue };
+        if !matches!(item.vis, Visibility::Public(_)) {
+            continue;
+        }
+        for path in flatten(&item.tree) {
+            let path: Vec<_> = path
+                .into_iter()
+                .filter(|(name, _)| name != "crate")
+                .collect();
+            if let ([(module, _), .., (name, _)], true) = (path.as_slice(), path.len() > 1) {
+                names.insert(name.clone(), module.clone());
+            }
+        }
+    }
+    names
+}
+
+type Segments = Vec<(String, Span)>;
+
+/// `a::{b, c::d}` as `a::b` and `a::c::d`; a renamed item under its new name.
+fn flatten(tree: &UseTree) -> Vec<Segments> {
+    match tree {
+        UseTree::Path(path) => {
+            let mut all = flatten(&path.tree);
+            for rest in &mut all {
+                rest.insert(0, (path.ident.to_string(), path.ident.span()));
+            }
+            all
+        }
+        UseTree::Name(name) => vec![vec![(name.ident.to_string(), name.ident.span())]],
+        UseTree::Rename(name) => vec![vec![(name.rename.to_string(), name.rename.span())]],
+        UseTree::Glob(glob) => vec![vec![("*".to_owned(), glob.star_token.spans[0])]],
+        UseTree::Group(group) => group.items.iter().flat_map(flatten).collect(),
+    }
+}
+
+/// What a file mentions, with the lines where.
+#[derive(Default)]
+struct Mentions {
+    /// What follows `crate::`.
+    of_crate: Vec<(String, usize)>,
+    sleeps: Vec<usize>,
+}
+
+fn mentions(text: &str) -> Mentions {
+    let file = syn::parse_file(text).expect("the library is Rust");
+    let mut mentions = Mentions::default();
+    mentions.visit_file(&file);
+    mentions
+}
+
+impl Mentions {
+    fn path(&mut self, segments: &[(String, Span)]) {
+        let names: Vec<_> = segments.iter().map(|(name, _)| name.as_str()).collect();
+        if let ["crate", name, ..] = names.as_slice() {
+            self.of_crate
+                .push(((*name).to_owned(), segments[1].1.start().line));
+        }
+        if let [.., "thread", "sleep"] = names.as_slice() {
+            self.sleeps.push(segments[0].1.start().line);
+        }
+    }
+}
+
+fn is_test_code(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("test")
+            || attribute.path().is_ident("cfg")
+                && attribute
+                    .parse_args::<syn::Path>()
+                    .is_ok_and(|path| path.is_ident("test"))
+    })
+}
+
+impl<'ast> Visit<'ast> for Mentions {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_test_code(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        if !is_test_code(&item.attrs) {
+            visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        if !is_test_code(&item.attrs) {
+            flatten(&item.tree).iter().for_each(|path| self.path(path));
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Segments = path
+            .segments
+            .iter()
+            .map(|segment| (segment.ident.to_string(), segment.ident.span()))
+            .collect();
+        self.path(&segments);
+        visit::visit_path(self, path);
+    }
+
+    /// The inside of a macro is not syntax yet: only the plain words can be looked at.
+    fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        if item
+            .tokens
+            .to_string()
+            .replace(' ', "")
+            .contains("thread::sleep(")
+        {
+            self.sleeps
+                .push(item.path.segments[0].ident.span().start().line);
+        }
+        visit::visit_macro(self, item);
+    }
+}
+
+#[test]
+fn a_mention_is_found_in_uses_groups_and_expressions_but_not_in_tests() {
+    let text = "
+        use crate::{wait::Queue, store};
+        fn f() { crate::client::open(); std::thread::sleep(d); select! { x => thread::sleep(d) } }
+        #[cfg(test)] mod tests { use crate::mutex::Mutex; }
+    ";
+    let mentions = mentions(text);
+    let names: Vec<_> = mentions
+        .of_crate
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert_eq!(names, ["wait", "store", "client"]);
+    assert_eq!(mentions.sleeps, [3, 3]);
+}

@@ -1,0 +1,165 @@
+//! The repository's own rules, held by tests. Reads files, changes none.
+
+mod layers;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use walkdir::{DirEntry, WalkDir};
+
+const LONGEST_FILE: usize = 500;
+/// Where people keep their checkouts: an absolute path into one of these names somebody's machine.
+const HOMES: [&str; 5] = ["root", "home", "Users", "work", "workspace"];
+/// Homebrew's folder on Linux is the same on every machine.
+const NO_HOME: &str = "linuxbrew/";
+
+fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent()
+        .expect("xtask lies in the workspace")
+        .to_owned()
+}
+
+fn is_ours(entry: &DirEntry) -> bool {
+    let name = entry.file_name().to_string_lossy();
+    !(entry.file_type().is_dir() && (name == "target" || name == ".git"))
+}
+
+/// All files under `folder` of the workspace with their paths from its root, text only.
+fn files(folder: &str) -> Vec<(PathBuf, String)> {
+    let root = root();
+    WalkDir::new(root.join(folder))
+        .into_iter()
+        .filter_entry(is_ours)
+        .map(|entry| entry.expect("the workspace can be read"))
+        .filter(|entry| entry.file_type().is_file())
+        .filter_map(|entry| {
+            let path = entry
+                .path()
+                .strip_prefix(&root)
+                .expect("it lies in the root")
+                .to_owned();
+            Some((path, fs::read_to_string(entry.path()).ok()?))
+        })
+        .collect()
+}
+
+fn files_ending(folder: &str, extension: &str) -> Vec<(PathBuf, String)> {
+    let mut files = files(folder);
+    files.retain(|(path, _)| path.extension().is_some_and(|found| found == extension));
+    assert!(
+        !files.is_empty(),
+        "no .{extension} file under {folder:?}: the test looks elsewhere"
+    );
+    files
+}
+
+/// Fails with one line per finding.
+fn none(findings: &[String], rule: &str) {
+    assert!(
+        findings.is_empty(),
+        "{rule}:\n  {}\n",
+        findings.join("\n  ")
+    );
+}
+
+#[test]
+fn rust_files_are_at_most_500_lines_long() {
+    let long: Vec<_> = files_ending("", "rs")
+        .iter()
+        .filter(|(_, text)| text.lines().count() > LONGEST_FILE)
+        .map(|(path, text)| format!("{}: {} lines", path.display(), text.lines().count()))
+        .collect();
+    none(&long, "longer than 500 lines; split it");
+}
+
+#[test]
+fn the_library_imports_downwards_only() {
+    let mut upwards = Vec::new();
+    for (path, text) in files_ending("src", "rs") {
+        upwards.extend(layers::upward_imports(&path, &text, &root()));
+    }
+    none(
+        &upwards,
+        "primitives -> wait -> watchdog -> lease -> store -> the rest, never back",
+    );
+}
+
+#[test]
+fn the_library_sleeps_in_wait_only() {
+    let mut sleepers = Vec::new();
+    for (path, text) in files_ending("src", "rs") {
+        if !path.starts_with("src/wait") {
+            sleepers.extend(layers::sleeps(&path, &text));
+        }
+    }
+    none(
+        &sleepers,
+        "thread::sleep outside src/wait; wait on what you wait for",
+    );
+}
+
+#[test]
+fn every_script_says_its_purpose_keys_arguments_and_results() {
+    let mut silent = Vec::new();
+    for (path, text) in files_ending("lua", "lua") {
+        let header: Vec<_> = text
+            .lines()
+            .take_while(|line| line.starts_with("--"))
+            .collect();
+        for word in ["Purpose", "KEYS", "ARGV", "Returns"] {
+            let says = |line: &&str| line.trim_start_matches(['-', ' ']).starts_with(word);
+            if !header.iter().any(says) {
+                silent.push(format!(
+                    "{}: no line `-- {word}` at its top",
+                    path.display()
+                ));
+            }
+        }
+    }
+    none(&silent, "a script's header is its contract");
+}
+
+#[test]
+fn no_file_names_a_path_of_one_machine() {
+    let mut absolute = Vec::new();
+    for (path, text) in files("") {
+        for (number, line) in text.lines().enumerate() {
+            if names_a_home(line) {
+                absolute.push(format!(
+                    "{}:{}: {}",
+                    path.display(),
+                    number + 1,
+                    line.trim()
+                ));
+            }
+        }
+    }
+    none(
+        &absolute,
+        "an absolute path that exists on one machine only",
+    );
+}
+
+/// One of the `HOMES` at the start of a path: not in the middle of one, nor of a URL.
+fn names_a_home(line: &str) -> bool {
+    HOMES.iter().any(|home| {
+        line.match_indices(&format!("/{home}/")).any(|(at, _)| {
+            let (before, path) = line.split_at(at);
+            let before = before.chars().next_back();
+            let inside = &path[home.len() + 2..];
+            !inside.starts_with(NO_HOME)
+                && !before.is_some_and(|c| c.is_alphanumeric() || "._-~/}*".contains(c))
+        })
+    })
+}
+
+#[test]
+fn a_home_is_found_at_the_start_of_a_path_only() {
+    let home = HOMES[1];
+    assert!(names_a_home(&format!("open(\"/{home}/someone\")")));
+    assert!(names_a_home(&format!("/{home}/someone")));
+    assert!(!names_a_home(&format!("https://example.org/{home}/page")));
+    assert!(!names_a_home(&format!("src/{home}/mod.rs")));
+    assert!(!names_a_home(&format!("/usr/bin:/{home}/linuxbrew/bin")));
+}
