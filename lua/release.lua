@@ -1,20 +1,20 @@
 -- Purpose: delete each lock key that its owner still holds; leave all others as they are.
 -- KEYS: lock keys
 -- ARGV: for each lock key: lease id
--- Returns: for each lock key two values, code and detail:
---   1 released, 0 | 0 not there, 0 | 2 not this owner's, what stands there | 4 refused, the error
-local out = {}
+-- Returns: for one lock key its result, for several an array of them. A result is 1: released; 0: not
+--   there; a string: not this owner's, what stands there; an error: refused.
+local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
-  local held, code, detail = redis.pcall('GET', key), 0, 0
-  if held and held.err then
-    code, detail = 4, held.err
-  elseif held and string.sub(held, 1, 36) == 'lh1 ' .. ARGV[i] then
-    code = redis.pcall('DEL', key)
-    if code ~= 1 then code, detail = 4, code.err end
-  elseif held then
-    code, detail = 2, string.sub(held, 1, 256)
+  result = redis.pcall('GET', key)
+  if not result then
+    result = 0
+  elseif not result.err then
+    if string.sub(result, 1, 36) == 'lh1 ' .. ARGV[i] then
+      result = redis.pcall('DEL', key)
+    else
+      result = string.sub(result, 1, 256)
+    end
   end
-  if #KEYS == 1 then return { code, detail } end
-  out[2 * i - 1], out[2 * i] = code, detail
+  if results then results[i] = result end
 end
-return out
+return results or result

@@ -11,7 +11,7 @@ use crate::event::Events;
 use crate::id::HolderId;
 use crate::lease::Courier;
 use crate::mutex::Mutex;
-use crate::store::{Endpoint, Node, Store};
+use crate::store::{Endpoint, Node, Store, redacted};
 use crate::thread::Crew;
 use crate::wait::Waits;
 use crate::watchdog::{Agenda, Watchdog};
@@ -168,7 +168,7 @@ impl Handle {
     fn new(endpoint: Endpoint, config: Config) -> Result<Self, Error> {
         let holder = HolderId::of_this_process();
         let crew = Crew::new();
-        let (agenda, inbox) = Agenda::new();
+        let (agenda, inboxes) = Agenda::new();
         let bell = {
             let agenda = Arc::clone(&agenda);
             Box::new(move |chore| agenda.ring(chore))
@@ -182,7 +182,7 @@ impl Handle {
             config.command_timeout,
         );
         watchdog
-            .start(&crew, &inbox)
+            .start(&crew, inboxes)
             .inspect_err(|_| courier.stop())?;
         let waits = Waits::new(
             Arc::clone(&store),
@@ -237,7 +237,6 @@ impl Drop for Handle {
 ///     .build_lazy()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Debug)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
     url: String,
@@ -291,7 +290,9 @@ impl Builder {
         self
     }
 
-    /// For how long to wait for an answer. Every deadline holds to within this. 1 ms to 60 s.
+    /// For how long to wait for an answer. Every deadline holds to within this (and within
+    /// [`connect_timeout`](Self::connect_timeout), where a connection has to be made). Keep it well
+    /// below the ttl: a renewal that hangs is given up after it and tried again. 1 ms to 60 s.
     /// Defaults to 1 s.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
@@ -342,5 +343,14 @@ impl Builder {
         config.validate()?;
         let endpoint = Endpoint::new(&self.url, config.connect_timeout, config.command_timeout)?;
         Ok((endpoint, config))
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("url", &redacted(&self.url))
+            .field("config", &self.config)
+            .finish()
     }
 }

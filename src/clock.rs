@@ -36,6 +36,12 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// The last whole multiple of `grain` that is not after this moment.
+    pub(crate) fn rounded_down(self, grain: Duration) -> Self {
+        let grain = u64::try_from(grain.as_nanos()).unwrap_or(u64::MAX).max(1);
+        Self(self.0 - self.0 % grain)
+    }
+
     pub(crate) fn at_tick(tick: u64) -> Self {
         Self(tick.saturating_mul(1_000_000))
     }
@@ -60,6 +66,15 @@ mod tests {
         let moment = Moment(5_000_001);
         assert_eq!((moment.tick(), moment.past_tick()), (6, 5));
         assert_eq!(Moment(5_000_000).tick(), 5);
+    }
+
+    #[test]
+    fn moments_are_rounded_down_to_a_grain() {
+        assert_eq!(
+            Moment(29).rounded_down(Duration::from_nanos(10)),
+            Moment(20)
+        );
+        assert_eq!(Moment(29).rounded_down(Duration::ZERO), Moment(29));
     }
 
     #[test]

@@ -55,11 +55,9 @@ impl Config {
     pub(crate) fn validate(&self) -> Result<(), Error> {
         if self.prefix.len() > MAX_PREFIX_BYTES || self.prefix.chars().any(char::is_control) {
             let wanted = format!("at most {MAX_PREFIX_BYTES} bytes without control characters");
-            return Err(Error::invalid(
-                "prefix",
-                &wanted,
-                format_args!("{:.32?}", self.prefix),
-            ));
+            let start: String = self.prefix.chars().take(32).collect();
+            let given = format!("{start:?} ({} bytes)", self.prefix.len());
+            return Err(Error::invalid("prefix", &wanted, given));
         }
         duration("max_ttl", self.max_ttl, MIN_TTL, MAX_TTL)?;
         self.check_ttl("ttl", self.ttl)?;

@@ -17,8 +17,8 @@ pub struct EventLock<'a> {
 
 /// Receives what happens in a client; every method does nothing unless you write it.
 ///
-/// `acquired`, `contended` and `released` are called on the thread that asked, the others on the
-/// client's callback thread, never under a lock of the library. A panic in one is caught and
+/// `acquired`, `contended`, `unavailable` and `released` are called on the thread that asked, the
+/// others on the client's callback thread, never under a lock of the library. A panic in one is caught and
 /// dropped. Keep them short: a slow one delays its caller or the callbacks after it, never a
 /// renewal.
 ///
@@ -48,8 +48,8 @@ pub trait Events: Send + Sync + 'static {
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
     /// A lock was found taken; `expires_in` is its ttl in Redis. Once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
-    /// A lock was let go after being held for so long. Its release is confirmed by Redis when
-    /// `confirmed`, and otherwise written and followed up in the background.
+    /// A guard was let go after so long. `confirmed` if Redis has confirmed the release of a lock
+    /// that was held until then; otherwise it was lost before, or its release is under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}

@@ -149,7 +149,8 @@ impl MutexGuard {
     }
 
     /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) and all signals say
-    /// so; at once if it is lost already; never after it was let go.
+    /// so; at once if it is lost already; never after it was let go, nor once the client has been
+    /// shut down.
     ///
     /// Callbacks run one after another on a thread of the client's own; they may use the client. A
     /// panic in one is caught.
@@ -206,7 +207,7 @@ impl MutexGuard {
         Command::Release {
             key: self.lease.terms().key.clone(),
             lease: self.lease.terms().id,
-            until: self.lease.ttl_ends(),
+            until: self.lease.key_until(),
         }
     }
 
@@ -270,7 +271,7 @@ impl fmt::Debug for MutexGuard {
 #[derive(Debug)]
 pub struct LostSignal {
     receiver: Receiver<LossReason>,
-    _keep: Sender<LossReason>,
+    _keep: Arc<Sender<LossReason>>,
 }
 
 impl Deref for LostSignal {

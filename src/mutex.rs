@@ -125,7 +125,8 @@ impl Mutex {
         Ok(guard.expect("to wait without end ends with the lock or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client waits for it.
+    /// Takes the lock if it is free and no other thread of this client waits for it: those come
+    /// first.
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but without patience; `Timeout` if no answer came.
@@ -181,8 +182,8 @@ impl Mutex {
     ///
     /// # Errors
     /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
-    /// That the release could not be confirmed is no error: the work was done alone, and the
-    /// release goes on in the background.
+    /// That the release failed otherwise is no error: the work was done alone, and the release goes
+    /// on in the background.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -195,7 +196,7 @@ impl Mutex {
         let guard = self.lock()?;
         let value = work(&guard);
         match guard.unlock() {
-            Err(error) if !error.is_unavailable() => Err(error),
+            Err(error) if error.is_lease_lost() => Err(error),
             _ => Ok(value),
         }
     }

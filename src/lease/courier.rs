@@ -12,8 +12,8 @@ use crate::thread::Crew;
 
 type Errand = Box<dyn FnOnce() + Send>;
 
-/// Hands errands to the courier's thread. Sending never blocks; there is at most one errand for
-/// each callback and event of a lease.
+/// Hands errands to the courier's thread. Sending never blocks: what user code cannot keep up with
+/// waits here.
 pub(crate) struct Courier {
     errands: Sender<Message>,
     events: Option<Arc<dyn Events>>,

@@ -16,7 +16,7 @@ mod courier;
 mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -56,6 +56,10 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     valid_until: Moment,
+    /// Until when Redis may have the key, counting renewals that were never answered.
+    key_until: Moment,
+    /// The ttl reaches the end of the hold: it is not renewed any more.
+    capped: bool,
     renew_at: Option<Moment>,
     /// A request that changes the ttl is under way: there is one at a time.
     ttl_changing: bool,
@@ -75,8 +79,24 @@ type Callback = Box<dyn FnOnce(LossReason) + Send>;
 
 #[derive(Default)]
 struct Listeners {
-    signals: Vec<Sender<LossReason>>,
+    signals: Vec<Signal>,
     callbacks: Vec<Callback>,
+}
+
+/// The sending half of a receiver that lives as long as what it keeps hold of.
+struct Signal {
+    sender: Sender<LossReason>,
+    receiver: Weak<Sender<LossReason>>,
+}
+
+impl Listeners {
+    /// Adds a signal. Before it would have to grow, those that nobody has any more are swept out.
+    fn add(&mut self, signal: Signal) {
+        if self.signals.len() == self.signals.capacity() {
+            self.signals.retain(|one| one.receiver.strong_count() > 0);
+        }
+        self.signals.push(signal);
+    }
 }
 
 /// Kept for the watchdog, which alone knows what it means.
@@ -94,6 +114,10 @@ pub(crate) enum Due {
     Renewal(Moment),
 }
 
+/// Renewals come a little early, at the beginning of one of so many parts of their pause: those of
+/// many leases then share round trips instead of waking the watchdog one by one.
+const GRAINS: u32 = 32;
+
 /// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
 /// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
 pub(crate) fn validity(ttl: Duration) -> Duration {
@@ -104,12 +128,16 @@ pub(crate) fn validity(ttl: Duration) -> Duration {
 impl Lease {
     pub(crate) fn new(terms: Terms, courier: Arc<Courier>) -> Self {
         let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl)));
-        let renew_at = terms.renewal_after(terms.asked_at, valid_until);
+        let capped = terms.is_capped(terms.asked_at, terms.ttl);
+        let renew_at = terms.renewal_after(terms.asked_at, capped);
         Self {
             courier,
             state: Mutex::new(State {
                 phase: Phase::Held,
                 valid_until,
+                // The grant came before this; drift either way is a small part of the ttl.
+                key_until: Moment::now().after(terms.ttl + terms.ttl / 50),
+                capped,
                 renew_at,
                 ttl_changing: false,
                 timer: None,
@@ -171,28 +199,29 @@ impl Lease {
         self.lose_locked(self.state.lock(), reason);
     }
 
-    /// When Redis is still expected to know it, at the latest.
-    pub(crate) fn ttl_ends(&self) -> Moment {
-        // Longer than the validity by more than the drift allowed for.
-        let valid_until = self.state.lock().valid_until;
-        valid_until.after(self.terms.ttl / 50 + Duration::from_millis(10))
+    /// Until when Redis may have the key at the latest, if it is not released.
+    pub(crate) fn key_until(&self) -> Moment {
+        self.state.lock().key_until
     }
 
     /// A receiver of its own that becomes ready when the lease is lost, and never otherwise.
-    pub(crate) fn signal(&self, now: Moment) -> (Sender<LossReason>, Receiver<LossReason>) {
+    /// Ready also once nothing keeps the sender: keep it as long as the receiver.
+    pub(crate) fn signal(&self, now: Moment) -> (Arc<Sender<LossReason>>, Receiver<LossReason>) {
         let (sender, receiver) = bounded(1);
+        let keep = Arc::new(sender.clone());
         let mut state = self.at(now);
         match &state.phase {
             Phase::Held => {
+                let receiver = Arc::downgrade(&keep);
                 let listeners = state.listeners.get_or_insert_default();
-                listeners.signals.push(sender.clone());
+                listeners.add(Signal { sender, receiver });
             }
             Phase::Lost(reason) => {
                 let _ = sender.try_send(reason.clone());
             }
             Phase::Released => {}
         }
-        (sender, receiver)
+        (keep, receiver)
     }
 
     /// Runs `callback` on the courier's thread when the lease is lost; at once if it is.
@@ -222,9 +251,7 @@ impl Lease {
         if state.phase != Phase::Held || now < state.valid_until {
             return state;
         }
-        let hold_until = self.terms.hold_until;
-        let capped = hold_until.is_some_and(|until| state.valid_until >= until);
-        let reason = if capped {
+        let reason = if state.capped {
             LossReason::MaxHold
         } else {
             LossReason::Expired
@@ -244,7 +271,7 @@ impl Lease {
         let Listeners { signals, callbacks } = listeners.map(|all| *all).unwrap_or_default();
         for signal in signals {
             // A receiver that has gone is no concern; the channel has room for its one message.
-            let _ = signal.try_send(reason.clone());
+            let _ = signal.sender.try_send(reason.clone());
         }
         for callback in callbacks {
             let reason = reason.clone();
@@ -263,12 +290,15 @@ impl Lease {
 
 /// Renewal: what the watchdog and `extend` do to a lease.
 impl Lease {
-    /// What is due now. `arm` is called, under the lease's lock, with the moment of the next look,
-    /// so that a release either finds the timer or keeps it from being set.
-    /// `arm` returns nothing when there are no timers any more.
-    pub(crate) fn due(&self, now: Moment, arm: impl FnOnce(Moment) -> Option<TimerNote>) -> Due {
+    /// What is due now. `rearm` is called under the lease's lock, with the timer there may be and the
+    /// moment of the next look, so that a release either finds the timer or keeps it from being set.
+    /// It returns nothing when there are no timers any more.
+    pub(crate) fn due(
+        &self,
+        now: Moment,
+        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
+    ) -> Due {
         let mut state = self.at(now);
-        state.timer = None;
         if state.phase != Phase::Held {
             return Due::Over;
         }
@@ -277,7 +307,7 @@ impl Lease {
             state.renew_at = None;
         }
         let next = state.next_look();
-        state.timer = arm(next);
+        state.timer = rearm(state.timer, next);
         if renewal {
             Due::Renewal(next)
         } else {
@@ -325,16 +355,20 @@ impl Lease {
         if state.phase == Phase::Held {
             let valid_until = self.terms.bounded(asked_at.after(validity(ttl)));
             state.valid_until = state.valid_until.max(valid_until);
-            state.renew_at = self.terms.renewal_after(asked_at, state.valid_until);
+            state.capped |= self.terms.is_capped(asked_at, ttl);
+            state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
+            state.renew_at = self.terms.renewal_after(asked_at, state.capped);
         }
         drop(state);
         self.ttl_settled.notify_all();
     }
 
-    /// Ends a change of the ttl that was not confirmed; a renewal is tried again at `retry_at`.
-    pub(crate) fn ttl_unchanged(&self, retry_at: Option<Moment>) {
+    /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
+    /// lives; a renewal is tried again at `retry_at`.
+    pub(crate) fn ttl_unchanged(&self, asked: Duration, retry_at: Option<Moment>) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
+        state.key_until = state.key_until.after(asked);
         if state.phase == Phase::Held && self.terms.renew_every.is_some() {
             state.renew_at = retry_at.or(state.renew_at);
         }
@@ -363,12 +397,18 @@ impl Terms {
         self.hold_until.map_or(moment, |until| moment.min(until))
     }
 
-    /// When to renew after a grant or renewal asked for at `asked_at`; never once the validity
-    /// reaches the end of the hold, since nothing could be gained.
-    fn renewal_after(&self, asked_at: Moment, valid_until: Moment) -> Option<Moment> {
-        if self.hold_until.is_some_and(|until| valid_until >= until) {
+    fn is_capped(&self, asked_at: Moment, ttl: Duration) -> bool {
+        self.hold_until
+            .is_some_and(|until| asked_at.after(ttl) >= until)
+    }
+
+    /// When to renew after a grant or renewal asked for at `asked_at`; never once capped, since
+    /// nothing could be gained.
+    fn renewal_after(&self, asked_at: Moment, capped: bool) -> Option<Moment> {
+        if capped {
             return None;
         }
-        self.renew_every.map(|every| asked_at.after(every))
+        let every = self.renew_every?;
+        Some(asked_at.after(every).rounded_down(every / GRAINS))
     }
 }

@@ -17,7 +17,8 @@ struct Fixture {
 fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
     let crew = Crew::new();
     let courier = Courier::start(&crew, None).unwrap();
-    let asked_at = Moment::now().after(1000 * SECOND);
+    // A whole multiple of every pause below, so that renewals fall on whole seconds.
+    let asked_at = Moment::now().after(1000 * SECOND).rounded_down(10 * SECOND);
     let mut terms = Terms {
         key: Key::new("p:", "k", 100).unwrap(),
         id: LeaseId::random(),
@@ -48,7 +49,7 @@ impl Fixture {
     }
 }
 
-fn note(_: Moment) -> Option<TimerNote> {
+fn note(_: Option<TimerNote>, _: Moment) -> Option<TimerNote> {
     Some(TimerNote(1, 1))
 }
 
@@ -143,11 +144,22 @@ fn renewal_is_due_by_its_pause_and_once_only() {
 }
 
 #[test]
+fn renewals_of_leases_granted_one_after_another_fall_together() {
+    let (one, two) = (Duration::from_millis(1), Duration::from_millis(200));
+    let [first, second] = [one, two].map(|later| {
+        let f = lease(|terms| terms.asked_at = terms.asked_at.after(later));
+        (f.lease.due(f.asked_at, note), f.at(10))
+    });
+    assert_eq!(first.0, Due::At(first.1), "a little early, never late");
+    assert_eq!(second.0, Due::At(second.1));
+}
+
+#[test]
 fn a_failed_renewal_is_tried_again_when_it_was_said() {
     let f = lease(|_| {});
     f.lease.due(f.at(10), note);
     assert!(f.lease.begin_ttl_change(Moment::now()));
-    f.lease.ttl_unchanged(Some(f.at(11)));
+    f.lease.ttl_unchanged(30 * SECOND, Some(f.at(11)));
     assert_eq!(f.lease.due(f.at(10), note), Due::At(f.at(11)));
 }
 
@@ -156,7 +168,7 @@ fn changes_of_the_ttl_come_one_after_another() {
     let f = lease(|_| {});
     assert!(f.lease.begin_ttl_change(Moment::now()));
     assert!(!f.lease.begin_ttl_change(Moment::now()), "one is under way");
-    f.lease.ttl_unchanged(None);
+    f.lease.ttl_unchanged(30 * SECOND, None);
     assert!(f.lease.begin_ttl_change(Moment::now()));
 }
 
@@ -203,6 +215,29 @@ fn a_released_lease_cannot_be_armed() {
     }));
     assert_eq!(f.lease.release(f.at(1)).0, Some(TimerNote(3, 4)));
     assert!(f.lease.rearm(|_, _| unreachable!("it is released")));
-    assert_eq!(f.lease.due(f.at(10), |_| unreachable!()), Due::Over);
+    assert_eq!(f.lease.due(f.at(10), |_, _| unreachable!()), Due::Over);
     assert!(!f.lease.begin_ttl_change(Moment::now()));
+}
+
+#[test]
+fn a_renewal_that_was_never_answered_may_have_kept_the_key() {
+    let f = lease(|_| {});
+    let before = f.lease.key_until();
+    assert!(f.lease.begin_ttl_change(Moment::now()));
+    f.lease.ttl_unchanged(3600 * SECOND, None);
+    assert_eq!(f.lease.key_until(), before.after(3600 * SECOND));
+}
+
+#[test]
+fn signals_that_nobody_has_any_more_are_swept_out() {
+    let f = lease(|_| {});
+    let (_keep, kept) = f.lease.signal(f.asked_at);
+    for _ in 0..10_000 {
+        drop(f.lease.signal(f.asked_at));
+    }
+    let listeners = f.lease.state.lock();
+    assert!(listeners.listeners.as_ref().unwrap().signals.len() < 100);
+    drop(listeners);
+    f.lease.lose(LossReason::Deleted);
+    assert_eq!(kept.try_recv(), Ok(LossReason::Deleted));
 }

@@ -2,6 +2,7 @@
 //! scripts that it loads.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,6 +20,8 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     command_timeout: Duration,
     last_error: Mutex<Option<Error>>,
+    /// Raised whenever a connection breaks: those made before it may be dead without knowing.
+    epoch: Arc<AtomicU64>,
 }
 
 /// Query parameters that redis-rs reads; it ignores all others, we do not.
@@ -44,8 +47,13 @@ impl Endpoint {
         };
         for (option, value) in parsed.query_pairs() {
             if !known.contains(&&*option) {
+                let value = if may_be_secret(&option) {
+                    "***"
+                } else {
+                    &*value
+                };
                 let why = format!("unknown option {option:?} with the value {value:?}");
-                return Err(invalid(&why));
+                return Err(invalid(&shortened(why)));
             }
         }
         let info = parsed
@@ -62,12 +70,14 @@ impl Endpoint {
             connect_timeout,
             command_timeout,
             last_error: Mutex::new(None),
+            epoch: Arc::default(),
         })
     }
 
     /// Connects, loads the scripts, and sets the time-outs. Bounded by the connect time-out, per
     /// step; the resolver's own for a host's name comes on top.
     pub(crate) fn open(&self) -> Result<Wire, Error> {
+        let made_in = self.epoch.load(Ordering::Acquire);
         let refused = |e: RedisError| self.explain(e);
         let client = redis::Client::open(self.info.clone()).map_err(refused)?;
         let mut connection = client
@@ -82,13 +92,19 @@ impl Endpoint {
         for kind in Kind::ALL {
             load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
         }
-        let hashes = load.query(&mut connection).map_err(refused)?;
+        let hashes: [String; Kind::ALL.len()] = load.query(&mut connection).map_err(refused)?;
+        if !hashes.iter().all(|hash| is_script_hash(hash)) {
+            let message = format!("{}: does not answer as Redis does", self.info.addr());
+            return Err(Error::new(ErrorKind::Protocol, message));
+        }
         bounded(&connection, self.command_timeout).map_err(refused)?;
         Ok(Wire {
             connection,
             hashes,
             read_timeout: self.command_timeout,
             broken: false,
+            made_in,
+            epoch: Arc::clone(&self.epoch),
         })
     }
 
@@ -100,7 +116,7 @@ impl Endpoint {
     fn explain(&self, error: RedisError) -> Error {
         let addr = self.info.addr().to_string();
         let settings = self.info.redis_settings();
-        if error.category() == "Redis server refused to switch database" {
+        if error.to_string().contains("refused to switch database") {
             let message = format!("url: {addr} has no database {}", settings.db());
             return Error::new(ErrorKind::InvalidConfig, message).with_source(error);
         }
@@ -154,6 +170,8 @@ pub(crate) struct Wire {
     hashes: [String; Kind::ALL.len()],
     read_timeout: Duration,
     broken: bool,
+    made_in: u64,
+    epoch: Arc<AtomicU64>,
 }
 
 impl Wire {
@@ -191,12 +209,18 @@ impl Wire {
         self.broken = true;
     }
 
+    /// Another connection has broken since this one was made: it may be dead, too.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.made_in < self.epoch.load(Ordering::Acquire)
+    }
+
     pub(crate) fn is_discarded(&self) -> bool {
         self.broken
     }
 
     fn broke(&mut self, error: RedisError) -> Error {
         self.broken = true;
+        self.epoch.fetch_add(1, Ordering::AcqRel);
         let kind = classify(&error);
         Error::new(kind, error.to_string()).with_source(error)
     }
@@ -207,6 +231,11 @@ fn classify(error: &RedisError) -> ErrorKind {
     use redis::ErrorKind as Redis;
     if error.is_timeout() {
         return ErrorKind::Timeout;
+    }
+    if let Some(errors) = error.clone().into_server_errors()
+        && let Some((_, first)) = errors.first()
+    {
+        return refusal(first.code(), first.details()).kind();
     }
     match error.kind() {
         Redis::AuthenticationFailed => ErrorKind::Denied,
@@ -223,17 +252,23 @@ fn classify(error: &RedisError) -> ErrorKind {
 pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
     let detail = detail.unwrap_or("");
     let kind = match code {
-        "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
+        "DENIED" | "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
         "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
+        // What an ACL says to a script that may run, but not do what it does.
+        _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
     Error::new(kind, format!("{code} {detail}"))
 }
 
+fn is_script_hash(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// A URL without its user and password, for messages. Works on what is not a URL, too.
-fn redacted(url: &str) -> String {
+pub(crate) fn redacted(url: &str) -> String {
     let mut text = match (url.find("://"), url.rfind('@')) {
         (Some(scheme), Some(at)) if scheme < at => {
             format!("{}://***{}", &url[..scheme], &url[at..])
@@ -241,11 +276,25 @@ fn redacted(url: &str) -> String {
         (_, Some(at)) => format!("***{}", &url[at..]),
         _ => url.to_owned(),
     };
-    if let Some(pass) = text.find("pass=") {
-        let start = pass + "pass=".len();
-        let end = text[start..].find('&').map_or(text.len(), |n| start + n);
-        text.replace_range(start..end, "***");
+    if let Some((address, query)) = text.split_once('?') {
+        let options = query.split('&').map(|option| match option.split_once('=') {
+            Some(("db" | "protocol" | "user", _)) | None => option.to_owned(),
+            Some((name, _)) => format!("{name}=***"),
+        });
+        text = format!("{address}?{}", options.collect::<Vec<_>>().join("&"));
     }
+    shortened(text)
+}
+
+/// Whether an option of this name may have been meant for a password.
+fn may_be_secret(option: &str) -> bool {
+    let option = option.to_lowercase();
+    ["pass", "pw", "auth", "secret", "token", "cred", "key"]
+        .iter()
+        .any(|part| option.contains(part))
+}
+
+fn shortened(mut text: String) -> String {
     if text.len() > 200 {
         text.truncate(text.floor_char_boundary(200));
         text.push_str("..");

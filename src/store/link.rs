@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::connect::Connector;
-use crate::store::lane::Pending;
+use crate::store::pending::Pending;
 use crate::store::script::{self, Call, Decoded, Kind, Names};
 
 /// Keys in one script call: bounds for how long it keeps Redis from everybody else.
@@ -21,6 +21,14 @@ struct Exchange {
     kind: Kind,
     by_text: bool,
     pendings: Vec<Pending>,
+}
+
+/// What a script call said of one of its commands.
+#[derive(Clone)]
+pub(crate) enum Answer {
+    Outcome(Result<Reply, Error>),
+    /// An error that leaves open whether it was done.
+    Doubtful(Error),
 }
 
 pub(crate) struct Link {
@@ -55,12 +63,8 @@ impl Link {
             }
         }
         self.buffer.clear();
-        for (kind, mut pendings) in Kind::ALL.into_iter().zip(by_kind) {
-            while !pendings.is_empty() {
-                let rest = pendings.split_off(pendings.len().min(MAX_KEYS));
-                self.enqueue(names, kind, false, pendings);
-                pendings = rest;
-            }
+        for (kind, pendings) in Kind::ALL.into_iter().zip(by_kind) {
+            self.enqueue_all(names, kind, MAX_KEYS, false, pendings);
         }
         self.send()
     }
@@ -91,28 +95,34 @@ impl Link {
     }
 
     /// Reads every answer that is owed, oldest first, within `timeout` in all, and hands each
-    /// command to `deliver` with its outcome.
+    /// command to `deliver` with its answer.
     pub(crate) fn read(
         &mut self,
         names: &Names,
         timeout: Duration,
-        deliver: &mut impl FnMut(Pending, Result<Reply, Error>),
+        deliver: &mut impl FnMut(Pending, Answer),
     ) -> Result<(), Error> {
         let deadline = Moment::now().after(timeout);
         while let Some(exchange) = self.in_flight.front() {
             let (kind, n, by_text) = (exchange.kind, exchange.pendings.len(), exchange.by_text);
             let value = self.wire.receive(deadline.since(Moment::now()))?;
-            let outcomes = match script::decode(kind, n, value) {
-                Decoded::Outcomes(outcomes) => outcomes,
-                Decoded::Refused(error) => {
-                    if error.kind() == ErrorKind::Unavailable {
-                        // Another connection may lead to a server that can (a new primary).
+            let answers: Vec<Answer> = match script::decode(kind, n, value) {
+                Decoded::Outcomes {
+                    outcomes,
+                    out_of_place,
+                } => {
+                    if out_of_place {
                         self.wire.discard();
                     }
-                    vec![Err(error); n]
+                    outcomes.into_iter().map(Answer::Outcome).collect()
+                }
+                Decoded::Doubtful(error) => vec![Answer::Doubtful(error); n],
+                Decoded::Apart => {
+                    self.repeat(names, 1, by_text)?;
+                    continue;
                 }
                 Decoded::NoScript if !by_text => {
-                    self.repeat_by_text(names)?;
+                    self.repeat(names, MAX_KEYS, true)?;
                     continue;
                 }
                 Decoded::NoScript => {
@@ -126,17 +136,18 @@ impl Link {
                 }
             };
             let exchange = self.in_flight.pop_front().expect("it was just looked at");
-            for (pending, outcome) in exchange.pendings.into_iter().zip(outcomes) {
-                deliver(pending, outcome);
+            for (pending, answer) in exchange.pendings.into_iter().zip(answers) {
+                deliver(pending, answer);
             }
         }
         Ok(())
     }
 
-    /// The server has forgotten the script (SCRIPT FLUSH, a fail-over): nothing was executed, so
-    /// the same commands go out again with the script's text, which also teaches it anew. Acquires
-    /// that nobody waits for any more stay behind.
-    fn repeat_by_text(&mut self, names: &Names) -> Result<(), Error> {
+    /// Sends the oldest batch in flight again, `at_once` keys in one call. Its call was refused
+    /// before anything was done: the server has forgotten the script (SCRIPT FLUSH, a fail-over;
+    /// its text teaches it anew), or one key spoils it for the others. Acquires that nobody waits
+    /// for any more stay behind.
+    fn repeat(&mut self, names: &Names, at_once: usize, by_text: bool) -> Result<(), Error> {
         let Some(exchange) = self.in_flight.pop_front() else {
             return Ok(());
         };
@@ -145,8 +156,23 @@ impl Link {
         if pendings.is_empty() {
             return Ok(());
         }
-        self.enqueue(names, exchange.kind, true, pendings);
+        self.enqueue_all(names, exchange.kind, at_once, by_text, pendings);
         self.send()
+    }
+
+    fn enqueue_all(
+        &mut self,
+        names: &Names,
+        kind: Kind,
+        at_once: usize,
+        by_text: bool,
+        mut pendings: Vec<Pending>,
+    ) {
+        while !pendings.is_empty() {
+            let rest = pendings.split_off(pendings.len().min(at_once));
+            self.enqueue(names, kind, by_text, pendings);
+            pendings = rest;
+        }
     }
 
     /// False once the connection must not be used again.

@@ -1,14 +1,16 @@
 //! Where grants are kept. The only way to Redis for the state of locks.
 
+mod call;
 pub(crate) mod command;
 mod connect;
 mod lane;
 mod link;
 mod node;
+mod pending;
 mod script;
 
 pub(crate) use command::{Command, Reply, Request};
-pub(crate) use connect::Endpoint;
+pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use node::Node;
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for

@@ -14,6 +14,9 @@ use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
 use crate::store::{Bell, Store};
 
+/// Longest pause between attempts to connect, while Redis is away.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
 pub(crate) struct Node {
     /// The last one is for renewals: callers' traffic can never hold them up.
     lanes: Vec<Lane>,
@@ -30,8 +33,8 @@ impl Node {
             .test_on_check_out(false)
             .idle_timeout(None)
             .max_lifetime(None)
-            // Also bounds the pause between attempts to reconnect: half of it.
-            .connection_timeout(config.connect_timeout.max(Duration::from_millis(100)))
+            // Not how long anybody waits: half of it bounds the pause between attempts to connect.
+            .connection_timeout(RECONNECT_PAUSE * 2)
             .error_handler(Box::new(r2d2::NopErrorHandler))
             .build_unchecked(Connector(Arc::clone(&endpoint)));
         let common = Arc::new(Common {

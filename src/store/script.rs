@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
@@ -169,11 +169,18 @@ fn decimal(mut number: u64) -> ([u8; 20], usize) {
     }
 }
 
-/// What came back for one script call: an outcome for each command, or the whole call again.
+/// What came back for one script call.
 pub(crate) enum Decoded {
-    Outcomes(Vec<Result<Reply, Error>>),
-    /// The server refused the whole call; the connection is in order.
-    Refused(Error),
+    /// An outcome for each command; `out_of_place` says that another connection may lead to a
+    /// server that can do what this one cannot (a new primary).
+    Outcomes {
+        outcomes: Vec<Result<Reply, Error>>,
+        out_of_place: bool,
+    },
+    /// An error that is not Redis' own (a proxy's, say): nobody knows what was done.
+    Doubtful(Error),
+    /// The call was refused for one of its keys: ask for each by itself.
+    Apart,
     /// The server does not know the script (flushed, failed over): send its text.
     NoScript,
     /// Not an answer to what was asked: the connection cannot be trusted.
@@ -182,65 +189,94 @@ pub(crate) enum Decoded {
 
 /// Reads the answer to a script call for `n` commands of `kind`.
 pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
-    match value {
-        Value::Array(values) if values.len() == 2 * n => {
-            let mut outcomes = Vec::with_capacity(n);
-            let mut values = values.into_iter();
-            while let (Some(code), Some(detail)) = (values.next(), values.next()) {
-                match outcome(kind, &code, &detail) {
-                    Some(outcome) => outcomes.push(outcome),
-                    None => return nonsense(kind, &format_args!("{code:?}, {detail:?}")),
-                }
+    if let Value::ServerError(error) = &value {
+        let (code, detail) = own_words(error);
+        match code {
+            "NOSCRIPT" => return Decoded::NoScript,
+            "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::Apart,
+            _ if !code.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+                return Decoded::Doubtful(connect::refusal(code, Some(detail)));
             }
-            Decoded::Outcomes(outcomes)
+            _ => {}
         }
-        Value::ServerError(error) if error.code() == "NOSCRIPT" => Decoded::NoScript,
-        Value::ServerError(error) => {
-            Decoded::Refused(connect::refusal(error.code(), error.details()))
+    }
+    let results = match &value {
+        Value::Array(values) if n > 1 && values.len() == n => values.as_slice(),
+        Value::Array(_) => return nonsense(kind, &value),
+        one => std::slice::from_ref(one),
+    };
+    let out_of_place = results.iter().any(is_out_of_place);
+    let mut outcomes = Vec::with_capacity(n);
+    for result in results {
+        match outcome(kind, result) {
+            Some(outcome) => outcomes.push(outcome),
+            None => return nonsense(kind, &value),
         }
-        other => nonsense(kind, &format_args!("{other:?}")),
+    }
+    // One error for several keys: the call was refused as a whole.
+    match (&value, outcomes.first()) {
+        (Value::ServerError(_), Some(refused)) => outcomes = vec![refused.clone(); n],
+        _ if outcomes.len() != n => return nonsense(kind, &value),
+        _ => {}
+    }
+    Decoded::Outcomes {
+        outcomes,
+        out_of_place,
     }
 }
 
-fn nonsense(kind: Kind, what: &std::fmt::Arguments<'_>) -> Decoded {
-    let mut what = what.to_string();
+fn is_out_of_place(result: &Value) -> bool {
+    let Value::ServerError(error) = result else {
+        return false;
+    };
+    let code = own_words(error).0;
+    matches!(code, "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY")
+}
+
+/// Code and detail of an error. Before Redis 7 a script's own are wrapped once more:
+/// `@user_script: 18: -OOM command not allowed ..`.
+fn own_words(error: &ServerError) -> (&str, &str) {
+    let (code, detail) = (error.code(), error.details().unwrap_or(""));
+    if !code.starts_with('@') {
+        return (code, detail);
+    }
+    let inner = detail.split_once(": ").map_or(detail, |(_, inner)| inner);
+    let inner = inner.strip_prefix('-').unwrap_or(inner);
+    inner.split_once(' ').unwrap_or((inner, ""))
+}
+
+fn nonsense(kind: Kind, value: &Value) -> Decoded {
+    let mut what = format!("{value:?}");
     what.truncate(what.floor_char_boundary(200));
     let message = format!("unexpected answer to {kind:?}: {what}");
     Decoded::Nonsense(Error::new(ErrorKind::Protocol, message))
 }
 
-fn outcome(kind: Kind, code: &Value, detail: &Value) -> Option<Result<Reply, Error>> {
-    let Value::Int(code) = code else { return None };
-    Some(match (code, kind, detail) {
-        (1, Kind::Acquire, Value::BulkString(micros)) => {
+/// What one result of a script means, as its header says.
+fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
+    Some(match (kind, result) {
+        (Kind::Acquire, Value::BulkString(micros)) => {
             let micros: u64 = std::str::from_utf8(micros).ok()?.parse().ok()?;
             let token = micros.checked_mul(1 << TOKEN_SHIFT)?;
             Ok(Reply::Granted { token })
         }
-        (1, Kind::Release | Kind::Renew, _) => Ok(Reply::Done),
-        (0, Kind::Acquire, Value::Int(ms)) => Ok(Reply::Contended {
+        (Kind::Acquire, Value::Int(ms)) => Ok(Reply::Contended {
             expires_in: Duration::from_millis(u64::try_from(*ms).unwrap_or(0)),
         }),
-        (0, Kind::Release | Kind::Renew, _) => Ok(Reply::Missing),
-        (2, Kind::Release | Kind::Renew, Value::BulkString(value)) => Ok(Reply::Taken {
+        (Kind::Release | Kind::Renew, Value::Int(1)) => Ok(Reply::Done),
+        (Kind::Release | Kind::Renew, Value::Int(0)) => Ok(Reply::Missing),
+        (Kind::Release | Kind::Renew, Value::BulkString(value)) => Ok(Reply::Taken {
             by: HolderId::of_value(value),
         }),
-        (3, Kind::Acquire, Value::BulkString(found)) => Err(Error::new(
-            ErrorKind::Protocol,
-            format!(
-                "a value that is not a lock of this library stands under the key: {:?}",
-                String::from_utf8_lossy(found)
-            ),
-        )),
-        (4, _, Value::BulkString(error)) => {
-            let error = String::from_utf8_lossy(error);
-            let (code, text) = error.split_once(' ').unwrap_or((&error, ""));
-            if code == "WRONGTYPE" && kind != Kind::Acquire {
-                // Not even a string where the lock was: somebody wrote over it.
-                return Some(Ok(Reply::Taken { by: None }));
+        (_, Value::ServerError(error)) => match (kind, own_words(error)) {
+            // Not even a string where the lock was: somebody wrote over it.
+            (Kind::Release | Kind::Renew, ("WRONGTYPE", _)) => Ok(Reply::Taken { by: None }),
+            (Kind::Acquire, ("FOREIGN", found)) => {
+                let message = format!("no lock of this library stands under the key: {found:?}");
+                Err(Error::new(ErrorKind::Protocol, message))
             }
-            Err(connect::refusal(code, Some(text)))
-        }
+            (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
+        },
         _ => return None,
     })
 }
@@ -292,11 +328,68 @@ mod tests {
         for value in [
             Value::Okay,
             Value::Array(vec![Value::Int(1)]),
-            Value::Array(vec![Value::Int(9), Value::Int(0)]),
-            Value::Array(vec![Value::Int(1), Value::Int(0)]),
+            Value::BulkString(b"not a number".to_vec()),
+            Value::Nil,
         ] {
             let decoded = decode(Kind::Acquire, 1, value);
             assert!(matches!(decoded, Decoded::Nonsense(_)));
         }
+        let short = Value::Array(vec![Value::Int(1)]);
+        assert!(matches!(
+            decode(Kind::Release, 2, short),
+            Decoded::Nonsense(_)
+        ));
+        let one_for_two = decode(Kind::Release, 2, Value::Int(1));
+        assert!(matches!(one_for_two, Decoded::Nonsense(_)));
+    }
+
+    fn answer(wire: &str) -> Value {
+        redis::parse_redis_value(wire.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn errors_of_a_script_are_read_in_the_words_of_every_version() {
+        for wire in [
+            "-OOM command not allowed\r\n",
+            "-@user_script: 18: -OOM command not allowed\r\n",
+        ] {
+            let Decoded::Outcomes { outcomes, .. } = decode(Kind::Acquire, 1, answer(wire)) else {
+                panic!("{wire}");
+            };
+            let error = outcomes[0].as_ref().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+    }
+
+    #[test]
+    fn one_demoted_primary_in_a_batch_is_enough_to_look_elsewhere() {
+        let wire = "*2\r\n:0\r\n-READONLY You can't write against a read only replica.\r\n";
+        let decoded = decode(Kind::Renew, 2, answer(wire));
+        assert!(matches!(
+            decoded,
+            Decoded::Outcomes {
+                out_of_place: true,
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn an_error_that_is_not_of_redis_leaves_what_was_done_in_doubt() {
+        let decoded = decode(Kind::Acquire, 1, answer("-upstream failure\r\n"));
+        assert!(matches!(decoded, Decoded::Doubtful(_)));
+    }
+
+    #[test]
+    fn a_batch_refused_for_one_of_its_keys_is_taken_apart() {
+        let refused = || answer("-NOPERM No permissions to access a key\r\n");
+        assert!(matches!(
+            decode(Kind::Acquire, 2, refused()),
+            Decoded::Apart
+        ));
+        assert!(matches!(
+            decode(Kind::Acquire, 1, refused()),
+            Decoded::Outcomes { .. }
+        ));
     }
 }

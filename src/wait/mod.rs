@@ -90,7 +90,7 @@ impl Waits {
             // Whoever waits here already is before us.
             Until::Now => match self.queues.join_if_empty(&wanted.key) {
                 Some(place) => place,
-                None => return Ok(None),
+                None => return self.behind_others().map_err(|error| error.with_key(name)),
             },
             _ => self.queues.join(&wanted.key),
         };
@@ -108,6 +108,17 @@ impl Waits {
         Ok(Some(lease))
     }
 
+    /// What to tell somebody who does not wait, while others do.
+    fn behind_others(&self) -> Result<Option<Arc<Lease>>, Error> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Shutdown, ""));
+        }
+        match self.outage.ongoing(Moment::now()) {
+            Some(outage) => Err(outage.error),
+            None => Ok(None),
+        }
+    }
+
     fn wait(
         &self,
         wanted: &Wanted,
@@ -118,7 +129,7 @@ impl Waits {
         let mut pause = Pause::new();
         // What our own last attempt met with, once there was one: an answer, or an outage.
         let mut met: Option<Option<Ongoing>> = None;
-        let (mut first, mut rested) = (true, true);
+        let (mut first, mut rested, mut told) = (true, true, false);
         loop {
             if self.ended.load(Ordering::Acquire) {
                 return Err(Error::new(ErrorKind::Shutdown, ""));
@@ -150,7 +161,7 @@ impl Waits {
                 }
                 Attempt::Contended(expires_in) => {
                     self.outage.end();
-                    if met.is_none() {
+                    if !std::mem::replace(&mut told, true) {
                         self.tell(wanted, |events, lock| events.contended(lock, expires_in));
                     }
                     pause.no_longer_than(expires_in);

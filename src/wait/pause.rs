@@ -6,7 +6,6 @@ use crate::id::LeaseId;
 
 const FIRST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(50);
-const FIRST_IN_OUTAGE: Duration = Duration::from_millis(10);
 const LONGEST_IN_OUTAGE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Pause {
@@ -32,7 +31,6 @@ impl Pause {
     }
 
     pub(crate) fn for_an_outage(&mut self) {
-        self.next = self.next.max(FIRST_IN_OUTAGE);
         self.longest = LONGEST_IN_OUTAGE;
         self.bound = Duration::MAX;
     }

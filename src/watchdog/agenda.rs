@@ -30,10 +30,17 @@ pub(crate) enum Job {
     Stop,
 }
 
+/// Where the workers find their jobs.
+pub(crate) struct Inboxes {
+    pub(crate) renewals: Receiver<Job>,
+    pub(crate) releases: Receiver<Job>,
+}
+
 pub(crate) struct Agenda {
     timers: Mutex<Timers>,
     changed: Condvar,
-    jobs: Sender<Job>,
+    renewals: Sender<Job>,
+    releases: Sender<Job>,
     settle_soon: AtomicBool,
     settle_now: AtomicBool,
 }
@@ -46,9 +53,15 @@ struct Timers {
 }
 
 impl Agenda {
-    pub(crate) fn new() -> (Arc<Self>, Receiver<Job>) {
-        // Bounded by the number of leases: one is not due again before its renewal has ended.
-        let (jobs, inbox) = unbounded();
+    pub(crate) fn new() -> (Arc<Self>, Inboxes) {
+        // Bounded by the number of leases: one is not due again before its renewal has ended. Of
+        // the other kind there are two at most, for as many flags.
+        let (renewals, for_renewals) = unbounded();
+        let (releases, for_releases) = unbounded();
+        let inboxes = Inboxes {
+            renewals: for_renewals,
+            releases: for_releases,
+        };
         let agenda = Arc::new(Self {
             timers: Mutex::new(Timers {
                 wheel: Wheel::new(Moment::now().past_tick()),
@@ -56,11 +69,12 @@ impl Agenda {
                 stopped: false,
             }),
             changed: Condvar::new(),
-            jobs,
+            renewals,
+            releases,
             settle_soon: AtomicBool::new(false),
             settle_now: AtomicBool::new(false),
         });
-        (agenda, inbox)
+        (agenda, inboxes)
     }
 
     /// Nothing once stopped.
@@ -86,8 +100,12 @@ impl Agenda {
     }
 
     pub(crate) fn give(&self, job: Job) {
-        // Fails only once the workers have ended.
-        let _ = self.jobs.send(job);
+        let worker = match job {
+            Job::Renew(_) => &self.renewals,
+            Job::Settle | Job::Stop => &self.releases,
+        };
+        // Fails only once the worker has ended.
+        let _ = worker.send(job);
     }
 
     /// Sleeps until something is due, and returns that; nothing once stopped.
@@ -142,7 +160,7 @@ impl Agenda {
 
     /// Ends the timer thread, and the workers after the job in hand. Returns all leases that were
     /// being watched.
-    pub(crate) fn stop(&self, workers: usize) -> Vec<Arc<Lease>> {
+    pub(crate) fn stop(&self) -> Vec<Arc<Lease>> {
         let mut watched = Vec::new();
         {
             let mut timers = self.timers.lock();
@@ -150,8 +168,8 @@ impl Agenda {
             timers.wheel.advance(u64::MAX, &mut watched);
             self.changed.notify_all();
         }
-        for _ in 0..workers {
-            self.give(Job::Stop);
+        for worker in [&self.renewals, &self.releases] {
+            let _ = worker.send(Job::Stop);
         }
         let leases = watched.into_iter().filter_map(|timer| match timer {
             Timer::Lease(lease) => Some(lease),

@@ -9,14 +9,12 @@ use crossbeam_channel::Receiver;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::event::EventLock;
-use crate::lease::{Courier, Due, Lease};
+use crate::lease::{Courier, Due, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::store::{Chore, Command, Reply, Request, Store};
 use crate::thread::Crew;
-use crate::watchdog::agenda::{Agenda, Job, Timer};
+use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
 
-/// Two, so that releases stuck behind a dead server never hold up renewals.
-const WORKERS: usize = 2;
 /// Leases renewed by one job, with one deadline.
 const MAX_BATCH: usize = 1024;
 /// Longest pause before a renewal that failed is tried again.
@@ -44,13 +42,18 @@ impl Watchdog {
         })
     }
 
-    /// Starts the timer and the workers, who take their jobs from `inbox`.
-    pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inbox: &Receiver<Job>) -> Result<(), Error> {
+    /// Starts the timer and the two workers. One renews and does nothing else, so that releases
+    /// stuck behind a dead server never hold up renewals.
+    pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inboxes: Inboxes) -> Result<(), Error> {
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
-        for n in 0..WORKERS {
-            let (dog, inbox) = (Arc::clone(self), inbox.clone());
-            crew.spawn(&format!("leasehold-worker-{n}"), move || dog.work(&inbox))
+        let workers = [
+            ("leasehold-renewals", inboxes.renewals),
+            ("leasehold-releases", inboxes.releases),
+        ];
+        for (name, inbox) in workers {
+            let dog = Arc::clone(self);
+            crew.spawn(name, move || dog.work(&inbox))
                 .inspect_err(|_| self.stop())?;
         }
         Ok(())
@@ -58,12 +61,14 @@ impl Watchdog {
 
     /// Keeps `lease` alive from now on. False, and nothing done, once stopped.
     pub(crate) fn watch(&self, lease: &Arc<Lease>) -> bool {
-        lease.rearm(|old, next| {
-            if let Some(old) = old {
-                self.agenda.cancel(old);
-            }
-            self.agenda.set(next, Timer::Lease(Arc::clone(lease)))
-        })
+        lease.rearm(|old, next| self.reset(lease, old, next))
+    }
+
+    fn reset(&self, lease: &Arc<Lease>, old: Option<TimerNote>, next: Moment) -> Option<TimerNote> {
+        if let Some(old) = old {
+            self.agenda.cancel(old);
+        }
+        self.agenda.set(next, Timer::Lease(Arc::clone(lease)))
     }
 
     /// Lets go of a lease that was released or lost before; says which.
@@ -77,7 +82,7 @@ impl Watchdog {
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
-        for lease in self.agenda.stop(WORKERS) {
+        for lease in self.agenda.stop() {
             lease.lose(LossReason::Shutdown);
         }
     }
@@ -112,8 +117,15 @@ impl Watchdog {
                 match timer {
                     Timer::Settle => self.agenda.give(Job::Settle),
                     Timer::Lease(lease) => {
-                        let again = |next| self.agenda.set(next, Timer::Lease(Arc::clone(&lease)));
-                        if let Due::Renewal(_) = lease.due(now, again) {
+                        let mut stopped = false;
+                        let due = lease.due(now, |old, next| {
+                            let note = self.reset(&lease, old, next);
+                            stopped = note.is_none();
+                            note
+                        });
+                        if stopped {
+                            lease.lose(LossReason::Shutdown);
+                        } else if let Due::Renewal(_) = due {
                             renewals.push(lease);
                         }
                     }
@@ -183,7 +195,7 @@ impl Watchdog {
     ) -> Result<(), Error> {
         let now = Moment::now();
         let lost = |reason: LossReason| {
-            lease.ttl_unchanged(None);
+            lease.ttl_unchanged(Duration::ZERO, None);
             lease.lose(reason.clone());
             Err(Error::lost(reason))
         };
@@ -200,7 +212,7 @@ impl Watchdog {
             Err(error) => {
                 let every = lease.terms().renew_every.unwrap_or(LONGEST_RETRY);
                 let retry_at = now.after((every / 4).min(LONGEST_RETRY));
-                lease.ttl_unchanged(Some(retry_at));
+                lease.ttl_unchanged(ttl, Some(retry_at));
                 Err(error)
             }
         }

@@ -7,8 +7,6 @@
 //!
 //! Nothing is done under the state's mutex but moving values: all I/O is the leader's.
 
-mod call;
-mod pending;
 #[cfg(test)]
 mod tests;
 
@@ -20,15 +18,13 @@ use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::store::command::{Command, Request};
+use crate::store::call::{Call, Ticket, Woken};
+use crate::store::command::{Command, Reply, Request};
 use crate::store::connect::{Connector, Endpoint};
-use crate::store::link::Link;
+use crate::store::link::{Answer, Link};
+use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
 use crate::store::{Bell, Chore};
-
-use call::{Call, Ticket, Woken};
-use pending::Next;
-pub(crate) use pending::Pending;
 
 /// Commands taken from the queue at a time.
 const MAX_BATCH: usize = 256;
@@ -103,7 +99,7 @@ impl Lane {
     fn follow(&self, call: &Arc<Call>, deadline: Moment) {
         while call.wait(deadline) == Woken::Appointed {
             let link = self.state.lock().link.take();
-            Leadership { lane: self, link }.lead(call, deadline);
+            Leadership::new(self, link).lead(call, deadline);
         }
     }
 
@@ -150,7 +146,7 @@ impl Lane {
         }
         state.led = true;
         let link = state.link.take();
-        Some(Leadership { lane: self, link })
+        Some(Leadership::new(self, link))
     }
 }
 
@@ -162,8 +158,24 @@ impl State {
         }
     }
 
-    fn take_debts(&mut self) -> Vec<Pending> {
-        self.debts.drain(..).map(|debt| debt.pending).collect()
+    /// Takes what is next to be written: promised releases that failed before come first, whenever
+    /// they are due, so that no later acquire overtakes them.
+    fn next_batch(&mut self) -> Vec<Pending> {
+        let promised = |debt: &mut Debt| debt.pending.is_promised();
+        let debts = self.debts.extract_if(.., promised).take(MAX_BATCH);
+        let mut batch: Vec<Pending> = debts.map(|debt| debt.pending).collect();
+        let n = self.queue.len().min(MAX_BATCH - batch.len());
+        batch.extend(self.queue.drain(..n));
+        batch
+    }
+
+    fn owes_releases(&self) -> bool {
+        self.debts.iter().any(|debt| debt.pending.is_promised())
+    }
+
+    fn is_waited_for(&self) -> bool {
+        let tickets = self.queue.iter().filter_map(|p| p.ticket.as_ref());
+        tickets.into_iter().any(Ticket::is_waited_for)
     }
 
     fn settle(&mut self, next: Next) {
@@ -182,9 +194,19 @@ impl State {
 struct Leadership<'a> {
     lane: &'a Lane,
     link: Option<Link>,
+    /// A guard dropped by a panic leads, too: that panic is not the lane's.
+    was_panicking: bool,
 }
 
-impl Leadership<'_> {
+impl<'a> Leadership<'a> {
+    fn new(lane: &'a Lane, link: Option<Link>) -> Self {
+        Self {
+            lane,
+            link,
+            was_panicking: std::thread::panicking(),
+        }
+    }
+
     /// Leads until `call` has its outcomes or its deadline has passed.
     fn lead(&mut self, call: &Arc<Call>, deadline: Moment) {
         while !call.is_over(deadline) {
@@ -193,7 +215,8 @@ impl Leadership<'_> {
         }
     }
 
-    /// Writes and reads until nothing is queued or owed, or the connection fails.
+    /// Writes and reads until nothing is queued or owed, the connection fails, or a caller comes
+    /// who can lead in its stead.
     fn settle(&mut self) {
         loop {
             let batch = self.next_batch();
@@ -202,14 +225,14 @@ impl Leadership<'_> {
             if (batch.is_empty() && !owed) || !self.exchange(batch, deadline) {
                 return;
             }
+            if self.lane.state.lock().is_waited_for() {
+                return;
+            }
         }
     }
 
     fn next_batch(&self) -> Vec<Pending> {
-        let mut state = self.lane.state.lock();
-        let n = state.queue.len().min(MAX_BATCH);
-        let mut batch: Vec<Pending> = state.queue.drain(..n).collect();
-        drop(state);
+        let mut batch = self.lane.state.lock().next_batch();
         batch.retain(Pending::is_wanted);
         batch
     }
@@ -221,9 +244,6 @@ impl Leadership<'_> {
                 matches!(pending.command, Command::Flush { .. })
             })
             .collect();
-        if !flushes.is_empty() {
-            batch.extend(self.lane.state.lock().take_debts());
-        }
         let result = if batch.is_empty() && self.link.is_none() {
             Ok(())
         } else {
@@ -234,7 +254,11 @@ impl Leadership<'_> {
         let mut state = self.lane.state.lock();
         for flush in flushes {
             let next = match &result {
-                Ok(()) => flush.answered(Ok(crate::store::command::Reply::Done)),
+                Ok(()) if state.owes_releases() => {
+                    let message = "Redis refuses releases for now";
+                    flush.answered(Err(Error::new(ErrorKind::Unavailable, message)))
+                }
+                Ok(()) => flush.answered(Ok(Reply::Done)),
                 Err(error) => flush.unanswered(error, error.kind() == ErrorKind::Unavailable),
             };
             state.settle(next);
@@ -242,33 +266,41 @@ impl Leadership<'_> {
         result.is_ok()
     }
 
-    /// Makes sure of a connection, and adds what is owed to a new one's first batch. Without one
-    /// everybody who waits is told.
+    /// Makes sure of a connection. Without one everybody who waits is told, unless it was only the
+    /// leader who could not wait for it.
     fn connect(&mut self, batch: Vec<Pending>, deadline: Moment) -> Result<Vec<Pending>, Error> {
-        if self.link.is_some() {
-            return Ok(batch);
-        }
         let common = &*self.lane.common;
-        let timeout = deadline.since(Moment::now()).min(common.connect_timeout);
-        match common.pool.get_timeout(timeout) {
-            Ok(wire) => {
-                self.link = Some(Link::new(wire));
-                let mut with_debts = self.lane.state.lock().take_debts();
-                with_debts.extend(batch);
-                Ok(with_debts)
-            }
-            Err(timeout) => {
-                let error = common.endpoint.last_error().unwrap_or_else(|| {
-                    Error::new(ErrorKind::Unavailable, "no connection in time").with_source(timeout)
-                });
-                let mut state = self.lane.state.lock();
-                let waiting = std::mem::take(&mut state.queue);
-                for pending in batch.into_iter().chain(waiting) {
-                    let next = pending.unsent(&error);
-                    state.settle(next);
+        while self.link.is_none() {
+            let left = deadline.since(Moment::now());
+            match common.pool.get_timeout(left.min(common.connect_timeout)) {
+                Ok(mut wire) if wire.is_stale() => wire.discard(),
+                Ok(wire) => self.link = Some(Link::new(wire)),
+                Err(timeout) => {
+                    let known = common.endpoint.last_error();
+                    let in_a_hurry = known.is_none() && left < common.connect_timeout / 2;
+                    let error = known.unwrap_or_else(|| {
+                        let message = "no connection in time";
+                        Error::new(ErrorKind::Unavailable, message).with_source(timeout)
+                    });
+                    self.refuse(batch, &error, in_a_hurry);
+                    return Err(error);
                 }
-                Err(error)
             }
+        }
+        Ok(batch)
+    }
+
+    fn refuse(&self, batch: Vec<Pending>, error: &Error, in_a_hurry: bool) {
+        let mut state = self.lane.state.lock();
+        let waiting = std::mem::take(&mut state.queue);
+        let all = batch.into_iter().chain(waiting);
+        if in_a_hurry {
+            state.queue = all.collect();
+            return;
+        }
+        for pending in all {
+            let next = pending.unsent(error);
+            state.settle(next);
         }
     }
 
@@ -295,8 +327,11 @@ impl Leadership<'_> {
             command_timeout,
             ..
         } = &*self.lane.common;
-        link.read(names, *command_timeout, &mut |pending, outcome| {
-            let next = pending.answered(outcome);
+        link.read(names, *command_timeout, &mut |pending, answer| {
+            let next = match answer {
+                Answer::Outcome(outcome) => pending.answered(outcome),
+                Answer::Doubtful(error) => pending.unanswered(&error, false),
+            };
             if !matches!(next, Next::Finished) {
                 self.lane.state.lock().settle(next);
             }
@@ -327,16 +362,14 @@ impl Drop for Leadership<'_> {
     /// Steps down: appoints a caller that waits in the queue. If there is none, it writes the
     /// releases that nobody waits for, and leaves the rest to the background.
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        if std::thread::panicking() && !self.was_panicking {
             self.lose_link(&Error::new(ErrorKind::Timeout, "its batch was given up"));
         }
         loop {
             let mut state = self.lane.state.lock();
             let owed = self.link.as_ref().map_or(0, Link::owed);
             let can_write = self.link.is_some() && owed < MAX_OWED;
-            let is_waited_for = |p: &Pending| p.ticket.as_ref().is_some_and(Ticket::is_waited_for);
-            let waited_for = state.queue.iter().any(is_waited_for);
-            if can_write && !waited_for && !state.queue.is_empty() {
+            if can_write && !state.is_waited_for() && !state.queue.is_empty() {
                 drop(state);
                 let batch = self.next_batch();
                 if let Err(error) = self.write(batch) {

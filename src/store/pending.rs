@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::store::call::{Outcome, Ticket};
 use crate::store::command::{Command, Reply};
-use crate::store::lane::call::{Outcome, Ticket};
 
 /// Pause before the first repetition of a debt; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -44,7 +44,10 @@ impl Pending {
         let waited_for = self.ticket.as_ref().is_some_and(Ticket::is_waited_for);
         match self.command {
             Command::Acquire { .. } | Command::Renew { .. } | Command::Flush { .. } => waited_for,
-            Command::Release { until, .. } => waited_for || Moment::now() < until,
+            // Once at least: it costs little, and nobody can be sure about a ttl.
+            Command::Release { until, .. } => {
+                waited_for || self.attempts == 0 || Moment::now() < until
+            }
         }
     }
 
@@ -58,6 +61,11 @@ impl Pending {
             }),
             _ => None,
         }
+    }
+
+    /// Whether it is a release that its owner waits or has waited for, not one in case.
+    pub(crate) fn is_promised(&self) -> bool {
+        !self.ghost
     }
 
     /// How long to wait before a debt is tried again.
