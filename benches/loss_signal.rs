@@ -1,0 +1,258 @@
+//! Redis stands still for longer than the ttl: how late does each holder learn that its lock is
+//! lost, and does everything work again afterwards? Says nothing about locks in good times.
+//!
+//! Exits with an error if a signal came more than 50 ms late or not at all, if somebody else had a
+//! lock before its holder knew, or if a key stayed held by nobody.
+
+mod support;
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use hdrhistogram::Histogram;
+use leasehold::{Client, LostSignal, MutexGuard};
+use leasehold_testbed::{Reply, Server, eventually};
+
+const TTL: Duration = Duration::from_secs(1);
+/// For how long Redis stands still.
+const STOP: Duration = Duration::from_millis(1600);
+/// The most that a signal may come after the end of validity.
+const LIMIT: Duration = Duration::from_millis(50);
+/// Others wait for every so manieth lock.
+const WANTED: usize = 25;
+
+#[derive(Parser)]
+struct Options {
+    /// How many locks are held, each with a thread that waits for its signal
+    #[arg(long, default_value_t = 200)]
+    holders: usize,
+    /// How often Redis is stopped
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Given by `cargo bench`
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What all rounds together showed.
+struct Findings {
+    late: Histogram<u64>,
+    sleep: Histogram<u64>,
+    first_lock: Histogram<u64>,
+    all_locks: Histogram<u64>,
+    entered_by_others: usize,
+    /// What must not happen, in words.
+    wrong: Vec<String>,
+}
+
+/// When a holder's thread woke, if its signal came at all.
+fn await_loss(lost: &LostSignal) -> Option<Instant> {
+    let reason = lost.recv_timeout(3 * TTL + STOP);
+    reason.is_ok().then(Instant::now)
+}
+
+/// How late this machine wakes a thread that sleeps for 1 ms.
+fn oversleep(until: &AtomicBool) -> Histogram<u64> {
+    let mut late = support::histogram();
+    while !until.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        thread::sleep(Duration::from_millis(1));
+        let lasted = start.elapsed();
+        support::record(&mut late, lasted.saturating_sub(Duration::from_millis(1)));
+    }
+    late
+}
+
+/// When the validity of each lock ends, as its holder can know it. To be asked after the server
+/// has stopped: for a little while, as answers from before may still be on their way, and not for
+/// long, as asking near the end is itself a way for the loss to be noticed.
+fn ends(guards: &[MutexGuard]) -> Vec<Instant> {
+    let stop_asking = Instant::now() + TTL / 10;
+    let mut ends = vec![Instant::now(); guards.len()];
+    while Instant::now() < stop_asking {
+        for (end, guard) in ends.iter_mut().zip(guards) {
+            // The clock first: the end may come out too early by this, never too late.
+            let now = Instant::now();
+            *end = (*end).max(now + guard.remaining());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    ends
+}
+
+fn key(number: usize) -> String {
+    format!("held-{number}")
+}
+
+fn take_all(client: &Client, holders: usize) -> Result<Vec<MutexGuard>, leasehold::Error> {
+    let keys = (0..holders).map(key);
+    keys.map(|key| client.mutex(&key).lock()).collect()
+}
+
+/// Stops the server while everything is held, and lets it run again.
+fn round(
+    server: &Server,
+    client: &Client,
+    others: &Client,
+    holders: usize,
+    findings: &mut Findings,
+) -> Result<(), Box<dyn Error>> {
+    let guards = take_all(client, holders)?;
+    let wanted: Vec<usize> = (0..holders).step_by(WANTED).collect();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let signals: Vec<_> = guards
+            .iter()
+            .map(MutexGuard::lost_signal)
+            .map(|lost| scope.spawn(move || await_loss(&lost)))
+            .collect();
+        let (entered, entries) = mpsc::channel();
+        for number in wanted {
+            let entered = entered.clone();
+            scope.spawn(move || {
+                let guard = others.mutex(&key(number)).lock();
+                // Who cannot be told has gone with an error of its own.
+                let _ = entered.send((number, Instant::now(), guard));
+            });
+        }
+        drop(entered);
+        // Long enough for renewals to be under way.
+        thread::sleep(TTL);
+        let sleeper = scope.spawn(|| oversleep(&over));
+        server.stop();
+        let stopped = Instant::now();
+        let ends = ends(&guards);
+        let signals: Vec<Option<Instant>> = signals
+            .into_iter()
+            .map(|thread| thread.join().expect("it does nothing but wait"))
+            .collect();
+        thread::sleep(STOP.saturating_sub(stopped.elapsed()));
+        over.store(true, Ordering::Relaxed);
+        findings.sleep += sleeper.join().expect("it does nothing but sleep");
+        findings.judge(&ends, &signals);
+        let early = entries.try_iter().count();
+        if early > 0 {
+            findings.wrong.push(format!(
+                "{early} locks were had from a server that stands still"
+            ));
+        }
+        drop(guards);
+
+        server.resume();
+        let resumed = Instant::now();
+        drop(client.mutex("another").lock()?);
+        support::record(&mut findings.first_lock, resumed.elapsed());
+        for (number, at, guard) in entries {
+            drop(guard?);
+            findings.entered_by_others += 1;
+            if signals[number].is_none_or(|signal| at < signal) {
+                let key = key(number);
+                findings
+                    .wrong
+                    .push(format!("{key} was had before its holder knew"));
+            }
+        }
+        drop(take_all(client, holders)?);
+        support::record(&mut findings.all_locks, resumed.elapsed());
+        drop(take_all(others, holders)?);
+        Ok(())
+    })
+}
+
+impl Findings {
+    fn new() -> Self {
+        Self {
+            late: support::histogram(),
+            sleep: support::histogram(),
+            first_lock: support::histogram(),
+            all_locks: support::histogram(),
+            entered_by_others: 0,
+            wrong: Vec::new(),
+        }
+    }
+
+    fn judge(&mut self, ends: &[Instant], signals: &[Option<Instant>]) {
+        let (mut missing, mut early, mut over) = (0, 0, 0);
+        for (end, signal) in ends.iter().zip(signals) {
+            let Some(signal) = signal else {
+                missing += 1;
+                continue;
+            };
+            let late = signal.saturating_duration_since(*end);
+            support::record(&mut self.late, late);
+            early += usize::from(signal < end);
+            over += usize::from(late > LIMIT);
+        }
+        for (signals, what) in [
+            (missing, "did not come".to_owned()),
+            (early, "came before the end of validity".to_owned()),
+            (over, format!("came more than {LIMIT:?} late")),
+        ] {
+            if signals > 0 {
+                self.wrong.push(format!("{signals} signals {what}"));
+            }
+        }
+    }
+
+    fn print(&self) {
+        let mut table = support::table(["ms", "p50", "p99", "max", "count"]);
+        for (what, histogram) in [
+            ("signal after the end of validity", &self.late),
+            ("a sleep of 1 ms on this machine, too long by", &self.sleep),
+            ("first lock after Redis runs again", &self.first_lock),
+            ("all locks taken once more after that", &self.all_locks),
+        ] {
+            table.add_row(support::spread(what, histogram));
+        }
+        println!("{table}\n");
+        println!("{} locks went to others who waited", self.entered_by_others);
+    }
+}
+
+/// Nothing but the counter of fencing tokens is left, once all have let go.
+fn leftovers(server: &Server) -> Vec<String> {
+    let mut left = Vec::new();
+    let _ = eventually(Duration::from_secs(10), || {
+        if let Ok(Reply::Array(keys)) = server.command(&["KEYS", "leasehold:[^~]*"]) {
+            left = keys.iter().map(Reply::to_string).collect();
+            return left.is_empty();
+        }
+        false
+    });
+    left
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut options = Options::parse();
+    if !options.bench {
+        // Run as a test: only whether it works.
+        options.rounds = options.rounds.min(1);
+    }
+    let server = Server::start()?;
+    println!("{}", support::machine(&server)?);
+    println!(
+        "{} holders, ttl {TTL:?}, Redis stopped for {STOP:?}\n",
+        options.holders
+    );
+    let client = Client::builder(&server.url()).ttl(TTL).build()?;
+    // They give up their locks at once, so nothing of theirs can outlive its ttl.
+    let others = Client::builder(&server.url()).ttl(TTL).build()?;
+    let mut findings = Findings::new();
+    for _ in 0..options.rounds {
+        round(&server, &client, &others, options.holders, &mut findings)?;
+        let left = leftovers(&server);
+        if !left.is_empty() {
+            let keys = left.join(", ");
+            findings.wrong.push(format!("held by nobody: {keys}"));
+        }
+    }
+    findings.print();
+    match findings.wrong.as_slice() {
+        [] => Ok(()),
+        wrong => Err(wrong.join("; ").into()),
+    }
+}

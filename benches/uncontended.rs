@@ -1,0 +1,162 @@
+//! One thread, a lock nobody else wants: lock+unlock pairs per second beside the raw commands that
+//! anybody could send. Says nothing about contention.
+//!
+//! Criterion measures each way for itself. The table after it is what to compare: many short
+//! rounds of all ways in turn, so that whatever else the machine does hits all alike.
+
+mod support;
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+use leasehold::{Client, Mutex};
+use leasehold_testbed::Server;
+use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
+
+const ROUNDS: usize = 60;
+const ROUND: Duration = Duration::from_millis(50);
+const WAYS: [&str; 3] = ["raw, both awaited", "guard dropped", "unlock()"];
+
+/// What a lock costs without a library: `SET NX PX`, and a script that deletes what is one's own.
+/// Nothing is built or drawn at random per pair, so any real use is slower than this.
+struct Raw {
+    connection: redis::Connection,
+    take: Vec<u8>,
+    give: Vec<u8>,
+}
+
+impl Raw {
+    fn new(url: &str) -> Result<Self, Box<dyn Error>> {
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let info = url.into_connection_info()?.set_tcp_settings(tcp);
+        let mut connection = redis::Client::open(info)?.get_connection()?;
+        let script = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
+                      return redis.call('DEL', KEYS[1]) end return 0";
+        let hash: String = redis::cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(script)
+            .query(&mut connection)?;
+        let (key, value) = ("raw:lock", "0123456789abcdef0123456789abcdef");
+        let mut take = redis::cmd("SET");
+        take.arg(key).arg(value).arg("NX").arg("PX").arg(30_000);
+        let mut give = redis::cmd("EVALSHA");
+        give.arg(hash).arg(1).arg(key).arg(value);
+        Ok(Self {
+            connection,
+            take: take.get_packed_command(),
+            give: give.get_packed_command(),
+        })
+    }
+
+    fn pair(&mut self) {
+        let taken = self.connection.req_packed_command(&self.take);
+        assert_eq!(taken, Ok(Value::Okay));
+        let given = self.connection.req_packed_command(&self.give);
+        assert_eq!(given, Ok(Value::Int(1)));
+    }
+}
+
+fn dropped(mutex: &Mutex) {
+    drop(mutex.lock().expect("nobody else wants it"));
+}
+
+fn unlocked(mutex: &Mutex) {
+    let guard = mutex.lock().expect("nobody else wants it");
+    guard.unlock().expect("the server runs");
+}
+
+/// Pairs per second over one round.
+fn rate(mut pair: impl FnMut(), last: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    let mut pairs = 1;
+    while start.elapsed() < ROUND {
+        pair();
+        pairs += 1;
+    }
+    last();
+    f64::from(pairs) / start.elapsed().as_secs_f64()
+}
+
+/// One round of one of [`WAYS`]. What is dropped is awaited once at the end: a round pays for all
+/// that it has started.
+fn round(way: usize, raw: &mut Raw, mutex: &Mutex) -> f64 {
+    match way {
+        0 => {
+            let pair = std::cell::RefCell::new(|| raw.pair());
+            rate(|| pair.borrow_mut()(), || pair.borrow_mut()())
+        }
+        1 => rate(|| dropped(mutex), || unlocked(mutex)),
+        _ => rate(|| unlocked(mutex), || unlocked(mutex)),
+    }
+}
+
+/// For each way and round the pairs per second, and the ratio to the raw way in the same round.
+fn compare(raw: &mut Raw, mutex: &Mutex) -> [(Vec<f64>, Vec<f64>); 3] {
+    let mut results = [const { (Vec::new(), Vec::new()) }; 3];
+    for turn in 0..ROUNDS {
+        let mut rates = [0.0; 3];
+        for place in 0..3 {
+            let way = (turn + place) % 3;
+            rates[way] = round(way, raw, mutex);
+        }
+        for (result, rate) in results.iter_mut().zip(rates) {
+            result.0.push(rate);
+            result.1.push(rate / rates[0]);
+        }
+    }
+    results
+}
+
+/// First quartile, median, third quartile.
+fn quartiles(values: &mut [f64]) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
+}
+
+fn print_comparison(title: &str, raw: &mut Raw, mutex: &Mutex) {
+    let mut table = support::table([title, "pairs/s", "quartiles", "ratio to raw", "quartiles"]);
+    for (way, (mut rates, mut ratios)) in WAYS.into_iter().zip(compare(raw, mutex)) {
+        let [low, rate, high] = quartiles(&mut rates);
+        let [least, ratio, most] = quartiles(&mut ratios);
+        table.add_row([
+            way.to_owned(),
+            format!("{rate:.0}"),
+            format!("{low:.0} - {high:.0}"),
+            format!("{ratio:.2}"),
+            format!("{least:.2} - {most:.2}"),
+        ]);
+    }
+    println!("{table}\n");
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let server = Server::start()?;
+    let mut raw = Raw::new(&server.url())?;
+    let client = Client::open(&server.url())?;
+    let mutex = client.mutex("lock");
+
+    let mut criterion = Criterion::default().configure_from_args();
+    let mut group = criterion.benchmark_group("uncontended");
+    group.bench_function("raw", |bencher| bencher.iter(|| raw.pair()));
+    group.bench_function("drop", |bencher| bencher.iter(|| dropped(&mutex)));
+    group.bench_function("unlock", |bencher| bencher.iter(|| unlocked(&mutex)));
+    group.finish();
+    criterion.final_summary();
+
+    // Criterion's own modes (--test, --list, --profile-time ..) want nothing but what they name.
+    if std::env::args().skip(1).ne(["--bench".to_owned()]) {
+        return Ok(());
+    }
+    println!("{}", support::machine(&server)?);
+    println!("median of {ROUNDS} rounds of {ROUND:?} of each way, in turn\n");
+    print_comparison("free running", &mut raw, &mutex);
+    match support::pin_to_one_core(server.pid())? {
+        Some(core) => {
+            let title = format!("client and server pinned to core {core}");
+            print_comparison(&title, &mut raw, &mutex);
+        }
+        None => println!("this system cannot pin threads to a core"),
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Who may not come in: wrong and missing passwords, users without permissions, databases that are
+//! not there.
+
+use leasehold::ErrorKind;
+use leasehold_testbed::Server;
+
+use crate::support::{ask, builder, held_keys, server};
+
+use super::{assert_all_say, errors_of, everything_said, hasty};
+
+const PASSWORD: &str = "corréct/horse@battery";
+
+fn locked_server() -> Server {
+    Server::builder().password(PASSWORD).start().unwrap()
+}
+
+#[test]
+fn the_right_password_opens() {
+    let server = locked_server();
+    let client = builder(&server.url()).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+}
+
+#[test]
+fn a_wrong_password_is_denied_and_not_told() {
+    let server = locked_server();
+    for login in ["wr0ng", "nobody:wr0ng", "default:wr0ng"] {
+        let login = login.replacen("wr0ng", ":wr0ng", usize::from(!login.contains(':')));
+        let url = format!("redis://{login}@127.0.0.1:{}", server.port());
+        for (what, error) in errors_of(&url) {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{what}: {error}");
+            let text = everything_said(&error);
+            assert!(!text.contains("wr0ng"), "{what}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_password_is_denied() {
+    let server = locked_server();
+    assert_all_say(
+        ErrorKind::Denied,
+        &format!("redis://127.0.0.1:{}", server.port()),
+    );
+}
+
+/// The URL of a new user with these permissions.
+fn user(server: &Server, permissions: &[&str]) -> String {
+    let command = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
+    ask(server, &[&command, permissions].concat());
+    format!("redis://limited:secret@127.0.0.1:{}", server.port())
+}
+
+#[test]
+fn a_user_who_may_not_load_scripts_is_denied_at_once() {
+    let server = server();
+    let url = user(&server, &["~*", "+@all", "-script"]);
+    assert_all_say(ErrorKind::Denied, &url);
+}
+
+#[test]
+fn a_user_without_a_permission_is_denied_and_gets_nothing() {
+    let server = server();
+    for missing in [
+        &["~*", "+@all", "-eval", "-evalsha"][..],
+        &["~somebody:*", "+@all"],
+        &["~*", "+@all", "-set"],
+        &["~*", "+@all", "-get"],
+    ] {
+        let client = hasty(&user(&server, missing)).build_lazy().unwrap();
+        for error in [
+            client.mutex("k").lock().unwrap_err(),
+            client.mutex("k").try_lock().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{missing:?}: {error}");
+        }
+        assert_eq!(held_keys(&server), Vec::<String>::new(), "{missing:?}");
+    }
+}
+
+#[test]
+fn a_database_out_of_range_is_a_wrong_configuration() {
+    let server = server();
+    for (what, error) in errors_of(&format!("{}/4711", server.url())) {
+        let text = everything_said(&error);
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{what}: {text}");
+        assert!(error.to_string().contains("4711"), "{what}: {error}");
+    }
+    let negative = hasty(&format!("{}/-1", server.url())).build().unwrap_err();
+    assert_eq!(negative.kind(), ErrorKind::InvalidConfig, "{negative}");
+    let last = builder(&format!("{}/15", server.url())).build().unwrap();
+    let first = builder(&format!("{}/0", server.url())).build().unwrap();
+    let guard = last.mutex("k").lock().unwrap();
+    assert!(
+        first.mutex("k").try_lock().unwrap().is_some(),
+        "another database"
+    );
+    guard.unlock().unwrap();
+}

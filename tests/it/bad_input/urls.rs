@@ -1,0 +1,93 @@
+//! URLs that are none, say too much or ask for what there is not.
+
+use leasehold::{Client, ErrorKind};
+
+use super::{everything_said, hasty};
+
+const SECRET: &str = "hunter2";
+
+#[test]
+fn a_url_that_cannot_be_used_is_named_and_refused_without_connecting() {
+    for url in [
+        "",
+        "localhost",
+        "127.0.0.1:6379",
+        "http://127.0.0.1:6379",
+        "rediss://127.0.0.1:6379",
+        "redis://",
+        "redis://127.0.0.1:99999",
+        "redis://127.0.0.1:port",
+        "redis://127.0.0.1/notanumber",
+        "redis://127.0.0.1/0?timeout=5",
+        "redis://127.0.0.1/0?protocol=9",
+        "unix://",
+        "unix:///x?shard=1",
+        "unix:///x?db=zero",
+    ] {
+        for error in [
+            Client::open(url).expect_err(url),
+            hasty(url).build_lazy().expect_err(url),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}: {error}");
+            assert!(error.to_string().contains("url"), "{url}: {error}");
+        }
+    }
+}
+
+#[test]
+fn an_unknown_option_is_told_by_its_name() {
+    let error = Client::open("redis://127.0.0.1/0?timeout=5").unwrap_err();
+    assert!(error.to_string().contains("\"timeout\""), "{error}");
+    let error = Client::open("unix:///run/x?shard=1&db=0").unwrap_err();
+    assert!(error.to_string().contains("\"shard\""), "{error}");
+}
+
+#[test]
+fn an_endless_url_makes_a_short_error() {
+    let url = format!("redis://127.0.0.1/{}", "9".repeat(1 << 20));
+    let error = Client::open(&url).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    assert!(everything_said(&error).len() < 4000);
+}
+
+#[test]
+fn no_error_ever_says_the_password_of_a_url() {
+    for url in [
+        format!("http://user:{SECRET}@host"),
+        format!("redis://user:{SECRET}@host:port"),
+        format!("redis://:{SECRET}@host:99999"),
+        format!("redis://:{SECRET}/x@host"),
+        format!("redis://:{SECRET}@host@host:port"),
+        format!("redis://user:{SECRET}@host/notanumber"),
+        format!("redis://user:{SECRET}@host/0?timeout=5"),
+        format!("redis://user:{SECRET}@host?protocol=9"),
+        format!("rediss://user:{SECRET}@host"),
+        format!("user:{SECRET}@host:6379"),
+        // The options of a socket's URL, given where they are none.
+        format!("redis://host/0?pass={SECRET}"),
+        format!("redis://host/0?password={SECRET}"),
+        format!("redis://host/0?PASS={SECRET}"),
+        format!("redis://host/0?user=me&pass={SECRET}&db=1"),
+        format!("unix:///x?user=me&password={SECRET}"),
+        format!("unix:///x?pass={SECRET}&shard=1"),
+        format!("unix:///x?pass=&pass={SECRET}&shard=1"),
+        format!("unix:///x?pass={SECRET}&db=zero"),
+        format!("unix:///x?p%61ss={SECRET}&db=zero"),
+        format!("unix:///nowhere/at/all?user=me&pass={SECRET}"),
+        format!("redis://user:{SECRET}@127.0.0.1:1"),
+    ] {
+        let error = hasty(&url).build().unwrap_err();
+        let text = everything_said(&error);
+        assert!(!text.contains(SECRET), "{url} gives {text}");
+    }
+}
+
+#[test]
+fn neither_builder_nor_client_nor_mutex_shows_the_password() {
+    let builder = hasty(&format!("redis://user:{SECRET}@127.0.0.1:1/0"));
+    let text = format!("{builder:?} {builder:#?}");
+    assert!(!text.contains(SECRET), "{text}");
+    let client = builder.build_lazy().unwrap();
+    let text = format!("{client:?} {client:#?} {:?}", client.mutex("k"));
+    assert!(!text.contains(SECRET), "{text}");
+}

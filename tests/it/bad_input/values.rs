@@ -1,0 +1,129 @@
+//! What already stands under the key of a lock: somebody else's value, or ours without an end.
+
+use leasehold::ErrorKind;
+use leasehold_testbed::Reply;
+
+use crate::steady::steady;
+use crate::support::{Task, ask, expires_in, in_redis, millis, secs, server, value_of};
+
+use super::BOUND;
+
+#[test]
+fn a_foreign_value_is_told_at_once_and_left_untouched() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    for (name, write) in [
+        ("text", &["SET", "leasehold:text", "somebody else's"][..]),
+        ("empty", &["SET", "leasehold:empty", ""]),
+        ("number", &["SET", "leasehold:number", "1"]),
+        ("near", &["SET", "leasehold:near", "lh2 0 0 x"]),
+        ("short", &["SET", "leasehold:short", "lh1"]),
+        ("list", &["RPUSH", "leasehold:list", "a", "b"]),
+        ("hash", &["HSET", "leasehold:hash", "field", "value"]),
+        ("set", &["SADD", "leasehold:set", "a"]),
+        ("zset", &["ZADD", "leasehold:zset", "1", "a"]),
+        ("stream", &["XADD", "leasehold:stream", "1-1", "a", "b"]),
+    ] {
+        ask(&server, write);
+        let before = ask(&server, &["DUMP", &in_redis(name)]);
+        let mutex = client.mutex(name);
+        let (waiting, bounded) = (mutex.clone(), mutex.clone());
+        let errors = [
+            Task::start(move || waiting.lock().map(drop))
+                .within(BOUND, "lock")
+                .unwrap_err(),
+            mutex.try_lock().unwrap_err(),
+            // Not in an hour: at once.
+            Task::start(move || bounded.try_lock_for(secs(3600)).map(drop))
+                .within(BOUND, "try_lock_for")
+                .unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{name}: {error}");
+            assert_eq!(error.key(), Some(name));
+        }
+        assert_eq!(ask(&server, &["DUMP", &in_redis(name)]), before, "{name}");
+        assert_eq!(expires_in(&server, name), None, "{name} was given a ttl");
+    }
+    client.with_lock("another", || ()).unwrap();
+}
+
+#[test]
+fn a_foreign_value_keeps_the_ttl_it_has() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
+    ask(&server, &["SET", &in_redis("k"), "theirs", "EX", "1000"]);
+    let error = client.mutex("k").try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(expires_in(&server, "k").unwrap() > secs(900));
+}
+
+#[test]
+fn an_endless_foreign_value_makes_a_short_error() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    ask(&server, &["SET", &in_redis("k"), &"x".repeat(1 << 20)]);
+    let error = client.mutex("k").lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(format!("{error} {error:?}").len() < 2000);
+}
+
+#[test]
+fn a_foreign_value_takes_nothing_from_others_in_the_same_batch() {
+    let server = server();
+    // One lane, and many threads on it: requests share batches.
+    let client = steady(&server.url()).lanes(1).build().unwrap();
+    ask(&server, &["RPUSH", &in_redis("list"), "theirs"]);
+    let tasks: Vec<_> = (0..8)
+        .map(|n| {
+            let client = client.clone();
+            Task::start(move || {
+                let mine = client.mutex(&format!("own-{n}"));
+                for _ in 0..50 {
+                    let error = client.mutex("list").lock().unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Protocol);
+                    mine.lock().unwrap().unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(secs(60), "locks beside a foreign value");
+    }
+    assert_eq!(ask(&server, &["LLEN", &in_redis("list")]), Reply::Int(1));
+}
+
+#[test]
+fn our_own_value_without_a_ttl_heals_by_whoever_fails_to_take_it() {
+    let server = server();
+    let client = steady(&server.url()).ttl(millis(700)).build().unwrap();
+    let old = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
+    for (name, value) in [("whole", old), ("cut", "lh1 0123")] {
+        ask(&server, &["SET", &in_redis(name), value]);
+        assert!(
+            client.mutex(name).try_lock().unwrap().is_none(),
+            "it is held"
+        );
+        let ttl = expires_in(&server, name).expect("it was given a ttl");
+        assert!(ttl <= millis(700), "{ttl:?}");
+        assert_eq!(value_of(&server, name).as_deref(), Some(value));
+        let mutex = client.mutex(name);
+        let guard = Task::start(move || mutex.lock())
+            .within(BOUND, "lock")
+            .unwrap();
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_lock_that_has_a_ttl_is_not_given_another() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
+    let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
+    ask(&server, &["SET", &in_redis("long"), value, "EX", "1000"]);
+    ask(&server, &["SET", &in_redis("short"), value, "PX", "1500"]);
+    assert!(client.mutex("long").try_lock().unwrap().is_none());
+    assert!(client.mutex("short").try_lock().unwrap().is_none());
+    assert!(expires_in(&server, "long").unwrap() > secs(900));
+    assert!(expires_in(&server, "short").is_none_or(|ttl| ttl <= millis(1500)));
+}

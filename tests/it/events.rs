@@ -1,0 +1,376 @@
+//! Every event is told when it should be, where it should be, and does no harm.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, ErrorKind, EventLock, Events, LossReason};
+
+use crate::fakes::closed_port;
+use crate::support::{SOON, Task, ask, builder, in_redis, is_held, millis, secs, server};
+
+/// One event, with all that it was told.
+#[derive(Debug)]
+enum Told {
+    Acquired(Duration),
+    Contended(Duration),
+    Released(Duration, bool),
+    Renewed,
+    RenewalFailed(ErrorKind),
+    Lost(LossReason),
+    Unavailable(ErrorKind),
+}
+
+#[derive(Debug)]
+struct Heard {
+    told: Told,
+    key: String,
+    token: u64,
+    thread: ThreadId,
+}
+
+/// Tells everything, and then does to whoever told it what a test wants.
+struct Listener<F>(Mutex<Sender<Heard>>, F);
+
+impl<F: Fn(&str)> Listener<F> {
+    fn hear(&self, lock: EventLock<'_>, told: Told) {
+        let heard = Heard {
+            told,
+            key: lock.key.to_owned(),
+            token: lock.fencing_token,
+            thread: thread::current().id(),
+        };
+        // The test may have heard enough.
+        let _ = self.0.lock().unwrap().send(heard);
+        self.1(lock.key);
+    }
+}
+
+impl<F: Fn(&str) + Send + Sync + 'static> Events for Listener<F> {
+    fn acquired(&self, lock: EventLock<'_>, waited: Duration) {
+        self.hear(lock, Told::Acquired(waited));
+    }
+
+    fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {
+        self.hear(lock, Told::Contended(expires_in));
+    }
+
+    fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {
+        self.hear(lock, Told::Released(held, confirmed));
+    }
+
+    fn renewed(&self, lock: EventLock<'_>) {
+        self.hear(lock, Told::Renewed);
+    }
+
+    fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {
+        self.hear(lock, Told::RenewalFailed(error.kind()));
+    }
+
+    fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
+        self.hear(lock, Told::Lost(reason.clone()));
+    }
+
+    fn unavailable(&self, lock: EventLock<'_>, error: &Error) {
+        self.hear(lock, Told::Unavailable(error.kind()));
+    }
+}
+
+fn listener<F: Fn(&str)>(then: F) -> (Arc<Listener<F>>, Receiver<Heard>) {
+    let (sender, heard) = channel();
+    (Arc::new(Listener(Mutex::new(sender), then)), heard)
+}
+
+/// The next event, which has to come soon.
+#[track_caller]
+fn next(heard: &Receiver<Heard>) -> Heard {
+    heard.recv_timeout(SOON).expect("an event is told")
+}
+
+/// The next event but renewals that went well.
+#[track_caller]
+fn next_but_renewed(heard: &Receiver<Heard>) -> Heard {
+    loop {
+        let heard = next(heard);
+        if !matches!(heard.told, Told::Renewed) {
+            return heard;
+        }
+    }
+}
+
+#[test]
+fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
+    let server = server();
+    let (events, heard) = listener(|_| ());
+    let client = builder(&server.url()).events(events).build().unwrap();
+    let here = thread::current().id();
+    for confirmed in [true, false] {
+        let start = Instant::now();
+        let guard = client.mutex("k").lock().unwrap();
+        let token = guard.fencing_token();
+        let event = heard.try_recv().expect("told before lock() returns");
+        assert_eq!(
+            (event.key.as_str(), event.token, event.thread),
+            ("k", token, here)
+        );
+        let Told::Acquired(waited) = event.told else {
+            panic!("{event:?}")
+        };
+        assert!(waited <= start.elapsed());
+        thread::sleep(millis(20));
+        if confirmed {
+            guard.unlock().unwrap();
+        } else {
+            drop(guard);
+        }
+        let event = heard.try_recv().expect("told before it is over");
+        assert_eq!(
+            (event.key.as_str(), event.token, event.thread),
+            ("k", token, here)
+        );
+        let Told::Released(held, said) = event.told else {
+            panic!("{event:?}")
+        };
+        assert!(held >= millis(20) && held <= start.elapsed(), "{held:?}");
+        assert_eq!(said, confirmed);
+    }
+    assert!(heard.try_recv().is_err(), "nothing else");
+}
+
+#[test]
+fn contention_is_told_once_for_each_call() {
+    let server = server();
+    let (events, heard) = listener(|_| ());
+    let client = builder(&server.url()).events(events).build().unwrap();
+    let holder = builder(&server.url()).build().unwrap();
+    let held = holder.mutex("k").lock().unwrap();
+    let here = thread::current().id();
+    for wait in [millis(0), millis(400)] {
+        assert!(client.mutex("k").try_lock_for(wait).unwrap().is_none());
+        let event = heard.try_recv().expect("told on this thread");
+        assert_eq!(
+            (event.key.as_str(), event.token, event.thread),
+            ("k", 0, here)
+        );
+        let Told::Contended(expires_in) = event.told else {
+            panic!("{event:?}")
+        };
+        assert!(expires_in <= secs(6), "{expires_in:?}");
+        assert!(heard.try_recv().is_err(), "once, however often it looked");
+    }
+    let waiting = client.mutex("k");
+    let waiter = Task::start(move || waiting.lock().unwrap());
+    assert!(matches!(next(&heard).told, Told::Contended(_)));
+    let waited_at_least = Instant::now();
+    thread::sleep(millis(50));
+    let waited_at_least = waited_at_least.elapsed();
+    held.unlock().unwrap();
+    let event = next(&heard);
+    let Told::Acquired(waited) = event.told else {
+        panic!("{event:?}")
+    };
+    assert!(waited >= waited_at_least, "{waited:?}");
+    drop(waiter.within(SOON, "the waiter's turn"));
+}
+
+#[test]
+fn contention_is_told_to_a_call_that_began_in_an_outage() {
+    let server = server();
+    let (events, heard) = listener(|_| ());
+    let client = builder(&server.url()).events(events).build().unwrap();
+    let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
+    let held = holder.mutex("k").lock().unwrap();
+    server.stop();
+    let waiting = client.mutex("k");
+    let waiter = Task::start(move || waiting.lock().map(drop));
+    assert!(matches!(next(&heard).told, Told::Unavailable(_)));
+    server.resume();
+    loop {
+        let event = next(&heard);
+        match event.told {
+            Told::Unavailable(_) => {}
+            Told::Contended(_) => break,
+            _ => panic!("{event:?}"),
+        }
+    }
+    drop(held);
+    waiter.within(SOON, "its turn").unwrap();
+}
+
+#[test]
+fn renewals_and_losses_are_told_on_the_callback_thread() {
+    let server = server();
+    let (events, heard) = listener(|_| ());
+    let client = builder(&server.url()).ttl(secs(9)).renew_ratio(0.05);
+    let client = client.events(events).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let token = guard.fencing_token();
+    assert!(matches!(next(&heard).told, Told::Acquired(_)));
+    let renewed = next(&heard);
+    assert!(matches!(renewed.told, Told::Renewed), "{renewed:?}");
+    assert_eq!((renewed.key.as_str(), renewed.token), ("k", token));
+    assert_ne!(renewed.thread, thread::current().id());
+
+    server.stop();
+    let failed = next_but_renewed(&heard);
+    let Told::RenewalFailed(kind) = failed.told else {
+        panic!("{failed:?}")
+    };
+    assert!(
+        matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable),
+        "{kind:?}"
+    );
+    assert_eq!((failed.token, failed.thread), (token, renewed.thread));
+    server.resume();
+    loop {
+        // More may have failed; then it goes on.
+        let event = next(&heard);
+        match event.told {
+            Told::RenewalFailed(_) => {}
+            Told::Renewed => break,
+            _ => panic!("{event:?}"),
+        }
+    }
+
+    ask(&server, &["DEL", &in_redis("k")]);
+    let lost = next_but_renewed(&heard);
+    let Told::Lost(LossReason::Deleted) = lost.told else {
+        panic!("{lost:?}")
+    };
+    assert_eq!((lost.token, lost.thread), (token, renewed.thread));
+    drop(guard);
+    let released = next(&heard);
+    assert!(
+        matches!(released.told, Told::Released(_, false)),
+        "{released:?}"
+    );
+}
+
+#[test]
+fn an_attempt_that_cannot_be_made_is_told_on_the_thread_that_asks() {
+    let (events, heard) = listener(|_| ());
+    let client = builder(&format!("redis://127.0.0.1:{}", closed_port()));
+    let client = client
+        .patience(millis(300))
+        .events(events)
+        .build_lazy()
+        .unwrap();
+    assert!(client.mutex("k").lock().unwrap_err().is_unavailable());
+    let first = next(&heard);
+    assert_eq!((first.key.as_str(), first.token), ("k", 0));
+    assert_eq!(first.thread, thread::current().id());
+    assert!(
+        matches!(first.told, Told::Unavailable(ErrorKind::Unavailable)),
+        "{first:?}"
+    );
+}
+
+/// Comes upon every event there is, and fails if one of them did harm.
+fn live_through_everything(server: &leasehold_testbed::Server, client: &Client) {
+    let guard = client.mutex("k").lock().unwrap();
+    assert!(client.mutex("k").try_lock().unwrap().is_none(), "contended");
+    let lost = guard.lost_signal();
+    // Renewed for longer than the ttl.
+    let told = lost.recv_timeout(secs(4));
+    assert!(told.is_err(), "{told:?}");
+    server.stop();
+    let attempt = client.mutex("other").try_lock();
+    assert!(attempt.unwrap_err().is_unavailable());
+    server.resume();
+    assert!(
+        lost.recv_timeout(millis(500)).is_err(),
+        "renewals failed, and then did not"
+    );
+    let (told, heard) = channel();
+    guard.on_lost(move |reason| told.send(reason).unwrap());
+    ask(server, &["DEL", &in_redis("k")]);
+    assert_eq!(heard.recv_timeout(SOON), Ok(LossReason::Deleted));
+    assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
+    drop(guard);
+    client.with_lock("k", || ()).unwrap();
+    assert!(!is_held(server, "k"));
+}
+
+#[test]
+fn events_that_panic_break_nothing() {
+    let server = server();
+    let (events, heard) = listener(|_| panic!("a test's own panic"));
+    let client = builder(&server.url()).ttl(secs(3)).renew_ratio(0.1);
+    let client = client.events(events).build().unwrap();
+    live_through_everything(&server, &client);
+    client.shutdown(secs(5)).unwrap();
+    let told: Vec<Heard> = heard.try_iter().collect();
+    let kinds = |wanted: fn(&Told) -> bool| told.iter().filter(|heard| wanted(&heard.told)).count();
+    assert!(kinds(|told| matches!(told, Told::Acquired(_))) >= 2);
+    assert!(kinds(|told| matches!(told, Told::Contended(_))) >= 1);
+    assert!(kinds(|told| matches!(told, Told::Released(..))) >= 2);
+    assert!(kinds(|told| matches!(told, Told::Renewed)) >= 2);
+    assert!(kinds(|told| matches!(told, Told::Unavailable(_))) >= 1);
+    assert_eq!(kinds(|told| matches!(told, Told::Lost(_))), 1);
+}
+
+#[test]
+fn events_may_use_the_client() {
+    thread_local!(static INSIDE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+    let server = server();
+    let client: Arc<Mutex<Option<Client>>> = Arc::default();
+    let theirs = Arc::clone(&client);
+    let (events, _heard) = listener(move |_| {
+        // Its own use of the client is told as well.
+        if INSIDE.replace(true) {
+            return;
+        }
+        let client = theirs.lock().unwrap().clone();
+        if let Some(client) = client {
+            // Fails while the server is stopped, as it should.
+            let key = format!("{:?}", thread::current().id());
+            let _ = client.mutex(&key).try_lock().map(drop);
+            let _ = client.mutex("k").try_lock().map(drop);
+        }
+        INSIDE.set(false);
+    });
+    let built = builder(&server.url()).ttl(secs(3)).renew_ratio(0.3);
+    let built = built
+        .command_timeout(millis(150))
+        .events(events)
+        .build()
+        .unwrap();
+    *client.lock().unwrap() = Some(built.clone());
+    Task::start(move || {
+        for _ in 0..50 {
+            built.with_lock("k", || ()).unwrap();
+        }
+        let guard = built.mutex("k").lock().unwrap();
+        let lost = guard.lost_signal();
+        assert!(lost.recv_timeout(secs(2)).is_err());
+        ask(&server, &["DEL", &in_redis("k")]);
+        drop(guard);
+        *client.lock().unwrap() = None;
+    })
+    .within(secs(60), "work with events that lock");
+}
+
+#[test]
+fn a_slow_event_holds_up_no_renewal() {
+    let server = server();
+    let (begun, began) = channel();
+    let (go_on, wait) = channel::<()>();
+    let (begun, wait) = (Mutex::new(begun), Mutex::new(wait));
+    let (events, _heard) = listener(move |_| {
+        // Tokens are told on the asking thread, too: only the callback thread is made to wait.
+        if thread::current().name() == Some("leasehold-callbacks") {
+            let _ = begun.lock().unwrap().send(());
+            let _ = wait.lock().unwrap().recv();
+        }
+    });
+    let client = builder(&server.url()).ttl(secs(3)).renew_ratio(0.1);
+    let client = client.events(events).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    began.recv_timeout(SOON).expect("the first renewal is told");
+    let lost = guard.lost_signal().recv_timeout(secs(4));
+    assert!(lost.is_err(), "{lost:?}");
+    guard.check().unwrap();
+    drop(go_on);
+    guard.unlock().unwrap();
+}

@@ -1,0 +1,254 @@
+//! One at a time: across the threads of one client, across clients and across processes.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::{Client, Error, ErrorKind, HolderId, LossReason, LostSignal, Mutex, MutexGuard};
+
+use crate::child::{self, Child};
+use crate::steady::steady;
+use crate::support::{
+    Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, in_redis, is_held, millis,
+    secs, server,
+};
+
+/// For as much work as a test does, on the busiest of machines.
+const WORK: Duration = Duration::from_secs(120);
+
+const COUNTER: &str = "counter";
+
+/// Raises the counter in Redis so often, each time under the lock and by reading, then writing: two
+/// at the same time lose an update.
+fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGuard)) {
+    let redis = redis::Client::open(url).unwrap();
+    let mut connection = redis.get_connection_with_timeout(SOON).unwrap();
+    let mutex = client.mutex("exclusion");
+    for round in 0..times {
+        let guard = mutex.lock().unwrap();
+        seen(&guard);
+        let read: Option<usize> = redis::cmd("GET")
+            .arg(COUNTER)
+            .query(&mut connection)
+            .unwrap();
+        let next = read.unwrap_or(0) + 1;
+        redis::cmd("SET")
+            .arg(COUNTER)
+            .arg(next)
+            .exec(&mut connection)
+            .unwrap();
+        // In turns: with the answer waited for, and without.
+        if round % 2 == 0 {
+            guard.unlock().unwrap();
+        }
+    }
+}
+
+#[test]
+fn threads_of_several_clients_lose_no_update_and_see_tokens_rise() {
+    let server = server();
+    let witness = Arc::new(Witness::default());
+    let clients: Vec<Client> = (0..4)
+        .map(|_| steady(&server.url()).build().unwrap())
+        .collect();
+    let tasks: Vec<_> = (0..16)
+        .map(|n| {
+            let (client, witness, url) = (clients[n % 4].clone(), witness.clone(), server.url());
+            Task::start(move || {
+                raise(&url, &client, 60, |guard| drop(witness.enter(guard)));
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(WORK, "raising the counter");
+    }
+    assert_eq!(ask(&server, &["GET", COUNTER]).as_int(), Some(16 * 60));
+    assert_eq!(witness.entries(), 16 * 60);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn processes_lose_no_update() {
+    let server = server();
+    let children: Vec<Child> = (0..3)
+        .map(|_| Child::start("exclusion::raise_in_a_process_of_its_own", &server.url()))
+        .collect();
+    for child in children {
+        child.finish(WORK);
+    }
+    assert_eq!(ask(&server, &["GET", COUNTER]).as_int(), Some(3 * 4 * 50));
+    assert_all_become_free(&server);
+}
+
+#[test]
+#[ignore = "the work of processes_lose_no_update, which starts it"]
+fn raise_in_a_process_of_its_own() {
+    let Some(url) = child::url() else { return };
+    let client = steady(&url).build().unwrap();
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let (url, client) = (url.clone(), client.clone());
+            Task::start(move || raise(&url, &client, 50, |_| ()))
+        })
+        .collect();
+    for task in tasks {
+        task.within(WORK, "raising the counter");
+    }
+}
+
+#[test]
+fn two_hundred_threads_on_one_key_each_have_their_turn() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let witness = Arc::new(Witness::default());
+    let mutex = client.mutex("k");
+    let first = mutex.lock().unwrap();
+    let tasks: Vec<_> = (0..200)
+        .map(|_| {
+            let (mutex, witness) = (mutex.clone(), witness.clone());
+            Task::start(move || {
+                for _ in 0..3 {
+                    let guard = mutex.lock().unwrap();
+                    drop(witness.enter(&guard));
+                }
+            })
+        })
+        .collect();
+    drop(first);
+    for task in tasks {
+        task.within(WORK, "a thread's three turns");
+    }
+    assert_eq!(witness.entries(), 600);
+}
+
+#[test]
+fn different_keys_prefixes_and_databases_do_not_exclude_one_another() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let other_prefix = steady(&server.url()).prefix("other:").build().unwrap();
+    let other_database = steady(&format!("{}/1", server.url())).build().unwrap();
+    let held = client.mutex("k").lock().unwrap();
+    assert!(client.mutex("K").try_lock().unwrap().is_some());
+    assert!(other_prefix.mutex("k").try_lock().unwrap().is_some());
+    assert!(other_database.mutex("k").try_lock().unwrap().is_some());
+    assert!(client.mutex("k").try_lock().unwrap().is_none());
+    held.unlock().unwrap();
+}
+
+#[test]
+fn with_lock_holds_while_it_works_and_gives_the_value_back() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let held = client.with_lock("k", || is_held(&server, "k")).unwrap();
+    assert!(held, "held while it works");
+    assert!(!is_held(&server, "k"), "let go, and confirmed, afterwards");
+    let token = client.mutex("k").with(MutexGuard::fencing_token).unwrap();
+    assert!(token > 0);
+}
+
+#[test]
+fn with_lock_lets_go_when_its_work_panics_and_the_panic_goes_on() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).events(recorder.clone());
+    let client = client.build().unwrap();
+    for _ in 0..3 {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            client.with_lock("k", || panic!("a test's own panic"))
+        }));
+        let payload = outcome.map(|result: Result<(), Error>| result).unwrap_err();
+        assert_eq!(payload.downcast_ref(), Some(&"a test's own panic"));
+        // The thread's own next attempt comes after its release.
+        client
+            .mutex("k")
+            .try_lock()
+            .unwrap()
+            .expect("it was let go")
+            .unlock()
+            .unwrap();
+    }
+    assert_eq!(recorder.count(What::Released, "k"), 6);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn with_lock_tells_when_it_was_not_alone() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+
+    let deleted = client.with_lock("k", || ask(&server, &["DEL", &in_redis("k")]));
+    assert_eq!(
+        deleted.unwrap_err().loss_reason(),
+        Some(&LossReason::Deleted)
+    );
+
+    let thief = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
+    let stolen = client.with_lock("k", || ask(&server, &["SET", &in_redis("k"), thief]));
+    let stolen = stolen.unwrap_err();
+    assert_eq!(stolen.kind(), ErrorKind::LeaseLost);
+    assert_eq!(stolen.key(), Some("k"));
+    let Some(LossReason::TakenOver { by: Some(by) }) = stolen.loss_reason() else {
+        panic!("{stolen:?}");
+    };
+    assert_eq!(by.as_str(), "thief/1/0");
+    assert!(is_held(&server, "k"), "the thief keeps it");
+    ask(&server, &["DEL", &in_redis("k")]);
+
+    let mutex = client.mutex("k").ttl(millis(50));
+    let expired = mutex.with(|guard| guard.lost_signal().recv_timeout(SOON).unwrap());
+    assert_eq!(
+        expired.unwrap_err().loss_reason(),
+        Some(&LossReason::Expired)
+    );
+    client.with_lock("k", || ()).unwrap();
+}
+
+#[test]
+fn a_guard_may_be_dropped_on_another_thread() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let mutex = client.mutex("k");
+    for round in 0..50 {
+        let guard = mutex
+            .try_lock_for(SOON)
+            .unwrap()
+            .expect("the last one let go");
+        let elsewhere = Task::start(move || {
+            if round % 2 == 0 {
+                guard.unlock().unwrap();
+            } else {
+                drop(guard);
+            }
+        });
+        elsewhere.within(SOON, "letting go");
+        // It was written before this thread asks, so it comes first.
+        assert!(mutex.try_lock().unwrap().is_some(), "round {round}");
+    }
+}
+
+#[test]
+fn a_guard_outlives_the_client_and_mutex_it_came_from() {
+    let server = server();
+    let guard = {
+        let client = steady(&server.url()).ttl(millis(600)).build().unwrap();
+        client.mutex("k").lock().unwrap()
+    };
+    // Renewed, with nothing of the client left but the guard.
+    let lost = guard.lost_signal();
+    assert!(lost.recv_timeout(secs(2)).is_err(), "it is kept alive");
+    guard.unlock().unwrap();
+    assert!(!is_held(&server, "k"));
+}
+
+#[test]
+fn the_types_can_be_shared_as_a_service_needs() {
+    fn everywhere<T: Send + Sync + 'static>() {}
+    fn shared<T: Clone + Send + Sync + 'static>() {}
+    shared::<Client>();
+    shared::<Mutex>();
+    shared::<HolderId>();
+    shared::<Error>();
+    shared::<LossReason>();
+    everywhere::<MutexGuard>();
+    everywhere::<LostSignal>();
+}

@@ -1,0 +1,229 @@
+//! Ttls: what ends by itself, when, and what its holder is told.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{ErrorKind, LossReason};
+
+use crate::child::{self, Child};
+use crate::steady::steady;
+use crate::support::{
+    Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, millis, secs, server,
+    told_within,
+};
+
+/// How much later than they should things may happen on a busy machine.
+const SLACK: Duration = Duration::from_secs(3);
+
+#[test]
+fn an_explicit_ttl_is_not_renewed() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url())
+        .events(recorder.clone())
+        .build()
+        .unwrap();
+    let asked = Instant::now();
+    let guard = client.mutex("k").ttl(millis(900)).lock().unwrap();
+    assert!(guard.remaining() < millis(900));
+    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    let lasted = asked.elapsed();
+    assert!(lasted > millis(800), "lost after {lasted:?} already");
+    assert!(lasted < millis(900) + SLACK, "lost after {lasted:?} only");
+    assert_eq!(recorder.count(What::Renewed, "k"), 0);
+    let next = client.mutex("k").try_lock_for(SLACK).unwrap();
+    assert!(next.is_some(), "Redis has forgotten it, too");
+}
+
+#[test]
+fn an_explicit_ttl_is_renewed_when_that_is_asked_for() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url())
+        .events(recorder.clone())
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").ttl(secs(3)).renew(true).lock().unwrap();
+    recorder.wait_for(4, What::Renewed, "k");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn the_clients_ttl_is_not_renewed_when_that_is_asked_for() {
+    let server = server();
+    let client = steady(&server.url()).ttl(millis(400)).build().unwrap();
+    let guard = client.mutex("k").renew(false).lock().unwrap();
+    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+}
+
+#[test]
+fn validity_ends_before_the_key_does() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    for ttl in [10, 25, 100, 1000].map(millis) {
+        for _ in 0..20 {
+            // On a busy machine the shortest may be over before they are here.
+            let Ok(Some(guard)) = client.mutex("k").ttl(ttl).try_lock() else {
+                continue;
+            };
+            let left = guard.remaining();
+            let in_redis = expires_in(&server, "k").unwrap_or_default();
+            assert!(left <= ttl, "{left:?} of {ttl:?}");
+            // Both are counted down; a look later, what Redis has left must still cover it.
+            let later = guard.remaining();
+            assert!(later <= in_redis + millis(1), "{later:?} of {in_redis:?}");
+            drop(guard);
+        }
+    }
+}
+
+#[test]
+fn an_expired_lock_is_told_by_every_way_of_asking() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = client.mutex("k").ttl(millis(100)).lock().unwrap();
+    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert!(guard.is_lost());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    let said = [
+        guard.check().unwrap_err(),
+        guard.extend(secs(1)).unwrap_err(),
+        guard.unlock().unwrap_err(),
+    ];
+    for error in said {
+        assert_eq!(error.kind(), ErrorKind::LeaseLost);
+        assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+        assert_eq!(error.key(), Some("k"));
+    }
+}
+
+#[test]
+fn max_hold_ends_a_renewed_lock_and_says_so() {
+    let server = server();
+    let client = steady(&server.url()).ttl(millis(600)).build().unwrap();
+    let asked = Instant::now();
+    let guard = client.mutex("k").max_hold(millis(1500)).lock().unwrap();
+    let granted = Instant::now();
+    let reason = told_within(SOON, &guard.lost_signal());
+    let (since_asked, since_granted) = (asked.elapsed(), granted.elapsed());
+    assert_eq!(reason, LossReason::MaxHold);
+    assert!(
+        since_asked > millis(1400),
+        "lost after {since_asked:?} already"
+    );
+    assert!(
+        since_granted < millis(1500) + SLACK,
+        "lost after {since_granted:?} only"
+    );
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::MaxHold));
+}
+
+#[test]
+fn max_hold_shorter_than_the_ttl_ends_the_lock_and_says_so() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(20)).build().unwrap();
+    let guard = client.mutex("k").max_hold(millis(700)).lock().unwrap();
+    assert!(guard.remaining() <= millis(700));
+    let in_redis = expires_in(&server, "k").unwrap();
+    assert!(in_redis <= millis(700), "{in_redis:?}");
+    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::MaxHold);
+}
+
+#[test]
+fn max_hold_frees_what_was_forgotten() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(millis(600))
+        .max_hold(millis(1200));
+    let client = client.build().unwrap();
+    std::mem::forget(client.mutex("k").lock().unwrap());
+    let granted = Instant::now();
+    let next = client.mutex("k").try_lock_for(secs(20)).unwrap();
+    let waited = granted.elapsed();
+    assert!(next.is_some());
+    assert!(waited > millis(900), "free after {waited:?} already");
+    assert!(waited < millis(1200) + SLACK, "free after {waited:?} only");
+}
+
+#[test]
+fn an_explicit_ttl_longer_than_max_hold_is_cut_to_it() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let mutex = client.mutex("k").ttl(secs(30)).max_hold(secs(5));
+    let guard = mutex.lock().unwrap();
+    assert!(guard.remaining() <= secs(5));
+    assert!(expires_in(&server, "k").unwrap() <= secs(5));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lock_lost_by_its_ttl_leaves_the_next_holder_alone() {
+    let server = server();
+    let (one, two) = (
+        steady(&server.url()).build().unwrap(),
+        steady(&server.url()).build().unwrap(),
+    );
+    let late = one.mutex("k").ttl(millis(200)).lock().unwrap();
+    let next = two
+        .mutex("k")
+        .try_lock_for(SOON)
+        .unwrap()
+        .expect("it expired");
+    assert!(late.is_lost(), "before somebody else has it");
+    assert!(next.fencing_token() > late.fencing_token());
+    drop(late);
+    // On the same connection as the late release, so behind it.
+    assert!(
+        one.mutex("k").try_lock().unwrap().is_none(),
+        "still the next holder's"
+    );
+    next.check().unwrap();
+    next.unlock().unwrap();
+}
+
+#[test]
+fn the_crash_of_a_holder_frees_its_lock_within_the_ttl() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let mut child = Child::start("expiry::hold_until_killed", &server.url());
+    let token: u64 = child.told(secs(30)).parse().unwrap();
+    assert!(is_held(&server, "crash"));
+    assert!(client.mutex("crash").try_lock().unwrap().is_none());
+    let waiting = client.mutex("crash");
+    let waiter = Task::start(move || {
+        let guard = waiting.lock().unwrap();
+        (Instant::now(), guard.fencing_token())
+    });
+    child.kill();
+    let killed = Instant::now();
+    let (entered, next) = waiter.within(secs(30), "entering after the crash");
+    let waited = entered.saturating_duration_since(killed);
+    assert!(waited < CRASH_TTL + SLACK, "{waited:?} after the crash");
+    assert!(next > token);
+}
+
+const CRASH_TTL: Duration = Duration::from_secs(2);
+
+#[test]
+#[ignore = "the holder of the_crash_of_a_holder_frees_its_lock_within_the_ttl, which starts it"]
+fn hold_until_killed() {
+    let Some(url) = child::url() else { return };
+    let client = steady(&url).ttl(CRASH_TTL).build().unwrap();
+    let guard = client.mutex("crash").lock().unwrap();
+    child::tell(guard.fencing_token());
+    child::wait_for_parent();
+}
+
+#[test]
+fn a_waiter_needs_no_news_to_enter_when_a_ttl_ends() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    // Nobody's: nobody lets it go, and nobody tells.
+    let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
+    ask(&server, &["SET", &in_redis("k"), value, "PX", "700"]);
+    let start = Instant::now();
+    let guard = client.mutex("k").try_lock_for(secs(20)).unwrap();
+    let waited = start.elapsed();
+    assert!(guard.is_some());
+    assert!(waited < millis(700) + SLACK, "{waited:?}");
+}

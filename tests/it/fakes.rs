@@ -1,0 +1,128 @@
+//! Servers on real ports that are not Redis, or do not behave like it. Knows nothing of locks.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// What a fake server does with whoever connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Never takes the connection from its backlog, where the kernel has accepted it.
+    BacklogOnly,
+    /// Accepts, reads, and never answers.
+    Mute,
+    /// Closes at once.
+    Closing,
+    /// Answers as a web server does.
+    Http,
+    /// Greets as a mail server does, unasked.
+    Greeting,
+    /// Answers with bytes that mean nothing.
+    Garbage,
+    /// Answers every request with the same well-formed answer, which fits none of them.
+    Parrot,
+    /// Announces an answer and never ends it.
+    Unending,
+}
+
+/// A fake server; it ends when dropped.
+pub struct Fake {
+    port: u16,
+    connections: Arc<AtomicUsize>,
+    ended: Arc<AtomicBool>,
+    /// Open until the end, so that the backlog is there.
+    _listener: TcpListener,
+}
+
+impl Fake {
+    pub fn start(manner: Manner) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let ended = Arc::new(AtomicBool::new(false));
+        let connections = Arc::new(AtomicUsize::new(0));
+        if manner != Manner::BacklogOnly {
+            let listener = listener.try_clone().unwrap();
+            let (ended, connections) = (Arc::clone(&ended), Arc::clone(&connections));
+            thread::spawn(move || {
+                for stream in listener.incoming().map_while(Result::ok) {
+                    if ended.load(Ordering::Acquire) {
+                        return;
+                    }
+                    connections.fetch_add(1, Ordering::AcqRel);
+                    let ended = Arc::clone(&ended);
+                    thread::spawn(move || serve(stream, manner, &ended));
+                }
+            });
+        }
+        Self {
+            port,
+            connections,
+            ended,
+            _listener: listener,
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// How many connections it has accepted so far.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+/// A port of 127.0.0.1 where nothing listens.
+pub fn closed_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn serve(mut stream: TcpStream, manner: Manner, ended: &AtomicBool) {
+    let turn = Duration::from_millis(100);
+    stream.set_read_timeout(Some(turn)).unwrap();
+    match manner {
+        Manner::Closing => return,
+        Manner::Greeting => say(&mut stream, b"220 mail.example.com ESMTP ready\r\n"),
+        _ => {}
+    }
+    let mut buffer = [0; 4096];
+    while !ended.load(Ordering::Acquire) {
+        match stream.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => answer(&mut stream, manner),
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+fn answer(stream: &mut TcpStream, manner: Manner) {
+    match manner {
+        Manner::Http => {
+            let text = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 3\r\n\r\nno\n";
+            say(stream, text);
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        Manner::Garbage => say(stream, b"\0\x07\xff\xfe*$+-:\r\n\x1b[2J"),
+        Manner::Parrot => say(stream, &b":42\r\n".repeat(16)),
+        Manner::Unending => say(stream, b"$1000\r\nand so"),
+        _ => {}
+    }
+}
+
+fn say(stream: &mut TcpStream, bytes: &[u8]) {
+    // Whoever has gone needs no answer.
+    let _ = stream.write_all(bytes);
+}

@@ -1,0 +1,317 @@
+//! Redis fails while locks are being taken or waited for.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use leasehold::{Error, ErrorKind};
+use leasehold_testbed::{Proxy, eventually};
+
+use crate::support::{
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, Witness, ask, assert_all_become_free, builder,
+    is_held, kill_connections, millis, secs, server, within,
+};
+
+#[test]
+fn a_dead_server_is_told_to_those_who_only_look_and_ridden_out_by_the_patient() {
+    let mut server = server();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    client.with_lock("a", || ()).unwrap();
+    server.kill();
+
+    let (mutex, asked_at) = (client.mutex("a"), Instant::now());
+    let error = within(SOON, "looking", move || mutex.try_lock().unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(error.key(), Some("a"));
+    assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
+
+    let mutex = client.mutex("a").ttl(LONG_TTL);
+    let patient = Task::start(move || mutex.lock().unwrap());
+    recorder.wait_for_more(2, What::Unavailable, "a");
+    assert!(!patient.is_done());
+    server.restart().unwrap();
+    drop(patient.within(SOON, "locking after the restart"));
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn patience_ends() {
+    let mut server = server();
+    let client = builder(&server.url())
+        .patience(millis(700))
+        .build()
+        .unwrap();
+    server.kill();
+    let (mutex, asked_at) = (client.mutex("a"), Instant::now());
+    let error = within(SOON, "locking", move || mutex.lock().unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let took = asked_at.elapsed();
+    assert!(took >= millis(700), "gave up after {took:?}");
+    assert!(took < millis(700) + 2 * TIMEOUT + secs(2), "took {took:?}");
+
+    let (mutex, asked_at) = (client.mutex("a"), Instant::now());
+    let error = within(SOON, "trying", move || {
+        mutex.try_lock_for(millis(900)).unwrap_err()
+    });
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(asked_at.elapsed() >= millis(900), "gave up early");
+}
+
+#[test]
+fn an_acquire_that_a_stopped_server_never_answered_leaves_nothing_behind() {
+    let server = server();
+    let client = builder(&server.url()).build().unwrap();
+    client.with_lock("a", || ()).unwrap();
+    server.stop();
+    let (mutex, asked_at) = (client.mutex("a").ttl(LONG_TTL), Instant::now());
+    let error = within(SOON, "looking", move || mutex.try_lock().unwrap_err());
+    assert!(error.is_unavailable(), "{error}");
+    assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
+    server.resume();
+    // Whatever was in the server's buffers is executed before a new connection's command.
+    assert_all_become_free(&server);
+    client.with_lock("a", || ()).unwrap();
+}
+
+#[test]
+fn a_caller_rides_out_a_server_stopped_during_its_acquire() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    client.with_lock("a", || ()).unwrap();
+    server.stop();
+    let mutex = client.mutex("a").ttl(LONG_TTL);
+    let patient = Task::start(move || mutex.lock().unwrap());
+    recorder.wait_for(2, What::Unavailable, "a");
+    server.resume();
+    let guard = patient.within(SOON, "locking after the server went on");
+    guard.check().unwrap();
+    // Abandoned attempts of its own may have come before it; none may cost it the lock.
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_server_killed_and_restarted_during_an_acquire_is_ridden_out() {
+    let mut server = server();
+    let client = builder(&server.url()).build().unwrap();
+    client.with_lock("a", || ()).unwrap();
+    server.stop();
+    let mutex = client.mutex("a").ttl(LONG_TTL);
+    let patient = Task::start(move || mutex.lock().unwrap());
+    server.kill();
+    server.restart().unwrap();
+    let guard = patient.within(SOON, "locking after the restart");
+    guard.unlock().unwrap();
+    assert_all_become_free(&server);
+}
+
+/// Some wait for Redis, some for each other, some in line behind those of their own process.
+#[test]
+fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
+    const KEYS: usize = 5;
+    let mut server = server();
+    let recorder = Recorder::new();
+    let clients = [(); 2].map(|()| {
+        builder(&server.url())
+            .events(Arc::clone(&recorder))
+            .build()
+            .unwrap()
+    });
+    let key = |n: usize| format!("lock-{}", n % KEYS);
+    let guards: Vec<_> = (0..KEYS)
+        .map(|n| clients[0].mutex(&key(n)).lock().unwrap())
+        .collect();
+    let witnesses: [Arc<Witness>; KEYS] = Default::default();
+    let tasks: Vec<Task<Result<(), Error>>> = (0..50)
+        .map(|n| {
+            let mutex = clients[n % 2].mutex(&key(n));
+            let witness = Arc::clone(&witnesses[n % KEYS]);
+            Task::start(move || {
+                let guard = mutex.lock()?;
+                let inside = witness.enter(&guard);
+                std::thread::yield_now();
+                drop(inside);
+                Ok(())
+            })
+        })
+        .collect();
+    for n in 0..KEYS {
+        // The first in line of each process has asked.
+        recorder.wait_for(2, What::Contended, &key(n));
+    }
+    server.kill();
+    for n in 0..KEYS {
+        recorder.wait_for(1, What::Unavailable, &key(n));
+    }
+    server.restart().unwrap();
+    let mut entered = 0;
+    for task in tasks {
+        match task.within(2 * SOON, "waiting through a restart") {
+            Ok(()) => entered += 1,
+            Err(error) => assert!(error.is_unavailable(), "{error}"),
+        }
+    }
+    assert_eq!(entered, 50, "the outage was shorter than their patience");
+    drop(guards);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn fifty_waiters_lose_their_patience_together_when_the_server_stays_away() {
+    let mut server = server();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .patience(secs(1))
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    let guard = client.mutex("a").lock().unwrap();
+    let tasks: Vec<Task<Error>> = (0..50)
+        .map(|_| {
+            let mutex = client.mutex("a");
+            Task::start(move || mutex.lock().unwrap_err())
+        })
+        .collect();
+    recorder.wait_for(1, What::Contended, "a");
+    server.kill();
+    // One after another, they would take 50 s.
+    for task in tasks {
+        let error = task.within(SOON, "running out of patience");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    drop(guard);
+}
+
+#[test]
+fn scripts_flushed_between_acquires_go_unnoticed() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = builder(&server.url())
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    for _ in 0..20 {
+        let guard = client.mutex("a").try_lock().unwrap();
+        drop(guard.expect("nobody else wants it"));
+        ask(&server, &["SCRIPT", "FLUSH"]);
+    }
+    assert_eq!(recorder.count(What::Unavailable, "a"), 0);
+    assert_eq!(recorder.count(What::Contended, "a"), 0);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn idle_connections_killed_between_acquires_are_replaced_at_once() {
+    let server = server();
+    let client = builder(&server.url()).build().unwrap();
+    for _ in 0..20 {
+        let guard = client.mutex("a").ttl(LONG_TTL).try_lock().unwrap();
+        guard.expect("nobody else wants it").unlock().unwrap();
+        kill_connections(&server);
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn waiters_whose_connections_are_killed_get_in_all_the_same() {
+    let server = server();
+    let recorder = Recorder::new();
+    let [holder, waiter] = [(); 2].map(|()| {
+        builder(&server.url())
+            .events(Arc::clone(&recorder))
+            .build()
+            .unwrap()
+    });
+    let guard = holder.mutex("a").lock().unwrap();
+    let mutex = waiter.mutex("a").ttl(LONG_TTL);
+    let task = Task::start(move || mutex.lock().unwrap());
+    recorder.wait_for(1, What::Contended, "a");
+    for n in 1..=5 {
+        // Again and again: it may be between two connections.
+        let noticed = eventually(SOON, || {
+            kill_connections(&server);
+            recorder.count(What::Unavailable, "a") >= n
+        });
+        assert!(noticed, "the waiter does not ask any more after {n} kills");
+    }
+    assert!(!task.is_done() && !guard.is_lost());
+    guard.unlock().unwrap();
+    let next = task.within(SOON, "getting in");
+    next.extend(2 * LONG_TTL).unwrap();
+    drop(next);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn refused_connections_are_ridden_out_once_they_are_accepted_again() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let recorder = Recorder::new();
+    let client = builder(&proxy.url())
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    client.with_lock("a", || ()).unwrap();
+    proxy.refuse(true);
+    proxy.cut_all();
+    let error = client.mutex("a").try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let mutex = client.mutex("a");
+    let patient = Task::start(move || mutex.lock().unwrap());
+    recorder.wait_for_more(2, What::Unavailable, "a");
+    proxy.refuse(false);
+    let guard = patient.within(SOON, "locking once connections are accepted");
+    guard.unlock().unwrap();
+    assert!(!is_held(&server, "a"));
+}
+
+#[test]
+fn a_leader_that_times_out_takes_nobody_with_it_whose_deadline_is_later() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let recorder = Recorder::new();
+    // One lane, so that all of them share it.
+    let client = builder(&proxy.url())
+        .lanes(1)
+        .command_timeout(secs(2))
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    client.with_lock("warm", || ()).unwrap();
+    proxy.hold_replies(true);
+    let mutex = client.mutex("leader").ttl(LONG_TTL);
+    let leader = Task::start(move || mutex.try_lock().unwrap_err());
+    assert!(eventually(SOON, || is_held(&server, "leader")));
+    // Not to wait for anything: their deadlines are to be later by so much.
+    std::thread::sleep(secs(1));
+    let followers: Vec<_> = (0..10)
+        .map(|n| {
+            let mutex = client.mutex(&format!("follower-{n}")).ttl(LONG_TTL);
+            Task::start(move || mutex.try_lock().unwrap())
+        })
+        .collect();
+    let error = leader.within(SOON, "leading");
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    proxy.hold_replies(false);
+    let guards: Vec<_> = followers
+        .into_iter()
+        .map(|follower| follower.within(SOON, "following").expect("it was free"))
+        .collect();
+    for n in 0..10 {
+        // None had to ask twice.
+        assert_eq!(
+            recorder.count(What::Unavailable, &format!("follower-{n}")),
+            0
+        );
+    }
+    drop(guards);
+    assert_all_become_free(&server);
+}

@@ -1,0 +1,296 @@
+//! Redis fails while locks are let go: no dropped release vanishes, nobody is held up, and nothing
+//! stays locked.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, ErrorKind};
+use leasehold_testbed::{Proxy, Reply, Server, eventually};
+
+use crate::support::{
+    LONG_TTL, Recorder, SOON, TIMEOUT, What, ask, assert_all_become_free, builder, held_keys,
+    is_held, kill_connections, secs, server, within,
+};
+
+/// A client that tells what happens, of locks that stay for very long if they are not let go.
+fn client(url: &str) -> (Client, Arc<Recorder>) {
+    let recorder = Recorder::new();
+    let client = builder(url)
+        .ttl(LONG_TTL)
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    (client, recorder)
+}
+
+/// Connections of others than the one that asks.
+fn connections(server: &Server) -> usize {
+    let list = ask(server, &["CLIENT", "LIST", "TYPE", "normal"]);
+    list.as_text().unwrap().lines().count() - 1
+}
+
+#[test]
+fn a_drop_on_a_stopped_server_returns_at_once_and_is_seen_through_when_it_goes_on() {
+    let server = server();
+    let (client, _) = client(&server.url());
+    let guards: Vec<_> = (0..100)
+        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .collect();
+    server.stop();
+    let started = Instant::now();
+    within(SOON, "dropping", move || drop(guards));
+    // One write time-out at most, not one for each of them.
+    let took = started.elapsed();
+    assert!(took < TIMEOUT + secs(2), "dropping took {took:?}");
+    // The answers are given up meanwhile, and the releases owed once more.
+    std::thread::sleep(TIMEOUT * 2);
+    server.resume();
+    assert_all_become_free(&server);
+    client.with_lock("lock-0", || ()).unwrap();
+}
+
+#[test]
+fn an_unlock_on_a_stopped_server_says_that_its_outcome_is_unknown_and_is_seen_through() {
+    let server = server();
+    let (client, _) = client(&server.url());
+    let guard = client.mutex("a").lock().unwrap();
+    server.stop();
+    let started = Instant::now();
+    let error = within(SOON, "unlocking", move || guard.unlock().unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!(error.key(), Some("a"));
+    assert!(started.elapsed() < 2 * TIMEOUT + secs(2));
+    server.resume();
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn letting_go_of_a_dead_server_holds_nobody_up_and_costs_nothing_later() {
+    let mut server = server();
+    let (client, _) = client(&server.url());
+    let (dropped, unlocked) = (
+        client.mutex("dropped").lock().unwrap(),
+        client.mutex("unlocked").lock().unwrap(),
+    );
+    server.kill();
+    let started = Instant::now();
+    within(SOON, "dropping", move || drop(dropped));
+    let error = within(SOON, "unlocking", move || unlocked.unlock().unwrap_err());
+    assert!(error.is_unavailable(), "{error}");
+    assert!(started.elapsed() < 2 * TIMEOUT + secs(2));
+    server.restart().unwrap();
+    within(SOON, "locking after the restart", move || {
+        for key in ["dropped", "unlocked"] {
+            client.mutex(key).lock().unwrap().unlock().unwrap();
+        }
+    });
+    assert_all_become_free(&server);
+}
+
+/// With a server that keeps its keys over a restart.
+#[test]
+fn a_release_that_a_killed_server_never_read_is_sent_to_the_one_that_comes_back() {
+    let mut server = Server::builder()
+        .arg("appendonly", "yes")
+        .arg("appendfsync", "always")
+        .start()
+        .unwrap();
+    let (client, _) = client(&server.url());
+    let guards: Vec<_> = (0..20)
+        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .collect();
+    server.stop();
+    drop(guards);
+    server.restart().unwrap();
+    let loaded = || server.command(&["PING"]).unwrap() == Reply::Status("PONG".to_owned());
+    assert!(eventually(SOON, loaded));
+    assert_all_become_free(&server);
+    drop(client);
+}
+
+#[test]
+fn scripts_flushed_before_a_release_do_not_keep_it_from_being_done() {
+    let server = server();
+    let (client, recorder) = client(&server.url());
+    for round in 0..20 {
+        let guard = client.mutex("a").try_lock().unwrap();
+        let other = client.mutex("b").try_lock().unwrap();
+        ask(&server, &["SCRIPT", "FLUSH"]);
+        drop(guard.expect("nobody else wants it"));
+        drop(other.expect("nobody else wants it"));
+        if round % 2 == 0 {
+            assert!(eventually(SOON, || !is_held(&server, "b")));
+        }
+        ask(&server, &["SCRIPT", "FLUSH"]);
+    }
+    assert_eq!(recorder.count(What::Contended, "a"), 0);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_release_dropped_on_a_killed_connection_comes_before_the_same_threads_next_try() {
+    let server = server();
+    let (client, recorder) = client(&server.url());
+    let mutex = client.mutex("a");
+    for round in 0..20 {
+        let guard = mutex.try_lock().unwrap();
+        let guard = guard.unwrap_or_else(|| panic!("found its own lock in round {round}"));
+        kill_connections(&server);
+        drop(guard);
+    }
+    assert_eq!(recorder.count(What::Contended, "a"), 0);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn releases_dropped_on_a_killed_connection_are_sent_again_without_anybody_asking() {
+    let server = server();
+    let (client, _) = client(&server.url());
+    for n in [1, 10, 200] {
+        let guards: Vec<_> = (0..n)
+            .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+            .collect();
+        kill_connections(&server);
+        drop(guards);
+        assert_all_become_free(&server);
+    }
+}
+
+#[test]
+fn a_connection_killed_with_a_releases_answer_unread_costs_nothing() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (client, recorder) = client(&proxy.url());
+    let mutex = client.mutex("a");
+    let mut done = 0;
+    for _ in 0..10 {
+        let guard = mutex.try_lock().unwrap().expect("nobody else wants it");
+        proxy.hold_replies(true);
+        drop(guard);
+        // Not if it waits behind what the client still saw to when the answers were held back.
+        done += usize::from(eventually(TIMEOUT, || !is_held(&server, "a")));
+        kill_connections(&server);
+        proxy.hold_replies(false);
+    }
+    assert!(done > 0, "no release was done without its answer");
+    assert_eq!(recorder.count(What::Contended, "a"), 0);
+    assert_all_become_free(&server);
+}
+
+/// The release is done, its answer lost, somebody else has the lock: what is sent again must leave
+/// that one alone.
+#[test]
+fn a_release_sent_again_leaves_the_next_holder_alone() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (client, _) = client(&proxy.url());
+    let other = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let guard = client.mutex("a").lock().unwrap();
+    proxy.hold_replies(true);
+    drop(guard);
+    let next = within(SOON, "getting in", move || other.mutex("a").lock().unwrap());
+    proxy.cut_all();
+    proxy.hold_replies(false);
+    // All that is owed has been seen to once this is done.
+    client.with_lock("b", || ()).unwrap();
+    client.shutdown(secs(2)).unwrap();
+    assert!(is_held(&server, "a"));
+    next.unlock().unwrap();
+}
+
+#[test]
+fn an_unlock_on_a_killed_connection_is_confirmed_on_another() {
+    let server = server();
+    let (client, _) = client(&server.url());
+    for _ in 0..10 {
+        let guard = client.mutex("a").lock().unwrap();
+        kill_connections(&server);
+        guard.unlock().unwrap();
+        assert!(!is_held(&server, "a"), "confirmed, and yet locked");
+    }
+}
+
+#[test]
+fn idle_connections_that_the_server_closes_are_no_reason_to_lose_a_release() {
+    let server = server();
+    let (client, recorder) = client(&server.url());
+    ask(&server, &["CONFIG", "SET", "timeout", "1"]);
+    let (one, two) = (client.mutex("one"), client.mutex("two"));
+    let guards = [&one, &two].map(|mutex| mutex.lock().unwrap());
+    let closed = eventually(SOON, || connections(&server) == 0);
+    assert!(closed, "{} connections are left", connections(&server));
+    let [first, second] = guards;
+    drop(first);
+    let again = one.try_lock().unwrap();
+    again.expect("found its own lock").unlock().unwrap();
+    drop(second);
+    assert_all_become_free(&server);
+    assert_eq!(recorder.count(What::Contended, "one"), 0);
+}
+
+/// More than a connection may owe answers for, so most of them are left to the background.
+#[test]
+fn a_flood_of_drops_into_a_black_hole_is_seen_through_when_it_ends() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (client, _) = client(&proxy.url());
+    let guards: Vec<_> = (0..300)
+        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .collect();
+    proxy.black_hole(true);
+    let started = Instant::now();
+    within(SOON, "dropping", move || drop(guards));
+    let took = started.elapsed();
+    assert!(took < TIMEOUT + secs(2), "dropping took {took:?}");
+    assert_eq!(held_keys(&server).len(), 300);
+    proxy.black_hole(false);
+    assert_all_become_free(&server);
+    client.shutdown(secs(2)).unwrap();
+}
+
+/// Without a connection a drop only leaves a note, and somebody has to act on it.
+#[test]
+fn a_release_dropped_without_a_connection_is_seen_through_once_there_is_one() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let recorder = Recorder::new();
+    let client = builder(&proxy.url())
+        .ttl(LONG_TTL)
+        .lanes(1)
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    let guard = client.mutex("a").lock().unwrap();
+    proxy.refuse(true);
+    proxy.cut_all();
+    // Takes notice of it; what it may have left to be undone is over with its ttl.
+    let short = client.mutex("b").ttl(Duration::from_millis(10));
+    assert!(short.try_lock().unwrap_err().is_unavailable());
+    std::thread::sleep(secs(1));
+    drop(guard);
+    proxy.refuse(false);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_release_that_redis_refuses_is_tried_again() {
+    let server = server();
+    for shut_down in [false, true] {
+        let (client, _) = client(&server.url());
+        let guard = client.mutex("a").lock().unwrap();
+        ask(&server, &["ACL", "SETUSER", "default", "-del"]);
+        drop(guard);
+        // Comes behind it on the same connection, so its answer has been read.
+        assert!(client.mutex("a").try_lock().unwrap().is_none());
+        ask(&server, &["ACL", "SETUSER", "default", "+del"]);
+        if shut_down {
+            drop(client);
+            assert!(
+                !is_held(&server, "a"),
+                "the last handle leaves nothing unsent"
+            );
+        } else {
+            assert_all_become_free(&server);
+        }
+    }
+}

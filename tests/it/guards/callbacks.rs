@@ -1,0 +1,197 @@
+//! Callbacks of a loss: after all flags and signals, one after another, free to use the client.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use leasehold::{LossReason, MutexGuard};
+use leasehold_testbed::eventually;
+
+use crate::steady::steady;
+use crate::support::{SOON, ask, in_redis, is_held, millis, secs, server};
+
+#[test]
+fn callbacks_run_after_every_flag_and_signal_says_lost() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(secs(3))
+        .renew_ratio(0.05)
+        .build()
+        .unwrap();
+    for _ in 0..20 {
+        let guard: Arc<MutexGuard> = Arc::new(client.mutex("k").lock().unwrap());
+        let (told, heard) = channel();
+        let (signal, seen_by) = (guard.lost_signal(), Arc::downgrade(&guard));
+        guard.on_lost(move |reason| {
+            let guard = seen_by.upgrade().expect("the test keeps it");
+            let all = guard.is_lost() && guard.check().is_err() && guard.remaining().is_zero();
+            let signalled = signal.try_recv() == Ok(reason.clone());
+            let new_one = guard.lost_signal().try_recv() == Ok(reason.clone());
+            told.send((reason, all, signalled, new_one)).unwrap();
+        });
+        ask(&server, &["DEL", &in_redis("k")]);
+        let wanted = (LossReason::Deleted, true, true, true);
+        assert_eq!(heard.recv_timeout(SOON), Ok(wanted));
+    }
+}
+
+#[test]
+fn a_callback_runs_at_once_when_the_lock_is_lost_already() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = client.mutex("k").ttl(millis(80)).lock().unwrap();
+    guard.lost_signal().recv_timeout(SOON).unwrap();
+    for _ in 0..3 {
+        let (told, heard) = channel();
+        guard.on_lost(move |reason| told.send(reason).unwrap());
+        assert_eq!(heard.recv_timeout(SOON), Ok(LossReason::Expired));
+    }
+}
+
+#[test]
+fn a_callback_never_runs_once_the_lock_was_let_go_and_is_dropped_then() {
+    let server = server();
+    let client = steady(&server.url()).ttl(millis(300)).build().unwrap();
+    let mut heard = Vec::new();
+    for round in 0..4 {
+        let guard = client.mutex("k").lock().unwrap();
+        let (told, hears) = channel::<LossReason>();
+        guard.on_lost(move |reason| told.send(reason).unwrap());
+        heard.push(hears);
+        if round % 2 == 0 {
+            guard.unlock().unwrap();
+        } else {
+            drop(guard);
+        }
+    }
+    ask(&server, &["DEL", &in_redis("k")]);
+    client.shutdown(secs(5)).unwrap();
+    for hears in heard {
+        // The sender has gone with the callback, and said nothing.
+        let outcome = hears.recv_timeout(SOON);
+        assert_eq!(
+            outcome,
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
+        );
+    }
+}
+
+#[test]
+fn a_callback_that_panics_stops_no_other_and_no_later_lock() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(secs(3))
+        .renew_ratio(0.05)
+        .build()
+        .unwrap();
+    for _ in 0..3 {
+        let guard = client.mutex("k").lock().unwrap();
+        let (told, heard) = channel();
+        for n in 0..6 {
+            let told = told.clone();
+            guard.on_lost(move |_| {
+                assert!(n % 2 == 1, "a test's own panic");
+                told.send(n).unwrap();
+            });
+        }
+        ask(&server, &["DEL", &in_redis("k")]);
+        let order = [1, 3, 5].map(|_| heard.recv_timeout(SOON).unwrap());
+        assert_eq!(order, [1, 3, 5], "in the order they were given");
+    }
+}
+
+#[test]
+fn a_callback_may_lock_wait_and_let_go() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(secs(3))
+        .renew_ratio(0.05)
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let other = client.mutex("other").ttl(millis(300)).lock().unwrap();
+    let (told, heard) = channel();
+    let theirs = client.clone();
+    guard.on_lost(move |_| {
+        // Contended at first: it waits on the callback thread.
+        let token = theirs.with_lock("other", || 7).unwrap();
+        // The very lock that was lost.
+        let again = theirs.mutex("k").lock().unwrap();
+        again.extend(secs(20)).unwrap();
+        told.send((token, again)).unwrap();
+    });
+    ask(&server, &["DEL", &in_redis("k")]);
+    let (seven, again) = heard.recv_timeout(SOON).unwrap();
+    assert_eq!(seven, 7);
+    assert!(again.fencing_token() > guard.fencing_token());
+    drop((guard, other));
+    assert!(
+        is_held(&server, "k"),
+        "the lost one's drop leaves the new one alone"
+    );
+    again.unlock().unwrap();
+}
+
+#[test]
+fn a_callback_may_add_callbacks() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = Arc::new(client.mutex("k").ttl(millis(80)).lock().unwrap());
+    let (told, heard) = channel();
+    let inner = Arc::clone(&guard);
+    guard.on_lost(move |_| {
+        inner.on_lost(move |reason| told.send(reason).unwrap());
+    });
+    assert_eq!(heard.recv_timeout(SOON), Ok(LossReason::Expired));
+}
+
+#[test]
+fn a_slow_callback_holds_up_no_renewal_and_no_signal() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(secs(3))
+        .renew_ratio(0.1)
+        .build()
+        .unwrap();
+    let (first, kept) = (
+        client.mutex("first").lock().unwrap(),
+        client.mutex("kept").lock().unwrap(),
+    );
+    let short = client.mutex("short").ttl(millis(700)).lock().unwrap();
+    let (begun, began) = channel();
+    let (go_on, wait) = channel::<()>();
+    first.on_lost(move |_| {
+        begun.send(()).unwrap();
+        let _ = wait.recv();
+    });
+    ask(&server, &["DEL", &in_redis("first")]);
+    began.recv_timeout(SOON).unwrap();
+    assert_eq!(
+        short.lost_signal().recv_timeout(SOON),
+        Ok(LossReason::Expired)
+    );
+    let lost = kept.lost_signal().recv_timeout(secs(4));
+    assert!(
+        lost.is_err(),
+        "{lost:?} though its ttl has passed more than once"
+    );
+    drop(go_on);
+    kept.unlock().unwrap();
+}
+
+#[test]
+fn what_a_callback_owns_is_dropped_without_harm() {
+    struct PanicsWhenDropped;
+    impl Drop for PanicsWhenDropped {
+        fn drop(&mut self) {
+            assert!(std::thread::panicking(), "a test's own panic");
+        }
+    }
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let owned = PanicsWhenDropped;
+    guard.on_lost(move |_| drop(owned));
+    drop(guard);
+    assert!(eventually(SOON, || !is_held(&server, "k")));
+    client.with_lock("k", || ()).unwrap();
+}

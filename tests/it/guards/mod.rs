@@ -1,0 +1,18 @@
+//! What a guard tells and does: asked, by signal, by callback; extended, let go.
+
+mod asked;
+mod callbacks;
+mod extend;
+mod release;
+mod signals;
+
+use leasehold_testbed::Server;
+
+use crate::support::{ask, in_redis};
+
+const THIEF: &str = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
+
+/// Puts another holder's value under the key, with this ttl in ms.
+fn steal(server: &Server, key: &str, ttl: &str) {
+    ask(server, &["SET", &in_redis(key), THIEF, "PX", ttl]);
+}

@@ -1,0 +1,148 @@
+//! Letting go: confirmed by `unlock`, and only of what is one's own.
+
+use leasehold::{ErrorKind, LossReason};
+use leasehold_testbed::eventually;
+
+use crate::steady::steady;
+use crate::support::{
+    Recorder, SOON, Task, What, ask, in_redis, is_held, millis, secs, server, told_within, value_of,
+};
+
+use super::{THIEF, steal};
+
+#[test]
+fn unlock_returns_when_redis_has_let_go() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    for _ in 0..100 {
+        let guard = client.mutex("k").lock().unwrap();
+        guard.unlock().unwrap();
+        assert!(!is_held(&server, "k"));
+    }
+}
+
+#[test]
+fn a_dropped_guard_lets_go_soon() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(60)).build().unwrap();
+    for _ in 0..100 {
+        drop(client.mutex("k").lock().unwrap());
+        assert!(eventually(SOON, || !is_held(&server, "k")));
+    }
+}
+
+#[test]
+fn whoever_lost_the_lock_does_not_delete_the_thiefs() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    for told in [true, false] {
+        for unlocked in [true, false] {
+            let key = format!("{told}-{unlocked}");
+            let guard = client.mutex(&key).lock().unwrap();
+            steal(&server, &key, "60000");
+            if told {
+                assert!(guard.extend(secs(7)).unwrap_err().is_lease_lost());
+            }
+            if unlocked {
+                let error = guard.unlock().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::LeaseLost);
+                let reason = error.loss_reason();
+                assert!(
+                    matches!(reason, Some(LossReason::TakenOver { by: Some(_) })),
+                    "{error}"
+                );
+            } else {
+                drop(guard);
+            }
+            // Confirmed, and so executed: on the same connection behind any release.
+            assert!(client.mutex(&key).try_lock().unwrap().is_none());
+            assert_eq!(value_of(&server, &key).as_deref(), Some(THIEF));
+        }
+    }
+}
+
+#[test]
+fn unlock_of_a_deleted_lock_says_that_the_work_may_have_had_company() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    ask(&server, &["DEL", &in_redis("k")]);
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
+    assert_eq!(error.key(), Some("k"));
+}
+
+#[test]
+fn unlock_of_an_expired_lock_says_so_though_its_key_is_still_there() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = client.mutex("k").ttl(millis(150)).lock().unwrap();
+    // Past its validity it is lost, whatever Redis would say.
+    ask(&server, &["PERSIST", &in_redis("k")]);
+    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+}
+
+#[test]
+fn a_lost_lock_whose_key_is_still_ours_is_let_go_all_the_same() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    // Lost by max_hold in this process, long before Redis would forget it.
+    let guard = client.mutex("k").ttl(secs(1)).lock().unwrap();
+    ask(&server, &["PERSIST", &in_redis("k")]);
+    let lost = guard.lost_signal();
+    assert_eq!(told_within(SOON, &lost), LossReason::Expired);
+    drop(guard);
+    assert!(
+        eventually(SOON, || !is_held(&server, "k")),
+        "held by nobody"
+    );
+}
+
+#[test]
+fn a_guard_forgotten_without_max_hold_is_kept() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
+    let client = client.events(recorder.clone()).build().unwrap();
+    std::mem::forget(client.mutex("k").lock().unwrap());
+    recorder.wait_for(12, What::Renewed, "k");
+    assert!(is_held(&server, "k"));
+    client.shutdown(secs(5)).unwrap();
+    let free = eventually(SOON, || !is_held(&server, "k"));
+    assert!(free, "after its ttl: nobody renews it any more");
+}
+
+#[test]
+fn a_thread_that_panics_lets_go_of_what_it_holds() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(60)).build().unwrap();
+    let theirs = client.clone();
+    let thread = std::thread::spawn(move || {
+        let _one = theirs.mutex("one").lock().unwrap();
+        let _two = theirs.mutex("two").lock().unwrap();
+        panic!("a test's own panic");
+    });
+    assert!(thread.join().is_err());
+    assert!(client.mutex("one").try_lock().unwrap().is_some());
+    assert!(client.mutex("two").try_lock().unwrap().is_some());
+}
+
+#[test]
+fn a_release_waits_for_no_answer() {
+    let server = server();
+    let client = steady(&server.url()).command_timeout(secs(9)).ttl(secs(60));
+    let client = client.build().unwrap();
+    let guards: Vec<_> = (0..20)
+        .map(|n| client.mutex(&format!("k{n}")).lock().unwrap())
+        .collect();
+    server.stop();
+    // Shorter than a single answer would be waited for.
+    Task::start(move || drop(guards)).within(secs(5), "dropping twenty guards");
+    server.resume();
+    let free = eventually(SOON, || {
+        (0..20).all(|n| !is_held(&server, &format!("k{n}")))
+    });
+    assert!(free, "every release arrives");
+}

@@ -1,0 +1,162 @@
+//! Many locks and many waiters: none costs a thread, none is forgotten.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use leasehold::{EventLock, Events, MutexGuard};
+use leasehold_testbed::{Reply, Server, eventually};
+
+use crate::child::{self, Child};
+use crate::steady::steady;
+use crate::support::{Task, ask, secs, server};
+
+const MANY: usize = 10_000;
+/// Long enough for a busy machine to renew all of them in time.
+const TTL: Duration = Duration::from_secs(9);
+
+/// How many keys there are, the fence counter aside.
+fn keys(server: &Server) -> i64 {
+    let Reply::Int(keys) = ask(server, &["DBSIZE"]) else {
+        panic!("DBSIZE answers with a number");
+    };
+    keys - 1
+}
+
+#[derive(Default)]
+struct Renewed(Mutex<HashSet<u64>>);
+
+impl Events for Renewed {
+    fn renewed(&self, lock: EventLock<'_>) {
+        self.0.lock().unwrap().insert(lock.fencing_token);
+    }
+}
+
+fn hold_many(client: &leasehold::Client) -> Vec<MutexGuard> {
+    let threads: Vec<_> = (0..8)
+        .map(|part| {
+            let client = client.clone();
+            Task::start(move || {
+                let mine = (part..MANY).step_by(8);
+                let take = |n| client.mutex(&format!("k{n}")).try_lock().unwrap();
+                let taken = mine.map(|n| take(n).expect("its first holder"));
+                taken.collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    threads
+        .into_iter()
+        .flat_map(|thread| thread.within(secs(60), "taking a part of the locks"))
+        .collect()
+}
+
+#[test]
+fn ten_thousand_held_locks_are_all_renewed_and_cost_no_thread() {
+    let server = server();
+    let child = Child::start("scale::hold_ten_thousand", &server.url());
+    assert_eq!(child.told(secs(100)), "held");
+    assert_eq!(keys(&server), MANY as i64);
+    assert_eq!(child.told(secs(100)), "let go");
+    assert_eq!(keys(&server), 0, "every release was confirmed");
+    child.finish(secs(30));
+}
+
+#[test]
+#[ignore = "the work of ten_thousand_held_locks_.., which starts it"]
+fn hold_ten_thousand() {
+    let Some(url) = child::url() else { return };
+    let renewed = Arc::new(Renewed::default());
+    let client = steady(&url).ttl(TTL).events(Arc::clone(&renewed));
+    let client = client.command_timeout(secs(3)).build().unwrap();
+    let one = client.mutex("k0").lock().unwrap();
+    let with_one = child::threads();
+    one.unlock().unwrap();
+
+    let guards = hold_many(&client);
+    child::tell("held");
+    // Those that took them may not have quite ended.
+    let constant = || with_one.is_none() || child::threads() == with_one;
+    assert!(eventually(secs(5), constant), "{:?}", child::threads());
+    let start = Instant::now();
+    let all_renewed = eventually(2 * TTL, || {
+        assert!(
+            constant(),
+            "{:?} threads, {with_one:?} with one lock",
+            child::threads()
+        );
+        renewed.0.lock().unwrap().len() == MANY
+    });
+    let count = renewed.0.lock().unwrap().len();
+    assert!(all_renewed, "{count} renewed after {:?}", start.elapsed());
+    for guard in &guards {
+        guard.check().unwrap();
+    }
+    for (n, guard) in guards.into_iter().enumerate() {
+        // That Redis agrees is asked for some; the others are let go without waiting.
+        if n % 20 == 0 {
+            guard.unlock().unwrap();
+        }
+    }
+    client.shutdown(secs(20)).unwrap();
+    child::tell("let go");
+}
+
+#[test]
+fn ten_thousand_guards_dropped_at_once_all_leave_redis() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(120)).build().unwrap();
+    let guards = hold_many(&client);
+    assert_eq!(keys(&server), MANY as i64);
+    drop(guards);
+    let free = eventually(secs(30), || keys(&server) == 0);
+    assert!(free, "{} keys are left", keys(&server));
+}
+
+#[test]
+fn waiters_cost_no_thread_but_their_own() {
+    if child::threads().is_none() {
+        return;
+    }
+    let server = server();
+    let child = Child::start("scale::wait_by_the_hundred", &server.url());
+    child.finish(secs(120));
+}
+
+#[test]
+#[ignore = "the work of waiters_cost_no_thread_but_their_own, which starts it"]
+fn wait_by_the_hundred() {
+    const WAITERS: usize = 200;
+    let Some(url) = child::url() else { return };
+    let client = steady(&url).build().unwrap();
+    // Half of them on one key, half on keys of their own.
+    let key = |n: usize| format!("k{}", if n < WAITERS / 2 { 0 } else { n });
+    let holder = steady(&url).build().unwrap();
+    let mut names: Vec<String> = (0..WAITERS).map(key).collect();
+    names.dedup();
+    let held: Vec<_> = names
+        .iter()
+        .map(|name| holder.mutex(name).lock().unwrap())
+        .collect();
+    assert!(client.mutex("k0").try_lock().unwrap().is_none());
+    let before = child::threads().unwrap();
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|n| {
+            let mutex = client.mutex(&key(n));
+            Task::start(move || mutex.lock().map(drop))
+        })
+        .collect();
+    let watched = Instant::now();
+    while watched.elapsed() < secs(2) {
+        let threads = child::threads().unwrap();
+        assert!(
+            threads <= before + WAITERS,
+            "{threads} threads, {before} before"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(held);
+    for waiter in waiters {
+        waiter.within(secs(60), "a waiter's turn").unwrap();
+    }
+    assert!(eventually(secs(10), || child::threads().unwrap() <= before));
+}

@@ -1,0 +1,224 @@
+//! What the tests share: servers, clients, witnesses of exclusion that no lock library wrote, and
+//! ways to wait for what happens. Never looks inside the library.
+
+mod recorder;
+
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use leasehold::{Builder, Client, LossReason, LostSignal, MutexGuard};
+use leasehold_testbed::{Reply, Server, eventually};
+
+pub use recorder::{Recorder, What};
+
+/// For what is only a matter of moments, on the busiest of machines.
+pub const SOON: Duration = Duration::from_secs(10);
+/// A ttl that no test lives to see the end of: a key that is free again was let go.
+pub const LONG_TTL: Duration = Duration::from_secs(60);
+/// How long the clients of [`builder`] wait for an answer.
+pub const TIMEOUT: Duration = Duration::from_millis(500);
+
+pub fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+pub fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+pub fn server() -> Server {
+    Server::start().unwrap()
+}
+
+/// Settings that suit tests: short time-outs (longer for a connection, which starts a thread and
+/// takes several steps on a busy machine), a ttl that no short stall of the machine uses up.
+pub fn builder(url: &str) -> Builder {
+    Client::builder(url)
+        .ttl(secs(6))
+        .connect_timeout(4 * TIMEOUT)
+        .command_timeout(TIMEOUT)
+        .patience(secs(20))
+}
+
+/// One command over a connection of its own; a refusal fails the test.
+pub fn ask(server: &Server, args: &[&str]) -> Reply {
+    match server.command(args).unwrap() {
+        Reply::Error(error) => panic!("{args:?}: {error}"),
+        reply => reply,
+    }
+}
+
+/// The lock's key as it stands in Redis, with the default prefix.
+pub fn in_redis(key: &str) -> String {
+    format!("leasehold:{key}")
+}
+
+/// What stands under the lock's key.
+pub fn value_of(server: &Server, key: &str) -> Option<String> {
+    ask(server, &["GET", &in_redis(key)])
+        .as_text()
+        .map(str::to_owned)
+}
+
+pub fn is_held(server: &Server, key: &str) -> bool {
+    ask(server, &["EXISTS", &in_redis(key)]) == Reply::Int(1)
+}
+
+/// How long the lock's key has left to live; `None` when there is no such key.
+pub fn expires_in(server: &Server, key: &str) -> Option<Duration> {
+    let left = ask(server, &["PTTL", &in_redis(key)]).as_int().unwrap();
+    u64::try_from(left).ok().map(Duration::from_millis)
+}
+
+/// All keys of locks that stand in Redis, whoever holds them.
+pub fn held_keys(server: &Server) -> Vec<String> {
+    let Reply::Array(keys) = ask(server, &["KEYS", "leasehold:*"]) else {
+        panic!("KEYS answers with an array");
+    };
+    keys.iter()
+        .filter_map(|key| key.as_text()?.strip_prefix("leasehold:"))
+        .filter(|name| !name.starts_with('~'))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Fails unless all locks become free soon: that is long before a [`LONG_TTL`] ends.
+#[track_caller]
+pub fn assert_all_become_free(server: &Server) {
+    let free = eventually(SOON, || held_keys(server).is_empty());
+    assert!(free, "held by nobody: {:?}", held_keys(server));
+}
+
+/// Closes every connection to the server but the one that says so.
+pub fn kill_connections(server: &Server) {
+    ask(
+        server,
+        &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"],
+    );
+}
+
+/// The reason of a loss that must be told within `limit`.
+#[track_caller]
+pub fn told_within(limit: Duration, signal: &LostSignal) -> LossReason {
+    match signal.recv_timeout(limit) {
+        Ok(reason) => reason,
+        Err(error) => panic!("no loss was told within {limit:?}: {error}"),
+    }
+}
+
+/// Work on a thread of its own; waiting for it is bounded, so that a hang fails the test.
+pub struct Task<T> {
+    outcome: Receiver<T>,
+    thread: JoinHandle<()>,
+}
+
+impl<T: Send + 'static> Task<T> {
+    pub fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
+        let (done, outcome) = channel();
+        let thread = thread::spawn(move || {
+            // Nobody is left to hear of it when the test has failed already.
+            let _ = done.send(work());
+        });
+        Self { outcome, thread }
+    }
+
+    #[track_caller]
+    pub fn within(self, limit: Duration, what: &str) -> T {
+        match self.outcome.recv_timeout(limit) {
+            Ok(value) => value,
+            Err(RecvTimeoutError::Timeout) => panic!("{what}: not done after {limit:?}"),
+            Err(RecvTimeoutError::Disconnected) => {
+                resume_unwind(self.thread.join().expect_err("only a panic sends nothing"))
+            }
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+/// Runs `work` on a thread of its own and fails if it takes longer than `limit`.
+#[track_caller]
+pub fn within<T: Send + 'static>(
+    limit: Duration,
+    what: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    Task::start(work).within(limit, what)
+}
+
+/// Sees that holders of one lock are inside one at a time, in the order of their tokens. Its own
+/// atomics decide, no lock does.
+#[derive(Default)]
+pub struct Witness {
+    inside: AtomicUsize,
+    entries: AtomicUsize,
+    last_token: AtomicU64,
+}
+
+/// Somebody who is inside; dropped, they have left.
+#[must_use]
+pub struct Inside<'a>(&'a Witness);
+
+impl Witness {
+    /// Fails if somebody else is inside, or was with a higher token.
+    #[track_caller]
+    pub fn enter(&self, guard: &MutexGuard) -> Inside<'_> {
+        let others = self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(self);
+        assert_eq!(others, 0, "{others} others are inside with {guard:?}");
+        self.entries.fetch_add(1, Ordering::SeqCst);
+        let token = guard.fencing_token();
+        let last = self.last_token.swap(token, Ordering::SeqCst);
+        assert!(last < token, "{token} was granted after {last}");
+        inside
+    }
+
+    /// How often anybody has entered.
+    pub fn entries(&self) -> usize {
+        self.entries.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A number in Redis that is raised by plain GET, then SET: two at the same time lose one update.
+pub struct Counter {
+    connection: redis::Connection,
+    name: String,
+}
+
+impl Counter {
+    /// A connection of its own to the server's counter of this name; one for each thread.
+    pub fn open(server: &Server, name: &str) -> Self {
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_connection_with_timeout(SOON).unwrap();
+        connection.set_read_timeout(Some(SOON)).unwrap();
+        Self {
+            connection,
+            name: format!("counter:{name}"),
+        }
+    }
+
+    pub fn raise(&mut self) {
+        let next = self.read() + 1;
+        let mut set = redis::cmd("SET");
+        set.arg(&self.name).arg(next);
+        set.exec(&mut self.connection).unwrap();
+    }
+
+    pub fn read(&mut self) -> usize {
+        let mut get = redis::cmd("GET");
+        get.arg(&self.name);
+        let value: Option<usize> = get.query(&mut self.connection).unwrap();
+        value.unwrap_or(0)
+    }
+}

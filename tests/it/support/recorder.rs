@@ -1,0 +1,106 @@
+//! Counts what a client tells, so that tests can wait for it. Never calls the client.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, EventLock, Events, LossReason};
+
+use super::SOON;
+
+/// The events of [`Events`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    Acquired,
+    Contended,
+    Released,
+    Renewed,
+    RenewalFailed,
+    Lost,
+    Unavailable,
+}
+
+#[derive(Default)]
+pub struct Recorder {
+    counts: Mutex<HashMap<(What, String), usize>>,
+    changed: Condvar,
+}
+
+impl Recorder {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// How often it was told about the lock of this key.
+    pub fn count(&self, what: What, key: &str) -> usize {
+        let counts = self.counts();
+        counts.get(&(what, key.to_owned())).copied().unwrap_or(0)
+    }
+
+    /// Waits until it has been told `more` times from now on.
+    #[track_caller]
+    pub fn wait_for_more(&self, more: usize, what: What, key: &str) {
+        self.wait_for(self.count(what, key) + more, what, key);
+    }
+
+    /// Waits until it has been told so often in all.
+    #[track_caller]
+    pub fn wait_for(&self, count: usize, what: What, key: &str) {
+        let deadline = Instant::now() + SOON;
+        let mut counts = self.counts();
+        loop {
+            let told = counts.get(&(what, key.to_owned())).copied().unwrap_or(0);
+            if told >= count {
+                return;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "{what:?} of {key:?} was told {told} times, not {count}"
+            );
+            let waited = self.changed.wait_timeout(counts, left);
+            counts = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A test that failed while it waited is no concern of the client's threads.
+    fn counts(&self) -> MutexGuard<'_, HashMap<(What, String), usize>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, what: What, lock: EventLock<'_>) {
+        let mut counts = self.counts();
+        *counts.entry((what, lock.key.to_owned())).or_default() += 1;
+        self.changed.notify_all();
+    }
+}
+
+impl Events for Recorder {
+    fn acquired(&self, lock: EventLock<'_>, _: Duration) {
+        self.note(What::Acquired, lock);
+    }
+
+    fn contended(&self, lock: EventLock<'_>, _: Duration) {
+        self.note(What::Contended, lock);
+    }
+
+    fn released(&self, lock: EventLock<'_>, _: Duration, _: bool) {
+        self.note(What::Released, lock);
+    }
+
+    fn renewed(&self, lock: EventLock<'_>) {
+        self.note(What::Renewed, lock);
+    }
+
+    fn renewal_failed(&self, lock: EventLock<'_>, _: &Error) {
+        self.note(What::RenewalFailed, lock);
+    }
+
+    fn lost(&self, lock: EventLock<'_>, _: &LossReason) {
+        self.note(What::Lost, lock);
+    }
+
+    fn unavailable(&self, lock: EventLock<'_>, _: &Error) {
+        self.note(What::Unavailable, lock);
+    }
+}

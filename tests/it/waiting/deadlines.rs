@@ -1,0 +1,208 @@
+//! Deadlines: never early, never much too late, of any length.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, ErrorKind};
+
+use crate::support::{SOON, TIMEOUT, Task, builder, millis, secs, server};
+
+/// How much later than they should things may happen on a busy machine.
+const SLACK: Duration = Duration::from_secs(2);
+
+#[test]
+fn contention_is_told_at_once_by_who_does_not_wait() {
+    let server = server();
+    let clients = [(); 2].map(|()| builder(&server.url()).build().unwrap());
+    let _held = clients[0].mutex("k").lock().unwrap();
+    let start = Instant::now();
+    for _ in 0..100 {
+        for client in &clients {
+            assert!(client.mutex("k").try_lock().unwrap().is_none());
+            assert!(
+                client
+                    .mutex("k")
+                    .try_lock_for(Duration::ZERO)
+                    .unwrap()
+                    .is_none()
+            );
+        }
+    }
+    // An hour of waiting in any of them would show.
+    assert!(start.elapsed() < secs(30), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_deadline_is_neither_early_nor_late() {
+    let server = server();
+    let (holder, client) = (
+        builder(&server.url()).build().unwrap(),
+        builder(&server.url()).build().unwrap(),
+    );
+    let _held = holder.mutex("k").lock().unwrap();
+    let mutex = client.mutex("k");
+    for wait in [0, 1, 3, 20, 100, 333].map(millis) {
+        for until in [false, true] {
+            let start = Instant::now();
+            let found = if until {
+                mutex.try_lock_until(start + wait)
+            } else {
+                mutex.try_lock_for(wait)
+            };
+            let waited = start.elapsed();
+            assert!(found.unwrap().is_none());
+            assert!(waited >= wait, "{waited:?} instead of {wait:?}");
+            assert!(
+                waited < wait + TIMEOUT + SLACK,
+                "{waited:?} instead of {wait:?}"
+            );
+        }
+    }
+    let past = Instant::now();
+    assert!(mutex.try_lock_until(past).unwrap().is_none());
+}
+
+#[test]
+fn deadlines_hold_behind_others_who_wait_longer() {
+    let server = server();
+    let client = builder(&server.url()).build().unwrap();
+    let held = client.mutex("k").lock().unwrap();
+    let patient: Vec<_> = (0..5)
+        .map(|_| {
+            let mutex = client.mutex("k");
+            Task::start(move || mutex.lock().map(drop))
+        })
+        .collect();
+    let hasty: Vec<_> = [30, 60, 150, 300]
+        .map(|wait| {
+            let mutex = client.mutex("k");
+            Task::start(move || {
+                let start = Instant::now();
+                let found = mutex.try_lock_for(millis(wait)).unwrap();
+                (millis(wait), start.elapsed(), found.is_none())
+            })
+        })
+        .into();
+    for task in hasty {
+        let (wait, waited, contended) = task.within(SOON, "a deadline");
+        assert!(
+            contended && waited >= wait,
+            "{waited:?} instead of {wait:?}"
+        );
+        assert!(
+            waited < wait + TIMEOUT + SLACK,
+            "{waited:?} instead of {wait:?}"
+        );
+    }
+    held.unlock().unwrap();
+    for task in patient {
+        task.within(SOON, "whoever waits longer has a turn")
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_lock_that_is_free_is_taken_whatever_the_deadline() {
+    let server = server();
+    let client = builder(&server.url()).build().unwrap();
+    let mutex = client.mutex("k");
+    let year = secs(365 * 24 * 60 * 60);
+    for wait in [Duration::ZERO, millis(1), year, Duration::MAX] {
+        let guard = mutex.try_lock_for(wait).unwrap();
+        guard
+            .unwrap_or_else(|| panic!("free, with {wait:?}"))
+            .unlock()
+            .unwrap();
+    }
+    let now = Instant::now();
+    for deadline in [now.checked_sub(millis(1)).unwrap_or(now), now, now + year] {
+        let guard = mutex.try_lock_until(deadline).unwrap();
+        guard.expect("it is free").unlock().unwrap();
+    }
+}
+
+#[test]
+fn endless_durations_overflow_nothing() {
+    let server = server();
+    let client = builder(&server.url())
+        .patience(Duration::MAX)
+        .max_hold(Duration::MAX);
+    let client = client.ttl(secs(3)).build().unwrap();
+    let held = client.mutex("k").lock().unwrap();
+    let waiters: Vec<_> = (0..3)
+        .map(|n| {
+            let mutex = client.mutex("k");
+            Task::start(move || {
+                let guard = match n {
+                    0 => mutex.lock().map(Some),
+                    1 => mutex.try_lock_for(Duration::MAX),
+                    _ => mutex.ttl(secs(9)).try_lock_for(secs(u64::MAX)),
+                };
+                guard.unwrap().expect("it waits for ever").unlock()
+            })
+        })
+        .collect();
+    assert!(
+        held.lost_signal().recv_timeout(secs(4)).is_err(),
+        "renewed as ever"
+    );
+    held.unlock().unwrap();
+    for waiter in waiters {
+        waiter.within(SOON, "a turn").unwrap();
+    }
+    client.shutdown(Duration::MAX).unwrap();
+}
+
+#[test]
+fn waiting_for_others_uses_up_no_patience() {
+    let server = server();
+    let client = builder(&server.url())
+        .patience(millis(200))
+        .build()
+        .unwrap();
+    let holder = builder(&server.url()).build().unwrap();
+    let held = holder.mutex("k").lock().unwrap();
+    let tasks: Vec<_> = (0..2)
+        .map(|_| {
+            let mutex = client.mutex("k");
+            Task::start(move || mutex.lock().map(drop))
+        })
+        .collect();
+    std::thread::sleep(secs(1));
+    assert!(
+        tasks.iter().all(|task| !task.is_done()),
+        "five times its patience"
+    );
+    held.unlock().unwrap();
+    for task in tasks {
+        task.within(SOON, "a turn").unwrap();
+    }
+}
+
+#[test]
+fn shutting_down_sends_everybody_away() {
+    let server = server();
+    let (holder, client) = (
+        builder(&server.url()).build().unwrap(),
+        builder(&server.url()).build().unwrap(),
+    );
+    let _held = holder.mutex("k").lock().unwrap();
+    let waiting = |client: &Client, wait: Option<Duration>| {
+        let mutex = client.mutex("k");
+        Task::start(move || match wait {
+            None => mutex.lock().map(Some),
+            Some(wait) => mutex.try_lock_for(wait),
+        })
+    };
+    let tasks: Vec<_> = [None, None, Some(secs(3600)), Some(Duration::MAX)]
+        .map(|wait| waiting(&client, wait))
+        .into();
+    std::thread::sleep(millis(100));
+    client.shutdown(secs(5)).unwrap();
+    for task in tasks {
+        let error = task.within(SOON, "being sent away").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Shutdown);
+        assert_eq!(error.key(), Some("k"));
+    }
+    let error = client.mutex("k").try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shutdown);
+}

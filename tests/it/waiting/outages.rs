@@ -1,0 +1,211 @@
+//! Redis is not there, or does not answer: an error, never taken for contention; and contention is
+//! never taken for an error.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, ErrorKind};
+use leasehold_testbed::Server;
+
+use crate::support::{SOON, Task, builder, millis, secs, server};
+
+const SLACK: Duration = Duration::from_secs(3);
+
+fn impatient(server: &Server) -> Builder {
+    builder(&server.url()).patience(millis(800))
+}
+
+#[test]
+fn lock_rides_out_an_outage_shorter_than_its_patience() {
+    let mut server = server();
+    let client = builder(&server.url()).patience(secs(60)).build().unwrap();
+    server.kill();
+    let tasks: Vec<_> = (0..3)
+        .map(|n| {
+            let mutex = client.mutex(&format!("k{n}"));
+            Task::start(move || mutex.lock().map(drop))
+        })
+        .collect();
+    std::thread::sleep(millis(700));
+    assert!(tasks.iter().all(|task| !task.is_done()), "they wait");
+    server.restart().unwrap();
+    for task in tasks {
+        task.within(SOON, "the lock after the outage").unwrap();
+    }
+}
+
+#[test]
+fn lock_gives_up_when_its_patience_ends_and_not_before() {
+    let mut server = server();
+    let client = impatient(&server).build().unwrap();
+    server.kill();
+    let start = Instant::now();
+    let error = client.mutex("k").lock().unwrap_err();
+    let waited = start.elapsed();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.is_unavailable());
+    assert_eq!(error.key(), Some("k"));
+    assert!(waited >= millis(800), "{waited:?}");
+    assert!(waited < millis(800 + 500) + SLACK, "{waited:?}");
+}
+
+#[test]
+fn a_hundred_in_line_run_out_of_patience_together() {
+    let mut server = server();
+    let client = impatient(&server).build().unwrap();
+    server.kill();
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..100)
+        .map(|_| {
+            let mutex = client.mutex("k");
+            Task::start(move || mutex.lock().map(drop))
+        })
+        .collect();
+    for task in tasks {
+        let error = task.within(secs(15), "the end of patience").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    assert!(start.elapsed() < secs(15), "not one after another");
+}
+
+#[test]
+fn the_try_forms_say_unavailable_and_never_none() {
+    let mut server = server();
+    let client = impatient(&server).build().unwrap();
+    server.kill();
+    let start = Instant::now();
+    let error = client.mutex("k").try_lock().unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    let error = client.mutex("k").try_lock_for(Duration::ZERO).unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(
+        start.elapsed() < 2 * millis(1000) + SLACK,
+        "{:?}",
+        start.elapsed()
+    );
+    let start = Instant::now();
+    let error = client.mutex("k").try_lock_for(millis(1200)).unwrap_err();
+    let waited = start.elapsed();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(
+        waited >= millis(1200),
+        "the deadline is its patience: {waited:?}"
+    );
+    assert!(waited < millis(1200 + 500) + SLACK, "{waited:?}");
+}
+
+#[test]
+fn a_server_that_answers_again_before_the_deadline_is_enough() {
+    let mut server = server();
+    let client = impatient(&server).build().unwrap();
+    server.kill();
+    let mutex = client.mutex("k");
+    // Longer than its patience: the deadline counts.
+    let waiter = Task::start(move || mutex.try_lock_for(secs(60)));
+    std::thread::sleep(millis(1500));
+    assert!(!waiter.is_done());
+    server.restart().unwrap();
+    let guard = waiter.within(SOON, "the lock after the outage").unwrap();
+    assert!(guard.is_some());
+}
+
+#[test]
+fn an_outage_that_begins_while_waiting_is_told_as_one() {
+    let server = server();
+    let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
+    let client = impatient(&server).build().unwrap();
+    let held = holder.mutex("k").lock().unwrap();
+    assert!(client.mutex("k").try_lock().unwrap().is_none());
+    let bounded = Task::start({
+        let mutex = client.mutex("k");
+        move || mutex.try_lock_for(secs(3)).map(|guard| guard.is_some())
+    });
+    let endless = Task::start({
+        let mutex = impatient(&server).build().unwrap().mutex("k");
+        move || mutex.lock().map(drop)
+    });
+    std::thread::sleep(millis(300));
+    server.stop();
+    let error = bounded.within(secs(15), "its deadline");
+    let error = error.expect_err("nobody knows who has the lock");
+    assert!(error.is_unavailable(), "{error}");
+    let error = endless.within(secs(15), "the end of patience").unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    server.resume();
+    held.unlock().unwrap();
+}
+
+#[test]
+fn an_outage_is_told_as_one_to_those_who_share_a_connection() {
+    let server = server();
+    let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
+    let client = impatient(&server).lanes(1).build().unwrap();
+    let held: Vec<_> = (0..6)
+        .map(|n| holder.mutex(&format!("k{n}")).lock().unwrap())
+        .collect();
+    let tasks: Vec<_> = (0..6)
+        .map(|n| {
+            let mutex = client.mutex(&format!("k{n}"));
+            // Deadlines at odds with the time-outs, so that they fall into attempts.
+            let wait = millis(2_000 + 170 * n);
+            Task::start(move || mutex.try_lock_for(wait).map(|guard| guard.is_some()))
+        })
+        .collect();
+    std::thread::sleep(millis(300));
+    server.stop();
+    for task in tasks {
+        let outcome = task.within(secs(15), "its deadline");
+        let error = outcome.expect_err("nobody knows who has the lock");
+        assert!(error.is_unavailable(), "{error}");
+    }
+    server.resume();
+    drop(held);
+}
+
+#[test]
+fn contention_after_an_outage_is_contention_again() {
+    let server = server();
+    let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
+    let client = impatient(&server).build().unwrap();
+    let _held = holder.mutex("k").lock().unwrap();
+    server.stop();
+    assert!(client.mutex("k").try_lock().is_err());
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.try_lock_for(secs(4)).map(|guard| guard.is_some()));
+    std::thread::sleep(millis(700));
+    server.resume();
+    let outcome = waiter.within(secs(15), "its deadline");
+    assert!(
+        !outcome.expect("Redis answered in the end"),
+        "somebody has it"
+    );
+    assert!(client.mutex("k").try_lock().unwrap().is_none());
+}
+
+#[test]
+fn a_server_without_an_answer_holds_nobody_past_the_deadline() {
+    let server = server();
+    let client = impatient(&server).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    server.stop();
+    let tasks: Vec<_> = [0, 100, 400, 1500]
+        .map(|wait| {
+            let mutex = client.mutex(&format!("k{wait}"));
+            Task::start(move || {
+                let start = Instant::now();
+                let error = mutex.try_lock_for(millis(wait)).unwrap_err();
+                (millis(wait), start.elapsed(), error)
+            })
+        })
+        .into();
+    for task in tasks {
+        let (wait, waited, error) = task.within(secs(15), "its deadline");
+        assert!(error.is_unavailable(), "{error}");
+        // The first attempt has one command time-out, whatever the deadline.
+        assert!(
+            waited < wait + millis(500 + 500) + SLACK,
+            "{waited:?} instead of {wait:?}"
+        );
+    }
+    server.resume();
+    assert!(client.mutex("k").try_lock_for(SOON).unwrap().is_some());
+}

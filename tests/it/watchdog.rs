@@ -1,0 +1,224 @@
+//! Renewal: long work keeps its lock, and nothing is renewed that is not held.
+
+use std::time::{Duration, Instant};
+
+use leasehold::LossReason;
+use leasehold_testbed::{Reply, Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    Recorder, SOON, What, ask, expires_in, in_redis, millis, secs, server, told_within,
+};
+
+/// How often scripts were called on the server, under their hash or by their text.
+fn script_calls(server: &Server) -> u64 {
+    let Reply::Text(stats) = ask(server, &["INFO", "commandstats"]) else {
+        panic!("INFO answers with text");
+    };
+    let calls = |name: &str| -> u64 {
+        let line = stats.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|rest| rest.strip_prefix("calls=")?.split(',').next());
+        number.map_or(0, |number| number.parse().unwrap())
+    };
+    calls("cmdstat_evalsha:") + calls("cmdstat_eval:")
+}
+
+#[test]
+fn long_work_keeps_its_lock_from_others() {
+    let server = server();
+    let (holder, other) = (
+        steady(&server.url()).ttl(secs(3)).build().unwrap(),
+        steady(&server.url()).build().unwrap(),
+    );
+    let guard = holder.mutex("k").lock().unwrap();
+    let (start, lost) = (Instant::now(), guard.lost_signal());
+    while start.elapsed() < secs(7) {
+        assert!(other.mutex("k").try_lock().unwrap().is_none());
+        let told = lost.recv_timeout(millis(20));
+        assert!(told.is_err(), "lost after {:?}: {told:?}", start.elapsed());
+    }
+    guard.unlock().unwrap();
+    assert!(other.mutex("k").try_lock().unwrap().is_some());
+}
+
+#[test]
+fn renewal_puts_the_ttl_back_and_never_adds_up() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).ttl(secs(4)).renew_ratio(0.05);
+    let client = client.events(recorder.clone()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    for _ in 0..8 {
+        recorder.wait_for_more(1, What::Renewed, "k");
+        let left = expires_in(&server, "k").expect("it is held");
+        assert!(left <= secs(4), "{left:?}");
+        assert!(guard.remaining() <= secs(4));
+        assert!(left > secs(2), "{left:?} shortly after a renewal");
+    }
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn locks_are_renewed_as_often_as_the_ratio_says() {
+    const TTL: Duration = Duration::from_secs(3);
+    let server = server();
+    let renewals = |ratio: f64, given: bool| {
+        let recorder = Recorder::new();
+        let client = steady(&server.url()).ttl(TTL).events(recorder.clone());
+        let client = if given {
+            client.renew_ratio(ratio)
+        } else {
+            client
+        };
+        let client = client.build().unwrap();
+        let key = format!("{ratio}");
+        let asked = Instant::now();
+        let guard = client.mutex(&key).lock().unwrap();
+        let told = guard.lost_signal().recv_timeout(millis(3300));
+        assert!(told.is_err(), "{told:?}");
+        drop(guard);
+        let count = recorder.count(What::Renewed, &key);
+        // They may come a little early, and late on a busy machine.
+        let most = asked.elapsed().as_secs_f64() / (TTL.as_secs_f64() * ratio * 0.95);
+        let least = 1.1 / ratio / 4.0;
+        assert!(
+            count as f64 <= most,
+            "{count} renewals at {ratio}, not {most}"
+        );
+        assert!(
+            count as f64 >= least,
+            "{count} renewals at {ratio}, not {least}"
+        );
+    };
+    std::thread::scope(|scope| {
+        for ratio in [0.05, 0.1, 0.6] {
+            scope.spawn(move || renewals(ratio, true));
+        }
+        // The default.
+        scope.spawn(move || renewals(1.0 / 3.0, false));
+    });
+}
+
+#[test]
+fn renewal_stops_when_the_lock_is_let_go() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.05);
+    let client = client.events(recorder.clone()).build().unwrap();
+    for dropped in [true, false] {
+        let guard = client.mutex("k").lock().unwrap();
+        recorder.wait_for_more(1, What::Renewed, "k");
+        if dropped {
+            drop(guard);
+        } else {
+            guard.unlock().unwrap();
+        }
+        assert!(eventually(SOON, || expires_in(&server, "k").is_none()));
+        // One may have been under way, and its event in the queue.
+        let mut told = recorder.count(What::Renewed, "k");
+        assert!(eventually(SOON, || {
+            std::thread::sleep(millis(300));
+            let before = std::mem::replace(&mut told, recorder.count(What::Renewed, "k"));
+            before == told
+        }));
+        let calls = script_calls(&server);
+        std::thread::sleep(millis(600));
+        assert_eq!(
+            script_calls(&server),
+            calls,
+            "scripts are called for nobody"
+        );
+    }
+}
+
+#[test]
+fn a_key_taken_by_somebody_else_is_never_renewed() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.05);
+    let client = client.events(recorder.clone()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    recorder.wait_for(1, What::Renewed, "k");
+    ask(
+        &server,
+        &["SET", &in_redis("k"), "somebody else's", "PX", "2500"],
+    );
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert_eq!(reason, LossReason::TakenOver { by: None });
+    let mut last = expires_in(&server, "k").expect("it is theirs");
+    assert!(last <= millis(2500), "{last:?}");
+    while let Some(left) = expires_in(&server, "k") {
+        assert!(left <= last, "renewed from {last:?} to {left:?}");
+        last = left;
+        std::thread::sleep(millis(10));
+    }
+    drop(guard);
+}
+
+#[test]
+fn a_key_of_another_type_is_told_and_left_alone() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(secs(3))
+        .renew_ratio(0.05)
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    ask(&server, &["DEL", &in_redis("k")]);
+    // In between the holder may find it gone, which is as true.
+    ask(&server, &["RPUSH", &in_redis("k"), "theirs"]);
+    let reason = told_within(SOON, &guard.lost_signal());
+    let expected = [LossReason::TakenOver { by: None }, LossReason::Deleted];
+    assert!(expected.contains(&reason), "{reason:?}");
+    assert!(guard.unlock().unwrap_err().is_lease_lost());
+    assert_eq!(ask(&server, &["LLEN", &in_redis("k")]), Reply::Int(1));
+    assert_eq!(expires_in(&server, "k"), None);
+}
+
+#[test]
+fn a_lock_that_was_made_endless_gets_its_ttl_back() {
+    let server = server();
+    let client = steady(&server.url())
+        .ttl(secs(4))
+        .renew_ratio(0.05)
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    assert_eq!(ask(&server, &["PERSIST", &in_redis("k")]), Reply::Int(1));
+    assert!(eventually(SOON, || expires_in(&server, "k").is_some()));
+    assert!(expires_in(&server, "k").unwrap() <= secs(4));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lock_whose_ttl_was_cut_short_is_kept() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).ttl(secs(4)).renew_ratio(0.05);
+    let client = client.events(recorder.clone()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    ask(&server, &["PEXPIRE", &in_redis("k"), "2500"]);
+    assert!(eventually(SOON, || expires_in(&server, "k").unwrap() > millis(2500)));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn many_locks_taken_at_different_times_are_all_kept() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
+    let start = Instant::now();
+    let mut guards = Vec::new();
+    while start.elapsed() < secs(2) {
+        for _ in 0..20 {
+            let mutex = client.mutex(&format!("k{}", guards.len()));
+            guards.push(mutex.try_lock().unwrap().expect("its first holder"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let last = guards.last().unwrap().lost_signal();
+    assert!(last.recv_timeout(secs(5)).is_err());
+    for guard in guards {
+        guard.check().unwrap();
+        guard.unlock().unwrap();
+    }
+}
