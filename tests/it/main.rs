@@ -11,6 +11,7 @@ mod fakes;
 mod faults_acquire;
 mod faults_hold;
 mod faults_proxy;
+mod faults_rare;
 mod faults_release;
 mod guards;
 mod leftovers;

@@ -53,7 +53,11 @@ const STATIC_CHECKS: [Check; 2] = [
 #[rustfmt::skip]
 const CHECKS: [Check; 4] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
-    check("integration tests", &["test", "--locked", "--workspace", "--test", "*"]),
+    // Most of what they do is to wait for time-outs and ttls: more of them than cores at a time.
+    check(
+        "integration tests",
+        &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
+    ),
     check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
     Check {
         name: "docs",

@@ -1,0 +1,175 @@
+//! Faults that need a coincidence: late renewals, panics on the way out, a neighbour in the batch that
+//! spoils it, connections that died unnoticed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use leasehold::ErrorKind;
+use leasehold_testbed::{Proxy, eventually};
+
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, builder, expires_in, is_held,
+    kill_connections, millis, secs, server, within,
+};
+
+#[test]
+fn an_extension_that_arrives_late_keeps_the_key_from_nobody() {
+    let server = server();
+    let client = builder(&server.url()).build().unwrap();
+    let mutex = client.mutex("k").ttl(secs(4));
+    let guard = mutex.lock().unwrap();
+    server.stop();
+    let error = guard.extend(secs(3600)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    server.resume();
+    let late = || expires_in(&server, "k").is_some_and(|left| left > secs(60));
+    // On a machine so busy that the key was gone by then, nothing came late.
+    if !eventually(secs(3), late) {
+        return;
+    }
+    assert!(eventually(SOON, || guard.is_lost()), "nobody confirmed it");
+    drop(guard);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_panic_lets_go_over_the_connection_that_is_there() {
+    let server = server();
+    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    let connections = || {
+        let list = ask(&server, &["CLIENT", "LIST", "TYPE", "normal"]);
+        let ids = list.as_text().unwrap().lines();
+        let ids =
+            ids.filter(|line| line.contains("lib-name=leasehold") || line.contains("evalsha"));
+        ids.map(|line| line.split(' ').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let before = connections();
+    assert!(!before.is_empty());
+    for _ in 0..20 {
+        let work = || client.with_lock("k", || panic!("the work's own"));
+        catch_unwind(AssertUnwindSafe(work)).unwrap_err();
+        // Written by the thread that panicked, so it is done once anything later on its lane is.
+        client.with_lock("k", || ()).unwrap();
+    }
+    assert_eq!(connections(), before, "a healthy connection was given up");
+}
+
+#[test]
+fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
+    let server = server();
+    ask(
+        &server,
+        &[
+            "ACL",
+            "SETUSER",
+            "narrow",
+            "on",
+            ">word",
+            "+@all",
+            "~leasehold:ok*",
+            "~leasehold:~fence",
+        ],
+    );
+    let url = server.url().replace("redis://", "redis://narrow:word@");
+    let client = builder(&url).lanes(1).ttl(LONG_TTL).build().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let forbidden: Vec<_> = (0..2)
+        .map(|n| {
+            let (mutex, stop) = (client.mutex(&format!("bad{n}")), Arc::clone(&stop));
+            Task::start(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let error = mutex.try_lock().unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+                }
+            })
+        })
+        .collect();
+    let allowed: Vec<_> = (0..2)
+        .map(|n| {
+            let mutex = client.mutex(&format!("ok{n}"));
+            Task::start(move || {
+                for _ in 0..500 {
+                    mutex.lock().unwrap().unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in allowed {
+        task.within(6 * SOON, "five hundred locks beside a forbidden one");
+    }
+    stop.store(true, Ordering::Relaxed);
+    for task in forbidden {
+        task.within(SOON, "being refused");
+    }
+}
+
+#[test]
+fn connections_that_died_in_the_pool_fail_nobody() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let client = builder(&proxy.url())
+        .lanes(1)
+        .ttl(LONG_TTL)
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    // Each failed attempt has the pool make a connection, and all of them end up there idle.
+    proxy.refuse(true);
+    proxy.cut_all();
+    for _ in 0..3 {
+        client.mutex("other").try_lock().unwrap_err();
+    }
+    proxy.refuse(false);
+    client.with_lock("other", || ()).unwrap();
+    assert!(eventually(SOON, || proxy.connections() >= 2));
+    kill_connections(&server);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_shutdown_among_renewals_tells_every_guard() {
+    let server = server();
+    for _ in 0..20 {
+        let client = builder(&server.url()).ttl(millis(200)).build().unwrap();
+        let guards: Vec<_> = (0..100)
+            .filter_map(|n| client.mutex(&format!("k{n}")).try_lock().unwrap())
+            .collect();
+        let signals: Vec<_> = guards.iter().map(|guard| guard.lost_signal()).collect();
+        // Renewals are under way by now.
+        std::thread::sleep(millis(65));
+        client.shutdown(SOON).unwrap();
+        for signal in &signals {
+            assert!(signal.recv_timeout(SOON).is_ok(), "a guard was never told");
+        }
+        drop(guards);
+    }
+}
+
+#[test]
+fn nobody_is_told_that_a_lock_is_taken_while_redis_is_away() {
+    let mut server = server();
+    let client = builder(&server.url()).patience(secs(20)).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    server.kill();
+    let mutex = client.mutex("k");
+    let patient = Task::start(move || mutex.lock().map(drop));
+    // Behind somebody who waits for Redis to come back, nothing is known of the lock.
+    let told = |kind: ErrorKind| matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
+    let mutex = client.mutex("k");
+    within(6 * SOON, "looking", move || {
+        for n in 0..5 {
+            match mutex.try_lock() {
+                Err(error) => assert!(told(error.kind()), "{error}"),
+                // Before its first attempt has failed nobody knows of the outage yet.
+                Ok(None) => assert_eq!(n, 0, "an outage was told as contention"),
+                Ok(Some(_)) => panic!("there is no server"),
+            }
+        }
+    });
+    server.restart().unwrap();
+    patient.within(6 * SOON, "riding it out").unwrap();
+    assert!(eventually(SOON, || !is_held(&server, "k")));
+}
