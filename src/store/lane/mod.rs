@@ -158,9 +158,12 @@ impl State {
         }
     }
 
-    /// Takes what is next to be written: promised releases that failed before come first, whenever
+    /// Takes what is next to be written. Promised releases that failed before go along, whenever
     /// they are due, so that no later acquire overtakes them.
     fn next_batch(&mut self) -> Vec<Pending> {
+        if self.queue.is_empty() {
+            return Vec::new();
+        }
         let promised = |debt: &mut Debt| debt.pending.is_promised();
         let debts = self.debts.extract_if(.., promised).take(MAX_BATCH);
         let mut batch: Vec<Pending> = debts.map(|debt| debt.pending).collect();
@@ -174,8 +177,8 @@ impl State {
     }
 
     fn is_waited_for(&self) -> bool {
-        let tickets = self.queue.iter().filter_map(|p| p.ticket.as_ref());
-        tickets.into_iter().any(Ticket::is_waited_for)
+        let mut tickets = self.queue.iter().filter_map(|p| p.ticket.as_ref());
+        tickets.any(Ticket::is_waited_for)
     }
 
     fn settle(&mut self, next: Next) {

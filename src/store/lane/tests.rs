@@ -234,3 +234,25 @@ fn a_flush_without_a_server_says_so_and_keeps_what_is_owed() {
     assert!(error.is_unavailable(), "{error}");
     assert!(!f.is_idle(), "the release is still owed");
 }
+
+#[test]
+fn a_release_that_is_refused_is_tried_again_later_and_not_at_once() {
+    let f = fixture();
+    let lease = f.acquire("a");
+    f.server
+        .command(&["ACL", "SETUSER", "default", "-del"])
+        .unwrap();
+    f.lane.post(f.release("a", lease));
+    assert!(f.lane.settle(), "it is still owed");
+    f.server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+    assert!(f.lane.settle(), "and not due yet");
+    let stats = f.server.command(&["INFO", "commandstats"]).unwrap();
+    let stats = stats.as_text().unwrap().to_owned();
+    assert!(!stats.contains("cmdstat_eval"), "{stats}");
+    f.server
+        .command(&["ACL", "SETUSER", "default", "+del"])
+        .unwrap();
+    // Due or not, it goes along with what is asked next, so that nothing overtakes it.
+    f.acquire("a");
+    assert!(f.is_idle());
+}
