@@ -2,8 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
@@ -83,10 +83,15 @@ impl Drop for Fake {
     }
 }
 
-/// A port of 127.0.0.1 where nothing listens.
+/// A port of 127.0.0.1 where nothing listens, nor will while the tests run: it is in use, by the
+/// near end of a connection.
 pub fn closed_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
+    static HELD: LazyLock<(TcpListener, TcpStream)> = LazyLock::new(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener, stream)
+    });
+    HELD.1.local_addr().unwrap().port()
 }
 
 fn serve(mut stream: TcpStream, manner: Manner, ended: &AtomicBool) {
