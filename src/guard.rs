@@ -58,9 +58,9 @@ impl MutexGuard {
     /// Lets go and waits for Redis to confirm it.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before: the work may have had company. `Timeout` or
-    /// `Unavailable` if Redis gave no answer: the work was alone, and the release is repeated in
-    /// the background until it arrives or the ttl has ended.
+    /// `LeaseLost` if the lock was lost before: the work may have had company. Any other if Redis gave no
+    /// answer (`Timeout`, `Unavailable`) or refused (`Denied`): the work was alone, and the release
+    /// is repeated in the background until it is done or the ttl has ended.
     pub fn unlock(mut self) -> Result<(), Error> {
         self.let_go = true;
         let client = self.client.handle();

@@ -145,8 +145,8 @@ impl Mutex {
         self.acquire(Until::Now)
     }
 
-    /// Waits for the lock for at most `timeout`, to within one command time-out whatever Redis
-    /// does.
+    /// Waits for the lock for at most `timeout`, to within one command time-out whatever Redis does
+    /// (and one connect time-out, where a connection has to be made).
     ///
     /// # Errors
     /// As [`lock`](Self::lock), with the time left as its patience. Contention is `Ok(None)`.

@@ -180,6 +180,10 @@ impl Lease {
     pub(crate) fn release(&self, now: Moment) -> (Option<TimerNote>, Result<(), LossReason>) {
         let mut state = self.at(now);
         let timer = state.timer.take();
+        if state.ttl_changing {
+            // A renewal is under way, and may arrive yet.
+            state.key_until = state.key_until.after(self.terms.ttl);
+        }
         match &state.phase {
             Phase::Lost(reason) => (timer, Err(reason.clone())),
             _ => {
@@ -368,7 +372,10 @@ impl Lease {
     pub(crate) fn ttl_unchanged(&self, asked: Duration, retry_at: Option<Moment>) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        state.key_until = state.key_until.after(asked);
+        // However often that fails, the last one that arrives counts.
+        let latest = Moment::now().after(2 * asked);
+        let arrived = state.key_until.after(asked).min(latest);
+        state.key_until = state.key_until.max(arrived);
         if state.phase == Phase::Held && self.terms.renew_every.is_some() {
             state.renew_at = retry_at.or(state.renew_at);
         }

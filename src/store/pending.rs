@@ -63,6 +63,16 @@ impl Pending {
         }
     }
 
+    pub(crate) fn is_flush(&self) -> bool {
+        matches!(self.command, Command::Flush { .. })
+    }
+
+    /// Whether it goes with the next batch even before it is due: all but the repetitions that are
+    /// made in case.
+    pub(crate) fn goes_along(&self) -> bool {
+        !self.ghost || self.attempts == 0
+    }
+
     /// Whether it is a release that its owner waits or has waited for, not one in case.
     pub(crate) fn is_promised(&self) -> bool {
         !self.ghost

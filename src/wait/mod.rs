@@ -54,6 +54,8 @@ pub(crate) struct Waits {
 enum Attempt {
     Granted(Arc<Lease>),
     Contended(Duration),
+    /// The caller's own deadline came before an answer: nothing was learnt.
+    OutOfTime,
     /// Worth another try: Redis could not be asked, or gave no answer.
     Failed(Error),
 }
@@ -167,9 +169,14 @@ impl Waits {
                     pause.no_longer_than(expires_in);
                     met = Some(None);
                 }
+                Attempt::OutOfTime => {}
                 Attempt::Failed(error) => {
-                    self.tell(wanted, |events, lock| events.unavailable(lock, &error));
-                    met = Some(Some(self.failed(now, met.flatten(), error)));
+                    let ongoing = self.failed(now, met.flatten(), error);
+                    // Told once it is known to all: who hears of it finds it so.
+                    self.tell(wanted, |events, lock| {
+                        events.unavailable(lock, &ongoing.error);
+                    });
+                    met = Some(Some(ongoing));
                     pause.for_an_outage();
                 }
             }
@@ -285,7 +292,7 @@ impl Waits {
             Err(error) => match error.kind() {
                 // The caller's own deadline was shorter than an answer takes.
                 ErrorKind::Timeout if deadline < asked_at.after(self.command_timeout) => {
-                    Ok(Attempt::Contended(Duration::ZERO))
+                    Ok(Attempt::OutOfTime)
                 }
                 ErrorKind::Timeout | ErrorKind::Unavailable => Ok(Attempt::Failed(error)),
                 _ => Err(error),

@@ -55,7 +55,7 @@ struct Timers {
 impl Agenda {
     pub(crate) fn new() -> (Arc<Self>, Inboxes) {
         // Bounded by the number of leases: one is not due again before its renewal has ended. Of
-        // the other kind there are two at most, for as many flags.
+        // the other kind there are a few at most: flags keep each from being given twice.
         let (renewals, for_renewals) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {

@@ -158,16 +158,18 @@ impl State {
         }
     }
 
-    /// Takes what is next to be written. Promised releases that failed before go along, whenever
-    /// they are due, so that no later acquire overtakes them.
+    /// Takes what is next to be written. Releases that failed before go along, whenever they are due,
+    /// so that no later acquire overtakes them; with a flush, all that is owed.
     fn next_batch(&mut self) -> Vec<Pending> {
         if self.queue.is_empty() {
             return Vec::new();
         }
-        let promised = |debt: &mut Debt| debt.pending.is_promised();
-        let debts = self.debts.extract_if(.., promised).take(MAX_BATCH);
+        let flushes = !self.debts.is_empty() && self.queue.iter().any(Pending::is_flush);
+        let along = |debt: &mut Debt| flushes || debt.pending.goes_along();
+        let debts = self.debts.extract_if(.., along);
         let mut batch: Vec<Pending> = debts.map(|debt| debt.pending).collect();
-        let n = self.queue.len().min(MAX_BATCH - batch.len());
+        // Always some of the queue, however much is owed: what is refused again comes back.
+        let n = self.queue.len().min(MAX_BATCH);
         batch.extend(self.queue.drain(..n));
         batch
     }
@@ -242,11 +244,7 @@ impl<'a> Leadership<'a> {
 
     /// Carries out one batch; false if that failed and the rest should not be tried now.
     fn exchange(&mut self, mut batch: Vec<Pending>, deadline: Moment) -> bool {
-        let flushes: Vec<Pending> = batch
-            .extract_if(.., |pending| {
-                matches!(pending.command, Command::Flush { .. })
-            })
-            .collect();
+        let flushes: Vec<Pending> = batch.extract_if(.., |pending| pending.is_flush()).collect();
         let result = if batch.is_empty() && self.link.is_none() {
             Ok(())
         } else {
@@ -373,8 +371,10 @@ impl Drop for Leadership<'_> {
             let owed = self.link.as_ref().map_or(0, Link::owed);
             let can_write = self.link.is_some() && owed < MAX_OWED;
             if can_write && !state.is_waited_for() && !state.queue.is_empty() {
+                // Under the same lock: nobody who waits has come in between.
+                let mut batch = state.next_batch();
                 drop(state);
-                let batch = self.next_batch();
+                batch.retain(Pending::is_wanted);
                 if let Err(error) = self.write(batch) {
                     self.lose_link(&error);
                 }

@@ -256,3 +256,41 @@ fn a_release_that_is_refused_is_tried_again_later_and_not_at_once() {
     f.acquire("a");
     assert!(f.is_idle());
 }
+
+#[test]
+fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
+    let f = fixture();
+    let lease = f.acquire("a");
+    let acquire = Command::Acquire {
+        key: key("a"),
+        lease,
+        ttl: LONG,
+    };
+    let cut = Error::new(ErrorKind::Unavailable, "");
+    let owed = Pending::new(acquire, None).unanswered(&cut, false);
+    f.lane.state.lock().settle(owed);
+    f.acquire("a");
+}
+
+#[test]
+fn many_refused_releases_keep_nobody_from_being_served() {
+    let f = fixture();
+    let names: Vec<String> = (0..3 * MAX_BATCH).map(|n| n.to_string()).collect();
+    let leases: Vec<LeaseId> = names.iter().map(|name| f.acquire(name)).collect();
+    f.server
+        .command(&["ACL", "SETUSER", "default", "-del"])
+        .unwrap();
+    for (name, lease) in names.iter().zip(&leases) {
+        f.lane.post(f.release(name, *lease));
+    }
+    let started = Moment::now();
+    assert!(f.lane.settle(), "they are still owed");
+    f.acquire("another");
+    let until = started.after(LONG);
+    assert!(Moment::now() < until, "only once they were given up");
+    f.server
+        .command(&["ACL", "SETUSER", "default", "+del"])
+        .unwrap();
+    f.acquire("yet another");
+    assert!(names.iter().all(|name| !f.exists(name)));
+}
