@@ -281,7 +281,11 @@ fn many_refused_releases_keep_nobody_from_being_served() {
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
-        f.lane.post(f.release(name, *lease));
+        f.lane.post(Command::Release {
+            key: key(name),
+            lease: *lease,
+            until: Moment::now().after(2 * LONG),
+        });
     }
     let started = Moment::now();
     assert!(f.lane.settle(), "they are still owed");
