@@ -1,5 +1,5 @@
-//! How a grant lives on: one timer thread over a wheel, a small pool that renews, for all leases of
-//! a client. No lease costs a thread.
+//! How a grant lives on: one timer thread over a wheel, one worker that renews and one that sees to
+//! releases, for all leases of a client. No lease costs a thread.
 
 mod agenda;
 mod service;
