@@ -55,18 +55,6 @@ fn await_loss(lost: &LostSignal) -> Option<Instant> {
     reason.is_ok().then(Instant::now)
 }
 
-/// How late this machine wakes a thread that sleeps for 1 ms.
-fn oversleep(until: &AtomicBool) -> Histogram<u64> {
-    let mut late = support::histogram();
-    while !until.load(Ordering::Relaxed) {
-        let start = Instant::now();
-        thread::sleep(Duration::from_millis(1));
-        let lasted = start.elapsed();
-        support::record(&mut late, lasted.saturating_sub(Duration::from_millis(1)));
-    }
-    late
-}
-
 /// When the validity of each lock ends, as its holder can know it. To be asked after the server
 /// has stopped: for a little while, as answers from before may still be on their way, and not for
 /// long, as asking near the end is itself a way for the loss to be noticed.
@@ -122,7 +110,7 @@ fn round(
         drop(entered);
         // Long enough for renewals to be under way.
         thread::sleep(TTL);
-        let sleeper = scope.spawn(|| oversleep(&over));
+        let sleeper = scope.spawn(|| support::oversleep(Duration::from_millis(1), &over));
         server.stop();
         let stopped = Instant::now();
         let ends = ends(&guards);

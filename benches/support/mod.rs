@@ -1,10 +1,13 @@
-//! What the benches share: what they ran on, CPU time, pinning, tables. Measures no lock.
+//! What the benches share: what they ran on, clocks, CPU time, pinning, tables. Measures no lock.
 #![allow(dead_code, reason = "each bench uses its own part of this")]
 
 use std::error::Error;
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
@@ -23,6 +26,51 @@ pub fn machine(server: &Server) -> Result<String, Box<dyn Error>> {
         name.to_string_lossy(),
         release.to_string_lossy()
     ))
+}
+
+/// The monotonic clock in nanoseconds. All processes of a machine read the same one.
+pub fn nanoseconds() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// A duration drawn at random.
+pub fn between(low: Duration, high: Duration) -> Duration {
+    // Each state is a new one, so its hash of nothing is a random number.
+    let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
+    low + (high - low).mul_f64(part)
+}
+
+/// How late this machine wakes a thread that sleeps for `pause`, again and again.
+pub fn oversleep(pause: Duration, until: &AtomicBool) -> Histogram<u64> {
+    let mut late = histogram();
+    while !until.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        thread::sleep(pause);
+        record(&mut late, start.elapsed().saturating_sub(pause));
+    }
+    late
+}
+
+/// How busy all cores together are from now on, in percent; nothing where the system has no /proc.
+pub fn busy(during: Duration) -> Option<f64> {
+    let ticks = || -> Option<[u64; 2]> {
+        let stat = read("/proc/stat");
+        let fields = stat.lines().next()?.split_whitespace().skip(1).take(8);
+        let ticks: Vec<u64> = fields
+            .map(|field| field.parse().ok())
+            .collect::<Option<_>>()?;
+        // user nice system idle iowait irq softirq steal
+        let idle = ticks.get(3)? + ticks.get(4)?;
+        let all: u64 = ticks.iter().sum();
+        Some([all - idle, all])
+    };
+    let before = ticks()?;
+    thread::sleep(during);
+    let after = ticks()?;
+    let [busy, all] = [0, 1].map(|at| after[at].saturating_sub(before[at]) as f64);
+    (all > 0.0).then(|| 100.0 * busy / all)
 }
 
 /// The CPU time that this process has used, all its threads together.
@@ -86,7 +134,7 @@ pub fn record(into: &mut Histogram<u64>, duration: Duration) {
 
 /// A row: what it is, then median, 99th percentile, maximum and count.
 pub fn spread(what: &str, of: &Histogram<u64>) -> [String; 5] {
-    let ms = |micros: u64| format!("{:.2}", micros as f64 / 1000.0);
+    let ms = |micros: u64| format!("{:.3}", micros as f64 / 1000.0);
     [
         what.to_owned(),
         ms(of.value_at_quantile(0.5)),
@@ -106,14 +154,15 @@ pub fn table<const N: usize>(header: [&str; N]) -> Table {
     table
 }
 
-fn info(server: &Server, section: &str) -> Result<String, Box<dyn Error>> {
+/// One section of what the server tells of itself.
+pub fn info(server: &Server, section: &str) -> Result<String, Box<dyn Error>> {
     let reply = server.command(&["INFO", section])?;
     let text = reply.as_text().ok_or("INFO answers no text")?;
     Ok(text.to_owned())
 }
 
 /// The value in the first line `name : value`.
-fn field(text: &str, name: &str) -> Option<String> {
+pub fn field(text: &str, name: &str) -> Option<String> {
     let mut fields = text.lines().filter_map(|line| line.split_once(':'));
     let (_, value) = fields.find(|(each, _)| each.trim() == name)?;
     Some(value.trim().to_owned())

@@ -1,0 +1,104 @@
+//! Locks that nobody takes away, renewed many times a second while others want them: is any holder
+//! told that it lost one? Measures no speed.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, EventLock, Events, LossReason, MutexGuard};
+use leasehold_testbed::{Server, eventually};
+use parking_lot::Mutex;
+
+use crate::sheet::Sheet;
+
+const TTL: Duration = Duration::from_millis(300);
+const LOCKS: usize = 300;
+/// Threads that want every other lock, one after another.
+const WANTING: usize = 20;
+/// For how long each is wanted at a time.
+const WANTED: Duration = Duration::from_millis(50);
+/// The renewals take ten seconds if all goes well.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(Default)]
+struct Heard {
+    renewed: AtomicU64,
+    failed: AtomicU64,
+    lost: Mutex<Vec<String>>,
+}
+
+impl Events for Heard {
+    fn renewed(&self, _: EventLock<'_>) {
+        self.renewed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn renewal_failed(&self, _: EventLock<'_>, _: &leasehold::Error) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
+        let mut lost = self.lost.lock();
+        lost.push(format!("{} was lost: {reason}", lock.key));
+    }
+}
+
+fn key(number: usize) -> String {
+    format!("kept-{number}")
+}
+
+/// Wants a share of the locks, each for a moment, until it is `over`; says how many it got.
+fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, leasehold::Error> {
+    let mut got = 0;
+    let every_other = (0..LOCKS).step_by(2);
+    for number in every_other.skip(share).step_by(WANTING).cycle() {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        let guard = client.mutex(&key(number)).try_lock_for(WANTED)?;
+        got += usize::from(guard.is_some());
+    }
+    Ok(got)
+}
+
+pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), Box<dyn Error>> {
+    let heard = Arc::new(Heard::default());
+    let builder = Client::builder(&server.url()).ttl(TTL);
+    let client = builder.events(Arc::clone(&heard)).build()?;
+    let others = Client::open(&server.url())?;
+    let guards = (0..LOCKS)
+        .map(|number| client.mutex(&key(number)).lock())
+        .collect::<Result<Vec<MutexGuard>, _>>()?;
+    let over = AtomicBool::new(false);
+    let got = thread::scope(|scope| {
+        let wanting: Vec<_> = (0..WANTING)
+            .map(|share| {
+                let (others, over) = (&others, &over);
+                scope.spawn(move || want(others, share, over))
+            })
+            .collect();
+        let _ = eventually(PATIENCE, || {
+            heard.renewed.load(Ordering::Relaxed) >= renewals
+        });
+        over.store(true, Ordering::Relaxed);
+        let mut got = 0;
+        for wanting in wanting {
+            got += wanting.join().expect("it does not panic")?;
+        }
+        Ok::<_, leasehold::Error>(got)
+    })?;
+    drop(guards);
+
+    let renewed = heard.renewed.load(Ordering::Relaxed);
+    sheet.at_least("renewals without a theft", renewed as f64, renewals as f64);
+    let failed = heard.failed.load(Ordering::Relaxed);
+    sheet.figure("renewals that failed", failed as f64);
+    let lost = heard.lost.lock();
+    sheet.never("false alarms: losses told", lost.len());
+    sheet.never("locks that went to others", got);
+    for line in lost.iter().take(5) {
+        sheet.note(line.clone());
+    }
+    Ok(())
+}

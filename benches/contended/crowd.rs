@@ -1,0 +1,219 @@
+//! Many want one key all the time: grants per second, fairness, longest wait, and requests for each
+//! change of owner. From the tokens of all grants follows their order, so who came after whom.
+
+use std::error::Error;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use leasehold_testbed::Server;
+
+use crate::member::{Grant, Report};
+use crate::monitor::{Monitor, Requests, Served};
+use crate::process::Process;
+use crate::sheet::Sheet;
+use crate::{beside_a_sleeper, queue, support};
+
+/// All have heard of the start by then.
+const NOTICE: Duration = Duration::from_millis(50);
+const SLEEP: Duration = Duration::from_millis(1);
+
+/// What is asked of several processes, beside that none gets half of what another gets.
+pub struct Limits {
+    /// Grants per second, all together.
+    pub rate: f64,
+    pub longest_wait: Option<Duration>,
+    /// For each change of the owning process.
+    pub requests: Option<f64>,
+}
+
+/// What one round of competing showed.
+struct Round {
+    window: Duration,
+    /// How many each thread got, process by process.
+    counts: Vec<Vec<usize>>,
+    waits: Histogram<u64>,
+    /// How often a grant went to another process than the one before.
+    changes: usize,
+    twice: usize,
+    out_of_order: usize,
+    served: Served,
+    /// Empty unless they were to be counted.
+    requests: Requests,
+}
+
+impl Round {
+    /// `[processes, threads]` compete for as long as `window`.
+    fn run(
+        server: &Server,
+        [processes, threads]: [usize; 2],
+        window: Duration,
+        counts_requests: bool,
+    ) -> Result<Self, Box<dyn Error>> {
+        let role = [
+            "member",
+            &server.url(),
+            &threads.to_string(),
+            &window.as_millis().to_string(),
+        ];
+        let mut members = (0..processes)
+            .map(|_| Process::start(&role))
+            .collect::<Result<Vec<_>, _>>()?;
+        let before = Served::until_now(server)?;
+        let monitor = counts_requests.then(|| Monitor::start(server));
+        let monitor = monitor.transpose()?;
+        let start = support::nanoseconds() + NOTICE.as_nanos() as u64;
+        for member in &mut members {
+            member.tell(&start.to_string())?;
+        }
+        let reports = members
+            .iter()
+            .map(|member| Report::read(member, threads))
+            .collect::<Result<Vec<_>, _>>()?;
+        let requests = monitor.map(|monitor| monitor.end(server)).transpose()?;
+        let mut round = Self::of(window, start + window.as_nanos() as u64, &reports);
+        round.served = Served::until_now(server)?.since(before);
+        round.requests = requests.unwrap_or_default();
+        Ok(round)
+    }
+
+    /// All that follows from the reports.
+    fn of(window: Duration, end: u64, reports: &[Report]) -> Self {
+        let mut waits = support::histogram();
+        let mut all: Vec<(Grant, usize)> = Vec::new();
+        let mut counts = Vec::new();
+        for (process, report) in reports.iter().enumerate() {
+            waits += &report.waits;
+            let in_time = |grants: &Vec<Grant>| grants.iter().filter(|g| g.entered < end).count();
+            counts.push(report.threads.iter().map(in_time).collect());
+            let grants = report.threads.iter().flatten();
+            all.extend(grants.map(|grant| (*grant, process)));
+        }
+        all.sort_unstable_by_key(|(grant, _)| grant.token);
+        let (mut changes, mut twice, mut out_of_order) = (0, 0, 0);
+        for pair in all.windows(2) {
+            let [(before, owner), (grant, next_owner)] = pair else {
+                continue;
+            };
+            changes += usize::from(owner != next_owner);
+            twice += usize::from(grant.token == before.token);
+            // Each looked at the clock while it had the key.
+            out_of_order += usize::from(grant.entered < before.entered);
+        }
+        Self {
+            window,
+            counts,
+            waits,
+            changes,
+            twice,
+            out_of_order,
+            served: Served::default(),
+            requests: Requests::new(),
+        }
+    }
+
+    fn rate(&self) -> f64 {
+        let grants: usize = self.counts.iter().flatten().sum();
+        grants as f64 / self.window.as_secs_f64()
+    }
+
+    fn longest_wait(&self) -> f64 {
+        self.waits.max() as f64 / 1000.0
+    }
+}
+
+/// Nobody had it beside somebody else.
+fn check(rounds: &[&Round], sheet: &mut Sheet) {
+    let twice = rounds.iter().map(|round| round.twice).sum();
+    sheet.never("tokens given twice", twice);
+    let out_of_order = rounds.iter().map(|round| round.out_of_order).sum();
+    let what = "grants beside another, or with a token out of order";
+    sheet.never(what, out_of_order);
+}
+
+/// The most that one got for each that another got.
+fn unfairness(counts: impl Iterator<Item = usize> + Clone) -> f64 {
+    let most = counts.clone().max().unwrap_or(0);
+    most as f64 / counts.min().unwrap_or(0) as f64
+}
+
+/// The threads of one process.
+pub fn threads(server: &Server, threads: usize, window: Duration) -> Result<Sheet, Box<dyn Error>> {
+    // The bare queue before and after, so that whatever else the machine does hits both alike.
+    let before = queue::rate(threads, window / 2);
+    let run = || Round::run(server, [1, threads], window, false);
+    let (round, late) = beside_a_sleeper(SLEEP, run);
+    let round = round?;
+    let bare = (before + queue::rate(threads, window / 2)) / 2.0;
+
+    let mut sheet = Sheet::new();
+    sheet.spread("wait for the lock", &round.waits);
+    sheet.sleep(&late);
+    sheet.at_least("grants/s", round.rate(), 100_000.0);
+    sheet.figure("grants/s of a bare queue of parked threads", bare);
+    sheet.figure("ratio to it", round.rate() / bare);
+    let unfairness = unfairness(round.counts.iter().flatten().copied());
+    sheet.at_most("grants per thread, most to least", unfairness, 1.5);
+    sheet.at_most("longest wait, ms", round.longest_wait(), 20.0);
+    check(&[&round], &mut sheet);
+    Ok(sheet)
+}
+
+/// Processes of some threads each.
+pub fn processes(
+    server: &Server,
+    shape: [usize; 2],
+    window: Duration,
+    counted: Duration,
+    limits: Limits,
+) -> Result<Sheet, Box<dyn Error>> {
+    let (round, late) = beside_a_sleeper(SLEEP, || Round::run(server, shape, window, false));
+    let round = round?;
+    let monitored = Round::run(server, shape, counted, true)?;
+
+    let mut sheet = Sheet::new();
+    sheet.spread("wait for the lock", &round.waits);
+    sheet.sleep(&late);
+    sheet.at_least("grants/s", round.rate(), limits.rate);
+    let seconds = window.as_secs_f64();
+    sheet.figure("changes of owner/s", round.changes as f64 / seconds);
+    let by_process = round.counts.iter().map(|counts| counts.iter().sum());
+    let unfairness = unfairness(by_process);
+    sheet.at_most("grants per process, most to least", unfairness, 2.0);
+    match limits.longest_wait {
+        Some(limit) => {
+            let limit = limit.as_secs_f64() * 1000.0;
+            sheet.at_most("longest wait, ms", round.longest_wait(), limit);
+        }
+        None => sheet.figure("longest wait, ms", round.longest_wait()),
+    }
+    let sent: u64 = monitored.requests.values().sum();
+    let per_change = sent as f64 / monitored.changes as f64;
+    match limits.requests {
+        Some(limit) => sheet.at_most("requests per change of owner", per_change, limit),
+        None => sheet.figure("requests per change of owner", per_change),
+    }
+    let changes = round.changes as f64;
+    let served = round.served;
+    sheet.figure(
+        "script calls per change, not slowed down",
+        served.scripts as f64 / changes,
+    );
+    sheet.figure(
+        "reads per change, not slowed down",
+        served.reads as f64 / changes,
+    );
+    check(&[&round, &monitored], &mut sheet);
+    sheet.note(requests_by_command(&monitored));
+    Ok(sheet)
+}
+
+fn requests_by_command(monitored: &Round) -> String {
+    let rate = monitored.rate();
+    let commands: Vec<String> = monitored
+        .requests
+        .iter()
+        .map(|(name, sent)| format!("{sent} {name}"))
+        .collect();
+    let (commands, changes) = (commands.join(", "), monitored.changes);
+    format!("requests, counted at {rate:.0} grants/s: {commands} for {changes} changes of owner")
+}

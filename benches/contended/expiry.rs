@@ -1,0 +1,83 @@
+//! A holder is killed: how long after the end of its ttl does a waiter have the lock? Nobody lets
+//! go here.
+
+use std::error::Error;
+use std::time::{Duration, SystemTime};
+
+use hdrhistogram::Histogram;
+use leasehold::Client;
+use leasehold_testbed::Server;
+
+use crate::process::{self, Process};
+use crate::sheet::Sheet;
+use crate::{beside_a_sleeper, support};
+
+const TTL: Duration = Duration::from_millis(300);
+/// About as seldom as anything happens here.
+const SLEEP: Duration = Duration::from_millis(20);
+const LIMIT: f64 = 5.0;
+
+/// The role: takes the lock, not to be renewed, and does nothing more.
+pub fn hold(url: &str, key: &str, millis: u64) -> Result<(), Box<dyn Error>> {
+    let client = Client::open(url)?;
+    let ttl = Duration::from_millis(millis);
+    let _guard = client.mutex(key).ttl(ttl).lock()?;
+    process::ready();
+    process::next_line()?;
+    Ok(())
+}
+
+struct Entries {
+    late: Histogram<u64>,
+    early: usize,
+    /// Locks whose ttl had ended before anybody waited.
+    left_out: usize,
+}
+
+impl Entries {
+    fn see(server: &Server, count: usize) -> Result<Self, Box<dyn Error>> {
+        let url = server.url();
+        let client = Client::open(&url)?;
+        let millis = TTL.as_millis().to_string();
+        let mut entries = Self {
+            late: support::histogram(),
+            early: 0,
+            left_out: 0,
+        };
+        for number in 0..count {
+            let key = format!("orphan-{number}");
+            let mut holder = Process::start(&["holder", &url, &key, &millis])?;
+            let ends = server.command(&["PEXPIRETIME", &format!("leasehold:{key}")])?;
+            let ends = ends.as_int().ok_or("PEXPIRETIME answers no number")?;
+            holder.kill()?;
+            // Negative if the key is gone.
+            let ends = SystemTime::UNIX_EPOCH + Duration::from_millis(ends.try_into().unwrap_or(0));
+            if ends < SystemTime::now() + TTL / 3 {
+                entries.left_out += 1;
+                continue;
+            }
+            let guard = client.mutex(&key).lock()?;
+            match SystemTime::now().duration_since(ends) {
+                Ok(late) => support::record(&mut entries.late, late),
+                Err(_) => entries.early += 1,
+            }
+            guard.unlock()?;
+        }
+        Ok(entries)
+    }
+}
+
+pub fn measure(server: &Server, count: usize) -> Result<Sheet, Box<dyn Error>> {
+    let (entries, late) = beside_a_sleeper(SLEEP, || Entries::see(server, count));
+    let entries = entries?;
+
+    let mut sheet = Sheet::new();
+    sheet.spread("from the end of the ttl to the entry", &entries.late);
+    sheet.sleep(&late);
+    let p50 = entries.late.value_at_quantile(0.5) as f64 / 1000.0;
+    sheet.at_most("p50, ms", p50, LIMIT);
+    sheet.never("entries before the end of the ttl", entries.early);
+    sheet.figure("left out: nobody waited yet", entries.left_out as f64);
+    sheet.note("Redis ends a ttl on the millisecond after it, so up to 1 ms is its own".to_owned());
+    Ok(sheet)
+}

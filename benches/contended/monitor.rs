@@ -1,0 +1,98 @@
+//! Counts the requests that clients send, by Redis' own MONITOR: commands inside scripts are told
+//! apart there, and nowhere else. It slows the server down, so it has a round of its own; what Redis
+//! counts at no cost is less exact.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
+
+use leasehold_testbed::Server;
+
+use crate::support;
+
+/// Ends the counting, sent over another connection.
+const END: &str = "counted-until-here";
+
+/// How many requests were sent, by command.
+pub type Requests = BTreeMap<String, u64>;
+
+/// What Redis itself has counted.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    /// Calls of scripts, as a whole.
+    pub scripts: u64,
+    /// How often it read from a connection: several requests, if they were written together.
+    pub reads: u64,
+}
+
+impl Served {
+    pub fn until_now(server: &Server) -> Result<Self, Box<dyn Error>> {
+        let by_command = support::info(server, "commandstats")?;
+        let calls = |name: &str| {
+            let told = support::field(&by_command, name)?;
+            let calls = told.strip_prefix("calls=")?.split(',').next()?;
+            calls.parse::<u64>().ok()
+        };
+        let scripts = ["cmdstat_eval", "cmdstat_evalsha", "cmdstat_fcall"];
+        let reads = support::field(&support::info(server, "stats")?, "total_reads_processed");
+        Ok(Self {
+            scripts: scripts.into_iter().filter_map(calls).sum(),
+            reads: reads.ok_or("INFO tells no reads")?.parse()?,
+        })
+    }
+
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            scripts: self.scripts - before.scripts,
+            reads: self.reads - before.reads,
+        }
+    }
+}
+
+/// Counts from its start to its end. Redis keeps the lines until then: read as they come, they
+/// would cost it a write, and the machine a thread's wake-up, for every few commands.
+pub struct Monitor(BufReader<TcpStream>);
+
+impl Monitor {
+    pub fn start(server: &Server) -> io::Result<Self> {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port()))?;
+        let mut lines = BufReader::with_capacity(1 << 16, stream);
+        lines.get_mut().write_all(b"MONITOR\r\n")?;
+        let mut answer = String::new();
+        lines.read_line(&mut answer)?;
+        if answer.trim_end() != "+OK" {
+            return Err(io::Error::other(format!("MONITOR was answered {answer:?}")));
+        }
+        Ok(Self(lines))
+    }
+
+    pub fn end(mut self, server: &Server) -> Result<Requests, Box<dyn Error>> {
+        server.command(&["ECHO", END])?;
+        let mut requests = Requests::new();
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            if self.0.read_until(b'\n', &mut line)? == 0 {
+                return Err("MONITOR was cut off".into());
+            }
+            let Some((name, arguments)) = sent(&String::from_utf8_lossy(&line)) else {
+                continue;
+            };
+            if name == "echo" && arguments.contains(END) {
+                return Ok(requests);
+            }
+            *requests.entry(name).or_default() += 1;
+        }
+    }
+}
+
+/// The command, if a client sent it, and the rest of the line.
+///
+/// A line is `+time [database address] "command" "argument" ..`; a script's address is `lua`.
+fn sent(line: &str) -> Option<(String, String)> {
+    let (from, command) = line.split_once("] \"")?;
+    let (name, arguments) = command.split_once('"')?;
+    let by_client = !from.ends_with(" lua");
+    by_client.then(|| (name.to_ascii_lowercase(), arguments.to_owned()))
+}

@@ -1,0 +1,156 @@
+//! One process holds, another waits: how long after the first lets go does the second have it, in
+//! round trips of this machine? Only ever two at a time.
+
+use std::error::Error;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use leasehold::Client;
+use leasehold_testbed::Server;
+use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
+
+use crate::process::{self, Process};
+use crate::sheet::Sheet;
+use crate::{beside_a_sleeper, support};
+
+const KEY: &str = "passed";
+/// For how long the lock is held, and for how long nothing happens before a spaced round trip.
+const PAUSE: [Duration; 2] = [Duration::from_millis(15), Duration::from_millis(25)];
+/// Whoever asked later than this before the release had not settled down to wait.
+const SETTLED: Duration = Duration::from_millis(5);
+const LIMIT: f64 = 3.0;
+
+/// The role: asks for the lock when told to, and tells when it asked and when it got it.
+pub fn wait(url: &str) -> Result<(), Box<dyn Error>> {
+    let client = Client::open(url)?;
+    let mutex = client.mutex(KEY);
+    mutex.lock()?.unlock()?;
+    process::ready();
+    while process::next_line()?.is_some() {
+        let asked = support::nanoseconds();
+        let guard = mutex.lock()?;
+        let entered = support::nanoseconds();
+        guard.unlock()?;
+        println!("{asked} {entered}");
+    }
+    Ok(())
+}
+
+/// What a request and its answer take, without any lock.
+struct RoundTrip {
+    connection: redis::Connection,
+    ping: Vec<u8>,
+}
+
+impl RoundTrip {
+    fn new(url: &str) -> Result<Self, Box<dyn Error>> {
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let info = url.into_connection_info()?.set_tcp_settings(tcp);
+        let mut round_trip = Self {
+            connection: redis::Client::open(info)?.get_connection()?,
+            ping: redis::cmd("PING").get_packed_command(),
+        };
+        round_trip.time()?;
+        Ok(round_trip)
+    }
+
+    fn time(&mut self) -> Result<Duration, Box<dyn Error>> {
+        let start = Instant::now();
+        let answer = self.connection.req_packed_command(&self.ping)?;
+        let lasted = start.elapsed();
+        match answer {
+            Value::SimpleString(pong) if pong == "PONG" => Ok(lasted),
+            other => Err(format!("unexpected answer to PING: {other:?}").into()),
+        }
+    }
+}
+
+struct Times {
+    after_unlock: Histogram<u64>,
+    after_drop: Histogram<u64>,
+    /// Round trips after a pause as long as the lock is held: whatever fell asleep has to wake up.
+    spaced: Histogram<u64>,
+    back_to_back: Histogram<u64>,
+    /// Releases that nobody was waiting for yet.
+    too_early: usize,
+}
+
+impl Times {
+    fn take(server: &Server, count: usize) -> Result<Self, Box<dyn Error>> {
+        let url = server.url();
+        let mut times = Self {
+            after_unlock: support::histogram(),
+            after_drop: support::histogram(),
+            spaced: support::histogram(),
+            back_to_back: support::histogram(),
+            too_early: 0,
+        };
+        let mut round_trip = RoundTrip::new(&url)?;
+        let mut waiter = Process::start(&["waiter", &url])?;
+        let client = Client::open(&url)?;
+        let mutex = client.mutex(KEY);
+        let pause = || thread::sleep(support::between(PAUSE[0], PAUSE[1]));
+        for turn in 0..count {
+            let guard = mutex.lock()?;
+            waiter.tell("ask")?;
+            pause();
+            let let_go = support::nanoseconds();
+            let into = if turn % 2 == 0 {
+                guard.unlock()?;
+                &mut times.after_unlock
+            } else {
+                drop(guard);
+                &mut times.after_drop
+            };
+            let line = waiter.told()?;
+            let (asked, entered) = line.split_once(' ').ok_or("the waiter told nothing")?;
+            let (asked, entered) = (asked.parse::<u64>()?, entered.parse::<u64>()?);
+            if asked + SETTLED.as_nanos() as u64 > let_go {
+                times.too_early += 1;
+            } else {
+                let after = Duration::from_nanos(entered.saturating_sub(let_go));
+                support::record(into, after);
+            }
+            pause();
+            support::record(&mut times.spaced, round_trip.time()?);
+            for _ in 0..5 {
+                support::record(&mut times.back_to_back, round_trip.time()?);
+            }
+        }
+        Ok(times)
+    }
+}
+
+pub fn measure(server: &Server, count: usize) -> Result<Sheet, Box<dyn Error>> {
+    let (times, late) = beside_a_sleeper(PAUSE[1], || Times::take(server, count));
+    let times = times?;
+    let mut both = times.after_unlock.clone();
+    both += &times.after_drop;
+
+    let mut sheet = Sheet::new();
+    sheet.spread("from unlock() to the waiter's lock()", &times.after_unlock);
+    sheet.spread("from drop to the waiter's lock()", &times.after_drop);
+    sheet.spread("both", &both);
+    sheet.spread("a round trip after a pause", &times.spaced);
+    sheet.spread("a round trip after another", &times.back_to_back);
+    sheet.sleep(&late);
+    let ratio = |quantile: f64, to: &Histogram<u64>| {
+        both.value_at_quantile(quantile) as f64 / to.value_at_quantile(0.5) as f64
+    };
+    sheet.at_most(
+        "p50, in round trips after a pause",
+        ratio(0.5, &times.spaced),
+        LIMIT,
+    );
+    sheet.figure(
+        "p50, in round trips after another",
+        ratio(0.5, &times.back_to_back),
+    );
+    sheet.figure(
+        "p99, in round trips after a pause",
+        ratio(0.99, &times.spaced),
+    );
+    sheet.figure("left out: nobody waited yet", times.too_early as f64);
+    Ok(sheet)
+}
