@@ -1,12 +1,16 @@
 -- Purpose: grant each free lock to its caller with a fencing token, or say for how long it is taken.
 --   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter.
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
+--   Who has to wait may stand in line at the end of the value; lua/release.lua serves the line.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys
--- ARGV: [1] holder, then for each lock key: lease id, ttl in ms
+-- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and how it stands in line: empty: not
+--   at all; `-`: where it may stand already; 0: it polls; otherwise it can be told, and this is the
+--   ttl in ms that it then gets.
 -- Returns: for one lock key its result, for several an array of them. A result is a string: granted,
---   the µs part of its fencing token; a number: contended, ms until it expires; an error: FOREIGN,
---   what stands there is no lock of ours; any other error: refused.
+--   the µs part of its fencing token; a number: contended, ms until it expires, or if it stands in
+--   line -1 less that; an error: FOREIGN, what stands there is no lock of ours; any other error:
+--   refused.
 local counter, holder, n = KEYS[1], ARGV[1], #KEYS - 1
 local last, refused = redis.pcall('GET', counter), nil
 -- Near 2^53 a double could not tell one number from the next.
@@ -23,30 +27,43 @@ if last and not refused and last >= micros then
   micros = string.format('%.0f', last + 1)
 end
 
-local function occupied(key, ttl)
+local function occupied(key, lease, ttl, stands)
   local held = redis.pcall('GET', key)
   if held.err then return { err = 'FOREIGN ' .. held.err } end
   if string.sub(held, 1, 4) ~= 'lh1 ' then
     return { err = 'FOREIGN ' .. string.gsub(string.sub(held, 1, 64), '[^ -~]', '?') }
+  end
+  if string.sub(held, 5, 36) == lease then
+    -- Its turn came while it stood in line.
+    local kept = redis.pcall('PEXPIRE', key, ttl)
+    return kept == 1 and string.sub(held, 38, 53) or kept
   end
   local left = redis.pcall('PTTL', key)
   if left == -1 then
     local healed = redis.pcall('PEXPIRE', key, ttl)
     left = healed == 1 and tonumber(ttl) or healed
   end
-  return left
+  if stands == '' or type(left) ~= 'number' then return left end
+  if not string.find(held, lease, 55, true) then
+    -- A lease that comes into line twice could be granted late, to nobody. A line without bounds
+    -- would fill the memory of Redis.
+    if stands == '-' or #held > 8192 then return left end
+    local stood = redis.pcall('APPEND', key, ' ' .. lease .. ',' .. stands .. ',' .. holder)
+    if type(stood) ~= 'number' then return left end
+  end
+  return -1 - left
 end
 
 local results, result, used = n > 1 and {}, nil, nil
 for i = 1, n do
-  local key, ttl = KEYS[i + 1], ARGV[2 * i + 1]
+  local key, lease, ttl = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i]
   result = refused
   if not refused then
     if used then micros = string.format('%.0f', used + 1) end
-    local value = 'lh1 ' .. ARGV[2 * i] .. ' ' .. micros .. ' ' .. holder
+    local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
     result = redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
-      result = occupied(key, ttl)
+      result = occupied(key, lease, ttl, ARGV[3 * i + 1])
     elseif result.ok then
       result, used = micros, micros
     end

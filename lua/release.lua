@@ -1,18 +1,66 @@
--- Purpose: delete each lock key that its owner still holds; leave all others as they are.
--- KEYS: lock keys
+-- Purpose: let go of each lock key that its owner still holds: grant it to whoever waits first in its
+--   value, or delete it. A lease that still waits itself is taken out of the line. All others stay.
+-- KEYS: [1] fence counter, [2 .. n+1] lock keys
 -- ARGV: for each lock key: lease id
--- Returns: for one lock key its result, for several an array of them. A result is 1: released; 0: not
+-- Returns: for one lock key its result, for several an array of them. A result is 1: let go; 0: not
 --   there; a string: not this owner's, what stands there; an error: refused.
-local results, result = #KEYS > 1 and {}, nil
-for i, key in ipairs(KEYS) do
+local counter, n = KEYS[1], #KEYS - 1
+
+-- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
+local function next_micros()
+  local last = redis.pcall('GET', counter)
+  if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
+    return nil
+  end
+  local time = redis.call('TIME')
+  local micros = string.format('%010d%06d', time[1], time[2])
+  if last and last >= micros then micros = string.format('%.0f', last + 1) end
+  return redis.pcall('SET', counter, micros).ok and micros
+end
+
+-- Grants the key to the first of the line who can be told, or may be polling; true if there is one.
+local function pass_on(key, value, at)
+  local micros = next_micros()
+  while at and micros do
+    local lease, ttl, holder, behind = string.match(value, '^ (%x+),(%d+),(%S+)()', at)
+    if not lease then return false end
+    local channel, polls = 'leasehold/' .. holder, ttl == '0'
+    -- Asked for by itself: PUBLISH counts those, too, who listen to everything.
+    local listening = polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
+    if listening ~= 0 then
+      local granted = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. string.sub(value, behind)
+      local set = redis.pcall('SET', key, granted, 'PX', polls and 100 or ttl)
+      if set.err then return false end
+      local told = polls or redis.pcall('PUBLISH', channel, lease .. ' ' .. micros .. ' ' .. key)
+      -- One that must not be told this way polls in the end.
+      if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
+      if told ~= 0 then return true end
+    end
+    -- Nobody listens there: that client has gone.
+    at = string.find(value, ' ', behind, true)
+  end
+  return false
+end
+
+local results, result = n > 1 and {}, nil
+for i = 1, n do
+  local key, lease = KEYS[i + 1], ARGV[i]
   result = redis.pcall('GET', key)
   if not result then
     result = 0
   elseif not result.err then
-    if string.sub(result, 1, 36) == 'lh1 ' .. ARGV[i] then
-      result = redis.pcall('DEL', key)
+    if string.sub(result, 1, 36) == 'lh1 ' .. lease then
+      local line = string.find(result, ' ', 55, true)
+      result = line and pass_on(key, result, line) and 1 or redis.pcall('DEL', key)
     else
-      result = string.sub(result, 1, 256)
+      local first, last = string.find(result, ' ' .. lease .. ',%S+', 55)
+      if first and string.sub(result, 1, 4) == 'lh1 ' then
+        local rest = string.sub(result, 1, first - 1) .. string.sub(result, last + 1)
+        local set = redis.pcall('SET', key, rest, 'KEEPTTL')
+        result = set.err and set or 1
+      else
+        result = string.sub(result, 1, 256)
+      end
     end
   end
   if results then results[i] = result end

@@ -15,7 +15,16 @@ pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 const MAX_KEY_BYTES: usize = 64 * 1024;
 const MAX_PREFIX_BYTES: usize = 256;
 const MAX_LANES: usize = 4;
+/// A fencing token has ten bits for the number of the hand-off.
+const MAX_HAND_OFFS: u32 = 1023;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often, and for how long, a lock is passed on within the client before others may have it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandOffs {
+    pub(crate) count: u32,
+    pub(crate) time: Duration,
+}
 
 /// What a client is built with; set through [`Builder`](crate::Builder), checked as a whole.
 #[derive(Clone)]
@@ -30,6 +39,7 @@ pub(crate) struct Config {
     pub(crate) command_timeout: Duration,
     pub(crate) patience: Duration,
     pub(crate) lanes: usize,
+    pub(crate) hand_offs: HandOffs,
     pub(crate) events: Option<Arc<dyn Events>>,
 }
 
@@ -46,6 +56,10 @@ impl Default for Config {
             command_timeout: Duration::from_secs(1),
             patience: Duration::from_secs(5),
             lanes: 2,
+            hand_offs: HandOffs {
+                count: 256,
+                time: Duration::from_millis(5),
+            },
             events: None,
         }
     }
@@ -88,6 +102,10 @@ impl Config {
                 &format!("1 to {MAX_LANES}"),
                 self.lanes,
             ));
+        }
+        if self.hand_offs.count > MAX_HAND_OFFS {
+            let wanted = format!("0 to {MAX_HAND_OFFS}");
+            return Err(Error::invalid("hand_offs", &wanted, self.hand_offs.count));
         }
         Ok(())
     }

@@ -25,6 +25,9 @@ pub enum ErrorKind {
     Denied,
     /// The lock was lost before it was let go: somebody else may have had it meanwhile.
     LeaseLost,
+    /// The wait for the lock was given up, as [`Mutex::cancelled_by`](crate::Mutex::cancelled_by)
+    /// asked for.
+    Cancelled,
     /// The client was shut down.
     Shutdown,
     /// A setting is out of its bounds; the message names the field and the value given.
@@ -43,6 +46,7 @@ impl ErrorKind {
             Self::Timeout => "no answer from Redis in time, the outcome is unknown",
             Self::Denied => "Redis denies access",
             Self::LeaseLost => "the lock was lost",
+            Self::Cancelled => "the wait was cancelled",
             Self::Shutdown => "the client is shut down",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",

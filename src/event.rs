@@ -60,4 +60,7 @@ pub trait Events: Send + Sync + 'static {
     /// An attempt to take a lock could not be made or was not answered. Called on the thread that
     /// asked, at every attempt.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
+    /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): who waits polls, and
+    /// losses show at renewals. Told once per outage of them; tried again now and then.
+    fn wake_ups_refused(&self, error: &Error) {}
 }

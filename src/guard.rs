@@ -12,7 +12,8 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::store::{Command, Reply, Request};
+use crate::store::{Reply, Request};
+use crate::wait::release_of;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
 ///
@@ -68,12 +69,14 @@ impl MutexGuard {
         let released = client.watchdog.release(&self.lease, now);
         let result = match released {
             Err(reason) => {
-                self.post_release(&reason);
+                if reason.may_leave_its_key() {
+                    client.store.post(release_of(&self.lease));
+                }
                 Err(Error::lost(reason))
             }
             Ok(()) => {
                 let deadline = now.after(client.config.command_timeout);
-                let mut request = [Request::new(self.release(), deadline)];
+                let mut request = [Request::new(release_of(&self.lease), deadline)];
                 client.store.execute(&mut request);
                 let [request] = request;
                 match request.into_outcome() {
@@ -84,7 +87,8 @@ impl MutexGuard {
                 }
             }
         };
-        self.gone(result.is_ok());
+        client.waits.released(&self.lease);
+        self.tell_released(result.is_ok());
         result.map_err(|error| error.with_key(self.key()))
     }
 
@@ -203,26 +207,8 @@ impl MutexGuard {
             .map_err(attach)
     }
 
-    fn release(&self) -> Command {
-        Command::Release {
-            key: self.lease.terms().key.clone(),
-            lease: self.lease.terms().id,
-            until: self.lease.key_until(),
-        }
-    }
-
-    /// After a loss the key may still be there, ours and of no use to anybody.
-    fn post_release(&self, reason: &LossReason) {
-        match reason {
-            LossReason::Deleted | LossReason::TakenOver { .. } => {}
-            _ => self.client.handle().store.post(self.release()),
-        }
-    }
-
-    fn gone(&self, confirmed: bool) {
-        let client = self.client.handle();
-        client.waits.released(&self.lease.terms().key);
-        client.courier.tell(|events| {
+    fn tell_released(&self, confirmed: bool) {
+        self.client.handle().courier.tell(|events| {
             let held = Moment::now().since(self.granted_at);
             events.released(self.lease.event(), held, confirmed);
         });
@@ -231,15 +217,10 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        if self.let_go {
-            return;
+        if !self.let_go {
+            self.client.handle().waits.let_go(&self.lease);
+            self.tell_released(false);
         }
-        let client = self.client.handle();
-        match client.watchdog.release(&self.lease, Moment::now()) {
-            Ok(()) => client.store.post(self.release()),
-            Err(reason) => self.post_release(&reason),
-        }
-        self.gone(false);
     }
 }
 

@@ -17,6 +17,13 @@ impl LeaseId {
         Self(Uuid::new_v4())
     }
 
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let given = text.len() == Self::DIGITS;
+        given
+            .then(|| Uuid::try_parse(text).ok().map(Self))
+            .flatten()
+    }
+
     pub(crate) fn encode(self, into: &mut [u8; Self::DIGITS]) -> &str {
         self.0.as_simple().encode_lower(into)
     }
@@ -61,10 +68,11 @@ impl HolderId {
         Self(format!("{host}/{}/{random:08x}", std::process::id()).into())
     }
 
-    /// The holder in the value of a lock (`lh1 <lease> <granted at, µs> <holder>`), where there is one.
+    /// The holder in the value of a lock (`lh1 <lease> <granted at, µs> <holder>`, then those in
+    /// line), where there is one.
     pub(crate) fn of_value(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
-        text.splitn(3, ' ').nth(2).map(|holder| Self(holder.into()))
+        text.split(' ').nth(2).map(|holder| Self(holder.into()))
     }
 
     /// The holder as text.
@@ -108,6 +116,14 @@ mod tests {
     fn the_holder_of_a_value_is_its_last_field() {
         let value = b"lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/7/ab";
         assert_eq!(HolderId::of_value(value).unwrap().as_str(), "host/7/ab");
+        let in_line = [
+            value,
+            b" 0123456789abcdef0123456789abcdef,5000,host/8/cd".as_slice(),
+        ];
+        assert_eq!(
+            HolderId::of_value(&in_line.concat()).unwrap().as_str(),
+            "host/7/ab"
+        );
         assert_eq!(HolderId::of_value(b"something else"), None);
         assert_eq!(HolderId::of_value(b"lh1 short"), None);
     }

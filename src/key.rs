@@ -47,6 +47,15 @@ impl Key {
         })
     }
 
+    /// A key as it stands in Redis under `prefix`.
+    pub(crate) fn of_redis(prefix: &str, full: &str) -> Option<Self> {
+        full.starts_with(prefix).then(|| Self {
+            hash: fnv1a(full.as_bytes()),
+            prefix: prefix.len() as u32,
+            full: full.into(),
+        })
+    }
+
     /// The name that its caller gave.
     pub(crate) fn name(&self) -> &str {
         &self.full[self.prefix as usize..]

@@ -12,6 +12,7 @@ mod lease;
 mod loss;
 mod mutex;
 mod store;
+mod sync;
 mod thread;
 mod wait;
 mod watchdog;

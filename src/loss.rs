@@ -28,6 +28,13 @@ pub enum LossReason {
     Shutdown,
 }
 
+impl LossReason {
+    /// Whether the key may still be there, ours and of no use to anybody.
+    pub(crate) fn may_leave_its_key(&self) -> bool {
+        !matches!(self, Self::Deleted | Self::TakenOver { .. })
+    }
+}
+
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -3,12 +3,15 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
+
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::config::check_max_hold;
 use crate::error::Error;
 use crate::guard::MutexGuard;
 use crate::key::Key;
+use crate::lease::Options;
 use crate::wait::{Until, Wanted};
 
 /// A lock of the name given to [`Client::mutex`], free or held by anyone.
@@ -35,6 +38,7 @@ pub struct Mutex {
     ttl: Option<Duration>,
     renew: Option<bool>,
     max_hold: Option<Duration>,
+    cancel: Option<Receiver<()>>,
 }
 
 impl Mutex {
@@ -45,6 +49,7 @@ impl Mutex {
             ttl: None,
             renew: None,
             max_hold: config.max_hold,
+            cancel: None,
             client,
         }
     }
@@ -91,6 +96,31 @@ impl Mutex {
     /// ```
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Gives up waiting once `cancel` has a message or its senders are gone: every call that waits
+    /// then fails with [`Cancelled`](crate::ErrorKind::Cancelled), at once, or once Redis has answered
+    /// what it is being asked. One message ends one wait; drop the sender to end all.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::{ErrorKind, crossbeam_channel::bounded};
+    ///
+    /// let held = client.mutex("k").lock()?;
+    /// let (stop, stopped) = bounded(0);
+    /// let waiting = std::thread::spawn({
+    ///     let mutex = client.mutex("k").cancelled_by(stopped);
+    ///     move || mutex.lock().map(drop)
+    /// });
+    /// drop(stop);
+    /// let error = waiting.join().unwrap().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Cancelled);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn cancelled_by(mut self, cancel: Receiver<()>) -> Self {
+        self.cancel = Some(cancel);
         self
     }
 
@@ -219,11 +249,15 @@ impl Mutex {
             check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
         }
         let renew = self.renew.unwrap_or(self.ttl.is_none());
-        Ok(Wanted {
+        let options = Options {
+            ttl,
             renew_every: renew.then(|| ttl.mul_f64(config.renew_ratio)),
             max_hold: self.max_hold,
-            ttl,
+        };
+        Ok(Wanted {
             key,
+            options,
+            cancel: self.cancel.clone(),
         })
     }
 }

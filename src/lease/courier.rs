@@ -2,12 +2,13 @@
 //! library waits for it, and a panic in user code does not end it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::error::Error;
 use crate::event::Events;
+use crate::key::Key;
 use crate::thread::Crew;
 
 type Errand = Box<dyn FnOnce() + Send>;
@@ -17,7 +18,11 @@ type Errand = Box<dyn FnOnce() + Send>;
 pub(crate) struct Courier {
     errands: Sender<Message>,
     events: Option<Arc<dyn Events>>,
+    when_lost: OnceLock<WhenLost>,
 }
+
+/// Called for each lease that is lost, once its signals are set. Quick; never user code.
+type WhenLost = Box<dyn Fn(&Key) + Send + Sync>;
 
 enum Message {
     Run(Errand),
@@ -29,12 +34,27 @@ impl Courier {
     pub(crate) fn start(crew: &Crew, events: Option<Arc<dyn Events>>) -> Result<Arc<Self>, Error> {
         let (errands, inbox) = unbounded();
         crew.spawn("leasehold-callbacks", move || deliver(&inbox))?;
-        Ok(Arc::new(Self { errands, events }))
+        Ok(Arc::new(Self {
+            errands,
+            events,
+            when_lost: OnceLock::new(),
+        }))
     }
 
     pub(crate) fn run(&self, errand: impl FnOnce() + Send + 'static) {
         // Fails only after the client has ended, and its callbacks with it.
         let _ = self.errands.send(Message::Run(Box::new(errand)));
+    }
+
+    /// Who of this client is to know when a lease was lost; set once.
+    pub(crate) fn when_lost(&self, hook: impl Fn(&Key) + Send + Sync + 'static) {
+        let _ = self.when_lost.set(Box::new(hook));
+    }
+
+    pub(super) fn lost(&self, key: &Key) {
+        if let Some(hook) = self.when_lost.get() {
+            hook(key);
+        }
     }
 
     /// Tells of an event on the courier's thread; costs nothing when nobody listens.

@@ -12,6 +12,7 @@
 //! says lost by itself, whatever it was told.
 
 mod courier;
+mod terms;
 #[cfg(test)]
 mod tests;
 
@@ -20,30 +21,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::Moment;
 use crate::event::EventLock;
-use crate::id::LeaseId;
-use crate::key::Key;
 use crate::loss::LossReason;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use courier::Courier;
-
-/// What was granted, and on which terms.
-#[derive(Clone, Debug)]
-pub(crate) struct Terms {
-    pub(crate) key: Key,
-    pub(crate) id: LeaseId,
-    pub(crate) token: u64,
-    pub(crate) ttl: Duration,
-    /// When it was asked for: before the first byte was sent.
-    pub(crate) asked_at: Moment,
-    /// From which moment it may not be held any more, whatever is renewed.
-    pub(crate) hold_until: Option<Moment>,
-    /// Pause between renewals; none for a lease that is not renewed.
-    pub(crate) renew_every: Option<Duration>,
-}
+use terms::validity;
+pub(crate) use terms::{Options, Terms};
 
 pub(crate) struct Lease {
     terms: Terms,
@@ -61,6 +47,10 @@ struct State {
     /// The ttl reaches the end of the hold: it is not renewed any more.
     capped: bool,
     renew_at: Option<Moment>,
+    /// When it has been held for long enough to be watched.
+    watch_at: Option<Moment>,
+    /// What happens to its key is told by Redis.
+    watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
     ttl_changing: bool,
     /// The watchdog's own note: which of its timers is this lease's.
@@ -108,27 +98,38 @@ pub(crate) struct TimerNote(pub(crate) u32, pub(crate) u64);
 pub(crate) enum Due {
     /// Nothing, ever: it is over.
     Over,
-    /// Nothing before this moment.
-    At(Moment),
-    /// It is to be renewed now; and looked at again at this moment, whatever becomes of that.
-    Renewal(Moment),
+    /// Renewal, watching, or nothing; and another look at `next`, whatever becomes of that.
+    Held {
+        renew: bool,
+        watch: bool,
+        next: Moment,
+    },
 }
 
-/// Renewals come a little early, at the beginning of one of so many parts of their pause: those of
-/// many leases then share round trips instead of waking the watchdog one by one.
-const GRAINS: u32 = 32;
-
-/// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
-/// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
-pub(crate) fn validity(ttl: Duration) -> Duration {
-    let drift = ttl / 100 + Duration::from_millis(2);
-    ttl.saturating_sub(drift)
+/// What a lease leaves behind when it ends by its owner's will. To be dropped where nothing is
+/// locked: callbacks own what their authors put there.
+#[must_use]
+pub(crate) struct Ended {
+    pub(crate) timer: Option<TimerNote>,
+    pub(crate) watched: bool,
+    listeners: Option<Box<Listeners>>,
 }
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let listeners = self.listeners.take();
+        // A panic in the drop of what a callback owns stays here.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
+    }
+}
+
+/// Keys held for less than this are not watched: short holds pay nothing for it.
+const WATCHED_AFTER: Duration = Duration::from_millis(30);
 
 impl Lease {
     pub(crate) fn new(terms: Terms, courier: Arc<Courier>) -> Self {
-        let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl)));
-        let capped = terms.is_capped(terms.asked_at, terms.ttl);
+        let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl())));
+        let capped = terms.is_capped(terms.asked_at, terms.ttl());
         let renew_at = terms.renewal_after(terms.asked_at, capped);
         Self {
             courier,
@@ -136,9 +137,11 @@ impl Lease {
                 phase: Phase::Held,
                 valid_until,
                 // The grant came before this; drift either way is a small part of the ttl.
-                key_until: Moment::now().after(terms.ttl + terms.ttl / 50),
+                key_until: Moment::now().after(terms.ttl() + terms.ttl() / 50),
                 capped,
                 renew_at,
+                watch_at: Some(terms.since.after(WATCHED_AFTER)),
+                watched: false,
                 ttl_changing: false,
                 timer: None,
                 listeners: None,
@@ -177,25 +180,73 @@ impl Lease {
     }
 
     /// Ends the lease by its owner's will. The reason, if it was lost before.
-    pub(crate) fn release(&self, now: Moment) -> (Option<TimerNote>, Result<(), LossReason>) {
+    pub(crate) fn release(&self, now: Moment) -> (Ended, Result<(), LossReason>) {
         let mut state = self.at(now);
-        let timer = state.timer.take();
+        let ended = state.end();
         if state.ttl_changing {
             // A renewal is under way, and may arrive yet.
-            state.key_until = state.key_until.after(self.terms.ttl);
+            state.key_until = state.key_until.after(self.terms.ttl());
         }
         match &state.phase {
-            Phase::Lost(reason) => (timer, Err(reason.clone())),
+            Phase::Lost(reason) => (ended, Err(reason.clone())),
             _ => {
                 state.phase = Phase::Released;
-                // Senders end with it; receivers keep one of their own, so none becomes ready.
-                let listeners = state.listeners.take();
-                drop(state);
-                // Callbacks own what their authors put there; a panic in its drop stays here.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
-                (timer, Ok(()))
+                (ended, Ok(()))
             }
         }
+    }
+
+    /// For how long it is valid if it is held at `now`. Notices no loss: to be asked under any lock.
+    pub(crate) fn live_for(&self, now: Moment) -> Option<Duration> {
+        let state = self.state.lock();
+        let is_live = state.phase == Phase::Held && now < state.valid_until;
+        is_live.then(|| state.valid_until.since(now))
+    }
+
+    /// Ends the lease in favour of the next of this client, which goes on with it under a token of
+    /// its own; Redis is not asked. Nothing if it is over, not renewed, about to change its ttl, or
+    /// short of validity. Notices no loss: to be called under any lock.
+    pub(crate) fn hand_over(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
+        let mut state = self.state.lock();
+        let fresh = 2 * validity(self.terms.ttl()) / 3;
+        let may = state.phase == Phase::Held
+            && self.terms.options == options
+            && self.terms.options.renew_every.is_some()
+            && !state.ttl_changing
+            && !state.capped
+            && state.valid_until.since(now) >= fresh;
+        if !may {
+            return None;
+        }
+        let terms = Terms {
+            token: self.terms.token + 1,
+            hold_until: options.max_hold.map(|hold| now.after(hold)),
+            hand_offs: self.terms.hand_offs + 1,
+            ..self.terms.clone()
+        };
+        let next = State {
+            phase: Phase::Held,
+            valid_until: terms.bounded(state.valid_until),
+            key_until: state.key_until,
+            capped: false,
+            // Due at once, if the renewal that was due has not begun.
+            renew_at: state.renew_at.or(Some(now)),
+            watch_at: (!state.watched).then(|| now.after(WATCHED_AFTER)),
+            watched: false,
+            ttl_changing: false,
+            timer: None,
+            listeners: None,
+        };
+        state.phase = Phase::Released;
+        let ended = state.end();
+        drop(state);
+        let next = Self {
+            terms,
+            courier: Arc::clone(&self.courier),
+            state: Mutex::new(next),
+            ttl_settled: Condvar::new(),
+        };
+        Some((Arc::new(next), ended))
     }
 
     /// Ends the lease against its owner's will, and tells. Nothing if it is over already.
@@ -282,6 +333,7 @@ impl Lease {
             self.courier.run(move || callback(reason));
         }
         let (key, token) = (self.terms.key.clone(), self.terms.token);
+        self.courier.lost(&key);
         self.courier.tell_later(move |events| {
             let lock = EventLock {
                 key: key.name(),
@@ -306,16 +358,19 @@ impl Lease {
         if state.phase != Phase::Held {
             return Due::Over;
         }
-        let renewal = state.renew_at.is_some_and(|at| at <= now);
-        if renewal {
-            state.renew_at = None;
-        }
+        let renew = state.renew_at.take_if(|at| *at <= now).is_some();
+        let watch = state.watch_at.take_if(|at| *at <= now).is_some();
         let next = state.next_look();
         state.timer = rearm(state.timer, next);
-        if renewal {
-            Due::Renewal(next)
-        } else {
-            Due::At(next)
+        Due::Held { renew, watch, next }
+    }
+
+    /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
+    pub(crate) fn watch(&self, enlist: impl FnOnce()) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Held {
+            state.watched = true;
+            enlist();
         }
     }
 
@@ -376,7 +431,7 @@ impl Lease {
         let latest = Moment::now().after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
-        if state.phase == Phase::Held && self.terms.renew_every.is_some() {
+        if state.phase == Phase::Held && self.terms.options.renew_every.is_some() {
             state.renew_at = retry_at.or(state.renew_at);
         }
         drop(state);
@@ -386,36 +441,24 @@ impl Lease {
     /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
     pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
         match self.terms.hold_until {
-            Some(until) => self.terms.ttl.min(until.since(now)),
-            None => self.terms.ttl,
+            Some(until) => self.terms.ttl().min(until.since(now)),
+            None => self.terms.ttl(),
         }
     }
 }
 
 impl State {
     fn next_look(&self) -> Moment {
-        self.renew_at
-            .map_or(self.valid_until, |at| at.min(self.valid_until))
-    }
-}
-
-impl Terms {
-    fn bounded(&self, moment: Moment) -> Moment {
-        self.hold_until.map_or(moment, |until| moment.min(until))
+        let sooner = self.renew_at.into_iter().chain(self.watch_at).min();
+        sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
     }
 
-    fn is_capped(&self, asked_at: Moment, ttl: Duration) -> bool {
-        self.hold_until
-            .is_some_and(|until| asked_at.after(ttl) >= until)
-    }
-
-    /// When to renew after a grant or renewal asked for at `asked_at`; never once capped, since
-    /// nothing could be gained.
-    fn renewal_after(&self, asked_at: Moment, capped: bool) -> Option<Moment> {
-        if capped {
-            return None;
+    fn end(&mut self) -> Ended {
+        Ended {
+            timer: self.timer.take(),
+            watched: std::mem::take(&mut self.watched),
+            // Senders end with it; receivers keep one of their own, so none becomes ready.
+            listeners: self.listeners.take(),
         }
-        let every = self.renew_every?;
-        Some(asked_at.after(every).rounded_down(every / GRAINS))
     }
 }

@@ -3,6 +3,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
+use crate::id::LeaseId;
+use crate::key::Key;
 use crate::thread::Crew;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -23,10 +25,16 @@ fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
         key: Key::new("p:", "k", 100).unwrap(),
         id: LeaseId::random(),
         token: 7,
-        ttl: 30 * SECOND,
+        options: Options {
+            ttl: 30 * SECOND,
+            renew_every: Some(10 * SECOND),
+            max_hold: None,
+        },
         asked_at,
         hold_until: None,
-        renew_every: Some(10 * SECOND),
+        hand_offs: 0,
+        // Not to be watched while a test lasts.
+        since: asked_at.after(3600 * SECOND),
     };
     change(&mut terms);
     Fixture {
@@ -34,6 +42,22 @@ fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
         asked_at,
         courier,
         crew,
+    }
+}
+
+fn nothing_before(next: Moment) -> Due {
+    Due::Held {
+        renew: false,
+        watch: false,
+        next,
+    }
+}
+
+fn renewal_and_look_at(next: Moment) -> Due {
+    Due::Held {
+        renew: true,
+        watch: false,
+        next,
     }
 }
 
@@ -133,13 +157,17 @@ fn callbacks_run_after_the_signals_and_survive_each_others_panics() {
 #[test]
 fn renewal_is_due_by_its_pause_and_once_only() {
     let f = lease(|_| {});
-    assert_eq!(f.lease.due(f.at(9), note), Due::At(f.at(10)));
+    assert_eq!(f.lease.due(f.at(9), note), nothing_before(f.at(10)));
     let end = f.asked_at.after(validity(30 * SECOND));
-    assert_eq!(f.lease.due(f.at(10), note), Due::Renewal(end));
-    assert_eq!(f.lease.due(f.at(11), note), Due::At(end), "one at a time");
+    assert_eq!(f.lease.due(f.at(10), note), renewal_and_look_at(end));
+    assert_eq!(
+        f.lease.due(f.at(11), note),
+        nothing_before(end),
+        "one at a time"
+    );
     assert!(f.lease.begin_ttl_change(Moment::now()));
     f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
-    assert_eq!(f.lease.due(f.at(12), note), Due::At(f.at(20)));
+    assert_eq!(f.lease.due(f.at(12), note), nothing_before(f.at(20)));
     assert_eq!(f.lease.remaining(f.at(10)), validity(30 * SECOND));
 }
 
@@ -150,8 +178,12 @@ fn renewals_of_leases_granted_one_after_another_fall_together() {
         let f = lease(|terms| terms.asked_at = terms.asked_at.after(later));
         (f.lease.due(f.asked_at, note), f.at(10))
     });
-    assert_eq!(first.0, Due::At(first.1), "a little early, never late");
-    assert_eq!(second.0, Due::At(second.1));
+    assert_eq!(
+        first.0,
+        nothing_before(first.1),
+        "a little early, never late"
+    );
+    assert_eq!(second.0, nothing_before(second.1));
 }
 
 #[test]
@@ -160,7 +192,7 @@ fn a_failed_renewal_is_tried_again_when_it_was_said() {
     f.lease.due(f.at(10), note);
     assert!(f.lease.begin_ttl_change(Moment::now()));
     f.lease.ttl_unchanged(30 * SECOND, Some(f.at(11)));
-    assert_eq!(f.lease.due(f.at(10), note), Due::At(f.at(11)));
+    assert_eq!(f.lease.due(f.at(10), note), nothing_before(f.at(11)));
 }
 
 #[test]
@@ -183,9 +215,9 @@ fn a_change_of_the_ttl_never_shortens_the_validity() {
 
 #[test]
 fn an_unrenewed_lease_is_looked_at_when_it_ends() {
-    let f = lease(|terms| terms.renew_every = None);
+    let f = lease(|terms| terms.options.renew_every = None);
     let end = f.asked_at.after(validity(30 * SECOND));
-    assert_eq!(f.lease.due(f.at(29), note), Due::At(end));
+    assert_eq!(f.lease.due(f.at(29), note), nothing_before(end));
     assert_eq!(f.lease.due(end, note), Due::Over);
     assert_eq!(f.lease.loss(end), Some(LossReason::Expired));
 }
@@ -200,7 +232,7 @@ fn the_end_of_the_hold_bounds_everything() {
     assert_eq!(f.lease.remaining(f.at(21)), 19 * SECOND);
     assert_eq!(
         f.lease.due(f.at(30), note),
-        Due::At(f.at(40)),
+        nothing_before(f.at(40)),
         "no more renewals"
     );
     assert_eq!(f.lease.loss(f.at(40)), Some(LossReason::MaxHold));
@@ -213,7 +245,7 @@ fn a_released_lease_cannot_be_armed() {
         assert_eq!((old, at), (None, f.at(10)));
         Some(TimerNote(3, 4))
     }));
-    assert_eq!(f.lease.release(f.at(1)).0, Some(TimerNote(3, 4)));
+    assert_eq!(f.lease.release(f.at(1)).0.timer, Some(TimerNote(3, 4)));
     assert!(f.lease.rearm(|_, _| unreachable!("it is released")));
     assert_eq!(f.lease.due(f.at(10), |_, _| unreachable!()), Due::Over);
     assert!(!f.lease.begin_ttl_change(Moment::now()));
@@ -240,4 +272,101 @@ fn signals_that_nobody_has_any_more_are_swept_out() {
     drop(listeners);
     f.lease.lose(LossReason::Deleted);
     assert_eq!(kept.try_recv(), Ok(LossReason::Deleted));
+}
+
+/// What the next holder gets, if it may have the lease at `at`.
+fn next_of(f: &Fixture, at: Moment) -> Option<Arc<Lease>> {
+    let options = f.lease.terms().options;
+    f.lease.hand_over(at, options).map(|(next, _)| next)
+}
+
+#[test]
+fn a_lease_handed_over_goes_on_under_a_token_of_its_own() {
+    let f = lease(|_| {});
+    f.lease.rearm(|_, _| Some(TimerNote(3, 4)));
+    let options = f.lease.terms().options;
+    let (next, ended) = f.lease.hand_over(f.at(1), options).unwrap();
+    assert_eq!(ended.timer, Some(TimerNote(3, 4)));
+    let (old, new) = (f.lease.terms(), next.terms());
+    assert_eq!((old.id, old.token + 1), (new.id, new.token));
+    assert_eq!(new.hand_offs, 1);
+    let left = f.asked_at.after(validity(30 * SECOND)).since(f.at(1));
+    assert_eq!(next.remaining(f.at(1)), left, "nothing is gained by it");
+    assert_eq!(f.lease.remaining(f.at(1)), Duration::ZERO);
+    let due = next.due(f.at(9), note);
+    assert!(matches!(due, Due::Held { renew: false, next, .. } if next == f.at(10)));
+    f.lease.lose(LossReason::Deleted);
+    assert_eq!(next.loss(f.at(1)), None, "what is over is not lost");
+}
+
+#[test]
+fn a_lease_is_handed_over_once_and_only_while_it_is_held() {
+    let f = lease(|_| {});
+    assert!(next_of(&f, f.at(1)).is_some());
+    assert!(next_of(&f, f.at(1)).is_none());
+    let f = lease(|_| {});
+    f.lease.lose(LossReason::Deleted);
+    assert!(next_of(&f, f.at(1)).is_none());
+}
+
+#[test]
+fn a_lease_is_handed_over_only_as_long_as_two_thirds_of_its_validity_are_left() {
+    let third = validity(30 * SECOND) / 3;
+    let f = lease(|_| {});
+    let too_late = f.asked_at.after(third + Duration::from_millis(1));
+    assert!(next_of(&f, too_late).is_none());
+    assert!(next_of(&f, f.asked_at.after(third)).is_some());
+}
+
+#[test]
+fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes() {
+    let f = lease(|_| {});
+    let mut options = f.lease.terms().options;
+    options.ttl = 31 * SECOND;
+    assert!(f.lease.hand_over(f.at(1), options).is_none(), "other terms");
+    assert!(f.lease.begin_ttl_change(Moment::now()));
+    assert!(next_of(&f, f.at(1)).is_none(), "its ttl changes");
+    let f = lease(|terms| terms.options.renew_every = None);
+    assert!(
+        next_of(&f, f.at(1)).is_none(),
+        "an explicit ttl is a promise"
+    );
+    let f = lease(|terms| terms.hold_until = Some(terms.asked_at.after(29 * SECOND)));
+    assert!(next_of(&f, f.at(1)).is_none(), "its hold is about to end");
+}
+
+#[test]
+fn a_renewal_that_was_due_is_due_for_the_next_holder() {
+    let f = lease(|terms| terms.options.renew_every = Some(5 * SECOND));
+    let due = f.lease.due(f.at(5), note);
+    assert!(matches!(due, Due::Held { renew: true, .. }));
+    // Nobody has begun it.
+    let next = next_of(&f, f.at(5)).unwrap();
+    let due = next.due(f.at(5), note);
+    assert!(matches!(due, Due::Held { renew: true, .. }), "{due:?}");
+}
+
+#[test]
+fn a_lease_is_watched_once_it_was_held_for_a_moment() {
+    let f = lease(|terms| terms.since = terms.asked_at);
+    let moment = f.asked_at.after(WATCHED_AFTER);
+    assert_eq!(f.lease.due(f.asked_at, note), nothing_before(moment));
+    let due = f.lease.due(moment, note);
+    assert!(
+        matches!(
+            due,
+            Due::Held {
+                watch: true,
+                renew: false,
+                ..
+            }
+        ),
+        "{due:?}"
+    );
+    assert_eq!(f.lease.due(f.at(1), note), nothing_before(f.at(10)), "once");
+    let mut listed = false;
+    f.lease.watch(|| listed = true);
+    assert!(listed);
+    assert!(f.lease.release(f.at(1)).0.watched);
+    f.lease.watch(|| unreachable!("it is released"));
 }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Reply;
+use crate::sync::{Condvar, Mutex};
 
 pub(crate) type Outcome = Result<Reply, Error>;
 

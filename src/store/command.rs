@@ -10,13 +10,15 @@ use crate::key::Key;
 /// One thing to do to one key.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// Grant the key if it is free.
+    /// Grant the key if it is free, or if the lease's turn has come.
     Acquire {
         key: Key,
         lease: LeaseId,
         ttl: Duration,
+        standing: Standing,
     },
-    /// Delete the key if it is still this lease's. Not worth a try after `until`: its ttl has ended.
+    /// Let go of the key if it is still this lease's: the next in line has it then. A lease that
+    /// stands in line itself leaves it. Not worth a try after `until`: its ttl has ended.
     Release {
         key: Key,
         lease: LeaseId,
@@ -32,13 +34,26 @@ pub(crate) enum Command {
     Flush { lane: usize },
 }
 
+/// Whether an acquire that finds the key taken stands in line for it, in the key's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It does not: this was only a try.
+    None,
+    /// Its turn is kept for a moment: it cannot be told, and asks again.
+    Polling,
+    /// It is granted the key when its turn comes, and told.
+    Told,
+    /// It was put in line before, and may stand there yet. It is not put there again.
+    Kept,
+}
+
 /// What Redis said to one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// The key is the caller's, with this fencing token.
     Granted { token: u64 },
     /// Somebody has it, for so long at most unless they renew.
-    Contended { expires_in: Duration },
+    Contended { expires_in: Duration, in_line: bool },
     /// Released, renewed, flushed.
     Done,
     /// There is no such key.

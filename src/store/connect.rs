@@ -108,6 +108,10 @@ impl Endpoint {
         })
     }
 
+    pub(crate) fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
     /// Why the last attempt to connect failed, where the last one did.
     pub(crate) fn last_error(&self) -> Option<Error> {
         self.last_error.lock().clone()
@@ -227,7 +231,7 @@ impl Wire {
 }
 
 /// What an error of redis-rs means to a caller.
-fn classify(error: &RedisError) -> ErrorKind {
+pub(crate) fn classify(error: &RedisError) -> ErrorKind {
     use redis::ErrorKind as Redis;
     if error.is_timeout() {
         return ErrorKind::Timeout;

@@ -8,6 +8,7 @@ use r2d2::PooledConnection;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
+use crate::key::Key;
 use crate::store::command::{Command, Reply};
 use crate::store::connect::Connector;
 use crate::store::pending::Pending;
@@ -21,6 +22,29 @@ struct Exchange {
     kind: Kind,
     by_text: bool,
     pendings: Vec<Pending>,
+}
+
+impl Exchange {
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        let commands = self.pendings.iter().map(|pending| &pending.command);
+        commands.filter_map(|command| match command {
+            Command::Release { key, .. } => Some(key.clone()),
+            _ => None,
+        })
+    }
+}
+
+/// Whether an acquire found a key taken whose release was written before it and not carried out. Then
+/// nothing was done for it, and it can be asked again.
+fn is_too_early(pending: &Pending, answer: &Answer, released_late: &[Key]) -> bool {
+    let found_taken = matches!(
+        answer,
+        Answer::Outcome(Ok(Reply::Contended { in_line: false, .. }))
+    );
+    let Command::Acquire { key, .. } = &pending.command else {
+        return false;
+    };
+    found_taken && released_late.contains(key) && pending.is_wanted()
 }
 
 /// What a script call said of one of its commands.
@@ -70,9 +94,7 @@ impl Link {
     }
 
     fn enqueue(&mut self, names: &Names, kind: Kind, by_text: bool, pendings: Vec<Pending>) {
-        // A hash that the server has forgotten would lie unseen in an answer that nobody reads.
-        let unread = pendings.iter().any(|pending| pending.ticket.is_none());
-        let call = if by_text || unread {
+        let call = if by_text {
             Call::Text(kind.text())
         } else {
             Call::Hash(self.wire.hash(kind))
@@ -103,6 +125,8 @@ impl Link {
         deliver: &mut impl FnMut(Pending, Answer),
     ) -> Result<(), Error> {
         let deadline = Moment::now().after(timeout);
+        // Keys whose releases come only now, behind acquires that were sent after them.
+        let mut released_late: Vec<Key> = Vec::new();
         while let Some(exchange) = self.in_flight.front() {
             let (kind, n, by_text) = (exchange.kind, exchange.pendings.len(), exchange.by_text);
             let value = self.wire.receive(deadline.since(Moment::now()))?;
@@ -122,6 +146,9 @@ impl Link {
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
+                    if kind == Kind::Release {
+                        released_late.extend(exchange.keys());
+                    }
                     self.repeat(names, MAX_KEYS, true)?;
                     continue;
                 }
@@ -136,8 +163,17 @@ impl Link {
                 }
             };
             let exchange = self.in_flight.pop_front().expect("it was just looked at");
+            let mut too_early = Vec::new();
             for (pending, answer) in exchange.pendings.into_iter().zip(answers) {
-                deliver(pending, answer);
+                if !released_late.is_empty() && is_too_early(&pending, &answer, &released_late) {
+                    too_early.push(pending);
+                } else {
+                    deliver(pending, answer);
+                }
+            }
+            if !too_early.is_empty() {
+                self.enqueue_all(names, kind, MAX_KEYS, by_text, too_early);
+                self.send()?;
             }
         }
         Ok(())

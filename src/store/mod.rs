@@ -8,10 +8,19 @@ mod link;
 mod node;
 mod pending;
 mod script;
+mod wakeups;
 
-pub(crate) use command::{Command, Reply, Request};
+use std::sync::Arc;
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::thread::Crew;
+
+pub(crate) use command::{Command, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use node::Node;
+pub(crate) use script::{holds, stands_in_line};
+pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
 /// longer than one command time-out.
@@ -28,7 +37,23 @@ pub(crate) trait Store: Send + Sync {
     fn settle(&self) -> bool;
 
     /// Waits until everything that was posted has been answered.
-    fn flush(&self, deadline: crate::clock::Moment) -> Result<(), crate::error::Error>;
+    fn flush(&self, deadline: Moment) -> Result<(), Error>;
+
+    /// Has `listener` told what happens to keys, once somebody wants to know.
+    fn listen(&self, crew: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error>;
+
+    /// How somebody who has to wait for a key should stand in line for it.
+    fn standing(&self) -> Standing;
+
+    /// Somebody has to wait and wants to be told.
+    fn want_wakeups(&self);
+
+    /// Looks at keys, and from then on at every change of them, for the listener. False if that
+    /// cannot be now: then the listener is told once it can.
+    fn watch(&self, keys: Vec<Watched>) -> bool;
+
+    /// Ends what [`listen`](Self::listen) began.
+    fn stop_listening(&self);
 }
 
 /// When the background work of a store is wanted.

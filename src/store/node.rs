@@ -1,4 +1,4 @@
-//! One Redis: a few lanes and a connection for renewals. Says which lane serves what, nothing else.
+//! One Redis: a few lanes, a connection for renewals, and one for wake-ups. Says which lane serves what, nothing else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +8,13 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::id::HolderId;
 use crate::key;
-use crate::store::command::{Command, Request};
+use crate::store::command::{Command, Request, Standing};
 use crate::store::connect::{Connector, Endpoint};
 use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
-use crate::store::{Bell, Store};
+use crate::store::wakeups::Wakeups;
+use crate::store::{Bell, Listener, Store, Watched};
+use crate::thread::Crew;
 
 /// Longest pause between attempts to connect, while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -20,6 +22,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Node {
     /// The last one is for renewals: callers' traffic can never hold them up.
     lanes: Vec<Lane>,
+    wakeups: Arc<Wakeups>,
 }
 
 impl Node {
@@ -37,6 +40,12 @@ impl Node {
             .connection_timeout(RECONNECT_PAUSE * 2)
             .error_handler(Box::new(r2d2::NopErrorHandler))
             .build_unchecked(Connector(Arc::clone(&endpoint)));
+        let wakeups = Wakeups::new(
+            Arc::clone(&endpoint),
+            &holder,
+            &config.prefix,
+            config.command_timeout,
+        );
         let common = Arc::new(Common {
             pool,
             endpoint,
@@ -50,6 +59,7 @@ impl Node {
         });
         Self {
             lanes: (0..lanes).map(|_| Lane::new(Arc::clone(&common))).collect(),
+            wakeups: Arc::new(wakeups),
         }
     }
 
@@ -96,5 +106,25 @@ impl Store for Node {
         flushes
             .into_iter()
             .try_for_each(|flush| flush.into_outcome().map(drop))
+    }
+
+    fn listen(&self, crew: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        self.wakeups.start(crew, listener)
+    }
+
+    fn standing(&self) -> Standing {
+        self.wakeups.standing()
+    }
+
+    fn want_wakeups(&self) {
+        self.wakeups.want();
+    }
+
+    fn watch(&self, keys: Vec<Watched>) -> bool {
+        self.wakeups.watch(keys)
+    }
+
+    fn stop_listening(&self) {
+        self.wakeups.stop();
     }
 }

@@ -54,7 +54,9 @@ impl Pending {
     /// The release of what an acquire may have taken by now or may take yet.
     pub(crate) fn undo(&self, now: Moment) -> Option<Command> {
         match &self.command {
-            Command::Acquire { key, lease, ttl } => Some(Command::Release {
+            Command::Acquire {
+                key, lease, ttl, ..
+            } => Some(Command::Release {
                 key: key.clone(),
                 lease: *lease,
                 until: now.after(*ttl),
@@ -108,12 +110,15 @@ impl Pending {
                 self.attempts += 1;
                 Next::Owed(self)
             }
-            (Command::Acquire { .. }, Ok(Reply::Granted { .. })) => {
+            (
+                Command::Acquire { .. },
+                Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. }),
+            ) => {
                 let undo = self.undo(Moment::now());
                 if self.hand_over(outcome) {
                     return Next::Finished;
                 }
-                // Granted to a caller that has left.
+                // Granted, or in line, for a caller that has left.
                 undo.map_or(Next::Finished, |undo| Next::Again(Self::new(undo, None)))
             }
             _ => {

@@ -7,7 +7,7 @@ use redis::{ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
-use crate::store::command::{Command, Reply};
+use crate::store::command::{Command, Reply, Standing};
 use crate::store::connect;
 
 static ACQUIRE: LazyLock<String> = LazyLock::new(|| bare(include_str!("../../lua/acquire.lua")));
@@ -80,8 +80,8 @@ pub(crate) fn encode<'a>(
 ) {
     let n = commands.len();
     let (keys, args) = match kind {
-        Kind::Acquire => (n + 1, 2 * n + 1),
-        Kind::Release => (n, n),
+        Kind::Acquire => (n + 1, 3 * n + 1),
+        Kind::Release => (n + 1, n),
         Kind::Renew => (n, 2 * n),
     };
     let mut out = Encoder(buffer);
@@ -97,7 +97,7 @@ pub(crate) fn encode<'a>(
         }
     }
     out.number(keys as u64);
-    if kind == Kind::Acquire {
+    if kind != Kind::Renew {
         out.text(&names.fence_counter);
     }
     for command in commands.clone() {
@@ -109,20 +109,61 @@ pub(crate) fn encode<'a>(
     for command in commands {
         let (_, lease, ttl) = parts(command);
         out.text(lease.encode(&mut [0; LeaseId::DIGITS]));
-        if let Some(ttl) = ttl {
-            out.number(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        let millis = ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        if let Some(millis) = millis {
+            out.number(millis);
+        }
+        if let (Command::Acquire { standing, .. }, Some(millis)) = (command, millis) {
+            match standing {
+                Standing::None => out.text(""),
+                Standing::Kept => out.text("-"),
+                Standing::Polling => out.number(0),
+                Standing::Told => out.number(millis),
+            }
         }
     }
 }
 
 fn parts(command: &Command) -> (&str, LeaseId, Option<Duration>) {
     match command {
-        Command::Acquire { key, lease, ttl } | Command::Renew { key, lease, ttl } => {
-            (key.in_redis(), *lease, Some(*ttl))
+        Command::Acquire {
+            key, lease, ttl, ..
         }
+        | Command::Renew { key, lease, ttl } => (key.in_redis(), *lease, Some(*ttl)),
         Command::Release { key, lease, .. } => (key.in_redis(), *lease, None),
         Command::Flush { .. } => unreachable!("a flush is not put on the wire"),
     }
+}
+
+/// Appends a command that is no script call.
+pub(crate) fn encode_words<'a>(
+    buffer: &mut Vec<u8>,
+    command: &str,
+    words: impl ExactSizeIterator<Item = &'a str>,
+) {
+    let mut out = Encoder(buffer);
+    out.array(1 + words.len());
+    out.text(command);
+    words.for_each(|word| out.text(word));
+}
+
+/// The fencing token of a grant, from the µs part that Redis made of it.
+pub(crate) fn token(micros: &str) -> Option<u64> {
+    micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
+}
+
+/// Whether the value of a lock says that `lease` has it.
+pub(crate) fn holds(value: &[u8], lease: LeaseId) -> bool {
+    let id = value.strip_prefix(b"lh1 ");
+    id.is_some_and(|id| id.starts_with(lease.encode(&mut [0; LeaseId::DIGITS]).as_bytes()))
+}
+
+/// Whether the value of a lock says that `lease` waits for it.
+pub(crate) fn stands_in_line(value: &[u8], lease: LeaseId) -> bool {
+    let mut digits = [0; LeaseId::DIGITS];
+    let id = lease.encode(&mut digits).as_bytes();
+    let mut words = value.split(|byte| *byte == b' ').skip(4);
+    words.any(|word| word.starts_with(id))
 }
 
 /// RESP2, the little of it that requests need.
@@ -256,13 +297,17 @@ fn nonsense(kind: Kind, value: &Value) -> Decoded {
 fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
     Some(match (kind, result) {
         (Kind::Acquire, Value::BulkString(micros)) => {
-            let micros: u64 = std::str::from_utf8(micros).ok()?.parse().ok()?;
-            let token = micros.checked_mul(1 << TOKEN_SHIFT)?;
+            let token = token(std::str::from_utf8(micros).ok()?)?;
             Ok(Reply::Granted { token })
         }
-        (Kind::Acquire, Value::Int(ms)) => Ok(Reply::Contended {
-            expires_in: Duration::from_millis(u64::try_from(*ms).unwrap_or(0)),
-        }),
+        (Kind::Acquire, Value::Int(ms)) => {
+            let in_line = *ms < 0;
+            let ms = if in_line { -1 - ms } else { *ms };
+            Ok(Reply::Contended {
+                expires_in: Duration::from_millis(u64::try_from(ms).unwrap_or(0)),
+                in_line,
+            })
+        }
         (Kind::Release | Kind::Renew, Value::Int(1)) => Ok(Reply::Done),
         (Kind::Release | Kind::Renew, Value::Int(0)) => Ok(Reply::Missing),
         (Kind::Release | Kind::Renew, Value::BulkString(value)) => Ok(Reply::Taken {
@@ -310,9 +355,21 @@ mod tests {
             [&command].into_iter(),
         );
         let wanted = format!(
-            "*5\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n1\r\n$3\r\np:a\r\n$32\r\n{lease:?}\r\n"
+            "*6\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n2\r\n$8\r\np:~fence\r\n$3\r\np:a\r\n\
+             $32\r\n{lease:?}\r\n"
         );
         assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_value_says_who_holds_and_who_stands_in_line() {
+        let [holder, first, second, none] = [(); 4].map(|()| LeaseId::random());
+        let line = format!(" {first:?},5000,host/2/b {second:?},0,host/3/c");
+        let value = format!("lh1 {holder:?} 1795263780943818 host/1/a{line}");
+        let value = value.as_bytes();
+        assert!(holds(value, holder) && !holds(value, first) && !holds(b"lh1 short", holder));
+        assert!([first, second].map(|id| stands_in_line(value, id)) == [true, true]);
+        assert!([holder, none].map(|id| stands_in_line(value, id)) == [false, false]);
     }
 
     #[test]

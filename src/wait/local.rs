@@ -1,21 +1,46 @@
-//! The queues of one client's own threads, one for each key that somebody waits for, first in first
-//! out. Only the first in line talks to Redis.
+//! The lines of one client's own threads, one for each key that is wanted or held, first in first
+//! out. Only the first in line talks to Redis, and only while no thread of this client has the lock.
+//! Does no I/O; knows who waits, who holds, and what was asked for on behalf of the line.
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use crossbeam_channel::{Receiver, Sender, bounded, select};
 
 use crate::clock::Moment;
+use crate::id::LeaseId;
 use crate::key::{Key, KeyMap};
+use crate::lease::{Lease, Options};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const SHARDS: usize = 64;
 
-type Line = VecDeque<Arc<Waiter>>;
-
 pub(crate) struct LocalQueues {
     shards: Box<[Mutex<KeyMap<Line>>]>,
+}
+
+#[derive(Default)]
+struct Line {
+    waiters: VecDeque<Arc<Waiter>>,
+    holder: Option<Arc<Lease>>,
+    claim: Option<Claim>,
+}
+
+/// What was asked of Redis for the line, and may stand in line there. It outlasts the waiter that
+/// asked: whoever is first goes on with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) lease: LeaseId,
+    pub(crate) options: Options,
+    /// When it was first asked for: it was granted after that, if it was.
+    pub(crate) asked_at: Moment,
+    /// The fencing token, once it was granted.
+    pub(crate) granted: Option<u64>,
 }
 
 /// Somebody's place in line; left when dropped.
@@ -23,20 +48,46 @@ pub(crate) struct Place<'a> {
     queues: &'a LocalQueues,
     key: &'a Key,
     waiter: Arc<Waiter>,
-    has_the_lock: bool,
+    /// What cancels its waiting, and what wakes it besides.
+    cancel: Option<(&'a Receiver<()>, Receiver<()>)>,
+    left: bool,
 }
 
-#[derive(Default)]
 struct Waiter {
+    options: Options,
     state: Mutex<State>,
     changed: Condvar,
+    /// Rung as well, for one that waits for something else besides.
+    bell: Option<Sender<()>>,
 }
 
 #[derive(Default)]
 struct State {
-    in_front: bool,
     /// Latched: a wake-up that comes before the sleep is not lost.
     woken: bool,
+    handed: Option<Arc<Lease>>,
+}
+
+/// What somebody in line can do now.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// Wait: others are before it.
+    Behind,
+    /// Wait: a thread of this client has the lock, for so long at least.
+    Held(Duration),
+    /// Ask Redis.
+    First,
+    /// Take what Redis has granted.
+    Granted(Claim, u64),
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Woken {
+    Called,
+    Cancelled,
+    /// The time is up.
+    Late,
 }
 
 impl LocalQueues {
@@ -45,35 +96,104 @@ impl LocalQueues {
         Self { shards }
     }
 
-    pub(crate) fn join<'a>(&'a self, key: &'a Key) -> Place<'a> {
-        let mut shard = self.shard(key).lock();
-        let line = shard.entry(key.clone()).or_default();
-        let waiter = Arc::new(Waiter::default());
-        waiter.state.lock().in_front = line.is_empty();
-        line.push_back(Arc::clone(&waiter));
-        self.place(key, waiter)
+    /// Takes the last place in line. `cancel` ends sleeps there when it is ready.
+    pub(crate) fn join<'a>(
+        &'a self,
+        key: &'a Key,
+        options: Options,
+        cancel: Option<&'a Receiver<()>>,
+    ) -> Place<'a> {
+        self.join_in(self.shard(key), key, options, cancel)
     }
 
-    pub(crate) fn join_if_empty<'a>(&'a self, key: &'a Key) -> Option<Place<'a>> {
-        let mut shard = self.shard(key).lock();
-        if shard.contains_key(key) {
-            return None;
+    /// As [`join`](Self::join), but only where nobody waits.
+    pub(crate) fn join_if_empty<'a>(&'a self, key: &'a Key, options: Options) -> Option<Place<'a>> {
+        let shard = self.shard(key);
+        let waits = shard.get(key).is_some_and(|line| !line.waiters.is_empty());
+        (!waits).then(|| self.join_in(shard, key, options, None))
+    }
+
+    fn join_in<'a>(
+        &'a self,
+        mut shard: MutexGuard<'_, KeyMap<Line>>,
+        key: &'a Key,
+        options: Options,
+        cancel: Option<&'a Receiver<()>>,
+    ) -> Place<'a> {
+        let (bell, rung) = cancel.map(|_| bounded(1)).unzip();
+        let waiter = Arc::new(Waiter {
+            options,
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+            bell,
+        });
+        let line = shard.entry(key.clone()).or_default();
+        line.waiters.push_back(Arc::clone(&waiter));
+        Place {
+            queues: self,
+            key,
+            waiter,
+            cancel: cancel.zip(rung),
+            left: false,
         }
-        let waiter = Arc::new(Waiter::default());
-        waiter.state.lock().in_front = true;
-        shard.insert(key.clone(), VecDeque::from([Arc::clone(&waiter)]));
-        Some(self.place(key, waiter))
+    }
+
+    /// `lease` is not held any more: whoever waits first asks Redis now.
+    pub(crate) fn let_go(&self, lease: &Lease) {
+        let key = &lease.terms().key;
+        let mut shard = self.shard(key);
+        let Some(line) = shard.get_mut(key) else {
+            return;
+        };
+        let holder = line.holder.take_if(|holder| std::ptr::eq(&**holder, lease));
+        line.wake();
+        if line.is_idle() {
+            shard.remove(key);
+        }
+        drop(shard);
+        drop(holder);
+    }
+
+    /// Passes the lock on to the first in line, if there is one and `pass_on` gives a lease for its
+    /// options. `pass_on` is called under the line's lock.
+    pub(crate) fn hand_over(
+        &self,
+        lease: &Lease,
+        pass_on: impl FnOnce(Options) -> Option<Arc<Lease>>,
+    ) -> bool {
+        let mut shard = self.shard(&lease.terms().key);
+        let Some(line) = shard.get_mut(&lease.terms().key) else {
+            return false;
+        };
+        let is_holder = |holder: &Arc<Lease>| std::ptr::eq(&**holder, lease);
+        let first = match line.waiters.front() {
+            Some(first) if line.holder.as_ref().is_some_and(is_holder) => Arc::clone(first),
+            _ => return false,
+        };
+        let Some(next) = pass_on(first.options) else {
+            return false;
+        };
+        line.waiters.pop_front();
+        let before = line.holder.replace(Arc::clone(&next));
+        // Under the line's lock: who leaves finds itself in line or finds the lease.
+        first.state.lock().handed = Some(next);
+        drop(shard);
+        first.ring();
+        drop(before);
+        true
     }
 
     /// Wakes the first in line for `key`.
     pub(crate) fn wake(&self, key: &Key) {
-        let first = self
-            .shard(key)
-            .lock()
-            .get(key)
-            .and_then(|line| line.front().cloned());
-        if let Some(waiter) = first {
-            waiter.wake();
+        if let Some(line) = self.shard(key).get(key) {
+            line.wake();
+        }
+    }
+
+    /// Wakes the first in line for each key: each of them asks Redis once.
+    pub(crate) fn wake_first(&self) {
+        for shard in &self.shards {
+            shard.lock().values().for_each(Line::wake);
         }
     }
 
@@ -81,153 +201,236 @@ impl LocalQueues {
     pub(crate) fn wake_all(&self) {
         for shard in &self.shards {
             for line in shard.lock().values() {
-                line.iter().for_each(|waiter| waiter.wake());
+                line.waiters.iter().for_each(|waiter| waiter.wake());
             }
         }
     }
 
-    fn shard(&self, key: &Key) -> &Mutex<KeyMap<Line>> {
-        &self.shards[key.part(SHARDS)]
+    /// Redis has granted `key` to `lease`, which should stand in line for one of ours. False if
+    /// nobody knows of it.
+    pub(crate) fn granted(&self, key: &Key, lease: LeaseId, token: u64) -> bool {
+        let mut shard = self.shard(key);
+        let Some(line) = shard.get_mut(key) else {
+            return false;
+        };
+        match &mut line.claim {
+            Some(claim) if claim.lease == lease => {
+                claim.granted = Some(token);
+                line.wake();
+                true
+            }
+            // It came to know by itself, and has it.
+            _ => line
+                .holder
+                .as_ref()
+                .is_some_and(|holder| holder.terms().id == lease),
+        }
     }
 
-    fn place<'a>(&'a self, key: &'a Key, waiter: Arc<Waiter>) -> Place<'a> {
-        Place {
-            queues: self,
-            key,
-            waiter,
-            has_the_lock: false,
+    /// Whether somebody waits for `key`.
+    pub(crate) fn waits_for(&self, key: &Key) -> bool {
+        let shard = self.shard(key);
+        shard.get(key).is_some_and(|line| !line.waiters.is_empty())
+    }
+
+    /// What was asked of Redis for `key` and not granted yet.
+    pub(crate) fn claim_of(&self, key: &Key) -> Option<LeaseId> {
+        let claim = self.shard(key).get(key).and_then(|line| line.claim);
+        claim.map(|claim| claim.lease)
+    }
+
+    /// Takes back what was asked for and not granted yet, of all lines.
+    pub(crate) fn abandon_all(&self) -> Vec<(Key, Claim)> {
+        let mut claims = Vec::new();
+        for shard in &self.shards {
+            for (key, line) in shard.lock().iter_mut() {
+                claims.extend(line.claim.take().map(|claim| (key.clone(), claim)));
+            }
         }
+        claims
+    }
+
+    fn shard(&self, key: &Key) -> MutexGuard<'_, KeyMap<Line>> {
+        self.shards[key.part(SHARDS)].lock()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lines(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 }
 
-impl Place<'_> {
-    pub(crate) fn is_in_front(&self) -> bool {
-        self.waiter.state.lock().in_front
-    }
-
-    /// Sleeps until woken, but not past `until`, and once in front of the line for no longer than
-    /// `pause`. True if woken.
-    pub(crate) fn wait(&self, until: Moment, pause: Duration) -> bool {
-        let mut state = self.waiter.state.lock();
-        let mut until = until;
-        let mut bounded = false;
-        loop {
-            if std::mem::take(&mut state.woken) {
-                return true;
-            }
-            let now = Moment::now();
-            if state.in_front && !bounded {
-                until = until.min(now.after(pause));
-                bounded = true;
-            }
-            let left = until.since(now);
-            if left.is_zero() {
-                return false;
-            }
-            self.waiter.changed.wait_for(&mut state, left);
+impl Line {
+    fn wake(&self) {
+        if let Some(first) = self.waiters.front() {
+            first.wake();
         }
     }
 
-    /// Leaves the line as the lock's new holder: the next in line has no need to try at once.
-    pub(crate) fn leave_with_the_lock(mut self) {
-        self.has_the_lock = true;
+    /// Whether it says nothing any more.
+    fn is_idle(&self) -> bool {
+        self.waiters.is_empty() && self.holder.is_none()
     }
-}
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut shard = self.queues.shard(self.key).lock();
-        let Some(line) = shard.get_mut(self.key) else {
-            return;
-        };
-        let Some(position) = line.iter().position(|w| Arc::ptr_eq(w, &self.waiter)) else {
-            return;
-        };
-        line.remove(position);
-        match line.front() {
-            None => {
-                shard.remove(self.key);
-            }
-            Some(next) if position == 0 => {
-                let mut state = next.state.lock();
-                state.in_front = true;
-                // A wake-up that came for whoever leaves without the lock is for the next.
-                state.woken |= !self.has_the_lock;
-                next.changed.notify_one();
-            }
-            Some(_) => {}
-        }
+    fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
+        let first = self.waiters.front();
+        first.is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
 }
 
 impl Waiter {
     fn wake(&self) {
         self.state.lock().woken = true;
+        self.ring();
+    }
+
+    fn ring(&self) {
         self.changed.notify_one();
+        if let Some(bell) = &self.bell {
+            // Full: it has been rung already, and will look.
+            let _ = bell.try_send(());
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(name: &str) -> Key {
-        Key::new("", name, 16).unwrap()
+impl Place<'_> {
+    pub(crate) fn turn(&self, now: Moment) -> Turn {
+        let shard = self.queues.shard(self.key);
+        let Some(line) = shard
+            .get(self.key)
+            .filter(|line| line.is_first(&self.waiter))
+        else {
+            return Turn::Behind;
+        };
+        if let Some(claim) = line.claim
+            && let Some(token) = claim.granted
+        {
+            return Turn::Granted(claim, token);
+        }
+        let live = line.holder.as_ref().and_then(|lease| lease.live_for(now));
+        live.map_or(Turn::First, Turn::Held)
     }
 
-    fn soon() -> Moment {
-        Moment::now().after(Duration::from_millis(1))
+    /// The lease that was handed over to it, if one was: it has left the line with that.
+    pub(crate) fn handed(&self) -> Option<Arc<Lease>> {
+        self.waiter.state.lock().handed.take()
     }
 
-    #[test]
-    fn the_line_is_first_in_first_out() {
-        let (queues, key) = (LocalQueues::new(), key("a"));
-        let (one, two, three) = (queues.join(&key), queues.join(&key), queues.join(&key));
-        assert!(one.is_in_front() && !two.is_in_front() && !three.is_in_front());
-        drop(one);
-        assert!(two.is_in_front() && !three.is_in_front());
-        drop(three);
-        drop(two);
-        assert!(queues.join_if_empty(&key).is_some());
+    /// What to ask Redis for: what stands in line there on equal terms, or else `fresh`. With it,
+    /// whether it stood there before; and what stood there on other terms, to be given back.
+    pub(crate) fn claim(&self, fresh: LeaseId, now: Moment) -> (LeaseId, bool, Option<Claim>) {
+        let mut shard = self.queues.shard(self.key);
+        let Some(line) = shard.get_mut(self.key) else {
+            return (fresh, false, None);
+        };
+        let options = self.waiter.options;
+        if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
+            claim.granted = None;
+            return (claim.lease, true, None);
+        }
+        let fresh_claim = Claim {
+            lease: fresh,
+            options,
+            asked_at: now,
+            granted: None,
+        };
+        (fresh, false, line.claim.replace(fresh_claim))
     }
 
-    #[test]
-    fn nobody_joins_a_line_only_to_look() {
-        let (queues, key) = (LocalQueues::new(), key("a"));
-        let one = queues.join(&key);
-        assert!(queues.join_if_empty(&key).is_none());
-        drop(one);
-        assert!(queues.join_if_empty(&key).is_some());
+    /// Whether `lease` is what the line still asks for.
+    pub(crate) fn claims(&self, lease: LeaseId) -> bool {
+        let shard = self.queues.shard(self.key);
+        let claim = shard.get(self.key).and_then(|line| line.claim);
+        claim.is_some_and(|claim| claim.lease == lease)
     }
 
-    #[test]
-    fn a_wake_up_before_the_sleep_is_kept() {
-        let (queues, key) = (LocalQueues::new(), key("a"));
-        let one = queues.join(&key);
-        queues.wake(&key);
-        assert!(one.wait(
-            Moment::now().after(Duration::from_secs(60)),
-            Duration::from_secs(60)
-        ));
-        assert!(!one.wait(soon(), Duration::from_secs(60)), "used up");
+    /// `lease` does not stand in line in Redis.
+    pub(crate) fn disclaim(&self, lease: LeaseId) {
+        if let Some(line) = self.queues.shard(self.key).get_mut(self.key) {
+            line.claim.take_if(|claim| claim.lease == lease);
+        }
     }
 
-    #[test]
-    fn whoever_gives_up_passes_its_wake_up_on() {
-        let (queues, key) = (LocalQueues::new(), key("a"));
-        let (one, two) = (queues.join(&key), queues.join(&key));
-        queues.wake(&key);
-        drop(one);
-        assert!(two.wait(soon(), Duration::from_secs(60)));
+    /// Sleeps until woken or cancelled, but not past `until`.
+    pub(crate) fn wait(&self, until: Moment) -> Woken {
+        loop {
+            let mut state = self.waiter.state.lock();
+            loop {
+                if std::mem::take(&mut state.woken) || state.handed.is_some() {
+                    return Woken::Called;
+                }
+                let left = until.since(Moment::now());
+                if left.is_zero() {
+                    return Woken::Late;
+                }
+                if self.cancel.is_some() {
+                    break;
+                }
+                self.waiter.changed.wait_for(&mut state, left);
+            }
+            drop(state);
+            let Some((cancel, bell)) = &self.cancel else {
+                continue;
+            };
+            select! {
+                recv(bell) -> _ => {}
+                recv(cancel) -> _ => return Woken::Cancelled,
+                default(until.since(Moment::now())) => {}
+            }
+        }
     }
 
-    #[test]
-    fn the_next_of_a_new_holder_waits_for_its_pause_only() {
-        let (queues, key) = (LocalQueues::new(), key("a"));
-        let (one, two) = (queues.join(&key), queues.join(&key));
-        one.leave_with_the_lock();
-        let far = Moment::now().after(Duration::from_secs(600));
-        assert!(!two.wait(far, Duration::from_millis(1)));
-        assert!(two.is_in_front());
+    /// Leaves the line with the lock, which Redis has granted. Returns what has to be given back: a
+    /// lease that was handed over meanwhile, because its holder did not know yet that it was lost.
+    #[must_use]
+    pub(crate) fn leave_with(mut self, lease: &Arc<Lease>) -> Option<Arc<Lease>> {
+        self.left = true;
+        let mut shard = self.queues.shard(self.key);
+        let line = shard.entry(self.key.clone()).or_default();
+        line.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
+        line.claim.take_if(|claim| claim.lease == lease.terms().id);
+        let before = line.holder.replace(Arc::clone(lease));
+        let handed = self.handed();
+        drop(shard);
+        drop(before);
+        handed
+    }
+
+    /// Leaves the line without the lock. Returns what has to be given back: a lease that was handed
+    /// over meanwhile, or what was asked for on behalf of a line that has nobody left.
+    pub(crate) fn leave(mut self) -> (Option<Arc<Lease>>, Option<Claim>) {
+        self.left = true;
+        self.quit()
+    }
+
+    fn quit(&self) -> (Option<Arc<Lease>>, Option<Claim>) {
+        let mut shard = self.queues.shard(self.key);
+        let handed = self.handed();
+        let Some(line) = shard.get_mut(self.key) else {
+            return (handed, None);
+        };
+        let was_first = line.is_first(&self.waiter);
+        line.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
+        if was_first {
+            // A wake-up that came for whoever leaves is for the next.
+            line.wake();
+        }
+        let abandoned = if line.waiters.is_empty() {
+            line.claim.take()
+        } else {
+            None
+        };
+        if line.is_idle() {
+            shard.remove(self.key);
+        }
+        (handed, abandoned)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.left {
+            self.quit();
+        }
     }
 }

@@ -1,23 +1,32 @@
 //! How a caller waits for a lock: one loop, one deadline, for every form of asking.
 
+mod asking;
+mod hearing;
+mod letting_go;
 mod local;
 mod outage;
 mod pause;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, TryRecvError};
+
 use crate::clock::Moment;
+use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
-use crate::id::LeaseId;
 use crate::key::Key;
-use crate::lease::{Courier, Lease, Terms};
-use crate::store::{Command, Reply, Request, Store};
+use crate::lease::{Courier, Lease, Options};
+use crate::store::{Standing, Store, Watched};
+use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
 
-use local::{LocalQueues, Place};
+use asking::Attempt;
+pub(crate) use hearing::Hearing;
+pub(crate) use letting_go::release_of;
+pub(crate) use local::LocalQueues;
+use local::{Place, Turn, Woken};
 use outage::{Ongoing, Outage};
 use pause::Pause;
 
@@ -25,9 +34,9 @@ use pause::Pause;
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) key: Key,
-    pub(crate) ttl: Duration,
-    pub(crate) renew_every: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
+    pub(crate) options: Options,
+    /// Gives the wait up once it is ready.
+    pub(crate) cancel: Option<Receiver<()>>,
 }
 
 /// For how long to wait while somebody else has it.
@@ -39,44 +48,101 @@ pub(crate) enum Until {
     Forever,
 }
 
+/// Who waits in line for less than this needs no other wake-up than its turn.
+const TURN_COMES_SOON: Duration = Duration::from_millis(20);
+/// How long to rely on wake-ups before asking again: bounds what a lost one costs.
+const LONGEST_TRUST: Duration = Duration::from_secs(1);
+
 /// The waiting room of a client.
 pub(crate) struct Waits {
     store: Arc<dyn Store>,
     watchdog: Arc<Watchdog>,
     courier: Arc<Courier>,
-    queues: LocalQueues,
+    queues: Arc<LocalQueues>,
     outage: Outage,
     ended: AtomicBool,
     command_timeout: Duration,
     patience: Duration,
+    hand_offs: HandOffs,
 }
 
-enum Attempt {
+/// How long whoever is first in line rests before it asks Redis again.
+enum Rest {
+    /// It has not asked yet, or was woken.
+    None,
+    /// It stands in line in Redis, until its turn comes or the lock expires.
+    InLine { expires_at: Moment, watched: bool },
+    /// Nobody will tell it.
+    Polling,
+}
+
+/// One caller's wait, from one attempt to the next.
+struct Wait<'a> {
+    wanted: &'a Wanted,
+    place: &'a Place<'a>,
+    started: Moment,
+    until: Until,
+    pause: Pause,
+    rest: Rest,
+    /// What our own last attempt met with, once there was one: an answer, or an outage.
+    met: Option<Option<Ongoing>>,
+    told: bool,
+}
+
+/// How the lock came to a caller.
+enum Got {
     Granted(Arc<Lease>),
-    Contended(Duration),
-    /// The caller's own deadline came before an answer: nothing was learnt.
-    OutOfTime,
-    /// Worth another try: Redis could not be asked, or gave no answer.
-    Failed(Error),
+    Handed(Arc<Lease>),
+}
+
+impl Wanted {
+    fn is_cancelled(&self) -> bool {
+        let cancel = self.cancel.as_ref();
+        cancel.is_some_and(|cancel| cancel.try_recv() != Err(TryRecvError::Empty))
+    }
+}
+
+impl Wait<'_> {
+    fn rest_until(&mut self, now: Moment) -> Moment {
+        match self.rest {
+            Rest::None => now,
+            Rest::Polling => now.after(self.pause.next()),
+            Rest::InLine {
+                expires_at,
+                watched,
+            } => {
+                let trust = if watched {
+                    pause::jittered(LONGEST_TRUST)
+                } else {
+                    TURN_COMES_SOON
+                };
+                expires_at.min(now.after(trust))
+            }
+        }
+    }
 }
 
 impl Waits {
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
         courier: Arc<Courier>,
+        queues: Arc<LocalQueues>,
         command_timeout: Duration,
         patience: Duration,
+        hand_offs: HandOffs,
     ) -> Self {
         Self {
             store,
             watchdog,
             courier,
-            queues: LocalQueues::new(),
+            queues,
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
             ended: AtomicBool::new(false),
             command_timeout,
             patience,
+            hand_offs,
         }
     }
 
@@ -87,22 +153,50 @@ impl Waits {
         until: Until,
     ) -> Result<Option<Arc<Lease>>, Error> {
         let started = Moment::now();
-        let name = wanted.key.name();
-        let place = match until {
-            // Whoever waits here already is before us.
-            Until::Now => match self.queues.join_if_empty(&wanted.key) {
-                Some(place) => place,
-                None => return self.behind_others().map_err(|error| error.with_key(name)),
-            },
-            _ => self.queues.join(&wanted.key),
+        let attach = |error: Error| error.with_key(wanted.key.name());
+        let lease = loop {
+            let place = match until {
+                // Whoever waits here already is before us.
+                Until::Now => match self.queues.join_if_empty(&wanted.key, wanted.options) {
+                    Some(place) => place,
+                    None => return self.behind_others().map_err(attach),
+                },
+                _ => {
+                    let cancel = wanted.cancel.as_ref();
+                    self.queues.join(&wanted.key, wanted.options, cancel)
+                }
+            };
+            let mut wait = Wait {
+                wanted,
+                place: &place,
+                started,
+                until,
+                pause: Pause::new(),
+                rest: Rest::None,
+                met: None,
+                told: false,
+            };
+            match self.wait(&mut wait) {
+                Ok(Some(Got::Granted(lease))) => {
+                    if let Some(other) = place.leave_with(&lease) {
+                        self.let_go(&other);
+                    }
+                    break lease;
+                }
+                Ok(Some(Got::Handed(lease))) => {
+                    self.leave(wanted, place);
+                    if lease.live_for(Moment::now()).is_some() {
+                        break lease;
+                    }
+                    // It slept through what was left of the validity.
+                    self.let_go(&lease);
+                }
+                other => {
+                    self.leave(wanted, place);
+                    return other.map(|_| None).map_err(attach);
+                }
+            }
         };
-        let found = self.wait(wanted, &place, started, until);
-        let lease = match found {
-            Ok(Some(lease)) => lease,
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(error.with_key(name)),
-        };
-        place.leave_with_the_lock();
         // Only now: it runs user code, and the next in line can be told before.
         let waited = Moment::now().since(started);
         self.courier
@@ -121,65 +215,154 @@ impl Waits {
         }
     }
 
-    fn wait(
-        &self,
-        wanted: &Wanted,
-        place: &Place<'_>,
-        started: Moment,
-        until: Until,
-    ) -> Result<Option<Arc<Lease>>, Error> {
-        let mut pause = Pause::new();
-        // What our own last attempt met with, once there was one: an answer, or an outage.
-        let mut met: Option<Option<Ongoing>> = None;
-        let (mut first, mut rested, mut told) = (true, true, false);
+    fn wait(&self, wait: &mut Wait<'_>) -> Result<Option<Got>, Error> {
+        let mut first = true;
         loop {
+            if let Some(lease) = wait.place.handed() {
+                return Ok(Some(Got::Handed(lease)));
+            }
             if self.ended.load(Ordering::Acquire) {
                 return Err(Error::new(ErrorKind::Shutdown, ""));
             }
+            if wait.wanted.is_cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, ""));
+            }
             let now = Moment::now();
-            let in_front = place.is_in_front();
-            let ongoing = match &met {
-                Some(own) if in_front => own.clone(),
+            let turn = wait.place.turn(now);
+            if let Turn::Granted(claim, token) = turn {
+                if let Some(lease) = self.enter(wait, &claim, token, now)? {
+                    return Ok(Some(Got::Granted(lease)));
+                }
+                wait.rest = Rest::None;
+            }
+            let may_ask = match turn {
+                Turn::Behind => false,
+                // Who only tries asks Redis all the same: it may know of a loss that is no news here yet.
+                Turn::Held(_) => matches!(wait.until, Until::Now),
+                Turn::First | Turn::Granted(..) => true,
+            };
+            let ongoing = match &wait.met {
+                Some(own) if may_ask => own.clone(),
                 _ => self.outage.ongoing(now),
             };
             // Whoever comes to an empty line has one attempt in any case.
-            let owed = std::mem::take(&mut first) && in_front;
-            if !owed && let Some(verdict) = self.verdict(started, now, until, ongoing.as_ref()) {
-                return verdict;
-            }
-            if !(in_front && rested) {
-                let longest = self.longest_wait(now, until, ongoing.as_ref());
-                if place.wait(longest, pause.next()) && ongoing.is_none() {
-                    pause = Pause::new();
+            let owed = std::mem::take(&mut first) && may_ask;
+            if !owed {
+                if let Some(verdict) = self.verdict(wait, now, ongoing.as_ref()) {
+                    return verdict.map(|()| None);
                 }
-                rested = true;
-                continue;
-            }
-            rested = false;
-            match self.attempt(wanted, now, until, matches!(met, Some(None)))? {
-                Attempt::Granted(lease) => {
-                    self.outage.end();
-                    return Ok(Some(lease));
-                }
-                Attempt::Contended(expires_in) => {
-                    self.outage.end();
-                    if !std::mem::replace(&mut told, true) {
-                        self.tell(wanted, |events, lock| events.contended(lock, expires_in));
+                if !(may_ask && matches!(wait.rest, Rest::None)) {
+                    if !self.sleep(wait, now, &turn, ongoing.as_ref()) {
+                        return Err(Error::new(ErrorKind::Cancelled, ""));
                     }
-                    pause.no_longer_than(expires_in);
-                    met = Some(None);
-                }
-                Attempt::OutOfTime => {}
-                Attempt::Failed(error) => {
-                    let ongoing = self.failed(now, met.flatten(), error);
-                    // Told once it is known to all: who hears of it finds it so.
-                    self.tell(wanted, |events, lock| {
-                        events.unavailable(lock, &ongoing.error);
-                    });
-                    met = Some(Some(ongoing));
-                    pause.for_an_outage();
+                    continue;
                 }
             }
+            if let Some(lease) = self.ask(wait, now)? {
+                return Ok(Some(Got::Granted(lease)));
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do; false if cancelled.
+    fn sleep(
+        &self,
+        wait: &mut Wait<'_>,
+        now: Moment,
+        turn: &Turn,
+        ongoing: Option<&Ongoing>,
+    ) -> bool {
+        let mut until = self.longest_wait(now, wait.until, ongoing);
+        match turn {
+            Turn::Behind => {}
+            Turn::Held(remaining) => {
+                self.tell_contended(wait, *remaining);
+                until = until.min(now.after(*remaining));
+            }
+            Turn::First | Turn::Granted(..) => until = until.min(wait.rest_until(now)),
+        }
+        match wait.place.wait(until) {
+            Woken::Cancelled => return false,
+            Woken::Called => {
+                if ongoing.is_none() {
+                    wait.pause = Pause::new();
+                }
+                wait.rest = Rest::None;
+            }
+            Woken::Late => {
+                wait.rest = match wait.rest {
+                    Rest::InLine {
+                        expires_at,
+                        watched: false,
+                    } if Moment::now() < expires_at && self.watch(wait.wanted) => Rest::InLine {
+                        expires_at,
+                        watched: true,
+                    },
+                    _ => Rest::None,
+                };
+            }
+        }
+        true
+    }
+
+    fn watch(&self, wanted: &Wanted) -> bool {
+        let key = wanted.key.clone();
+        self.store.watch(vec![Watched { key, lease: None }])
+    }
+
+    /// Asks Redis once, and notes what it says.
+    fn ask(&self, wait: &mut Wait<'_>, now: Moment) -> Result<Option<Arc<Lease>>, Error> {
+        match self.attempt(wait, now)? {
+            Attempt::Granted(lease) => {
+                self.outage.end();
+                return Ok(Some(lease));
+            }
+            Attempt::Contended {
+                expires_in,
+                in_line,
+            } => {
+                self.outage.end();
+                self.tell_contended(wait, expires_in);
+                let expires_at = Moment::now().after(expires_in + Duration::from_millis(1));
+                wait.pause.no_longer_than(expires_in);
+                if !matches!(wait.until, Until::Now) {
+                    self.store.want_wakeups();
+                }
+                wait.rest = if in_line && self.store.standing() == Standing::Told {
+                    Rest::InLine {
+                        expires_at,
+                        watched: false,
+                    }
+                } else {
+                    Rest::Polling
+                };
+                wait.met = Some(None);
+            }
+            Attempt::FellOut => {
+                self.outage.end();
+                wait.rest = Rest::None;
+                wait.met = Some(None);
+            }
+            Attempt::OutOfTime => wait.rest = Rest::Polling,
+            Attempt::Failed(error) => {
+                let ongoing = self.failed(now, wait.met.take().flatten(), error);
+                // Told once it is known to all: who hears of it finds it so.
+                self.tell(wait.wanted, |events, lock| {
+                    events.unavailable(lock, &ongoing.error);
+                });
+                wait.met = Some(Some(ongoing));
+                wait.pause.for_an_outage();
+                wait.rest = Rest::Polling;
+            }
+        }
+        Ok(None)
+    }
+
+    fn tell_contended(&self, wait: &mut Wait<'_>, expires_in: Duration) {
+        if !std::mem::replace(&mut wait.told, true) {
+            self.tell(wait.wanted, |events, lock| {
+                events.contended(lock, expires_in)
+            });
         }
     }
 
@@ -207,13 +390,13 @@ impl Waits {
     /// What to tell a caller that has waited long enough; nothing if it has not.
     fn verdict(
         &self,
-        started: Moment,
+        wait: &Wait<'_>,
         now: Moment,
-        until: Until,
         outage: Option<&Ongoing>,
-    ) -> Option<Result<Option<Arc<Lease>>, Error>> {
+    ) -> Option<Result<(), Error>> {
+        let (started, until) = (wait.started, wait.until);
         let give_up_at = match (until, outage) {
-            (Until::Now, None) => return Some(Ok(None)),
+            (Until::Now, None) => return Some(Ok(())),
             (Until::Forever, None) => return None,
             (Until::Now, Some(_)) => started.after(self.command_timeout),
             (Until::At(deadline), _) => deadline,
@@ -223,7 +406,7 @@ impl Waits {
             return None;
         }
         let Some(outage) = outage else {
-            return Some(Ok(None));
+            return Some(Ok(()));
         };
         if let Until::Now = until {
             return Some(Err(outage.error.clone()));
@@ -248,89 +431,12 @@ impl Waits {
         }
     }
 
-    /// Asks Redis once, under a new lease id.
-    fn attempt(
-        &self,
-        wanted: &Wanted,
-        asked_at: Moment,
-        until: Until,
-        answered_before: bool,
-    ) -> Result<Attempt, Error> {
-        let lease = LeaseId::random();
-        let ttl = wanted
-            .max_hold
-            .map_or(wanted.ttl, |hold| hold.min(wanted.ttl));
-        let command = Command::Acquire {
-            key: wanted.key.clone(),
-            lease,
-            ttl,
-        };
-        // An attempt has its full time, unless the caller knows already that somebody has the lock:
-        // then it does not outlast the caller.
-        let mut deadline = asked_at.after(self.command_timeout);
-        if let (Until::At(at), true) = (until, answered_before) {
-            deadline = deadline.min(at);
-        }
-        let mut request = [Request::new(command, deadline)];
-        self.store.execute(&mut request);
-        let [request] = request;
-        match request.into_outcome() {
-            Ok(Reply::Granted { token }) => {
-                let terms = Terms {
-                    key: wanted.key.clone(),
-                    id: lease,
-                    token,
-                    ttl,
-                    asked_at,
-                    hold_until: wanted.max_hold.map(|hold| asked_at.after(hold)),
-                    renew_every: wanted.renew_every,
-                };
-                self.granted(terms)
-            }
-            Ok(Reply::Contended { expires_in }) => Ok(Attempt::Contended(expires_in)),
-            Ok(_) => unreachable!("a release's answer to an acquire"),
-            Err(error) => match error.kind() {
-                // The caller's own deadline was shorter than an answer takes.
-                ErrorKind::Timeout if deadline < asked_at.after(self.command_timeout) => {
-                    Ok(Attempt::OutOfTime)
-                }
-                ErrorKind::Timeout | ErrorKind::Unavailable => Ok(Attempt::Failed(error)),
-                _ => Err(error),
-            },
-        }
-    }
-
-    fn granted(&self, terms: Terms) -> Result<Attempt, Error> {
-        let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl);
-        let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
-        let give_back = |until| {
-            self.store.post(Command::Release {
-                key,
-                lease: id,
-                until,
-            });
-        };
-        let now = Moment::now();
-        if lease.remaining(now).is_zero() {
-            give_back(now.after(ttl));
-            let message = format!("the grant came later than its ttl of {ttl:?} allows");
-            return Ok(Attempt::Failed(Error::new(ErrorKind::Timeout, message)));
-        }
-        if !self.watchdog.watch(&lease) {
-            give_back(now.after(ttl));
-            return Err(Error::new(ErrorKind::Shutdown, ""));
-        }
-        Ok(Attempt::Granted(lease))
-    }
-
-    /// A lock of this client was let go: whoever of it waits first may try at once.
-    pub(crate) fn released(&self, key: &Key) {
-        self.queues.wake(key);
-    }
-
     /// Sends everybody away, now and from now on.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
+        for (key, claim) in self.queues.abandon_all() {
+            self.give_back(key, &claim);
+        }
         self.queues.wake_all();
     }
 }

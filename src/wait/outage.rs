@@ -1,12 +1,10 @@
 //! Whether Redis answers at the moment, as the callers of one client see it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// Shared by all who wait, so that a hundred waiters in line run out of patience together and not
 /// one after another.

@@ -35,13 +35,17 @@ impl Pause {
         self.bound = Duration::MAX;
     }
 
-    /// The next pause; half to all of its nominal length, so that waiters do not march in step.
+    /// The next pause.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = self.next.min(self.longest);
         self.next = pause * 2;
-        let spread = 0.5 + 0.5 * LeaseId::random().jitter();
-        pause.mul_f64(spread).min(self.bound)
+        jittered(pause).min(self.bound)
     }
+}
+
+/// Half to all of `pause`, so that waiters do not march in step.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
 }
 
 #[cfg(test)]

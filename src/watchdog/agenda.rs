@@ -2,15 +2,14 @@
 //! the workers. Does none of it itself, and no I/O.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
 use crate::lease::{Lease, TimerNote};
 use crate::store::Chore;
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::watchdog::wheel::{TimerId, Wheel};
 
 /// How soon what a store owes is seen to.
@@ -26,6 +25,7 @@ pub(crate) enum Timer {
 
 pub(crate) enum Job {
     Renew(Vec<Arc<Lease>>),
+    Watch(Vec<Arc<Lease>>),
     Settle,
     Stop,
 }
@@ -102,7 +102,7 @@ impl Agenda {
     pub(crate) fn give(&self, job: Job) {
         let worker = match job {
             Job::Renew(_) => &self.renewals,
-            Job::Settle | Job::Stop => &self.releases,
+            Job::Watch(_) | Job::Settle | Job::Stop => &self.releases,
         };
         // Fails only once the worker has ended.
         let _ = worker.send(job);

@@ -3,6 +3,7 @@
 
 mod agenda;
 mod service;
+mod watched;
 mod wheel;
 
 pub(crate) use agenda::Agenda;

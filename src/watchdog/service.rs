@@ -9,11 +9,13 @@ use crossbeam_channel::Receiver;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::event::EventLock;
-use crate::lease::{Courier, Due, Lease, TimerNote};
+use crate::key::Key;
+use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
-use crate::store::{Chore, Command, Reply, Request, Store};
+use crate::store::{Chore, Command, Reply, Request, Store, Watched};
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
+use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Leases renewed by one job, with one deadline.
 const MAX_BATCH: usize = 1024;
@@ -24,6 +26,7 @@ pub(crate) struct Watchdog {
     agenda: Arc<Agenda>,
     store: Arc<dyn Store>,
     courier: Arc<Courier>,
+    watched: WatchedLeases,
     command_timeout: Duration,
 }
 
@@ -38,6 +41,7 @@ impl Watchdog {
             agenda,
             store,
             courier,
+            watched: WatchedLeases::default(),
             command_timeout,
         })
     }
@@ -73,11 +77,36 @@ impl Watchdog {
 
     /// Lets go of a lease that was released or lost before; says which.
     pub(crate) fn release(&self, lease: &Lease, now: Moment) -> Result<(), LossReason> {
-        let (timer, outcome) = lease.release(now);
-        if let Some(timer) = timer {
+        let (ended, outcome) = lease.release(now);
+        if let Some(timer) = ended.timer {
             self.agenda.cancel(timer);
         }
+        if ended.watched {
+            self.watched.remove(lease);
+        }
         outcome
+    }
+
+    /// Keeps `next` alive from now on, in the place of `before`, which ended in its favour.
+    pub(crate) fn succeed(&self, before: &Lease, ended: &Ended, next: &Arc<Lease>) {
+        if let Some(timer) = ended.timer {
+            self.agenda.cancel(timer);
+        }
+        if ended.watched {
+            self.watched.remove(before);
+            next.watch(|| self.watched.insert(next));
+        }
+        self.rearm(next);
+    }
+
+    /// The lease of this client whose key Redis was asked to tell about.
+    pub(crate) fn watched(&self, key: &Key) -> Option<Arc<Lease>> {
+        self.watched.get(key)
+    }
+
+    /// All keys that Redis is to tell about because this client holds them.
+    pub(crate) fn all_watched(&self) -> Vec<Watched> {
+        self.watched.all()
     }
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
@@ -112,7 +141,7 @@ impl Watchdog {
     fn keep_time(&self) {
         while let Some(due) = self.agenda.next() {
             let now = Moment::now();
-            let mut renewals = Vec::new();
+            let (mut renewals, mut watches) = (Vec::new(), Vec::new());
             for timer in due {
                 match timer {
                     Timer::Settle => self.agenda.give(Job::Settle),
@@ -123,10 +152,17 @@ impl Watchdog {
                             stopped = note.is_none();
                             note
                         });
-                        if stopped {
-                            lease.lose(LossReason::Shutdown);
-                        } else if let Due::Renewal(_) = due {
-                            renewals.push(lease);
+                        match due {
+                            _ if stopped => lease.lose(LossReason::Shutdown),
+                            Due::Over => {}
+                            Due::Held { renew, watch, .. } => {
+                                if watch {
+                                    watches.push(Arc::clone(&lease));
+                                }
+                                if renew {
+                                    renewals.push(lease);
+                                }
+                            }
                         }
                     }
                 }
@@ -136,6 +172,9 @@ impl Watchdog {
                 self.agenda.give(Job::Renew(renewals));
                 renewals = rest;
             }
+            if !watches.is_empty() {
+                self.agenda.give(Job::Watch(watches));
+            }
         }
     }
 
@@ -143,6 +182,7 @@ impl Watchdog {
         while let Ok(job) = inbox.recv() {
             match job {
                 Job::Renew(leases) => self.renew(&leases),
+                Job::Watch(leases) => self.watch_keys(&leases),
                 Job::Settle => {
                     self.agenda.answer();
                     if self.store.settle() {
@@ -152,6 +192,15 @@ impl Watchdog {
                 Job::Stop => return,
             }
         }
+    }
+
+    /// Has Redis tell what happens to the keys. If it cannot now, it is asked once it can.
+    fn watch_keys(&self, leases: &[Arc<Lease>]) {
+        for lease in leases {
+            lease.watch(|| self.watched.insert(lease));
+        }
+        self.store
+            .watch(leases.iter().map(|lease| watched(lease)).collect());
     }
 
     fn renew(&self, leases: &[Arc<Lease>]) {
@@ -210,7 +259,7 @@ impl Watchdog {
                 unreachable!("an acquire's answer to a renewal")
             }
             Err(error) => {
-                let every = lease.terms().renew_every.unwrap_or(LONGEST_RETRY);
+                let every = lease.terms().options.renew_every.unwrap_or(LONGEST_RETRY);
                 let retry_at = now.after((every / 4).min(LONGEST_RETRY));
                 lease.ttl_unchanged(ttl, Some(retry_at));
                 Err(error)

@@ -2,8 +2,11 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod bad_input;
+mod cancelling;
 mod child;
+mod contention_faults;
 mod drop_order;
+mod early_loss;
 mod events;
 mod exclusion;
 mod expiry;
@@ -14,11 +17,14 @@ mod faults_proxy;
 mod faults_rare;
 mod faults_release;
 mod guards;
+mod hand_offs;
 mod leftovers;
+mod order;
 mod scale;
 mod scripts;
 mod shutdown;
 mod steady;
 mod support;
 mod waiting;
+mod wake_ups;
 mod watchdog;

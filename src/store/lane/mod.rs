@@ -14,8 +14,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::call::{Call, Ticket, Woken};
@@ -25,6 +23,7 @@ use crate::store::link::{Answer, Link};
 use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
 use crate::store::{Bell, Chore};
+use crate::sync::Mutex;
 
 /// Commands taken from the queue at a time.
 const MAX_BATCH: usize = 256;

@@ -64,6 +64,7 @@ impl Fixture {
             key: key(name),
             lease,
             ttl: LONG,
+            standing: crate::store::Standing::None,
         };
         (lease, self.ask(command, limit))
     }
@@ -151,6 +152,7 @@ fn a_batch_larger_than_one_script_call_is_answered_in_full() {
                 key: key(&n.to_string()),
                 lease: LeaseId::random(),
                 ttl: LONG,
+                standing: crate::store::Standing::None,
             };
             Request::new(command, Moment::now().after(LONG))
         })
@@ -265,6 +267,7 @@ fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
         key: key("a"),
         lease,
         ttl: LONG,
+        standing: crate::store::Standing::None,
     };
     let cut = Error::new(ErrorKind::Unavailable, "");
     let owed = Pending::new(acquire, None).unanswered(&cut, false);

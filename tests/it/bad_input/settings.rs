@@ -52,6 +52,8 @@ fn a_client_with_a_setting_out_of_bounds_is_not_built() {
         ("command_timeout", "61s", |b| b.command_timeout(secs(61))),
         ("lanes", "0", |b| b.lanes(0)),
         ("lanes", "5", |b| b.lanes(5)),
+        ("hand_offs", "1024", |b| b.hand_offs(1024)),
+        ("hand_offs", "4294967295", |b| b.hand_offs(u32::MAX)),
         ("max_key_bytes", "0", |b| b.max_key_bytes(0)),
         ("max_key_bytes", "65537", |b| b.max_key_bytes(65_537)),
         ("prefix", "\"a\\nb\"", |b| b.prefix("a\nb")),
@@ -70,6 +72,12 @@ fn a_client_with_a_setting_out_of_bounds_is_not_built() {
             value,
         );
     }
+    let error = hasty(&nowhere()).hand_offs(1024).build_lazy().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("hand_offs must be 0 to 1023, not 1024")
+    );
     let error = hasty(&nowhere())
         .prefix(&"x".repeat(1 << 20))
         .build_lazy()
@@ -94,6 +102,12 @@ fn settings_at_their_bounds_are_accepted() {
             .renew_ratio(0.9)
             .lanes(1)
             .prefix(&"x".repeat(256)),
+    );
+    build(hasty(&nowhere()).hand_offs(0).hand_off_time(Duration::ZERO));
+    build(
+        hasty(&nowhere())
+            .hand_offs(1023)
+            .hand_off_time(Duration::MAX),
     );
     build(hasty(&nowhere()).patience(Duration::ZERO));
     build(hasty(&nowhere()).patience(Duration::MAX));

@@ -1,6 +1,8 @@
 //! What the tests share: servers, clients, witnesses of exclusion that no lock library wrote, and
 //! ways to wait for what happens. Never looks inside the library.
 
+mod asleep;
+mod outside;
 mod recorder;
 
 use std::panic::resume_unwind;
@@ -12,6 +14,9 @@ use std::time::Duration;
 use leasehold::{Builder, Client, LossReason, LostSignal, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 
+pub use outside::{
+    connections, in_line, lease_of, looks, script_calls, wait_for_line, wake_up_connections,
+};
 pub use recorder::{Recorder, What};
 
 /// For what is only a matter of moments, on the busiest of machines.

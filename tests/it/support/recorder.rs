@@ -18,6 +18,8 @@ pub enum What {
     RenewalFailed,
     Lost,
     Unavailable,
+    /// Of no key: noted under the empty one.
+    WakeUpsRefused,
 }
 
 #[derive(Default)]
@@ -69,8 +71,12 @@ impl Recorder {
     }
 
     fn note(&self, what: What, lock: EventLock<'_>) {
+        self.note_of(what, lock.key);
+    }
+
+    fn note_of(&self, what: What, key: &str) {
         let mut counts = self.counts();
-        *counts.entry((what, lock.key.to_owned())).or_default() += 1;
+        *counts.entry((what, key.to_owned())).or_default() += 1;
         self.changed.notify_all();
     }
 }
@@ -102,5 +108,9 @@ impl Events for Recorder {
 
     fn unavailable(&self, lock: EventLock<'_>, _: &Error) {
         self.note(What::Unavailable, lock);
+    }
+
+    fn wake_ups_refused(&self, _: &Error) {
+        self.note_of(What::WakeUpsRefused, "");
     }
 }

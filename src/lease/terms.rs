@@ -1,0 +1,77 @@
+//! The terms of a grant, and what follows from them: how long it may be believed, when it is renewed.
+//! Plain data; knows no clock.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::id::LeaseId;
+use crate::key::Key;
+
+/// What a lock is asked for. Only between equal options does a lease change hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) ttl: Duration,
+    /// Pause between renewals; none for a lease that is not renewed.
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Options {
+    /// The ttl to ask for: never beyond `max_hold`.
+    pub(crate) fn first_ttl(&self) -> Duration {
+        self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
+    }
+}
+
+/// What was granted, and on which terms.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) key: Key,
+    pub(crate) id: LeaseId,
+    pub(crate) token: u64,
+    pub(crate) options: Options,
+    /// When it was asked for: before the first byte was sent.
+    pub(crate) asked_at: Moment,
+    /// From which moment it may not be held any more, whatever is renewed.
+    pub(crate) hold_until: Option<Moment>,
+    /// How often it was handed over within the client, and since when it is the client's.
+    pub(crate) hand_offs: u32,
+    pub(crate) since: Moment,
+}
+
+/// Renewals come a little early, at the beginning of one of so many parts of their pause: those of
+/// many leases then share round trips instead of waking the watchdog one by one.
+const GRAINS: u32 = 32;
+
+/// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
+/// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
+pub(super) fn validity(ttl: Duration) -> Duration {
+    let drift = ttl / 100 + Duration::from_millis(2);
+    ttl.saturating_sub(drift)
+}
+
+impl Terms {
+    /// The full ttl.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.options.first_ttl()
+    }
+
+    pub(super) fn bounded(&self, moment: Moment) -> Moment {
+        self.hold_until.map_or(moment, |until| moment.min(until))
+    }
+
+    pub(super) fn is_capped(&self, asked_at: Moment, ttl: Duration) -> bool {
+        self.hold_until
+            .is_some_and(|until| asked_at.after(ttl) >= until)
+    }
+
+    /// When to renew after a grant or renewal asked for at `asked_at`; never once capped, since
+    /// nothing could be gained.
+    pub(super) fn renewal_after(&self, asked_at: Moment, capped: bool) -> Option<Moment> {
+        if capped {
+            return None;
+        }
+        let every = self.options.renew_every?;
+        Some(asked_at.after(every).rounded_down(every / GRAINS))
+    }
+}

@@ -1,0 +1,368 @@
+//! Wake-ups: what Redis tells a client without being asked. One connection and one thread per client,
+//! opened when somebody first has to wait, or holds a lock for longer than a moment.
+//!
+//! Two kinds come in. A *grant* is published by whoever lets go of a key that one of this client's
+//! leases stands in line for. A *change* is told by the server (`CLIENT TRACKING`) when a key that was
+//! looked at here is written to, deleted, evicted or expires, by whoever it may be; it uses the
+//! watching up. Both are hints: nothing waits for them without a bound.
+//!
+//! Decides nothing about locks: a [`Listener`] does.
+
+mod subscription;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use redis::{PushKind, Value};
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::id::{HolderId, LeaseId};
+use crate::key::Key;
+use crate::store::command::Standing;
+use crate::store::connect::Endpoint;
+use crate::store::script;
+use crate::thread::Crew;
+
+use subscription::{Socket, Subscription};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// How long a server that refuses is left alone.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// Keys looked at by one command.
+const MAX_KEYS: usize = 256;
+
+/// A key to look at; with a lease, if it is one that should be found there.
+#[derive(Clone, Debug)]
+pub(crate) struct Watched {
+    pub(crate) key: Key,
+    pub(crate) lease: Option<LeaseId>,
+}
+
+/// Who is told. Called on the thread of the wake-ups; quick; may ask for more to be watched.
+pub(crate) trait Listener: Send + Sync {
+    /// `key` was granted to `lease`, which stood in line for it.
+    fn granted(&self, key: &Key, lease: LeaseId, token: u64);
+    /// Something happened to `key`. What to look at now, if it still matters.
+    fn changed(&self, key: &Key) -> Option<Watched>;
+    /// Anything may have happened: everything was flushed, or nothing could be heard for a while.
+    /// All that matters is to be watched anew.
+    fn all_changed(&self);
+    /// What stands under a key that was watched; nothing, if there is no such key.
+    fn seen(&self, watched: &Watched, value: Option<&[u8]>);
+    /// The server does not offer wake-ups to this client.
+    fn refused(&self, error: &Error);
+}
+
+pub(crate) struct Wakeups {
+    endpoint: Arc<Endpoint>,
+    channel: String,
+    prefix: String,
+    timeout: Duration,
+    /// For those who only want to know.
+    stage: AtomicU8,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Stages: nobody has asked for wake-ups, or the first connection is being made;
+const AHEAD: u8 = 0;
+/// they come in;
+const LISTENING: u8 = 1;
+/// they are refused, or the connection is broken.
+const AWAY: u8 = 2;
+
+#[derive(Default)]
+struct State {
+    wanted: bool,
+    stopped: bool,
+    socket: Option<Socket>,
+    /// What was asked, in the order in which the answers come.
+    asked: VecDeque<Asked>,
+    /// To be looked at with the next command.
+    to_look_at: Vec<Watched>,
+}
+
+enum Asked {
+    Look(Vec<Watched>),
+    Ping,
+}
+
+impl Wakeups {
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        holder: &HolderId,
+        prefix: &str,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            endpoint,
+            channel: format!("leasehold/{holder}"),
+            prefix: prefix.to_owned(),
+            timeout,
+            stage: AtomicU8::new(AHEAD),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Starts the thread; it connects once somebody wants it to.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        crew: &Crew,
+        listener: Arc<dyn Listener>,
+    ) -> Result<(), Error> {
+        let wakeups = Arc::clone(self);
+        crew.spawn("leasehold-wakeups", move || wakeups.run(&*listener))
+    }
+
+    /// How somebody who has to wait stands in line: told of its turn if that can be.
+    pub(crate) fn standing(&self) -> Standing {
+        match self.stage.load(Ordering::Acquire) {
+            LISTENING => Standing::Told,
+            // Soon there will be a first connection: the next try will stand in line.
+            AHEAD => Standing::None,
+            _ => Standing::Polling,
+        }
+    }
+
+    /// Somebody has to wait: connects, if that has not been done.
+    pub(crate) fn want(&self) {
+        if self.stage.load(Ordering::Acquire) == AHEAD {
+            self.wanted(&mut self.state.lock());
+        }
+    }
+
+    /// Looks at keys, and from then on at every change of them. False if that cannot be now; it
+    /// will be asked for again, by [`Listener::all_changed`].
+    pub(crate) fn watch(&self, watched: Vec<Watched>) -> bool {
+        let mut state = self.state.lock();
+        if state.socket.is_none() {
+            self.wanted(&mut state);
+            return false;
+        }
+        state.to_look_at.extend(watched);
+        self.look(&mut state);
+        state.socket.is_some()
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        self.disconnect(&mut state);
+        self.changed.notify_all();
+    }
+
+    fn wanted(&self, state: &mut State) {
+        if !state.wanted {
+            state.wanted = true;
+            self.changed.notify_all();
+        }
+    }
+
+    fn disconnect(&self, state: &mut State) {
+        if let Some(socket) = state.socket.take() {
+            socket.shut_down();
+        }
+        state.asked.clear();
+        state.to_look_at.clear();
+        self.stage.store(AWAY, Ordering::Release);
+    }
+
+    /// Writes what is to be looked at.
+    fn look(&self, state: &mut State) {
+        while !state.to_look_at.is_empty() {
+            let n = state.to_look_at.len().min(MAX_KEYS);
+            let keys: Vec<Watched> = state.to_look_at.drain(..n).collect();
+            let mut bytes = Vec::with_capacity(64 * n);
+            let names = keys.iter().map(|watched| watched.key.in_redis());
+            script::encode_words(&mut bytes, "MGET", names);
+            self.ask(state, &bytes, Asked::Look(keys));
+        }
+    }
+
+    fn ask(&self, state: &mut State, bytes: &[u8], asked: Asked) {
+        let Some(socket) = &mut state.socket else {
+            state.to_look_at.clear();
+            return;
+        };
+        match socket.send(bytes) {
+            Ok(()) => state.asked.push_back(asked),
+            Err(_) => self.disconnect(state),
+        }
+    }
+
+    fn run(&self, listener: &dyn Listener) {
+        let mut pause = FIRST_PAUSE;
+        let mut told = false;
+        while self.is_wanted() {
+            let heartbeat =
+                (2 * self.timeout).clamp(Duration::from_secs(1), Duration::from_secs(10));
+            let opened =
+                Subscription::open(self.endpoint.info(), &self.channel, self.timeout, heartbeat);
+            match opened {
+                Ok((subscription, socket)) => {
+                    if self.install(socket) {
+                        pause = FIRST_PAUSE;
+                        told = false;
+                        listener.all_changed();
+                        self.listen(subscription, listener);
+                    }
+                    self.disconnect(&mut self.state.lock());
+                    self.rest(pause);
+                }
+                Err(error) => {
+                    self.disconnect(&mut self.state.lock());
+                    if error.is_unavailable() {
+                        self.rest(pause);
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                    } else {
+                        if !std::mem::replace(&mut told, true) {
+                            listener.refused(&error);
+                        }
+                        self.rest(REFUSED_PAUSE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps until somebody wants to hear; false once stopped.
+    fn is_wanted(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.wanted && !state.stopped {
+            self.changed.wait(&mut state);
+        }
+        !state.stopped
+    }
+
+    fn rest(&self, pause: Duration) {
+        let until = Moment::now().after(pause);
+        let mut state = self.state.lock();
+        while !state.stopped {
+            let left = until.since(Moment::now());
+            if left.is_zero() {
+                return;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    fn install(&self, socket: Socket) -> bool {
+        let mut state = self.state.lock();
+        if state.stopped {
+            socket.shut_down();
+            return false;
+        }
+        state.socket = Some(socket);
+        self.stage.store(LISTENING, Ordering::Release);
+        true
+    }
+
+    /// Hears until the connection ends.
+    fn listen(&self, mut subscription: Subscription, listener: &dyn Listener) {
+        let mut unanswered = 0;
+        loop {
+            let next = subscription.next(|| self.look(&mut self.state.lock()));
+            match next {
+                Ok(value) => {
+                    unanswered = 0;
+                    if !self.hear(value, listener) {
+                        return;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    let mut state = self.state.lock();
+                    if state.asked.is_empty() {
+                        let mut bytes = Vec::new();
+                        script::encode_words(&mut bytes, "PING", std::iter::empty());
+                        self.ask(&mut state, &bytes, Asked::Ping);
+                        unanswered = 0;
+                    } else if unanswered > 0 {
+                        return;
+                    }
+                    unanswered += 1;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// False if it makes no sense: the connection cannot be trusted.
+    fn hear(&self, value: Value, listener: &dyn Listener) -> bool {
+        match value {
+            Value::Push { kind, data } => match kind {
+                PushKind::Invalidate => self.hear_changes(data, listener),
+                PushKind::Message => self.hear_grant(&data, listener),
+                _ => true,
+            },
+            value => {
+                let asked = self.state.lock().asked.pop_front();
+                match (asked, value) {
+                    (Some(Asked::Look(all)), Value::Array(values)) if values.len() == all.len() => {
+                        for (watched, value) in all.iter().zip(values) {
+                            match value {
+                                Value::BulkString(bytes) => listener.seen(watched, Some(&bytes)),
+                                _ => listener.seen(watched, None),
+                            }
+                        }
+                        true
+                    }
+                    (Some(Asked::Ping), Value::SimpleString(_) | Value::Okay) => true,
+                    _ => false,
+                }
+            }
+        }
+    }
+
+    fn hear_changes(&self, data: Vec<Value>, listener: &dyn Listener) -> bool {
+        match data.into_iter().next() {
+            Some(Value::Array(keys)) => {
+                for key in &keys {
+                    let Some(key) = self.key(key) else { continue };
+                    if let Some(watched) = listener.changed(&key) {
+                        // Looked at together, when all that came in has been heard.
+                        self.state.lock().to_look_at.push(watched);
+                    }
+                }
+                true
+            }
+            Some(Value::Nil) => {
+                listener.all_changed();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// `<lease> <µs part of the token> <key>`, as lua/release.lua publishes it.
+    fn hear_grant(&self, data: &[Value], listener: &dyn Listener) -> bool {
+        let [_, Value::BulkString(message)] = data else {
+            return false;
+        };
+        // Anybody may publish there: what makes no sense is nobody's grant.
+        let grant = std::str::from_utf8(message).ok().and_then(|text| {
+            let mut words = text.splitn(3, ' ');
+            let lease = LeaseId::decode(words.next()?)?;
+            let token = script::token(words.next()?)?;
+            let key = Key::of_redis(&self.prefix, words.next()?)?;
+            Some((key, lease, token))
+        });
+        if let Some((key, lease, token)) = grant {
+            listener.granted(&key, lease, token);
+        }
+        true
+    }
+
+    fn key(&self, value: &Value) -> Option<Key> {
+        let Value::BulkString(bytes) = value else {
+            return None;
+        };
+        Key::of_redis(&self.prefix, std::str::from_utf8(bytes).ok()?)
+    }
+}

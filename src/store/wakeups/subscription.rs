@@ -1,0 +1,197 @@
+//! The connection on which Redis speaks without being asked: RESP3, with tracking of all that is read
+//! on it and a channel of this client's own. Knows nothing of who wants to hear what.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo, Parser, RedisError, Value};
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::store::connect::{classify, refusal};
+
+/// A socket of either kind; clones share it.
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
+}
+
+impl Socket {
+    fn connect(addr: &ConnectionAddr, timeout: Duration) -> io::Result<Self> {
+        match addr {
+            ConnectionAddr::Tcp(host, port) => {
+                let deadline = Moment::now().after(timeout);
+                let mut failed = io::Error::other("the host's name has no address");
+                for address in (host.as_str(), *port).to_socket_addrs()? {
+                    let left = deadline.since(Moment::now()).max(Duration::from_millis(1));
+                    match TcpStream::connect_timeout(&address, left) {
+                        Ok(stream) => {
+                            stream.set_nodelay(true)?;
+                            return Ok(Self::Tcp(stream));
+                        }
+                        Err(error) => failed = error,
+                    }
+                }
+                Err(failed)
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => UnixStream::connect(path).map(Self::Unix),
+            _ => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kind of address cannot be subscribed to",
+            )),
+        }
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
+        match self {
+            Self::Tcp(stream) => stream.try_clone().map(Self::Tcp),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.try_clone().map(Self::Unix),
+        }
+    }
+
+    fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => {
+                stream.set_read_timeout(Some(read))?;
+                stream.set_write_timeout(Some(write))
+            }
+            #[cfg(unix)]
+            Self::Unix(stream) => {
+                stream.set_read_timeout(Some(read))?;
+                stream.set_write_timeout(Some(write))
+            }
+        }
+    }
+
+    /// Ends reading and writing for all clones, whatever they are waiting for.
+    pub(super) fn shut_down(&self) {
+        // One that has been closed by the other side already is as good.
+        let _ = match self {
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+
+    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.write_all(bytes),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.write_all(bytes),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(buffer),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+/// The reading half, and what has been read of the next value.
+pub(super) struct Subscription {
+    socket: Socket,
+    parser: Parser,
+}
+
+impl Subscription {
+    /// Connects, logs in, subscribes to `channel` and turns tracking on. `heartbeat` bounds every
+    /// read from then on.
+    ///
+    /// An error of the kind `Unavailable` or `Timeout` is worth another try soon; any other means
+    /// that the server does not offer this.
+    pub(super) fn open(
+        info: &ConnectionInfo,
+        channel: &str,
+        timeout: Duration,
+        heartbeat: Duration,
+    ) -> Result<(Self, Socket), Error> {
+        let unavailable = |e: io::Error| {
+            let kind = match e.kind() {
+                io::ErrorKind::Unsupported => ErrorKind::InvalidConfig,
+                _ => ErrorKind::Unavailable,
+            };
+            Error::new(kind, format!("{}: {e}", info.addr()))
+        };
+        let socket = Socket::connect(info.addr(), timeout).map_err(unavailable)?;
+        socket.set_timeouts(timeout, timeout).map_err(unavailable)?;
+        let mut writer = socket.try_clone().map_err(unavailable)?;
+        let mut subscription = Self {
+            socket,
+            parser: Parser::new(),
+        };
+        let settings = info.redis_settings();
+        let mut hello = redis::cmd("HELLO");
+        hello.arg("3");
+        if let Some(password) = settings.password() {
+            let user = settings.username().unwrap_or("default");
+            hello.arg("AUTH").arg(user).arg(password);
+        }
+        hello.arg("SETNAME").arg("leasehold-wakeups");
+        let mut select = redis::cmd("SELECT");
+        select.arg(settings.db());
+        let mut subscribe = redis::cmd("SUBSCRIBE");
+        subscribe.arg(channel);
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON");
+        let select = (settings.db() != 0).then_some(select);
+        let commands = [hello].into_iter().chain(select);
+        for command in commands.chain([subscribe, track]) {
+            let packed = command.get_packed_command();
+            writer.send(&packed).map_err(unavailable)?;
+            match subscription.next(|| ())? {
+                Value::ServerError(error) => return Err(refusal(error.code(), error.details())),
+                Value::Push { .. } | Value::Map(_) | Value::Okay => {}
+                other => {
+                    let message = format!("unexpected answer to a subscription: {other:?}");
+                    return Err(Error::new(ErrorKind::Protocol, message));
+                }
+            }
+        }
+        let bounded = subscription.socket.set_timeouts(heartbeat, timeout);
+        bounded.map_err(unavailable)?;
+        Ok((subscription, writer))
+    }
+
+    /// The next value, whatever it is. `before_waiting` is called when all that has come in so far
+    /// has been returned. `Timeout` if nothing came within the heartbeat; it may be called again.
+    pub(super) fn next(&mut self, before_waiting: impl FnMut()) -> Result<Value, Error> {
+        let source = Source {
+            socket: &mut self.socket,
+            before_waiting,
+        };
+        self.parser.parse_value(source).map_err(|e| broke(&e))
+    }
+}
+
+fn broke(error: &RedisError) -> Error {
+    Error::new(classify(error), error.to_string())
+}
+
+/// The parser asks it for more only when it has used up what it had.
+struct Source<'a, F> {
+    socket: &'a mut Socket,
+    before_waiting: F,
+}
+
+impl<F: FnMut()> Read for Source<'_, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (self.before_waiting)();
+        loop {
+            match self.socket.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One attempt to be granted a lock: what is asked of Redis, and what its answer means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::id::LeaseId;
+use crate::key::Key;
+use crate::lease::{Lease, Terms};
+use crate::store::{Command, Reply, Request, Standing};
+use crate::wait::local::Claim;
+use crate::wait::{Until, Wait, Waits, Wanted};
+
+pub(super) enum Attempt {
+    Granted(Arc<Lease>),
+    /// Somebody has it, for so long at least if they do not let go.
+    Contended {
+        expires_in: Duration,
+        in_line: bool,
+    },
+    /// It stood in line, and does not any more.
+    FellOut,
+    /// The caller's own deadline came before an answer: nothing was learnt.
+    OutOfTime,
+    /// Worth another try: Redis could not be asked, or gave no answer.
+    Failed(Error),
+}
+
+impl Waits {
+    /// Asks Redis once: for what stands in line already, or under a new lease id.
+    pub(super) fn attempt(&self, wait: &Wait<'_>, asked_at: Moment) -> Result<Attempt, Error> {
+        let Wanted { key, options, .. } = wait.wanted;
+        let (standing, lease, stood) = match wait.until {
+            Until::Now => (Standing::None, LeaseId::random(), false),
+            _ => {
+                let (lease, stood, other) = wait.place.claim(LeaseId::random(), asked_at);
+                if let Some(other) = other {
+                    self.give_back(key.clone(), &other);
+                }
+                let standing = if stood {
+                    Standing::Kept
+                } else {
+                    self.store.standing()
+                };
+                (standing, lease, stood)
+            }
+        };
+        let ttl = options.first_ttl();
+        let command = Command::Acquire {
+            key: key.clone(),
+            lease,
+            ttl,
+            standing,
+        };
+        // An attempt has its full time, unless the caller knows already that somebody has the lock:
+        // then it does not outlast the caller.
+        let mut deadline = asked_at.after(self.command_timeout);
+        if let (Until::At(at), Some(None)) = (wait.until, &wait.met) {
+            deadline = deadline.min(at);
+        }
+        let mut request = [Request::new(command, deadline)];
+        self.store.execute(&mut request);
+        let [request] = request;
+        let outcome = request.into_outcome();
+        if !matches!(
+            outcome,
+            Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. })
+        ) {
+            // Nothing of it stands in line; or it is unknown, and the store sees to its end.
+            wait.place.disclaim(lease);
+        }
+        match outcome {
+            Ok(Reply::Granted { token }) => {
+                let terms = terms(wait.wanted, lease, token, asked_at);
+                self.granted(terms)
+            }
+            Ok(Reply::Contended {
+                expires_in,
+                in_line,
+            }) => {
+                if in_line && !wait.place.claims(lease) {
+                    // The client was shut down meanwhile.
+                    self.post_release(key.clone(), lease, ttl);
+                }
+                if stood && !in_line {
+                    return Ok(Attempt::FellOut);
+                }
+                Ok(Attempt::Contended {
+                    expires_in,
+                    in_line,
+                })
+            }
+            Ok(_) => unreachable!("a release's answer to an acquire"),
+            Err(error) => {
+                if stood {
+                    // A refusal leaves it in line.
+                    self.post_release(key.clone(), lease, ttl);
+                }
+                match error.kind() {
+                    // The caller's own deadline was shorter than an answer takes.
+                    ErrorKind::Timeout if deadline < asked_at.after(self.command_timeout) => {
+                        Ok(Attempt::OutOfTime)
+                    }
+                    ErrorKind::Timeout | ErrorKind::Unavailable => Ok(Attempt::Failed(error)),
+                    _ => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Takes what Redis granted while it was waited for, if that is good for long enough: its
+    /// validity counts from when it was first asked for, since it is not known when it was granted.
+    pub(super) fn enter(
+        &self,
+        wait: &Wait<'_>,
+        claim: &Claim,
+        token: u64,
+        now: Moment,
+    ) -> Result<Option<Arc<Lease>>, Error> {
+        let options = wait.wanted.options;
+        let whole_ttl_promised = options.renew_every.is_none() || options.max_hold.is_some();
+        let spent = now.since(claim.asked_at);
+        if whole_ttl_promised || claim.options != options || spent > options.ttl / 3 {
+            return Ok(None);
+        }
+        let terms = terms(wait.wanted, claim.lease, token, claim.asked_at);
+        match self.granted(terms)? {
+            Attempt::Granted(lease) => Ok(Some(lease)),
+            _ => Ok(None),
+        }
+    }
+
+    fn granted(&self, terms: Terms) -> Result<Attempt, Error> {
+        let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
+        let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
+        if lease.remaining(Moment::now()).is_zero() {
+            self.post_release(key, id, ttl);
+            let message = format!("the grant came later than its ttl of {ttl:?} allows");
+            return Ok(Attempt::Failed(Error::new(ErrorKind::Timeout, message)));
+        }
+        if !self.watchdog.watch(&lease) {
+            self.post_release(key, id, ttl);
+            return Err(Error::new(ErrorKind::Shutdown, ""));
+        }
+        Ok(Attempt::Granted(lease))
+    }
+
+    fn post_release(&self, key: Key, lease: LeaseId, ttl: Duration) {
+        let until = Moment::now().after(ttl);
+        self.store.post(Command::Release { key, lease, until });
+    }
+}
+
+/// The terms of a grant that was asked for at `asked_at` or later.
+fn terms(wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
+    let options = wanted.options;
+    Terms {
+        key: wanted.key.clone(),
+        id: lease,
+        token,
+        options,
+        asked_at,
+        hold_until: options.max_hold.map(|hold| asked_at.after(hold)),
+        hand_offs: 0,
+        since: Moment::now(),
+    }
+}

@@ -1,0 +1,111 @@
+//! What a client makes of what Redis tells it: whose turn has come, who should look again, which lock
+//! is lost. Never waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::id::{HolderId, LeaseId};
+use crate::key::Key;
+use crate::lease::Courier;
+use crate::loss::LossReason;
+use crate::store::{Command, Listener, Store, Watched, holds, stands_in_line};
+use crate::wait::local::LocalQueues;
+use crate::watchdog::Watchdog;
+
+pub(crate) struct Hearing {
+    store: Arc<dyn Store>,
+    watchdog: Arc<Watchdog>,
+    courier: Arc<Courier>,
+    queues: Arc<LocalQueues>,
+    /// The longest that a grant can last which nobody here knows of.
+    max_ttl: Duration,
+}
+
+impl Hearing {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        watchdog: Arc<Watchdog>,
+        courier: Arc<Courier>,
+        queues: Arc<LocalQueues>,
+        max_ttl: Duration,
+    ) -> Self {
+        Self {
+            store,
+            watchdog,
+            courier,
+            queues,
+            max_ttl,
+        }
+    }
+
+    /// A lease should have been found under the key, and was not.
+    fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
+        let reason = match value {
+            None => LossReason::Deleted,
+            Some(value) => LossReason::TakenOver {
+                by: HolderId::of_value(value),
+            },
+        };
+        let now = self.watchdog.watched(key);
+        if let Some(held) = now.filter(|held| held.terms().id == lease) {
+            held.lose(reason);
+        }
+    }
+}
+
+impl Listener for Hearing {
+    fn granted(&self, key: &Key, lease: LeaseId, token: u64) {
+        if !self.queues.granted(key, lease, token) {
+            // Who stood in line has left; should its own release have missed it, nobody else lets go.
+            self.store.post(Command::Release {
+                key: key.clone(),
+                lease,
+                until: Moment::now().after(self.max_ttl),
+            });
+        }
+    }
+
+    fn changed(&self, key: &Key) -> Option<Watched> {
+        let held = self.watchdog.watched(key);
+        let held = held.filter(|lease| lease.live_for(Moment::now()).is_some());
+        let lease = held.map(|lease| lease.terms().id);
+        let matters = lease.is_some() || self.queues.waits_for(key);
+        matters.then(|| Watched {
+            key: key.clone(),
+            lease,
+        })
+    }
+
+    fn all_changed(&self) {
+        self.queues.wake_first();
+        let held = self.watchdog.all_watched();
+        if !held.is_empty() {
+            self.store.watch(held);
+        }
+    }
+
+    fn seen(&self, watched: &Watched, value: Option<&[u8]>) {
+        let Watched { key, lease } = watched;
+        match lease {
+            Some(lease) if value.is_some_and(|value| holds(value, *lease)) => {}
+            Some(lease) => self.lost(key, *lease, value),
+            None => {
+                let claim = self.queues.claim_of(key);
+                let in_line = claim
+                    .zip(value)
+                    .is_some_and(|(claim, value)| stands_in_line(value, claim));
+                if !in_line {
+                    self.queues.wake(key);
+                }
+            }
+        }
+    }
+
+    fn refused(&self, error: &Error) {
+        let error = error.clone();
+        self.courier
+            .tell_later(move |events| events.wake_ups_refused(&error));
+    }
+}

@@ -1,0 +1,79 @@
+//! How a lock and a place in line are given up: passed on within the client, or given back to Redis.
+
+use std::sync::Arc;
+
+use crate::clock::Moment;
+use crate::key::Key;
+use crate::lease::Lease;
+use crate::store::Command;
+use crate::wait::local::{Claim, Place};
+use crate::wait::{Waits, Wanted};
+
+impl Waits {
+    /// A dropped lease: passes it on to the next of this client, or lets go of it in Redis.
+    pub(crate) fn let_go(&self, lease: &Arc<Lease>) {
+        if self.hand_over(lease) {
+            return;
+        }
+        let now = Moment::now();
+        let lost = self.watchdog.release(lease, now).err();
+        if lost.is_none_or(|reason| reason.may_leave_its_key()) {
+            self.store.post(release_of(lease));
+        }
+        // Only now: who waits here then asks behind it.
+        self.queues.let_go(lease);
+    }
+
+    fn hand_over(&self, lease: &Arc<Lease>) -> bool {
+        let terms = lease.terms();
+        let now = Moment::now();
+        let limits = self.hand_offs;
+        if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
+            return false;
+        }
+        let mut handed = None;
+        let done = self.queues.hand_over(lease, |options| {
+            let (next, ended) = lease.hand_over(now, options)?;
+            handed = Some((Arc::clone(&next), ended));
+            Some(next)
+        });
+        if let Some((next, ended)) = handed {
+            self.watchdog.succeed(lease, &ended, &next);
+        }
+        done
+    }
+
+    /// A lock of this client was let go: whoever of it waits first may try at once.
+    pub(crate) fn released(&self, lease: &Lease) {
+        self.queues.let_go(lease);
+    }
+
+    /// Leaves the line without the lock, and gives back what came too late.
+    pub(super) fn leave(&self, wanted: &Wanted, place: Place<'_>) {
+        let (handed, abandoned) = place.leave();
+        if let Some(lease) = handed {
+            self.let_go(&lease);
+        }
+        if let Some(claim) = abandoned {
+            self.give_back(wanted.key.clone(), &claim);
+        }
+    }
+
+    pub(super) fn give_back(&self, key: Key, claim: &Claim) {
+        let until = Moment::now().after(claim.options.ttl);
+        self.store.post(Command::Release {
+            key,
+            lease: claim.lease,
+            until,
+        });
+    }
+}
+
+/// The release of what `lease` has in Redis, or may have.
+pub(crate) fn release_of(lease: &Lease) -> Command {
+    Command::Release {
+        key: lease.terms().key.clone(),
+        lease: lease.terms().id,
+        until: lease.key_until(),
+    }
+}

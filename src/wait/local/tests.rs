@@ -1,0 +1,234 @@
+use crossbeam_channel::unbounded;
+
+use super::*;
+use crate::lease::{Courier, Terms};
+use crate::thread::Crew;
+
+const FAR: Duration = Duration::from_secs(600);
+const OPTIONS: Options = Options {
+    ttl: Duration::from_secs(30),
+    renew_every: Some(Duration::from_secs(10)),
+    max_hold: None,
+};
+
+fn key(name: &str) -> Key {
+    Key::new("", name, 16).unwrap()
+}
+
+fn far() -> Moment {
+    Moment::now().after(FAR)
+}
+
+fn soon() -> Moment {
+    Moment::now().after(Duration::from_millis(1))
+}
+
+fn lease(key: &Key) -> Arc<Lease> {
+    lease_of(key, LeaseId::random())
+}
+
+fn lease_of(key: &Key, id: LeaseId) -> Arc<Lease> {
+    let courier = Courier::start(&Crew::new(), None).unwrap();
+    courier.stop();
+    let now = Moment::now();
+    let terms = Terms {
+        key: key.clone(),
+        id,
+        token: 7,
+        options: OPTIONS,
+        asked_at: now,
+        hold_until: None,
+        hand_offs: 0,
+        since: now,
+    };
+    Arc::new(Lease::new(terms, courier))
+}
+
+fn join<'a>(queues: &'a LocalQueues, key: &'a Key) -> Place<'a> {
+    queues.join(key, OPTIONS, None)
+}
+
+fn is_first(place: &Place<'_>) -> bool {
+    matches!(place.turn(Moment::now()), Turn::First)
+}
+
+#[test]
+fn the_line_is_first_in_first_out() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let [one, two, three] = [(); 3].map(|()| join(&queues, &key));
+    assert!(is_first(&one) && !is_first(&two) && !is_first(&three));
+    one.leave();
+    assert!(is_first(&two) && !is_first(&three));
+    three.leave();
+    two.leave();
+    assert_eq!(queues.lines(), 0);
+}
+
+#[test]
+fn nobody_joins_a_line_only_to_look() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let one = join(&queues, &key);
+    assert!(queues.join_if_empty(&key, OPTIONS).is_none());
+    drop(one);
+    assert!(queues.join_if_empty(&key, OPTIONS).is_some());
+}
+
+#[test]
+fn a_wake_up_before_the_sleep_is_kept() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let one = join(&queues, &key);
+    queues.wake(&key);
+    assert_eq!(one.wait(far()), Woken::Called);
+    assert_eq!(one.wait(soon()), Woken::Late, "used up");
+}
+
+#[test]
+fn whoever_gives_up_passes_its_wake_up_on() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    queues.wake(&key);
+    one.leave();
+    assert_eq!(two.wait(far()), Woken::Called);
+}
+
+#[test]
+fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let held = lease(&key);
+    assert!(one.leave_with(&held).is_none());
+    assert!(matches!(two.turn(Moment::now()), Turn::Held(_)));
+    assert_eq!(two.wait(soon()), Woken::Late, "no need to ask yet");
+    queues.let_go(&held);
+    assert_eq!(two.wait(far()), Woken::Called);
+    assert!(is_first(&two));
+}
+
+#[test]
+fn a_lost_lease_holds_nobody_up() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let held = lease(&key);
+    assert!(one.leave_with(&held).is_none());
+    held.lose(crate::loss::LossReason::Deleted);
+    assert!(is_first(&two));
+}
+
+#[test]
+fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let held = lease(&key);
+    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert_eq!(queues.lines(), 1);
+    queues.let_go(&held);
+    assert_eq!(queues.lines(), 0);
+}
+
+#[test]
+fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (old, new) = (lease(&key), lease(&key));
+    assert!(join(&queues, &key).leave_with(&old).is_none());
+    assert!(join(&queues, &key).leave_with(&new).is_none());
+    queues.let_go(&old);
+    let waiter = join(&queues, &key);
+    assert!(matches!(waiter.turn(Moment::now()), Turn::Held(_)));
+}
+
+#[test]
+fn a_lease_is_handed_to_the_first_in_line_alone() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let held = lease(&key);
+    assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
+    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    assert!(queues.hand_over(&held, |options| {
+        held.hand_over(Moment::now(), options).map(|(next, _)| next)
+    }));
+    assert_eq!(one.wait(far()), Woken::Called);
+    let next = one.handed().unwrap();
+    assert_eq!(next.terms().token, held.terms().token + 1);
+    assert!(two.handed().is_none());
+    assert!(matches!(two.turn(Moment::now()), Turn::Held(_)));
+    assert!(!queues.hand_over(&held, |_| unreachable!("it is not the holder any more")));
+}
+
+#[test]
+fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let held = lease(&key);
+    assert!(join(&queues, &key).leave_with(&held).is_none());
+    let one = join(&queues, &key);
+    assert!(queues.hand_over(&held, |options| {
+        held.hand_over(Moment::now(), options).map(|(next, _)| next)
+    }));
+    let (handed, claim) = one.leave();
+    assert!(handed.is_some() && claim.is_none());
+}
+
+#[test]
+fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let asked = LeaseId::random();
+    let (lease, stood, other) = one.claim(asked, Moment::now());
+    assert!(lease == asked && !stood && other.is_none());
+    assert!(one.leave().1.is_none());
+    let (lease, stood, other) = two.claim(LeaseId::random(), Moment::now());
+    assert!(lease == asked && stood && other.is_none());
+    assert_eq!(two.leave().1.unwrap().lease, asked);
+    assert_eq!(queues.lines(), 0);
+}
+
+#[test]
+fn what_was_asked_for_on_other_terms_is_given_back() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let one = join(&queues, &key);
+    let asked = LeaseId::random();
+    one.claim(asked, Moment::now());
+    let others = Options {
+        ttl: Duration::from_secs(5),
+        ..OPTIONS
+    };
+    let two = queues.join(&key, others, None);
+    one.leave();
+    let (lease, stood, other) = two.claim(LeaseId::random(), Moment::now());
+    assert!(lease != asked && !stood);
+    assert_eq!(other.unwrap().lease, asked);
+}
+
+#[test]
+fn a_grant_that_comes_before_its_answer_is_kept() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let one = join(&queues, &key);
+    let asked = LeaseId::random();
+    one.claim(asked, Moment::now());
+    assert!(queues.granted(&key, asked, 9));
+    assert_eq!(one.wait(far()), Woken::Called);
+    assert!(matches!(one.turn(Moment::now()), Turn::Granted(_, 9)));
+}
+
+#[test]
+fn a_grant_that_nobody_waits_for_is_told_apart_from_one_that_is_held() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let asked = LeaseId::random();
+    assert!(!queues.granted(&key, asked, 9), "nobody is there");
+    let one = join(&queues, &key);
+    assert!(!queues.granted(&key, asked, 9), "nobody asked for it");
+    assert!(one.leave_with(&lease_of(&key, asked)).is_none());
+    assert!(queues.granted(&key, asked, 9), "it knows already");
+    assert!(!queues.granted(&key, LeaseId::random(), 9));
+}
+
+#[test]
+fn a_wait_ends_when_it_is_cancelled_or_called() {
+    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (stop, stopped) = unbounded();
+    let one = queues.join(&key, OPTIONS, Some(&stopped));
+    queues.wake(&key);
+    assert_eq!(one.wait(far()), Woken::Called);
+    assert_eq!(one.wait(soon()), Woken::Late);
+    drop(stop);
+    assert_eq!(one.wait(far()), Woken::Cancelled);
+}

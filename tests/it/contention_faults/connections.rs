@@ -1,0 +1,196 @@
+//! Connections are killed while clients wait: those that hear wake-ups, those that ask, all of them.
+
+use std::thread;
+use std::time::Duration;
+
+use leasehold::Client;
+use leasehold_testbed::{Proxy, Server, eventually};
+
+use crate::contention_faults::{KEY, Turns, assert_kept, client, connections, kill, kill_wake_ups};
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, millis, secs, server,
+    wait_for_line,
+};
+
+/// Entering without being told of one's turn takes about a second; a ttl is sixty.
+const WITHOUT_WORD: Duration = Duration::from_secs(6);
+
+/// Four clients with two threads each take turns while `fault` is called again and again.
+fn take_turns_under(fault: impl Fn(&Server)) {
+    let server = server();
+    let clients: Vec<Client> = (0..4).map(|_| client(&server.url())).collect();
+    let turns = Turns::of(&clients, 2, 50);
+    let faults = turns.go_on_under(|| fault(&server));
+    assert!(faults >= 10, "only {faults} faults");
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn turns_go_on_while_wake_up_connections_are_killed() {
+    take_turns_under(|server| {
+        kill_wake_ups(server);
+    });
+}
+
+#[test]
+fn turns_go_on_while_lane_connections_are_killed() {
+    take_turns_under(|server| {
+        let all = connections(server);
+        for lane in all.iter().filter(|one| !one.hears_wake_ups()) {
+            kill(server, lane);
+        }
+    });
+}
+
+#[test]
+fn turns_go_on_while_all_connections_are_killed() {
+    take_turns_under(|server| {
+        for connection in &connections(server) {
+            kill(server, connection);
+        }
+    });
+}
+
+#[test]
+fn turns_go_on_while_one_connection_after_another_is_killed() {
+    let (server, mut victim) = (server(), 0);
+    let clients: Vec<Client> = (0..4).map(|_| client(&server.url())).collect();
+    let turns = Turns::of(&clients, 2, 50);
+    turns.go_on_under(|| {
+        let all = connections(&server);
+        victim += 5;
+        kill(&server, &all[victim % all.len()]);
+    });
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_lock_let_go_while_a_wake_up_connection_is_gone_for_good_is_entered_soon() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (holder, waiting) = (client(&server.url()), client(&proxy.url()));
+    for round in 0..6 {
+        let held = holder.mutex(KEY).lock().unwrap();
+        let mutex = waiting.mutex(KEY);
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, KEY, 1);
+        // Before and after it has looked at the key.
+        thread::sleep(millis(10 * round));
+        proxy.refuse(true);
+        kill_wake_ups(&server);
+        held.unlock().unwrap();
+        let entered = waiter.within(WITHOUT_WORD, "entering without a wake-up");
+        proxy.refuse(false);
+        entered.unlock().unwrap();
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_lock_let_go_just_as_a_wake_up_connection_is_killed_is_entered_soon() {
+    let server = server();
+    let (holder, waiting) = (client(&server.url()), client(&server.url()));
+    for round in 0..40 {
+        let held = holder.mutex(KEY).lock().unwrap();
+        let mutex = waiting.mutex(KEY);
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, KEY, 1);
+        let killer = || {
+            kill_wake_ups(&server);
+        };
+        match round % 4 {
+            0 => {
+                killer();
+                drop(held);
+            }
+            1 => {
+                held.unlock().unwrap();
+                killer();
+            }
+            _ => thread::scope(|scope| {
+                scope.spawn(killer);
+                thread::sleep(Duration::from_micros(30 * round));
+                drop(held);
+            }),
+        }
+        let entered = waiter.within(WITHOUT_WORD, "entering after the lock was let go");
+        assert_kept(entered.unlock());
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn who_cannot_be_told_holds_up_nobody_who_can() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (holder, away) = (client(&server.url()), client(&proxy.url()));
+    let there = client(&server.url());
+    let held = holder.mutex(KEY).lock().unwrap();
+    let mutex = away.mutex(KEY);
+    let first = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 1);
+    let mutex = there.mutex(KEY);
+    let second = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 2);
+    proxy.refuse(true);
+    proxy.cut_all();
+    held.unlock().unwrap();
+    let entered = second.within(WITHOUT_WORD, "entering in the place of who has gone");
+    assert!(!first.is_done(), "it cannot ask");
+    proxy.refuse(false);
+    wait_for_line(&server, KEY, 1);
+    entered.unlock().unwrap();
+    drop(first.within(WITHOUT_WORD, "entering after the return"));
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_client_that_waits_for_many_locks_gets_them_all_after_its_wake_ups_broke() {
+    const LOCKS: usize = 40;
+    let server = server();
+    let (holder, waiting) = (client(&server.url()), client(&server.url()));
+    let keys: Vec<String> = (0..LOCKS).map(|n| format!("lock-{n}")).collect();
+    let held: Vec<_> = keys
+        .iter()
+        .map(|key| holder.mutex(key).lock().unwrap())
+        .collect();
+    let waiters: Vec<Task<_>> = keys
+        .iter()
+        .map(|key| {
+            let mutex = waiting.mutex(key);
+            Task::start(move || mutex.lock().unwrap())
+        })
+        .collect();
+    for key in &keys {
+        wait_for_line(&server, key, 1);
+    }
+    for (n, guard) in held.into_iter().enumerate() {
+        if n % 8 == 0 {
+            kill_wake_ups(&server);
+        }
+        guard.unlock().unwrap();
+    }
+    for waiter in waiters {
+        drop(waiter.within(WITHOUT_WORD, "entering after the lock was let go"));
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_holder_is_told_of_a_loss_after_its_wake_up_connection_was_killed() {
+    let server = server();
+    // Told by the next renewal otherwise, and that is far away.
+    let guard = client(&server.url()).mutex(KEY).lock().unwrap();
+    let lost = guard.lost_signal();
+    for _ in 0..5 {
+        let hears = || kill_wake_ups(&server) > 0;
+        assert!(eventually(SOON, hears), "it listens");
+    }
+    ask(&server, &["DEL", &in_redis(KEY)]);
+    let told = lost.recv_timeout(secs(6));
+    assert!(
+        told.is_ok(),
+        "a renewal comes after {:?} only",
+        LONG_TTL / 3
+    );
+}

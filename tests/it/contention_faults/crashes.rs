@@ -1,0 +1,352 @@
+//! Processes that die or stand still, holding the lock or waiting for it.
+//!
+//! Each is a process of its own that tells its parent: `<pid> <holder id>` when it is about to wait,
+//! `entered <token>` when it is inside, `left` when it has let go.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Builder, MutexGuard};
+use leasehold_testbed::{Reply, Server, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::child::{self, Child};
+use crate::contention_faults::{KEY, client};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, millis, secs, server, value_of,
+    wait_for_line, wake_up_connections,
+};
+
+/// How much later than they should things may happen on a busy machine.
+const SLACK: Duration = Duration::from_secs(5);
+/// Where processes find the ttl of their clients, in ms.
+const TTL: &str = "settings:ttl";
+/// How many are inside, and the tokens of all who were, in order.
+const INSIDE: &str = "seen:inside";
+const TOKENS: &str = "seen:tokens";
+
+fn number(server: &str, key: &str) -> u64 {
+    let redis = redis::Client::open(server).unwrap();
+    let mut connection = redis.get_connection_with_timeout(SOON).unwrap();
+    redis::cmd("GET").arg(key).query(&mut connection).unwrap()
+}
+
+fn builder_of_process(url: &str) -> Builder {
+    steady(url).ttl(millis(number(url, TTL)))
+}
+
+/// In any process: stays inside for a moment and sees that it is alone there, by what Redis counts.
+struct Entry(redis::Connection);
+
+impl Entry {
+    fn open(url: &str) -> Self {
+        let redis = redis::Client::open(url).unwrap();
+        Self(redis.get_connection_with_timeout(SOON).unwrap())
+    }
+
+    fn stay(&mut self, guard: &MutexGuard, stay: Duration) {
+        let (inside, _): (usize, usize) = redis::pipe()
+            .cmd("INCR")
+            .arg(INSIDE)
+            .cmd("RPUSH")
+            .arg(TOKENS)
+            .arg(guard.fencing_token())
+            .query(&mut self.0)
+            .unwrap();
+        assert_eq!(inside, 1, "somebody else is inside with {guard:?}");
+        thread::sleep(stay);
+        redis::cmd("DECR").arg(INSIDE).exec(&mut self.0).unwrap();
+    }
+}
+
+/// All who were inside had greater tokens than those before them.
+#[track_caller]
+fn assert_tokens_rose(server: &Server, entries: usize) {
+    let Reply::Array(tokens) = ask(server, &["LRANGE", TOKENS, "0", "-1"]) else {
+        panic!("LRANGE answers with an array");
+    };
+    let tokens: Vec<i64> = tokens.iter().filter_map(Reply::as_int).collect();
+    assert_eq!(tokens.len(), entries, "{tokens:?}");
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+}
+
+/// A process that waits for the lock.
+struct Waiter {
+    child: Child,
+    pid: Pid,
+    holder: String,
+}
+
+impl Waiter {
+    fn start(server: &Server) -> Self {
+        Self::start_as("wait_once", server)
+    }
+
+    fn start_as(role: &str, server: &Server) -> Self {
+        let test = format!("contention_faults::crashes::{role}");
+        let child = Child::start(&test, &server.url());
+        let told = child.told(6 * SOON);
+        let (pid, holder) = told.split_once(' ').expect("two words");
+        Self {
+            child,
+            pid: Pid::from_raw(pid.parse().unwrap()).unwrap(),
+            holder: holder.to_owned(),
+        }
+    }
+
+    /// So many, who come into line one after another.
+    fn line(server: &Server, count: usize) -> Vec<Self> {
+        let mut waiters = Vec::new();
+        for n in 1..=count {
+            waiters.push(Self::start(server));
+            wait_for_line(server, KEY, n);
+        }
+        waiters
+    }
+
+    /// It gets the lock within `limit`, and lets it go.
+    #[track_caller]
+    fn has_its_turn(&self, limit: Duration) {
+        let told = self.child.told(limit);
+        assert!(told.starts_with("entered "), "{told}");
+        assert_eq!(self.child.told(SOON), "left");
+    }
+
+    fn stop(&self) {
+        kill_process(self.pid, Signal::STOP).unwrap();
+        let stat = PathBuf::from(format!("/proc/{}/stat", self.pid.as_raw_nonzero()));
+        let stopped = eventually(SOON, || {
+            // Where processes cannot be looked at, it has to be believed.
+            let Ok(stat) = std::fs::read_to_string(&stat) else {
+                return true;
+            };
+            let state = stat.rsplit(')').next().map(str::trim_start);
+            state.is_some_and(|state| state.starts_with('T'))
+        });
+        assert!(stopped, "{} does not stop", self.holder);
+    }
+
+    fn resume(&self) {
+        kill_process(self.pid, Signal::CONT).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "the work of the tests here, which start it"]
+fn wait_once() {
+    let Some(url) = child::url() else { return };
+    let client = builder_of_process(&url).build().unwrap();
+    let mut entry = Entry::open(&url);
+    child::tell(format_args!(
+        "{} {}",
+        std::process::id(),
+        client.holder_id()
+    ));
+    let guard = client.mutex(KEY).lock().unwrap();
+    child::tell(format_args!("entered {}", guard.fencing_token()));
+    entry.stay(&guard, millis(20));
+    guard.unlock().unwrap();
+    child::tell("left");
+    child::wait_for_parent();
+}
+
+#[test]
+#[ignore = "the work of the tests here, which start it"]
+fn enter_once() {
+    let Some(url) = child::url() else { return };
+    let client = builder_of_process(&url).build().unwrap();
+    let mutex = client.mutex(KEY);
+    child::tell(format_args!(
+        "{} {}",
+        std::process::id(),
+        client.holder_id()
+    ));
+    drop(mutex.lock().unwrap());
+    child::wait_for_parent();
+}
+
+#[test]
+#[ignore = "the work of the tests here, which start it"]
+fn hold_until_killed() {
+    let Some(url) = child::url() else { return };
+    let client = builder_of_process(&url).build().unwrap();
+    let guard = client.mutex(KEY).lock().unwrap();
+    child::tell("held");
+    child::wait_for_parent();
+    drop(guard);
+}
+
+fn server_with_ttl(ttl: Duration) -> Server {
+    let server = server();
+    ask(&server, &["SET", TTL, &ttl.as_millis().to_string()]);
+    server
+}
+
+#[test]
+fn a_holder_that_crashes_costs_those_who_wait_no_more_than_its_ttl() {
+    let ttl = secs(2);
+    let server = server_with_ttl(ttl);
+    let mut holder = Child::start(
+        "contention_faults::crashes::hold_until_killed",
+        &server.url(),
+    );
+    assert_eq!(holder.told(6 * SOON), "held");
+    let waiters = Waiter::line(&server, 4);
+    holder.kill();
+    let killed = Instant::now();
+    for waiter in &waiters {
+        waiter.has_its_turn(ttl + SLACK);
+    }
+    let took = killed.elapsed();
+    assert!(took < ttl + SLACK, "the last entered after {took:?}");
+    assert_tokens_rose(&server, waiters.len());
+    assert_all_become_free(&server);
+}
+
+/// Kills those at `places` of a line of five; the others have their turn long before a ttl ends.
+fn die_in_line(places: &[usize]) {
+    let server = server_with_ttl(LONG_TTL);
+    let client = client(&server.url());
+    let held = client.mutex(KEY).lock().unwrap();
+    let mut waiters = Waiter::line(&server, 5);
+    let value = value_of(&server, KEY).unwrap();
+    let line = value.split(' ').skip(4).map(|one| one.rsplit(',').next());
+    let holders = waiters.iter().map(|waiter| Some(waiter.holder.as_str()));
+    assert!(line.eq(holders), "they stand as they came: {value}");
+
+    for place in places {
+        waiters[*place].child.kill();
+    }
+    let living = waiters.len() - places.len();
+    // One more hears: this test's own client, which holds the lock.
+    let noticed = || wake_up_connections(&server) <= living + 1;
+    assert!(eventually(SOON, noticed), "Redis sees that they have gone");
+    held.unlock().unwrap();
+    for (place, waiter) in waiters.iter().enumerate() {
+        if !places.contains(&place) {
+            waiter.has_its_turn(SLACK);
+        }
+    }
+    assert_tokens_rose(&server, living);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn who_dies_as_the_first_in_line_holds_up_nobody() {
+    die_in_line(&[0]);
+}
+
+#[test]
+fn who_dies_in_the_middle_of_the_line_holds_up_nobody() {
+    die_in_line(&[1, 3]);
+}
+
+#[test]
+fn who_dies_as_the_last_in_line_leaves_nothing_held() {
+    die_in_line(&[2, 3, 4]);
+}
+
+#[test]
+fn a_whole_line_that_dies_leaves_nothing_held() {
+    die_in_line(&[0, 1, 2, 3, 4]);
+}
+
+/// A tool that listens to everything is no client that could have the lock.
+#[test]
+fn who_dies_in_line_holds_up_nobody_while_a_tool_listens_to_all_channels() {
+    let server = server_with_ttl(LONG_TTL);
+    let client = client(&server.url());
+    let redis = redis::Client::open(server.url()).unwrap();
+    let mut tool = redis.get_connection_with_timeout(SOON).unwrap();
+    let mut tool = tool.as_pubsub();
+    tool.psubscribe("*").unwrap();
+    let held = client.mutex(KEY).lock().unwrap();
+    let mut waiters = Waiter::line(&server, 2);
+    waiters[0].child.kill();
+    held.unlock().unwrap();
+    waiters[1].has_its_turn(SLACK);
+    assert_all_become_free(&server);
+}
+
+/// The lock is granted to a process that stands still, until its ttl is over.
+#[test]
+fn a_waiter_that_stands_still_loses_its_turn_and_knows_it() {
+    let ttl = secs(2);
+    let server = server_with_ttl(ttl);
+    let holder = client(&server.url());
+    let next = client(&server.url());
+    let held = holder.mutex(KEY).lock().unwrap();
+    let still = Waiter::start(&server);
+    wait_for_line(&server, KEY, 1);
+    let mutex = next.mutex(KEY);
+    let second = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 2);
+    still.stop();
+    held.unlock().unwrap();
+    let value = value_of(&server, KEY).unwrap();
+    assert!(value.contains(&still.holder), "it has the lock: {value}");
+    let second = second.within(ttl + SLACK, "entering after the ttl of who stands still");
+    let mut entry = Entry::open(&server.url());
+
+    still.resume();
+    entry.stay(&second, millis(700));
+    second.check().unwrap();
+    wait_for_line(&server, KEY, 1);
+    second.unlock().unwrap();
+    still.has_its_turn(SLACK);
+    assert_tokens_rose(&server, 2);
+    assert_all_become_free(&server);
+}
+
+/// It wakes up when its turn is just over, or just not.
+#[test]
+fn waiters_that_wake_up_at_the_end_of_their_turn_enter_alone() {
+    let ttl = millis(1500);
+    let server = server_with_ttl(ttl);
+    let holder = client(&server.url());
+    let held = holder.mutex(KEY).lock().unwrap();
+    let waiters = Waiter::line(&server, 3);
+    for waiter in &waiters {
+        waiter.stop();
+    }
+    held.unlock().unwrap();
+    thread::sleep(ttl - millis(20));
+    for waiter in &waiters {
+        waiter.resume();
+    }
+    for waiter in &waiters {
+        waiter.has_its_turn(ttl + SLACK);
+    }
+    assert_tokens_rose(&server, waiters.len());
+    assert_all_become_free(&server);
+}
+
+/// Killed as its turn comes: whether Redis has granted it the lock or passed it over, the others wait
+/// for no more than its ttl.
+#[test]
+fn a_waiter_killed_as_its_turn_comes_costs_no_more_than_its_ttl() {
+    let ttl = secs(1);
+    let server = server_with_ttl(ttl);
+    let holder = client(&server.url());
+    let next = client(&server.url());
+    for delay in [0, 200, 700].map(Duration::from_micros) {
+        let held = holder.mutex(KEY).lock().unwrap();
+        let mut first = Waiter::start_as("enter_once", &server);
+        wait_for_line(&server, KEY, 1);
+        let mutex = next.mutex(KEY);
+        let second = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, KEY, 2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(delay);
+                held.unlock().unwrap();
+            });
+            first.child.kill();
+        });
+        let guard = second.within(ttl + SLACK, "entering after who was killed");
+        guard.unlock().unwrap();
+        assert_all_become_free(&server);
+    }
+}

@@ -1,0 +1,171 @@
+//! Waits that are cut short in great numbers, while the lock is held and while it changes hands.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use leasehold::Client;
+
+use crate::contention_faults::{KEY, client};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, Witness, assert_all_become_free, builder, millis, secs, server, value_of,
+    wait_for_line,
+};
+
+const THREADS: usize = 16;
+const CLIENTS: usize = 4;
+
+/// Sixteen threads of four clients wait for 1 to 5 ms, `times` times each; says how often one got in.
+fn wait_shortly(clients: &[Client], times: u64, witness: &Arc<Witness>) -> usize {
+    let tasks: Vec<Task<usize>> = (0..THREADS)
+        .map(|n| {
+            let (mutex, witness) = (clients[n % CLIENTS].mutex(KEY), Arc::clone(witness));
+            Task::start(move || {
+                let attempt = |turn: u64| {
+                    let guard = mutex
+                        .try_lock_for(millis(1 + (turn + n as u64) % 5))
+                        .unwrap()?;
+                    drop(witness.enter(&guard));
+                    Some(guard)
+                };
+                (0..times).filter_map(attempt).map(drop).count()
+            })
+        })
+        .collect();
+    let entered = tasks
+        .into_iter()
+        .map(|task| task.within(6 * SOON, "short waits"));
+    entered.sum()
+}
+
+fn clients(url: &str) -> Vec<Client> {
+    let builder = || steady(url).ttl(LONG_TTL).build().unwrap();
+    (0..CLIENTS).map(|_| builder()).collect()
+}
+
+#[test]
+fn a_thousand_waits_cut_short_leave_no_place_in_line() {
+    let server = server();
+    let (holder, clients) = (client(&server.url()), clients(&server.url()));
+    let held = holder.mutex(KEY).lock().unwrap();
+    let witness = Arc::new(Witness::default());
+    assert_eq!(wait_shortly(&clients, 64, &witness), 0, "it is held");
+    wait_for_line(&server, KEY, 0);
+    held.check().unwrap();
+    held.unlock().unwrap();
+    assert_eq!(
+        value_of(&server, KEY),
+        None,
+        "nobody was there to be granted it"
+    );
+    for client in clients {
+        client
+            .mutex(KEY)
+            .try_lock()
+            .unwrap()
+            .unwrap()
+            .unlock()
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_thousand_waits_cut_short_while_the_lock_changes_hands_leave_nothing_held() {
+    let server = server();
+    let clients = clients(&server.url());
+    let witness = Arc::new(Witness::default());
+    let busy = Arc::new(AtomicBool::new(true));
+    let turns = Arc::new(AtomicUsize::new(0));
+    let patient: Vec<Task<()>> = (0..2)
+        .map(|_| {
+            let mutex = steady(&server.url())
+                .ttl(LONG_TTL)
+                .build()
+                .unwrap()
+                .mutex(KEY);
+            let (witness, busy) = (Arc::clone(&witness), Arc::clone(&busy));
+            let turns = Arc::clone(&turns);
+            Task::start(move || {
+                while busy.load(Ordering::Relaxed) {
+                    let guard = mutex.lock().unwrap();
+                    let inside = witness.enter(&guard);
+                    // Some of the deadlines end now, and some of the places in line are served later.
+                    thread::sleep(millis(turns.fetch_add(1, Ordering::Relaxed) as u64 % 4));
+                    drop(inside);
+                    guard.unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    wait_shortly(&clients, 64, &witness);
+    busy.store(false, Ordering::Relaxed);
+    for task in patient {
+        task.within(SOON, "the last turn");
+    }
+    assert!(turns.load(Ordering::Relaxed) > 10, "it changed hands");
+    assert_all_become_free(&server);
+    let last = clients[0].mutex(KEY).lock().unwrap();
+    wait_for_line(&server, KEY, 0);
+    last.unlock().unwrap();
+    assert_eq!(value_of(&server, KEY), None);
+}
+
+/// Those who give up do so while their own client's other threads wait on, who take their place.
+#[test]
+fn who_waits_on_gets_in_behind_those_who_give_up() {
+    let server = server();
+    let holder = client(&server.url());
+    let clients = clients(&server.url());
+    let witness = Arc::new(Witness::default());
+    let held = holder.mutex(KEY).lock().unwrap();
+    let patient: Vec<Task<()>> = clients
+        .iter()
+        .map(|client| {
+            let (mutex, witness) = (client.mutex(KEY), Arc::clone(&witness));
+            Task::start(move || {
+                let guard = mutex.lock().unwrap();
+                drop(witness.enter(&guard));
+            })
+        })
+        .collect();
+    wait_shortly(&clients, 16, &witness);
+    held.unlock().unwrap();
+    for task in patient {
+        task.within(SOON, "its turn");
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_client_that_goes_away_with_its_waits_cut_short_leaves_nothing() {
+    let server = server();
+    let holder = client(&server.url());
+    let held = holder.mutex(KEY).lock().unwrap();
+    let mutex = holder.mutex("other");
+    for round in 0..20 {
+        let passing = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+        let waits = [0, 1, 2].map(|n| {
+            let mutex = passing.mutex(KEY);
+            Task::start(move || {
+                mutex
+                    .try_lock_for(millis(1 + (round + n) % 30))
+                    .unwrap()
+                    .is_some()
+            })
+        });
+        drop(passing);
+        for wait in waits {
+            assert!(!wait.within(SOON, "its deadline"), "it is held");
+        }
+    }
+    wait_for_line(&server, KEY, 0);
+    drop(
+        mutex
+            .try_lock_for(secs(1))
+            .unwrap()
+            .expect("nobody wants it"),
+    );
+    held.unlock().unwrap();
+    assert_all_become_free(&server);
+}

@@ -1,0 +1,179 @@
+//! Redis has too little room: for values, or for what it is to tell its clients about.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use leasehold::{Client, LossReason, MutexGuard};
+use leasehold_testbed::{Server, eventually};
+
+use crate::contention_faults::{KEY, Turns, client};
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder, in_redis,
+    is_held, looks, millis, secs, server, told_within, wait_for_line,
+};
+
+fn without_memory(server: &Server) {
+    ask(server, &["CONFIG", "SET", "maxmemory", "100000"]);
+}
+
+fn with_memory(server: &Server) {
+    ask(server, &["CONFIG", "SET", "maxmemory", "0"]);
+}
+
+#[test]
+fn without_memory_a_release_frees_the_lock_and_who_waits_gets_it_later() {
+    let server = server();
+    let recorder = Recorder::new();
+    let holder = client(&server.url());
+    let clients: Vec<Client> = (0..3)
+        .map(|_| {
+            let builder = builder(&server.url()).ttl(LONG_TTL).patience(6 * SOON);
+            builder.events(Arc::clone(&recorder)).build().unwrap()
+        })
+        .collect();
+    let held = holder.mutex(KEY).lock().unwrap();
+    let witness = Arc::new(Witness::default());
+    let waiters: Vec<Task<()>> = (0..6)
+        .map(|n| {
+            let (mutex, witness) = (clients[n % 3].mutex(KEY), Arc::clone(&witness));
+            Task::start(move || {
+                let guard = mutex.lock().unwrap();
+                drop(witness.enter(&guard));
+            })
+        })
+        .collect();
+    wait_for_line(&server, KEY, 3);
+    without_memory(&server);
+    held.unlock().unwrap();
+    recorder.wait_for(3, What::Unavailable, KEY);
+    assert!(!is_held(&server, KEY), "let go, and granted to nobody");
+    assert_eq!(witness.entries(), 0);
+    with_memory(&server);
+    for waiter in waiters {
+        waiter.within(SOON, "its turn once there is memory");
+    }
+    assert_all_become_free(&server);
+}
+
+/// The place in line of who gives up cannot be taken out as long as there is no memory.
+#[test]
+fn who_gives_up_without_memory_is_granted_nothing_when_there_is_memory_again() {
+    let server = server();
+    let (holder, leaving, next) = (
+        client(&server.url()),
+        client(&server.url()),
+        client(&server.url()),
+    );
+    let held = holder.mutex(KEY).lock().unwrap();
+    let mutex = leaving.mutex(KEY);
+    let leaver = Task::start(move || mutex.try_lock_for(millis(500)).map(|guard| guard.is_some()));
+    wait_for_line(&server, KEY, 1);
+    let mutex = next.mutex(KEY);
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 2);
+    without_memory(&server);
+    // Somebody has it, or Redis cannot say.
+    assert!(!leaver.within(SOON, "its deadline").unwrap_or(false));
+    with_memory(&server);
+    held.unlock().unwrap();
+    let guard = waiter.within(secs(8), "the turn of who waited on");
+    guard.unlock().unwrap();
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn turns_go_on_while_memory_comes_and_goes() {
+    let server = server();
+    let clients: Vec<Client> = (0..4).map(|_| client(&server.url())).collect();
+    let turns = Turns::of(&clients, 2, 30);
+    let mut pause = 0;
+    turns.go_on_under(|| {
+        without_memory(&server);
+        thread::sleep(millis(1 + pause % 40));
+        with_memory(&server);
+        pause += 7;
+    });
+    assert_all_become_free(&server);
+}
+
+fn forgetful() -> Server {
+    let builder = Server::builder().arg("tracking-table-max-keys", "3");
+    builder.start().unwrap()
+}
+
+fn hold(holder: &Client, keys: &[String]) -> Vec<MutexGuard> {
+    let lock = |key: &String| holder.mutex(key).lock().unwrap();
+    keys.iter().map(lock).collect()
+}
+
+#[test]
+fn with_a_small_tracking_table_all_who_wait_have_their_turn() {
+    const LOCKS: usize = 30;
+    let server = forgetful();
+    let (holder, waiting) = (client(&server.url()), client(&server.url()));
+    let keys: Vec<String> = (0..LOCKS).map(|n| format!("lock-{n}")).collect();
+    let held = hold(&holder, &keys);
+    let waiters: Vec<Task<MutexGuard>> = keys
+        .iter()
+        .map(|key| {
+            let mutex = waiting.mutex(key);
+            Task::start(move || mutex.lock().unwrap())
+        })
+        .collect();
+    for key in &keys {
+        wait_for_line(&server, key, 1);
+    }
+    // Both clients have asked to be told by now.
+    thread::sleep(millis(300));
+    for (n, guard) in held.into_iter().enumerate() {
+        match n % 3 {
+            0 => guard.unlock().unwrap(),
+            1 => drop(guard),
+            // By a tool that tells nobody.
+            _ => {
+                ask(&server, &["DEL", &in_redis(&keys[n])]);
+                drop(guard);
+            }
+        }
+    }
+    for waiter in waiters {
+        drop(waiter.within(SOON, "its turn"));
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn with_a_small_tracking_table_losses_are_told_by_the_next_renewal_at_the_latest() {
+    const LOCKS: usize = 30;
+    let server = forgetful();
+    let client = builder(&server.url()).ttl(secs(6)).build().unwrap();
+    let keys: Vec<String> = (0..LOCKS).map(|n| format!("lock-{n}")).collect();
+    let held = hold(&client, &keys);
+    let signals: Vec<_> = held.iter().map(MutexGuard::lost_signal).collect();
+    thread::sleep(millis(300));
+    for key in &keys {
+        ask(&server, &["DEL", &in_redis(key)]);
+    }
+    for signal in &signals {
+        assert_eq!(told_within(secs(6), signal), LossReason::Deleted);
+    }
+}
+
+/// What the table has no room for is not asked for again and again.
+#[test]
+fn with_a_small_tracking_table_redis_is_not_asked_all_the_time() {
+    const LOCKS: usize = 30;
+    let server = forgetful();
+    let holder = client(&server.url());
+    let keys: Vec<String> = (0..LOCKS).map(|n| format!("lock-{n}")).collect();
+    let held = hold(&holder, &keys);
+    assert!(eventually(SOON, || looks(&server) > 0), "it looks at them");
+    thread::sleep(millis(500));
+    let (before, start) = (looks(&server), Instant::now());
+    thread::sleep(millis(1000));
+    let looked = (looks(&server) - before) as f64 / start.elapsed().as_secs_f64();
+    assert!(looked < 20.0 * LOCKS as f64, "{looked} looks in a second");
+    drop(held);
+    assert_all_become_free(&server);
+}

@@ -1,0 +1,151 @@
+//! Faults while several clients wait for one lock: whoever waits gets it in the end, alone, and long
+//! before a ttl ends that nobody lives to use.
+
+mod connections;
+mod crashes;
+mod deadlines;
+mod memory;
+mod outages;
+mod relay;
+mod soak;
+mod unheard;
+
+use std::sync::Arc;
+use std::thread;
+
+use leasehold::{Client, Error, Mutex};
+use leasehold_testbed::{Reply, Server, eventually};
+
+use crate::support::{LONG_TTL, SOON, Task, Witness, ask, builder, millis};
+
+const KEY: &str = "k";
+
+/// A client whose locks stay for very long if they are not let go.
+fn client(url: &str) -> Client {
+    builder(url).ttl(LONG_TTL).build().unwrap()
+}
+
+/// One of the server's connections to its clients.
+struct Connection {
+    id: String,
+    name: String,
+}
+
+impl Connection {
+    fn hears_wake_ups(&self) -> bool {
+        self.name == "leasehold-wakeups"
+    }
+}
+
+/// All connections; among them, for a moment, that of the question itself.
+fn connections(server: &Server) -> Vec<Connection> {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().expect("CLIENT LIST is text").lines();
+    let one = |line: &str| {
+        let field = |name| line.split(' ').find_map(|field| field.strip_prefix(name));
+        Connection {
+            id: field("id=").expect("every connection has an id").to_owned(),
+            name: field("name=").unwrap_or_default().to_owned(),
+        }
+    };
+    lines.map(one).collect()
+}
+
+/// False if it has gone by itself.
+fn kill(server: &Server, connection: &Connection) -> bool {
+    ask(server, &["CLIENT", "KILL", "ID", &connection.id]) == Reply::Int(1)
+}
+
+/// Kills the connections that hear wake-ups and no others; says how many.
+fn kill_wake_ups(server: &Server) -> usize {
+    let all = connections(server);
+    let hearing = all.iter().filter(|connection| connection.hears_wake_ups());
+    hearing
+        .filter(|connection| kill(server, connection))
+        .count()
+}
+
+/// The lock is somebody else's by now, or let go; an answer that never came says nothing of that.
+#[track_caller]
+fn assert_kept(unlocked: Result<(), Error>) {
+    if let Err(error) = unlocked {
+        assert!(!error.is_lease_lost(), "{error}");
+    }
+}
+
+/// Threads that take turns, seen to be alone.
+struct Turns {
+    witness: Arc<Witness>,
+    tasks: Vec<Task<()>>,
+    expected: usize,
+}
+
+impl Turns {
+    /// As many threads as there are `mutexes`; each has `turns` turns of a moment.
+    fn start(mutexes: impl IntoIterator<Item = Mutex>, turns: usize) -> Self {
+        let witness = Arc::new(Witness::default());
+        let tasks: Vec<Task<()>> = mutexes
+            .into_iter()
+            .map(|mutex| {
+                let witness = Arc::clone(&witness);
+                Task::start(move || {
+                    for turn in 0..turns {
+                        let guard = mutex.lock().unwrap();
+                        let inside = witness.enter(&guard);
+                        thread::sleep(millis(1));
+                        drop(inside);
+                        match turn % 2 {
+                            0 => drop(guard),
+                            _ => assert_kept(guard.unlock()),
+                        }
+                    }
+                })
+            })
+            .collect();
+        Self {
+            expected: tasks.len() * turns,
+            witness,
+            tasks,
+        }
+    }
+
+    /// `threads` threads of each client, who want one lock.
+    fn of(clients: &[Client], threads: usize, turns: usize) -> Self {
+        let one = |client: &Client| client.mutex(KEY);
+        let mutexes = clients
+            .iter()
+            .flat_map(|client| (0..threads).map(move |_| one(client)));
+        Self::start(mutexes, turns)
+    }
+
+    fn are_over(&self) -> bool {
+        self.tasks.iter().all(Task::is_done)
+    }
+
+    /// Calls `fault` again and again until all have had their turns; says how often. After each,
+    /// turns must go on soon.
+    #[track_caller]
+    fn go_on_under(self, mut fault: impl FnMut()) -> usize {
+        let mut faults = 0;
+        while !self.are_over() {
+            let entries = self.witness.entries();
+            fault();
+            faults += 1;
+            let moved = eventually(SOON, || {
+                self.witness.entries() > entries + 4 || self.are_over()
+            });
+            assert!(moved, "nobody gets in after fault {faults}");
+        }
+        self.end();
+        faults
+    }
+
+    /// All have, soon after the last fault, had all their turns.
+    #[track_caller]
+    fn end(self) {
+        for task in self.tasks {
+            task.within(6 * SOON, "taking its turns");
+        }
+        assert_eq!(self.witness.entries(), self.expected);
+    }
+}

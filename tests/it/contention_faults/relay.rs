@@ -1,0 +1,117 @@
+//! A relay in front of a server that loses, or holds back, what the server says on connections that
+//! hear wake-ups, and leaves all others alone. The client notices nothing.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread;
+
+use crate::support::millis;
+
+/// What becomes of the server's words on connections that hear wake-ups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Words {
+    Pass,
+    Lost,
+    HeldBack,
+}
+
+pub struct Relay {
+    port: u16,
+    words: Arc<AtomicU8>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Relay {
+    pub fn start(server_port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let words = Arc::new(AtomicU8::new(Words::Pass as u8));
+        let ended = Arc::new(AtomicBool::new(false));
+        let relay = Self {
+            port,
+            words: Arc::clone(&words),
+            ended: Arc::clone(&ended),
+        };
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if ended.load(Ordering::Acquire) {
+                    return;
+                }
+                // Without a server the client sees its connection closed.
+                if let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)) {
+                    connect(client, server, &words);
+                }
+            }
+        });
+        relay
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// In force for all that the server says from now on; what was held back goes on its way.
+    pub fn let_words(&self, words: Words) {
+        self.words.store(words as u8, Ordering::Release);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.let_words(Words::Pass);
+        self.ended.store(true, Ordering::Release);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+/// Ends when either end does.
+fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
+    let hears = Arc::new(AtomicBool::new(false));
+    let [client, server] = [client, server].map(|stream| {
+        stream.set_nodelay(true).unwrap();
+        Arc::new(stream)
+    });
+    let ends = (Arc::clone(&client), Arc::clone(&server));
+    let (is_known, words) = (Arc::clone(&hears), Arc::clone(words));
+    thread::spawn(move || {
+        // Its own name is the first thing that tells what it is for.
+        pass(&ends.0, &ends.1, |bytes| {
+            let name = b"leasehold-wakeups";
+            if bytes.windows(name.len()).any(|part| part == name) {
+                is_known.store(true, Ordering::Release);
+            }
+            true
+        });
+    });
+    thread::spawn(move || {
+        pass(&server, &client, |_| {
+            while hears.load(Ordering::Acquire) {
+                match words.load(Ordering::Acquire) {
+                    lost if lost == Words::Lost as u8 => return false,
+                    held if held == Words::HeldBack as u8 => thread::sleep(millis(1)),
+                    _ => return true,
+                }
+            }
+            true
+        });
+    });
+}
+
+/// Passes on what `passes` says, until the sender ends or the receiver has gone.
+fn pass(mut from: &TcpStream, mut to: &TcpStream, mut passes: impl FnMut(&[u8]) -> bool) {
+    let mut buffer = [0; 16 * 1024];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        let bytes = &buffer[..length];
+        if passes(bytes) && to.write_all(bytes).is_err() {
+            break;
+        }
+    }
+    for stream in [from, to] {
+        // One that has gone needs not be told.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}

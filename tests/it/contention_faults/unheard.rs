@@ -1,0 +1,181 @@
+//! What Redis says without being asked is lost or comes late, and nothing else fails: no connection
+//! breaks that a client could notice.
+
+use std::thread;
+use std::time::Duration;
+
+use leasehold::Client;
+use leasehold_testbed::{Proxy, Server, eventually};
+
+use crate::contention_faults::relay::{Relay, Words};
+use crate::contention_faults::{KEY, Turns, client, kill_wake_ups};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, lease_of, millis, secs, server,
+    value_of, wait_for_line,
+};
+
+/// Who hears nothing asks again within a second; a ttl is sixty.
+const WITHOUT_WORD: Duration = Duration::from_secs(6);
+
+fn relayed() -> (Server, Relay) {
+    let server = server();
+    let relay = Relay::start(server.port());
+    (server, relay)
+}
+
+/// A client that no slowness of the machine makes notice that its wake-ups say nothing.
+fn trusting(url: &str) -> Client {
+    steady(url).ttl(LONG_TTL).build().unwrap()
+}
+
+#[test]
+fn a_grant_that_is_never_heard_of_costs_a_moment() {
+    let (server, relay) = relayed();
+    let holder = client(&server.url());
+    // Let go before and after they have looked at the key.
+    let waits = [0, 5, 15, 30, 60, 200, 600, 900].map(millis);
+    let clients: Vec<Client> = waits.iter().map(|_| trusting(&relay.url())).collect();
+    let (mut held, mut waiters) = (Vec::new(), Vec::new());
+    for (n, waiting) in clients.iter().enumerate() {
+        let key = format!("lock-{n}");
+        held.push(holder.mutex(&key).lock().unwrap());
+        let mutex = waiting.mutex(&key);
+        waiters.push(Task::start(move || mutex.lock().unwrap()));
+        wait_for_line(&server, &key, 1);
+    }
+    relay.let_words(Words::Lost);
+    let rounds: Vec<Task<()>> = waits
+        .into_iter()
+        .zip(held.into_iter().zip(waiters))
+        .map(|(wait, (held, waiter))| {
+            Task::start(move || {
+                thread::sleep(wait);
+                held.unlock().unwrap();
+                drop(waiter.within(WITHOUT_WORD, "entering without word"));
+            })
+        })
+        .collect();
+    for round in rounds {
+        round.within(SOON, "a lock changing hands");
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_grant_whose_word_is_lost_with_all_connections_is_found() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (holder, waiting) = (client(&server.url()), client(&proxy.url()));
+    for _ in 0..5 {
+        let held = holder.mutex(KEY).lock().unwrap();
+        let lease = lease_of(&server, KEY);
+        let mutex = waiting.mutex(KEY);
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, KEY, 1);
+        proxy.hold_replies(true);
+        held.unlock().unwrap();
+        assert!(value_of(&server, KEY).is_some(), "the next one's");
+        assert_ne!(lease_of(&server, KEY), lease);
+        // With what was held back.
+        proxy.cut_all();
+        proxy.hold_replies(false);
+        drop(waiter.within(WITHOUT_WORD, "entering after all connections broke"));
+    }
+    assert_all_become_free(&server);
+}
+
+/// As a client of another version would let go, or Redis when it fails in between.
+#[test]
+fn a_grant_of_which_nothing_is_said_at_all_is_found() {
+    let server = server();
+    let (holder, waiting) = (client(&server.url()), client(&server.url()));
+    for round in 0..5 {
+        let held = holder.mutex(KEY).lock().unwrap();
+        let mutex = waiting.mutex(KEY);
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, KEY, 1);
+        thread::sleep(millis(12 * round));
+        kill_wake_ups(&server);
+        let script = "local lease, holder = string.match(redis.call('GET', KEYS[1]), ' (%x+),%d+,(%S+)$') \
+             local micros = string.format('%.0f', redis.call('INCR', KEYS[2])) \
+             local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder \
+             return redis.call('SET', KEYS[1], value, 'PX', 60000)";
+        let keys = [in_redis(KEY), in_redis("~fence")];
+        ask(&server, &["EVAL", script, "2", &keys[0], &keys[1]]);
+        let entered = waiter.within(WITHOUT_WORD, "entering without word");
+        assert!(entered.fencing_token() > held.fencing_token());
+        drop((held, entered));
+        assert!(eventually(SOON, || value_of(&server, KEY).is_none()));
+    }
+}
+
+#[test]
+fn turns_go_on_while_words_are_lost_and_held_back() {
+    let (server, relay) = relayed();
+    let mut clients = vec![client(&server.url())];
+    clients.extend((0..3).map(|_| client(&relay.url())));
+    let turns = Turns::of(&clients, 2, 40);
+    let mut fault = 0;
+    turns.go_on_under(|| {
+        relay.let_words([Words::Lost, Words::HeldBack][fault % 2]);
+        thread::sleep(millis(10 + 7 * (fault as u64 % 5)));
+        relay.let_words(Words::Pass);
+        fault += 1;
+    });
+    assert_all_become_free(&server);
+}
+
+/// Word of a grant comes when its lock has been taken, let go and asked for again.
+#[test]
+fn word_of_a_grant_that_comes_too_late_takes_nothing_from_anybody() {
+    let (server, relay) = relayed();
+    let (holder, waiting) = (client(&server.url()), trusting(&relay.url()));
+    let held = holder.mutex(KEY).lock().unwrap();
+    let mutex = waiting.mutex(KEY);
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 1);
+    relay.let_words(Words::HeldBack);
+    held.unlock().unwrap();
+    let first = waiter.within(WITHOUT_WORD, "entering without word");
+    first.unlock().unwrap();
+
+    // It stands in line again when it hears of its first turn.
+    let held = holder.mutex(KEY).lock().unwrap();
+    let mutex = waiting.mutex(KEY);
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 1);
+    relay.let_words(Words::Pass);
+    thread::sleep(millis(300));
+    assert!(!waiter.is_done(), "somebody has it");
+    held.check().unwrap();
+    assert_eq!(crate::support::in_line(&server, KEY), 1, "it waits on");
+    held.unlock().unwrap();
+    let second = waiter.within(WITHOUT_WORD, "its second turn");
+    // Nor does it come back as a release of what it has now.
+    thread::sleep(millis(300));
+    assert!(value_of(&server, KEY).is_some());
+    second.check().unwrap();
+    second.unlock().unwrap();
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_waiter_that_leaves_before_it_hears_of_its_turn_gives_it_back() {
+    let (server, relay) = relayed();
+    let (holder, waiting) = (client(&server.url()), trusting(&relay.url()));
+    let next = client(&server.url());
+    let held = holder.mutex(KEY).lock().unwrap();
+    let mutex = waiting.mutex(KEY);
+    let leaver = Task::start(move || mutex.try_lock_for(millis(400)).unwrap().is_some());
+    wait_for_line(&server, KEY, 1);
+    let mutex = next.mutex(KEY);
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 2);
+    relay.let_words(Words::HeldBack);
+    held.unlock().unwrap();
+    leaver.within(SOON, "its deadline");
+    drop(waiter.within(secs(5), "the turn of who waited on"));
+    relay.let_words(Words::Pass);
+    assert_all_become_free(&server);
+}

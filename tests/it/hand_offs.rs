@@ -1,0 +1,366 @@
+//! Locks passed on within a client: a dropped guard's lease goes to the next thread that waits here,
+//! without Redis, so often and for so long as the client's settings allow.
+
+use std::sync::{Arc, Mutex as Shared};
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::TryRecvError;
+use leasehold::{Builder, Client, LossReason, Mutex, MutexGuard};
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, in_redis, lease_of, looks, millis,
+    script_calls, secs, server, told_within, wait_for_line,
+};
+
+/// For as much work as a test does, on the busiest of machines.
+const WORK: Duration = Duration::from_secs(120);
+
+/// Hands off without an end but the count's.
+fn builder(server: &Server) -> Builder {
+    let builder = steady(&server.url()).ttl(LONG_TTL);
+    builder.hand_offs(1023).hand_off_time(WORK)
+}
+
+/// One grant, as its holder saw it.
+#[derive(Clone, Debug)]
+struct Grant {
+    lease: String,
+    token: u64,
+}
+
+impl Grant {
+    fn of(server: &Server, guard: &MutexGuard) -> Self {
+        let lease = lease_of(server, guard.key());
+        Self {
+            lease: lease.expect("it is held"),
+            token: guard.fencing_token(),
+        }
+    }
+}
+
+/// Locks the first mutex, lets threads wait for the others in their order, and then lets go, as they
+/// all do in turn. What each holder saw.
+fn pass_through(server: &Arc<Server>, mutexes: Vec<Mutex>, let_go: fn(MutexGuard)) -> Vec<Grant> {
+    let mut mutexes = mutexes.into_iter();
+    let first = mutexes.next().expect("somebody is first").lock().unwrap();
+    let grants = Arc::new(Shared::new(vec![Grant::of(server, &first)]));
+    let tasks: Vec<_> = mutexes
+        .map(|mutex| {
+            let (server, grants) = (Arc::clone(server), Arc::clone(&grants));
+            Task::start_and_see_asleep(move || {
+                let guard = mutex.lock().unwrap();
+                let grant = Grant::of(&server, &guard);
+                grants.lock().unwrap().push(grant);
+                let_go(guard);
+            })
+        })
+        .collect();
+    let_go(first);
+    for task in tasks {
+        task.within(WORK, "a turn");
+    }
+    let grants = grants.lock().unwrap().clone();
+    assert!(grants.is_sorted_by(|one, next| one.token < next.token));
+    grants
+}
+
+fn unlock(guard: MutexGuard) {
+    guard.unlock().unwrap();
+}
+
+/// How many grants came one after another by the same lease.
+fn runs(grants: &[Grant]) -> Vec<usize> {
+    grants
+        .chunk_by(|one, next| one.lease == next.lease)
+        .map(<[Grant]>::len)
+        .collect()
+}
+
+#[test]
+fn a_dropped_guard_passes_its_lease_on() {
+    let server = Arc::new(server());
+    let client = builder(&server).build().unwrap();
+    let grants = pass_through(&server, vec![client.mutex("k"); 8], drop);
+    assert_eq!(runs(&grants), [8], "{grants:?}");
+    let first = grants[0].token;
+    let tokens: Vec<u64> = grants.iter().map(|grant| grant.token - first).collect();
+    assert_eq!(tokens, (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_unlocked_guard_passes_nothing_on() {
+    let server = Arc::new(server());
+    let client = builder(&server).build().unwrap();
+    let grants = pass_through(&server, vec![client.mutex("k"); 8], unlock);
+    assert_eq!(runs(&grants), [1; 8], "{grants:?}");
+}
+
+#[test]
+fn with_passes_nothing_on() {
+    let server = Arc::new(server());
+    let client = builder(&server).build().unwrap();
+    let held = client.mutex("k").lock().unwrap();
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let (server, mutex) = (Arc::clone(&server), client.mutex("k"));
+            Task::start_and_see_asleep(move || {
+                mutex.with(|guard| Grant::of(&server, guard)).unwrap()
+            })
+        })
+        .collect();
+    unlock(held);
+    let grants: Vec<Grant> = tasks
+        .into_iter()
+        .map(|task| task.within(WORK, "a turn"))
+        .collect();
+    assert_eq!(runs(&grants), [1; 4], "{grants:?}");
+}
+
+#[test]
+fn nothing_is_passed_on_when_that_is_switched_off() {
+    let server = Arc::new(server());
+    let by_count = builder(&server).hand_offs(0).build().unwrap();
+    let by_time = builder(&server).hand_off_time(Duration::ZERO);
+    for client in [by_count, by_time.build().unwrap()] {
+        let grants = pass_through(&server, vec![client.mutex("k"); 6], drop);
+        assert_eq!(runs(&grants), [1; 6], "{grants:?}");
+    }
+}
+
+#[test]
+fn a_lease_is_passed_on_so_often_and_no_more() {
+    let server = Arc::new(server());
+    let client = builder(&server).hand_offs(3).build().unwrap();
+    let grants = pass_through(&server, vec![client.mutex("k"); 13], drop);
+    // Each lease is granted once and passed on three times.
+    assert_eq!(runs(&grants), [4, 4, 4, 1], "{grants:?}");
+}
+
+#[test]
+fn a_lease_passes_only_between_equal_terms() {
+    let server = Arc::new(server());
+    let client = builder(&server).build().unwrap();
+    let plain = || client.mutex("k");
+    let others = [
+        plain().ttl(secs(50)).renew(true),
+        plain().ttl(secs(50)),
+        plain().renew(false),
+        plain().max_hold(secs(100)),
+    ];
+    for other in others {
+        let mutexes = vec![plain(), other.clone(), plain(), plain()];
+        let grants = pass_through(&server, mutexes, drop);
+        assert_eq!(runs(&grants), [1, 1, 2], "{other:?}: {grants:?}");
+    }
+    let equal = plain().ttl(LONG_TTL).renew(true);
+    let grants = pass_through(&server, vec![plain(), equal.clone(), plain()], drop);
+    assert_eq!(runs(&grants), [3], "the client's own, spelt out");
+    let held = plain().max_hold(secs(100));
+    let grants = pass_through(&server, vec![held.clone(), held], drop);
+    assert_eq!(runs(&grants), [2], "equal ones of the lock's own");
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_is_never_passed_on() {
+    let server = Arc::new(server());
+    let client = builder(&server).build().unwrap();
+    for mutex in [
+        client.mutex("k").ttl(secs(50)),
+        client.mutex("k").renew(false),
+    ] {
+        let grants = pass_through(&server, vec![mutex.clone(); 4], drop);
+        assert_eq!(runs(&grants), [1; 4], "{mutex:?}: {grants:?}");
+    }
+}
+
+/// A client whose lock is waited for by another client, and behind that by threads of its own: who
+/// had their turn when, the other as `None`.
+fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option<usize>> {
+    let other = steady(&server.url()).build().unwrap();
+    let order = Arc::new(Shared::new(Vec::new()));
+    let enter = |mutex: Mutex, who: Option<usize>| {
+        let order = Arc::clone(&order);
+        move || {
+            let guard = mutex.lock().unwrap();
+            order.lock().unwrap().push(who);
+            drop(guard);
+        }
+    };
+    let held = client.mutex("k").lock().unwrap();
+    let mut tasks = vec![Task::start(enter(other.mutex("k"), None))];
+    wait_for_line(server, "k", 1);
+    for n in 0..threads {
+        let work = enter(client.mutex("k"), Some(n));
+        tasks.push(Task::start_and_see_asleep(work));
+    }
+    drop(held);
+    for task in tasks {
+        task.within(WORK, "a turn");
+    }
+    let order = order.lock().unwrap();
+    let own: Vec<usize> = order.iter().copied().flatten().collect();
+    assert_eq!(own, (0..threads).collect::<Vec<_>>(), "in their order");
+    order.clone()
+}
+
+#[test]
+fn another_client_has_its_turn_when_a_lease_was_passed_on_often_enough() {
+    let server = Arc::new(server());
+    for hand_offs in [0, 1, 8] {
+        let client = builder(&server).hand_offs(hand_offs).build().unwrap();
+        let turns = turns_of(&server, &client, 12);
+        let others = turns.iter().position(Option::is_none);
+        assert_eq!(others, Some(hand_offs as usize), "{turns:?}");
+    }
+}
+
+#[test]
+fn another_client_has_its_turn_when_a_lease_was_passed_on_for_long_enough() {
+    let server = Arc::new(server());
+    // Shorter than it takes to see that others wait.
+    let client = builder(&server).hand_off_time(millis(1)).build().unwrap();
+    let turns = turns_of(&server, &client, 12);
+    assert_eq!(turns[0], None, "{turns:?}");
+}
+
+#[test]
+fn a_lease_lost_after_it_was_passed_on_is_told_to_its_new_holder_only() {
+    let server = server();
+    let client = builder(&server).build().unwrap();
+    // Watched since before, and not yet.
+    for held_for_long in [true, false] {
+        let looked = looks(&server);
+        let before = client.mutex("k").lock().unwrap();
+        let silent = before.lost_signal();
+        let mutex = client.mutex("k");
+        let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+        if held_for_long {
+            assert!(eventually(SOON, || looks(&server) > looked));
+        }
+        let token = before.fencing_token();
+        drop(before);
+        let guard = waiter.within(SOON, "its turn");
+        assert_eq!(guard.fencing_token(), token + 1, "passed on");
+        ask(&server, &["DEL", &in_redis("k")]);
+        let told = told_within(SOON, &guard.lost_signal());
+        assert_eq!(told, LossReason::Deleted);
+        assert_eq!(silent.try_recv(), Err(TryRecvError::Empty));
+        guard.unlock().unwrap_err();
+    }
+}
+
+#[test]
+fn nobody_is_handed_a_lease_that_is_lost() {
+    let server = server();
+    let client = builder(&server).build().unwrap();
+    let held = client.mutex("k").lock().unwrap();
+    let mutex = client.mutex("k");
+    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    ask(&server, &["DEL", &in_redis("k")]);
+    assert_eq!(told_within(SOON, &held.lost_signal()), LossReason::Deleted);
+    let token = held.fencing_token();
+    drop(held);
+    let guard = waiter.within(SOON, "its turn");
+    assert!(guard.fencing_token() > token + 1024, "a new grant");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lease_is_renewed_however_often_it_was_passed_on() {
+    let (server, recorder) = (server(), Recorder::new());
+    let ttl = millis(1500);
+    let builder = builder(&server).ttl(ttl).events(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    let witness = Arc::new(Witness::default());
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..3)
+        .map(|_| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            Task::start(move || {
+                let mut handed = 0;
+                while start.elapsed() < 2 * ttl {
+                    let guard = mutex.lock().unwrap();
+                    let inside = witness.enter(&guard);
+                    handed += usize::from(guard.fencing_token() % 1024 > 0);
+                    std::thread::sleep(millis(2));
+                    guard.check().unwrap();
+                    drop(inside);
+                }
+                handed
+            })
+        })
+        .collect();
+    let handed: usize = tasks
+        .into_iter()
+        .map(|task| task.within(WORK, "its turns"))
+        .sum();
+    assert!(handed > 50, "passed on {handed} times");
+    let guard = client.mutex("k").lock().unwrap();
+    let lost = guard.lost_signal().recv_timeout(3 * ttl / 2);
+    assert!(lost.is_err(), "{lost:?}");
+    assert!(recorder.count(What::Renewed, "k") > 0);
+    assert_eq!(recorder.count(What::Lost, "k"), 0);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lease_passed_on_late_in_its_time_is_renewed_in_time() {
+    let (server, recorder) = (server(), Recorder::new());
+    let ttl = millis(1500);
+    let builder = builder(&server).ttl(ttl).events(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    let mut held = client.mutex("k").lock().unwrap();
+    for _ in 0..4 {
+        let mutex = client.mutex("k");
+        let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+        // Close to its renewal, before or after.
+        std::thread::sleep(ttl * 30 / 100);
+        drop(held);
+        held = waiter.within(SOON, "its turn");
+        held.check().unwrap();
+    }
+    let lost = held.lost_signal().recv_timeout(3 * ttl / 2);
+    assert!(lost.is_err(), "{lost:?}");
+    assert_eq!(recorder.count(What::Lost, "k"), 0);
+    held.unlock().unwrap();
+}
+
+#[test]
+fn max_hold_counts_from_the_hand_off() {
+    let server = server();
+    let client = builder(&server).ttl(millis(900)).build().unwrap();
+    let hold = millis(2000);
+    let mutex = client.mutex("k").max_hold(hold);
+    let before = mutex.lock().unwrap();
+    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    std::thread::sleep(hold / 2);
+    let let_go = Instant::now();
+    drop(before);
+    let guard = waiter.within(SOON, "its turn");
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert_eq!(reason, LossReason::MaxHold);
+    let held = let_go.elapsed();
+    assert!(held > hold * 9 / 10, "held for {held:?} only");
+}
+
+#[test]
+fn waiting_for_ones_own_client_asks_redis_nothing() {
+    let server = server();
+    let client = builder(&server).build().unwrap();
+    let held = client.mutex("k").lock().unwrap();
+    assert!(eventually(SOON, || looks(&server) == 1), "it is watched");
+    let calls = script_calls(&server);
+    let mutex = client.mutex("k");
+    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let mutex = client.mutex("k");
+    let hasty = Task::start(move || mutex.try_lock_for(millis(300)).unwrap().is_none());
+    assert!(hasty.within(SOON, "its deadline"));
+    assert_eq!((script_calls(&server), looks(&server)), (calls, 1));
+    drop(held);
+    let guard = waiter.within(SOON, "its turn");
+    assert_eq!(script_calls(&server), calls, "passed on");
+    guard.unlock().unwrap();
+    assert_eq!(script_calls(&server), calls + 1);
+}

@@ -1,0 +1,398 @@
+//! Turns between clients: first come, first served, nobody starves, tokens rise; and what a lock is
+//! worth that was waited for.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, LossReason};
+use leasehold_testbed::Server;
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, Witness, ask, assert_all_become_free, expires_in, in_redis, millis, secs,
+    server, told_within, wait_for_line,
+};
+
+/// For as much work as a test does, on the busiest of machines.
+const WORK: Duration = Duration::from_secs(120);
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
+}
+
+#[test]
+fn clients_enter_in_the_order_they_came() {
+    let server = server();
+    let held = client(&server).mutex("k").lock().unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (0..10)
+        .map(|n| {
+            let (mutex, order) = (client(&server).mutex("k"), Arc::clone(&order));
+            let task = Task::start(move || {
+                let guard = match n % 2 {
+                    0 => mutex.lock().unwrap(),
+                    _ => mutex.try_lock_for(WORK).unwrap().expect("its turn comes"),
+                };
+                order.lock().unwrap().push(n);
+                if n % 3 == 0 {
+                    guard.unlock().unwrap();
+                }
+            });
+            wait_for_line(&server, "k", n + 1);
+            task
+        })
+        .collect();
+    held.unlock().unwrap();
+    for task in tasks {
+        task.within(WORK, "a turn");
+    }
+    assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn clients_with_other_terms_have_their_turn_in_the_same_order() {
+    let server = server();
+    let held = client(&server).mutex("k").lock().unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (0..6)
+        .map(|n| {
+            let mutex = client(&server).mutex("k");
+            let mutex = match n % 3 {
+                0 => mutex.ttl(secs(40)),
+                1 => mutex.max_hold(secs(50)),
+                _ => mutex,
+            };
+            let order = Arc::clone(&order);
+            let task = Task::start(move || {
+                let guard = mutex.lock().unwrap();
+                order.lock().unwrap().push(n);
+                drop(guard);
+            });
+            wait_for_line(&server, "k", n + 1);
+            task
+        })
+        .collect();
+    drop(held);
+    for task in tasks {
+        task.within(WORK, "a turn");
+    }
+    assert_eq!(*order.lock().unwrap(), (0..6).collect::<Vec<_>>());
+}
+
+#[test]
+fn clients_that_lock_again_at_once_have_equal_shares() {
+    const CLIENTS: usize = 3;
+    const TOTAL: usize = 300;
+    let server = server();
+    let turns = Arc::new(AtomicUsize::new(0));
+    let clients: [Client; CLIENTS] = [(); CLIENTS].map(|()| client(&server));
+    // All wait when it begins.
+    let held = client(&server).mutex("k").lock().unwrap();
+    let tasks: Vec<_> = clients
+        .iter()
+        .enumerate()
+        .map(|(n, client)| {
+            let (mutex, turns) = (client.mutex("k"), Arc::clone(&turns));
+            let task = Task::start(move || {
+                let mut own = 0;
+                loop {
+                    let guard = mutex.lock().unwrap();
+                    if turns.fetch_add(1, Ordering::SeqCst) >= TOTAL {
+                        return own;
+                    }
+                    own += 1;
+                    drop(guard);
+                }
+            });
+            wait_for_line(&server, "k", n + 1);
+            task
+        })
+        .collect();
+    drop(held);
+    let shares: Vec<usize> = tasks
+        .into_iter()
+        .map(|task| task.within(WORK, "all turns"))
+        .collect();
+    let equal = TOTAL / CLIENTS;
+    let fair = shares.iter().all(|own| *own > equal / 2);
+    assert!(fair, "{shares:?}");
+}
+
+#[test]
+fn a_client_with_many_threads_starves_no_other() {
+    const THREADS: usize = 4;
+    const TOTAL: usize = 1_000;
+    let server = server();
+    let turns = Arc::new(AtomicUsize::new(0));
+    // All wait when it begins.
+    let held = client(&server).mutex("k").lock().unwrap();
+    let shares = [1, 2].map(|in_line| {
+        let client = steady(&server.url()).ttl(LONG_TTL).hand_offs(4);
+        let client = client.build().unwrap();
+        let share = Arc::new(AtomicUsize::new(0));
+        let tasks = [(); THREADS].map(|()| {
+            let mutex = client.mutex("k");
+            let (turns, share) = (Arc::clone(&turns), Arc::clone(&share));
+            Task::start(move || {
+                loop {
+                    let guard = mutex.lock().unwrap();
+                    if turns.fetch_add(1, Ordering::SeqCst) >= TOTAL {
+                        return;
+                    }
+                    share.fetch_add(1, Ordering::SeqCst);
+                    drop(guard);
+                }
+            })
+        });
+        wait_for_line(&server, "k", in_line);
+        (share, tasks)
+    });
+    drop(held);
+    let shares = shares.map(|(share, tasks)| {
+        for task in tasks {
+            task.within(WORK, "all turns");
+        }
+        share.load(Ordering::SeqCst)
+    });
+    // While one client's threads are kept from the processor, the other's go on: shares are equal
+    // on an idle machine only.
+    assert!(shares.iter().all(|share| *share > TOTAL / 20), "{shares:?}");
+}
+
+#[test]
+fn threads_with_other_terms_wait_for_another_client_and_get_their_own() {
+    let server = server();
+    let (holder, waiting) = (client(&server), client(&server));
+    let held = holder.mutex("k").lock().unwrap();
+    let terms = [
+        (20, false),
+        (40, true),
+        (20, false),
+        (30, false),
+        (40, true),
+    ];
+    let tasks = terms.map(|(ttl, renew)| {
+        let mutex = waiting.mutex("k").ttl(secs(ttl)).renew(renew);
+        Task::start_and_see_asleep(move || {
+            let guard = mutex.lock().unwrap();
+            let remaining = guard.remaining();
+            drop(guard);
+            (secs(ttl), remaining)
+        })
+    });
+    wait_for_line(&server, "k", 1);
+    held.unlock().unwrap();
+    for task in tasks {
+        let (ttl, remaining) = task.within(WORK, "a turn");
+        assert!(
+            remaining <= ttl && remaining > ttl - secs(10),
+            "{remaining:?} of {ttl:?}"
+        );
+    }
+    assert_all_become_free(&server);
+}
+
+/// So many in line, as clients have left behind that have gone.
+fn leave_behind(server: &Server, key: &str, entries: usize) {
+    let entry = " 0123456789abcdef0123456789abcdef,60000,somebody/7/0badcafe";
+    ask(server, &["APPEND", &in_redis(key), &entry.repeat(entries)]);
+}
+
+#[test]
+fn clients_that_have_gone_are_passed_over() {
+    let server = server();
+    let (holder, waiting) = (client(&server), client(&server));
+    // So that there is room in line, and so that there is not.
+    for entries in [1, 40, 300] {
+        let held = holder.mutex("k").lock().unwrap();
+        leave_behind(&server, "k", entries);
+        let mutex = waiting.mutex("k");
+        let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+        held.check().unwrap();
+        held.unlock().unwrap();
+        let guard = waiter.within(SOON, "its turn");
+        guard.unlock().unwrap();
+        assert_all_become_free(&server);
+    }
+}
+
+#[test]
+fn nobody_who_only_tries_gets_before_another_client_that_waits() {
+    let server = server();
+    let (holder, waiting) = (client(&server), client(&server));
+    let triers = [client(&server), client(&server)];
+    for round in 0..10 {
+        let held = holder.mutex("k").lock().unwrap();
+        let mutex = waiting.mutex("k");
+        // It holds until all have tried.
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, "k", 1);
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = triers.each_ref().map(|client| {
+            let (mutex, stop) = (client.mutex("k"), Arc::clone(&stop));
+            Task::start(move || {
+                let mut tries = 0;
+                while !stop.load(Ordering::SeqCst) || tries < 10 {
+                    let got = mutex.try_lock().unwrap();
+                    assert!(got.is_none(), "try {tries} in round {round}");
+                    tries += 1;
+                }
+            })
+        });
+        if round % 2 == 0 {
+            held.unlock().unwrap();
+        } else {
+            drop(held);
+        }
+        let guard = waiter.within(SOON, "its turn");
+        stop.store(true, Ordering::SeqCst);
+        for task in tasks {
+            task.within(SOON, "trying");
+        }
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn tokens_rise_over_all_clients_and_hand_offs() {
+    const CLIENTS: usize = 4;
+    const THREADS: usize = 4;
+    const TIMES: usize = 40;
+    let server = server();
+    let witness = Arc::new(Witness::default());
+    let tasks: Vec<_> = (0..CLIENTS)
+        .map(|n| {
+            // From none over a few to as many as may be.
+            let hand_offs = [0, 3, 256, 1023][n];
+            let builder = steady(&server.url()).hand_offs(hand_offs);
+            builder.ttl(LONG_TTL).build().unwrap()
+        })
+        .flat_map(|client| vec![client; THREADS])
+        .enumerate()
+        .map(|(n, client)| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            Task::start(move || {
+                for round in 0..TIMES {
+                    let guard = mutex.lock().unwrap();
+                    drop(witness.enter(&guard));
+                    if (n + round) % 5 == 0 {
+                        guard.unlock().unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(WORK, "all its turns");
+    }
+    assert_eq!(witness.entries(), CLIENTS * THREADS * TIMES);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn everybody_in_line_enters_when_the_line_is_gone_with_its_key() {
+    let server = server();
+    let (holder, waiting) = (client(&server), [(); 5].map(|()| client(&server)));
+    let key = in_redis("k");
+    // The last is a ttl of its own that ends.
+    for command in [&["DEL", &key][..], &["FLUSHALL"], &["PEXPIRE", &key, "150"]] {
+        let witness = Arc::new(Witness::default());
+        let held = holder.mutex("k").lock().unwrap();
+        let tasks: Vec<_> = waiting
+            .iter()
+            .enumerate()
+            .map(|(n, client)| {
+                let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+                let task = Task::start(move || {
+                    let guard = mutex.lock().unwrap();
+                    drop(witness.enter(&guard));
+                });
+                wait_for_line(&server, "k", n + 1);
+                task
+            })
+            .collect();
+        ask(&server, command);
+        for task in tasks {
+            task.within(SOON, "a turn");
+        }
+        assert_eq!(witness.entries(), 5, "{command:?}");
+        drop(held);
+        assert_all_become_free(&server);
+    }
+}
+
+/// What a lock is worth to a client that waited for `wait` until it was let go.
+fn after_waiting<T: Send + 'static>(
+    server: &Server,
+    wait: Duration,
+    lock: impl FnOnce(&Client) -> leasehold::Mutex,
+    look: impl FnOnce(&leasehold::MutexGuard) -> T + Send + 'static,
+) -> (Instant, T) {
+    let held = client(server).mutex("k").lock().unwrap();
+    let mutex = lock(&client(server));
+    let waiter = Task::start(move || {
+        let guard = mutex.lock().unwrap();
+        look(&guard)
+    });
+    wait_for_line(server, "k", 1);
+    std::thread::sleep(wait);
+    let let_go = Instant::now();
+    held.unlock().unwrap();
+    (let_go, waiter.within(WORK, "its turn"))
+}
+
+#[test]
+fn an_explicit_ttl_counts_from_the_grant_and_not_from_the_wait() {
+    let server = Arc::new(server());
+    let ttl = secs(4);
+    let (_, (remaining, in_redis)) =
+        after_waiting(&server, secs(2), |client| client.mutex("k").ttl(ttl), {
+            let server = Arc::clone(&server);
+            move |guard| (guard.remaining(), expires_in(&server, "k").unwrap())
+        });
+    assert!(remaining > secs(3) && remaining < ttl, "{remaining:?}");
+    assert!(in_redis > secs(3) && in_redis <= ttl, "{in_redis:?}");
+}
+
+#[test]
+fn max_hold_counts_from_the_grant_and_not_from_the_wait() {
+    let server = server();
+    let hold = millis(1500);
+    let (let_go, (reason, lost)) = after_waiting(
+        &server,
+        millis(1200),
+        |client| client.mutex("k").max_hold(hold),
+        |guard| (told_within(WORK, &guard.lost_signal()), Instant::now()),
+    );
+    assert_eq!(reason, LossReason::MaxHold);
+    let held = lost.saturating_duration_since(let_go);
+    assert!(held > hold * 9 / 10, "held for {held:?} only");
+}
+
+#[test]
+fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_valid() {
+    let server = server();
+    let ttl = millis(800);
+    let (_, valid) = after_waiting(
+        &server,
+        3 * ttl / 2,
+        |client| client.mutex("k").ttl(ttl),
+        |guard| !guard.is_lost(),
+    );
+    assert!(valid);
+}
+
+#[test]
+fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_renewed() {
+    let server = server();
+    let ttl = secs(2);
+    let (_, lost) = after_waiting(
+        &server,
+        5 * ttl / 4,
+        |client| client.mutex("k").ttl(ttl).renew(true),
+        move |guard| guard.lost_signal().recv_timeout(5 * ttl / 4),
+    );
+    assert!(lost.is_err(), "{lost:?}");
+}

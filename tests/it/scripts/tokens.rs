@@ -1,0 +1,205 @@
+//! Fencing tokens and the counter that makes them rise, whichever script grants.
+
+use leasehold_testbed::Reply;
+
+use super::turns::pass;
+use super::{
+    FENCE, READS_THE_COUNTER, TTL, acquire, come, connect, go, granted, heard, holder, kinds,
+    line_up, listen, say, text_of,
+};
+use crate::steady::steady;
+use crate::support::{ask, in_redis, server, value_of};
+
+/// The time in µs that the token of a value's holder is made of.
+fn micros_of(value: &str) -> u64 {
+    value.split(' ').nth(2).unwrap().parse().unwrap()
+}
+
+#[test]
+fn tokens_rise_within_and_across_calls_and_survive_the_counter() {
+    let server = server();
+    let mut redis = connect(&server);
+    let mut last = 0;
+    for round in 0..50 {
+        let out = acquire(&mut redis, &["a", "b", "c"]);
+        for outcome in &out {
+            let token = granted(outcome);
+            assert!(token > last, "{token} after {last} in round {round}");
+            last = token;
+        }
+        ask(&server, &["DEL", "a", "b", "c"]);
+        if round % 5 == 0 {
+            ask(&server, &["DEL", FENCE]);
+        }
+    }
+    // A counter ahead of the clock is followed, not fallen behind of.
+    let ahead = last + 3_600_000_000;
+    ask(&server, &["SET", FENCE, &ahead.to_string()]);
+    let tokens: Vec<u64> = acquire(&mut redis, &["a", "b"])
+        .iter()
+        .map(granted)
+        .collect();
+    assert_eq!(tokens, [ahead + 1, ahead + 2]);
+    let next = acquire(&mut redis, &["c"]);
+    assert_eq!(granted(&next[0]), ahead + 3);
+}
+
+#[test]
+fn tokens_rise_across_grants_by_acquire_and_by_release() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let _ear = listen(&mut clients, &[1, 2, 3].map(holder));
+    let mut last = 0;
+    let mut rises = |token: u64, who: &str| {
+        assert!(token > last, "{token} after {last} for {who}");
+        last = token;
+        last
+    };
+    for round in 0..20 {
+        let value = line_up(&mut redis, "a", &[TTL, TTL, TTL]);
+        rises(micros_of(&value), "who finds it free");
+        for n in 0..3 {
+            let turn = pass(&mut redis, "a", n);
+            let token = rises(micros_of(&turn.value.unwrap()), "the next in line");
+            assert_eq!(granted(&come(&mut redis, "a", n + 1, "-")), token);
+            rises(granted(&come(&mut redis, "b", n, "")), "another key's");
+            go(&mut redis, "b", n);
+        }
+        go(&mut redis, "a", 3);
+        if round % 5 == 0 {
+            ask(&server, &["DEL", FENCE]);
+        }
+    }
+    // A counter ahead of the clock is followed by both.
+    let ahead = last + 3_600_000_000;
+    ask(&server, &["SET", FENCE, &ahead.to_string()]);
+    let value = line_up(&mut redis, "a", &[TTL]);
+    let turn = pass(&mut redis, "a", 0).value.unwrap();
+    let other = granted(&come(&mut redis, "b", 0, ""));
+    let tokens = [micros_of(&value), micros_of(&turn), other];
+    assert_eq!(tokens, [1, 2, 3].map(|n| ahead + n));
+}
+
+#[test]
+fn a_release_that_can_make_no_token_frees_the_key_instead_of_granting_it() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    let mut freed = |what: &str, spoil: &[&str]| {
+        ask(&server, &["DEL", FENCE]);
+        line_up(&mut redis, "a", &[TTL, "0"]);
+        ask(&server, &["DEL", FENCE]);
+        ask(&server, spoil);
+        let turn = pass(&mut redis, "a", 0);
+        assert_eq!(turn.value, None, "{what:?}");
+        assert_eq!(heard(&server, &mut ear), [], "{what:?}");
+    };
+    for broken in BROKEN {
+        freed(broken, &["SET", FENCE, broken]);
+        assert_eq!(text_of(&server, FENCE).as_deref(), Some(broken));
+    }
+    freed("a list", &["RPUSH", FENCE, "1795263780943818"]);
+    assert_eq!(ask(&server, &["LLEN", FENCE]), Reply::Int(1));
+}
+
+/// What is no time in µs that the counter could be at: none of them may be counted on from, nor
+/// overwritten.
+const BROKEN: [&str; 14] = [
+    "",
+    "text",
+    "0",
+    "179526378094381",
+    "17952637809438180",
+    "sixteen letters!",
+    "-179526378094381",
+    " 179526378094381",
+    "0x0000000000ffff",
+    "1e00000000000015",
+    "             nan",
+    "             inf",
+    // From 2^53 on a double cannot tell one number from the next.
+    "9007199254740993",
+    "9999999999999999",
+];
+
+#[test]
+fn a_broken_fence_counter_grants_nothing_and_leaves_no_key() {
+    let server = server();
+    let mut redis = connect(&server);
+    let mut refused = |what: &str| {
+        for keys in [&["a"][..], &["a", "b", "c"]] {
+            let out = acquire(&mut redis, keys);
+            assert!(
+                kinds(&out).iter().all(|kind| *kind == "refused"),
+                "{what:?}: {out:?}"
+            );
+            assert_eq!(
+                ask(&server, &["DBSIZE"]),
+                Reply::Int(1),
+                "{what:?}: {out:?}"
+            );
+        }
+    };
+    for broken in BROKEN {
+        ask(&server, &["SET", FENCE, broken]);
+        refused(broken);
+        assert_eq!(ask(&server, &["GET", FENCE]).as_text(), Some(broken));
+    }
+    let huge = "9".repeat(1 << 20);
+    ask(&server, &["SET", FENCE, &huge]);
+    refused("a megabyte of digits");
+    ask(&server, &["DEL", FENCE]);
+    ask(&server, &["RPUSH", FENCE, "1795263780943818"]);
+    refused("a list");
+}
+
+#[test]
+fn a_counter_that_cannot_be_written_grants_nothing_and_leaves_no_key() {
+    let server = server();
+    let mut redis = connect(&server);
+    acquire(&mut redis, &["k", "k2"]);
+    ask(&server, &["DEL", "k", "k2"]);
+    let counter = ask(&server, &["GET", FENCE]);
+    say(&server, READS_THE_COUNTER);
+    for keys in [&["k"][..], &["k", "k2"]] {
+        let out = acquire(&mut redis, keys);
+        assert_eq!(kinds(&out), vec!["refused"; keys.len()], "{out:?}");
+        assert_eq!(ask(&server, &["EXISTS", "k", "k2"]), Reply::Int(0));
+    }
+    assert_eq!(ask(&server, &["GET", FENCE]), counter);
+}
+
+#[test]
+fn a_client_is_told_of_a_broken_fence_counter() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let fence = in_redis("~fence");
+    ask(&server, &["SET", &fence, "text"]);
+    for _ in 0..2 {
+        let error = client.mutex("k").lock().unwrap_err();
+        assert_eq!(error.kind(), leasehold::ErrorKind::Protocol, "{error}");
+        assert!(error.to_string().contains("fence"), "{error}");
+        assert_eq!(value_of(&server, "k"), None);
+        ask(&server, &["DEL", &fence]);
+        ask(&server, &["HSET", &fence, "a", "b"]);
+    }
+    ask(&server, &["DEL", &fence]);
+    client.with_lock("k", || ()).unwrap();
+}
+
+#[test]
+fn the_token_a_holder_sees_is_the_time_that_redis_keeps() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let value = value_of(&server, "k").expect("it is held");
+    let micros: u64 = value.split(' ').nth(2).unwrap().parse().unwrap();
+    assert_eq!(guard.fencing_token() >> 10, micros);
+    let counter = ask(&server, &["GET", &in_redis("~fence")]);
+    assert_eq!(counter.to_string(), micros.to_string());
+    let Reply::Array(time) = ask(&server, &["TIME"]) else {
+        panic!("TIME answers with an array");
+    };
+    let now = time[0].as_int().unwrap() as u64 * 1_000_000;
+    assert!(micros.abs_diff(now) < 60_000_000, "{micros} at {now}");
+}

@@ -1,0 +1,58 @@
+//! What a server shows of its clients' work: calls that it counted, connections by their names, the
+//! lines in the values of locks. Never asks a client.
+
+use leasehold_testbed::{Server, eventually};
+
+use super::{SOON, ask, value_of};
+
+/// How often the server was asked to run a script since its start: for a grant, a release or renewals.
+pub fn script_calls(server: &Server) -> u64 {
+    calls(server, "eval") + calls(server, "evalsha")
+}
+
+/// How often the server was asked what stands under keys, to tell of changes of them.
+pub fn looks(server: &Server) -> u64 {
+    calls(server, "mget")
+}
+
+fn calls(server: &Server, command: &str) -> u64 {
+    let stats = ask(server, &["INFO", "commandstats"]);
+    let text = stats.as_text().expect("INFO answers with text");
+    let start = format!("cmdstat_{command}:calls=");
+    let calls = text.lines().find_map(|line| line.strip_prefix(&start));
+    calls.map_or(0, |rest| {
+        let digits = rest.split(',').next().unwrap_or_default();
+        digits.parse().expect("it counts calls")
+    })
+}
+
+/// Connections of clients that hear wake-ups.
+pub fn wake_up_connections(server: &Server) -> usize {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let text = list.as_text().expect("CLIENT LIST is text");
+    text.matches(" name=leasehold-wakeups ").count()
+}
+
+/// All connections but the one that asks.
+pub fn connections(server: &Server) -> usize {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    list.as_text().expect("CLIENT LIST is text").lines().count() - 1
+}
+
+/// The id of the lease that has the lock.
+pub fn lease_of(server: &Server, key: &str) -> Option<String> {
+    let value = value_of(server, key)?;
+    value.split(' ').nth(1).map(str::to_owned)
+}
+
+/// How many stand in line for the lock in Redis: one for each client, whatever its threads.
+pub fn in_line(server: &Server, key: &str) -> usize {
+    value_of(server, key).map_or(0, |value| value.split(' ').skip(4).count())
+}
+
+/// Waits until so many stand in line.
+#[track_caller]
+pub fn wait_for_line(server: &Server, key: &str, of: usize) {
+    let there = eventually(SOON, || in_line(server, key) == of);
+    assert!(there, "not {of} in line: {:?}", value_of(server, key));
+}

@@ -1,0 +1,152 @@
+//! Where the server does not tell a client: it locks and waits all the same, by asking, and says so
+//! once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use leasehold::{Client, Mutex};
+use leasehold_testbed::Server;
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, secs, server, wait_for_line,
+    wake_up_connections,
+};
+
+/// What a user may lack so that nothing can be told.
+const LACKS: [&[&str]; 3] = [
+    &["~*", "&*", "+@all", "-subscribe"],
+    &["~*", "&*", "+@all", "-client|tracking"],
+    // No channel at all, also not to publish on.
+    &["~*", "resetchannels", "+@all"],
+];
+
+/// Servers that do not tell a client at the URL beside them.
+fn refusing() -> Vec<(Server, String)> {
+    let old = Server::builder().arg("rename-command", "HELLO \"\"");
+    let old = old.start().unwrap();
+    let url = old.url();
+    let limited = LACKS.map(|permissions| {
+        let server = server();
+        let url = limited(&server, permissions);
+        (server, url)
+    });
+    limited.into_iter().chain([(old, url)]).collect()
+}
+
+/// The URL of a user with these permissions.
+fn limited(server: &Server, permissions: &[&str]) -> String {
+    let command = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
+    ask(server, &[&command, permissions].concat());
+    format!("redis://limited:secret@127.0.0.1:{}", server.port())
+}
+
+fn client(url: &str, recorder: &Arc<Recorder>) -> Client {
+    let builder = steady(url).ttl(LONG_TTL).events(Arc::clone(recorder));
+    builder.build().unwrap()
+}
+
+#[test]
+fn a_client_that_is_not_told_waits_all_the_same_and_says_so_once() {
+    for (n, (server, url)) in refusing().into_iter().enumerate() {
+        let recorder = Recorder::new();
+        let client = client(&url, &recorder);
+        let holder = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        for (key, round) in [("a", 1), ("b", 2), ("a", 3)] {
+            let held = holder.mutex(key).lock().unwrap();
+            let mutex = client.mutex(key);
+            let waiter = Task::start(move || mutex.lock().unwrap());
+            recorder.wait_for(1, What::WakeUpsRefused, "");
+            wait_for_line(&server, key, 1);
+            if round % 2 == 0 {
+                drop(held);
+            } else {
+                held.unlock().unwrap();
+            }
+            let guard = waiter.within(SOON, "entering");
+            guard.check().unwrap();
+            guard.unlock().unwrap();
+        }
+        let told = recorder.count(What::WakeUpsRefused, "");
+        assert_eq!(told, 1, "server {n}");
+        assert!(wake_up_connections(&server) <= 1, "the holder's");
+    }
+}
+
+#[test]
+fn a_client_that_is_not_told_waits_for_its_own_threads_all_the_same() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = client(&limited(&server, LACKS[0]), &recorder);
+    let witness = Arc::new(Witness::default());
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            Task::start(move || {
+                for _ in 0..10 {
+                    let guard = mutex.lock().unwrap();
+                    drop(witness.enter(&guard));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(secs(60), "ten turns");
+    }
+    assert_eq!(witness.entries(), 80);
+}
+
+#[test]
+fn a_client_that_is_not_told_finds_a_loss_at_its_next_renewal() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = client(&limited(&server, LACKS[1]), &recorder);
+    let mutex = client.mutex("k").ttl(secs(3)).renew(true);
+    let guard = mutex.lock().unwrap();
+    recorder.wait_for(1, What::WakeUpsRefused, "");
+    ask(&server, &["DEL", "leasehold:k"]);
+    let reason = guard.lost_signal().recv_timeout(SOON).unwrap();
+    assert_eq!(reason, leasehold::LossReason::Deleted);
+}
+
+/// Takes turns until all have had `total` together; how many were its own.
+fn take_turns(mutex: Mutex, witness: Arc<Witness>, turns: Arc<AtomicUsize>, total: usize) -> usize {
+    let mut own = 0;
+    loop {
+        let guard = mutex.lock().unwrap();
+        if turns.fetch_add(1, Ordering::SeqCst) >= total {
+            return own;
+        }
+        own += 1;
+        drop(witness.enter(&guard));
+        if own % 2 == 0 {
+            guard.unlock().unwrap();
+        }
+    }
+}
+
+#[test]
+fn neither_who_is_told_nor_who_polls_starves_the_other() {
+    const TOTAL: usize = 60;
+    for (n, (server, url)) in refusing().into_iter().enumerate() {
+        let recorder = Recorder::new();
+        let polling = client(&url, &recorder);
+        // On the last of the servers it is not told either.
+        let told = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        let (witness, turns) = (Arc::new(Witness::default()), Arc::default());
+        let holder = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        let held = holder.mutex("k").lock().unwrap();
+        let tasks = [&polling, &told].map(|client| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            let turns = Arc::clone(&turns);
+            Task::start(move || take_turns(mutex, witness, turns, TOTAL))
+        });
+        recorder.wait_for(1, What::WakeUpsRefused, "");
+        wait_for_line(&server, "k", 2);
+        held.unlock().unwrap();
+        let [by_polling, by_told] = tasks.map(|task| task.within(secs(60), "all turns"));
+        // Whoever asks while the other holds has the next turn; who polls may come too late for it.
+        assert!(
+            by_polling.min(by_told) >= TOTAL / 12,
+            "{by_polling} by who polls, {by_told} by who is told, server {n}"
+        );
+    }
+}
