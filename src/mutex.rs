@@ -102,6 +102,7 @@ impl Mutex {
     /// Gives up waiting once `cancel` has a message or its senders are gone: every call that waits
     /// then fails with [`Cancelled`](crate::ErrorKind::Cancelled), at once, or once Redis has answered
     /// what it is being asked. One message ends one wait; drop the sender to end all.
+    /// [`try_lock`](Self::try_lock) does not wait, and does not look at it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

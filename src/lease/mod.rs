@@ -204,17 +204,18 @@ impl Lease {
     }
 
     /// Ends the lease in favour of the next of this client, which goes on with it under a token of
-    /// its own; Redis is not asked. Nothing if it is over, not renewed, about to change its ttl, or
-    /// short of validity. Notices no loss: to be called under any lock.
+    /// its own; Redis is not asked. Nothing if it is over, not renewed, about to change its ttl,
+    /// short of validity, or extended beyond its ttl. Notices no loss: to be called under any lock.
     pub(crate) fn hand_over(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
         let mut state = self.state.lock();
-        let fresh = 2 * validity(self.terms.ttl()) / 3;
+        let whole = validity(self.terms.ttl());
+        let left = state.valid_until.since(now);
         let may = state.phase == Phase::Held
             && self.terms.options == options
             && self.terms.options.renew_every.is_some()
             && !state.ttl_changing
             && !state.capped
-            && state.valid_until.since(now) >= fresh;
+            && (2 * whole / 3..=whole).contains(&left);
         if !may {
             return None;
         }

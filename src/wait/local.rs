@@ -16,6 +16,7 @@ use crate::clock::Moment;
 use crate::id::LeaseId;
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, Options};
+use crate::loss::LossReason;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 const SHARDS: usize = 64;
@@ -392,7 +393,10 @@ impl Place<'_> {
         let before = line.holder.replace(Arc::clone(lease));
         let handed = self.handed();
         drop(shard);
-        drop(before);
+        if let Some(before) = before {
+            // Redis has granted the lock anew: whoever still believes in it has lost it.
+            before.lose(LossReason::Deleted);
+        }
         handed
     }
 

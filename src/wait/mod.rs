@@ -95,14 +95,14 @@ enum Got {
     Handed(Arc<Lease>),
 }
 
-impl Wanted {
-    fn is_cancelled(&self) -> bool {
-        let cancel = self.cancel.as_ref();
-        cancel.is_some_and(|cancel| cancel.try_recv() != Err(TryRecvError::Empty))
-    }
-}
-
 impl Wait<'_> {
+    /// Who only tries does not wait, so there is nothing to give up.
+    fn is_cancelled(&self) -> bool {
+        let cancel = self.wanted.cancel.as_ref();
+        let is_ready = |cancel: &Receiver<()>| cancel.try_recv() != Err(TryRecvError::Empty);
+        !matches!(self.until, Until::Now) && cancel.is_some_and(is_ready)
+    }
+
     fn rest_until(&mut self, now: Moment) -> Moment {
         match self.rest {
             Rest::None => now,
@@ -224,7 +224,7 @@ impl Waits {
             if self.ended.load(Ordering::Acquire) {
                 return Err(Error::new(ErrorKind::Shutdown, ""));
             }
-            if wait.wanted.is_cancelled() {
+            if wait.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
             let now = Moment::now();

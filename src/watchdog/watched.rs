@@ -12,7 +12,6 @@ use crate::sync::Mutex;
 pub(crate) struct WatchedLeases(Mutex<KeyMap<Arc<Lease>>>);
 
 impl WatchedLeases {
-    /// Also in the place of one that it succeeds.
     pub(crate) fn insert(&self, lease: &Arc<Lease>) {
         let key = lease.terms().key.clone();
         let before = self.0.lock().insert(key, Arc::clone(lease));

@@ -20,8 +20,10 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// The ways to cancel one wait.
-const WAYS: [fn(Sender<()>) -> Option<Sender<()>>; 2] = [
+/// Cancels one wait; gives back what has to be kept so that no more is said.
+type Way = fn(Sender<()>) -> Option<Sender<()>>;
+
+const WAYS: [Way; 2] = [
     |stop| {
         stop.send(()).unwrap();
         Some(stop)

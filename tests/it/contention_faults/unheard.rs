@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::Client;
+use leasehold::crossbeam_channel::bounded;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::contention_faults::relay::{Relay, Words};
@@ -66,7 +67,7 @@ fn a_grant_that_is_never_heard_of_costs_a_moment() {
 fn a_grant_whose_word_is_lost_with_all_connections_is_found() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let (holder, waiting) = (client(&server.url()), client(&proxy.url()));
+    let (holder, waiting) = (client(&server.url()), trusting(&proxy.url()));
     for _ in 0..5 {
         let held = holder.mutex(KEY).lock().unwrap();
         let lease = lease_of(&server, KEY);
@@ -75,7 +76,6 @@ fn a_grant_whose_word_is_lost_with_all_connections_is_found() {
         wait_for_line(&server, KEY, 1);
         proxy.hold_replies(true);
         held.unlock().unwrap();
-        assert!(value_of(&server, KEY).is_some(), "the next one's");
         assert_ne!(lease_of(&server, KEY), lease);
         // With what was held back.
         proxy.cut_all();
@@ -166,15 +166,18 @@ fn a_waiter_that_leaves_before_it_hears_of_its_turn_gives_it_back() {
     let (holder, waiting) = (client(&server.url()), trusting(&relay.url()));
     let next = client(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
-    let mutex = waiting.mutex(KEY);
-    let leaver = Task::start(move || mutex.try_lock_for(millis(400)).unwrap().is_some());
+    let (give_up, given_up) = bounded(0);
+    let mutex = waiting.mutex(KEY).cancelled_by(given_up);
+    let leaver = Task::start(move || mutex.lock().map(drop));
     wait_for_line(&server, KEY, 1);
     let mutex = next.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_line(&server, KEY, 2);
     relay.let_words(Words::HeldBack);
     held.unlock().unwrap();
-    leaver.within(SOON, "its deadline");
+    drop(give_up);
+    // Cancelled, unless the machine was so slow that it asked before.
+    let _ = leaver.within(SOON, "giving up");
     drop(waiter.within(secs(5), "the turn of who waited on"));
     relay.let_words(Words::Pass);
     assert_all_become_free(&server);
