@@ -312,7 +312,7 @@ impl Progress {
             "{} grants, longest wait {longest:.0} ms, slowest end {slowest:.0} ms",
             soak.grants
         );
-        if self.0.is_hidden() && soak.rounds % ROUNDS_PER_LINE == 0 {
+        if self.0.is_hidden() && soak.rounds.is_multiple_of(ROUNDS_PER_LINE) {
             println!("{} rounds; {message}", soak.rounds);
         }
         self.0.set_message(message);

@@ -29,6 +29,7 @@ end
 
 local function occupied(key, lease, ttl, stands)
   local held = redis.pcall('GET', key)
+  if not held then return 0 end
   if held.err then return { err = 'FOREIGN ' .. held.err } end
   if string.sub(held, 1, 4) ~= 'lh1 ' then
     return { err = 'FOREIGN ' .. string.gsub(string.sub(held, 1, 64), '[^ -~]', '?') }
@@ -56,14 +57,15 @@ end
 
 local results, result, used = n > 1 and {}, nil, nil
 for i = 1, n do
-  local key, lease, ttl = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i]
+  local key, lease, ttl, stands = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   result = refused
   if not refused then
     if used then micros = string.format('%.0f', used + 1) end
     local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
-    result = redis.pcall('SET', key, value, 'NX', 'PX', ttl)
+    -- Who asks again takes no free key: should it have given up meanwhile, nobody would let go of it.
+    result = stands ~= '-' and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
-      result = occupied(key, lease, ttl, ARGV[3 * i + 1])
+      result = occupied(key, lease, ttl, stands)
     elseif result.ok then
       result, used = micros, micros
     end

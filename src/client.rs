@@ -224,8 +224,9 @@ impl Handle {
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = Moment::now().after(timeout);
-        self.waits.end();
+        // First, so that no lease is believed in whose place in line is then given back.
         self.watchdog.stop();
+        self.waits.end();
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
         self.courier.stop();
@@ -234,7 +235,7 @@ impl Handle {
         if ended {
             return Ok(());
         }
-        let message = format!("callbacks or renewals were still running after {timeout:?}");
+        let message = format!("callbacks or connections were still busy after {timeout:?}");
         Err(Error::new(ErrorKind::Timeout, message))
     }
 }
@@ -327,7 +328,7 @@ impl Builder {
         self
     }
 
-    /// Over how many connections requests are spread (one more serves renewals). 1 to 4. Defaults
+    /// Over how many connections requests are spread (one more serves renewals, and one more wake-ups). 1 to 4. Defaults
     /// to 2.
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.config.lanes = lanes;

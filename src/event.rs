@@ -46,7 +46,8 @@ pub struct EventLock<'a> {
 pub trait Events: Send + Sync + 'static {
     /// A lock was granted after waiting for so long.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
-    /// A lock was found taken; `expires_in` is its ttl in Redis. Once per call that waits.
+    /// A lock was found taken; `expires_in` is its ttl in Redis, or what is left of
+    /// its validity if a thread of this client has it. Once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A guard was let go after so long. `confirmed` if Redis has confirmed the release of a lock
     /// that was held until then; otherwise it was lost before, or its release is under way.

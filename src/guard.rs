@@ -17,8 +17,9 @@ use crate::wait::release_of;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
 ///
-/// Keep it in objects as you like: it owns all it needs. Dropping writes the release and does not
-/// wait for the answer; [`unlock`](Self::unlock) does, and tells.
+/// Keep it in objects as you like: it owns all it needs. Dropping passes the lock on to a thread of
+/// the same client that waits for it, or writes the release, and does not wait for the answer;
+/// [`unlock`](Self::unlock) does, and tells.
 ///
 /// A lock in Redis is a lease: however well it is renewed, it can be lost (a pause of the whole
 /// process, a fail-over). The holder is told in three ways: [`is_lost`](Self::is_lost) and

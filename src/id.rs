@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_of_a_value_is_its_last_field() {
+    fn the_holder_of_a_value_is_its_fourth_field() {
         let value = b"lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/7/ab";
         assert_eq!(HolderId::of_value(value).unwrap().as_str(), "host/7/ab");
         let in_line = [

@@ -185,12 +185,12 @@ fn compete(
         let waited = Duration::from_nanos(entered - asked);
         support::record(&mut raced.waits, waited);
         let turn = raced.grants.len();
-        if turn % RAISES == 0 {
+        if turn.is_multiple_of(RAISES) {
             now_doing(Doing::Raising);
             raise(&mut witness)?;
             raced.raised += 1;
         }
-        if turn % 2 == 0 {
+        if turn.is_multiple_of(2) {
             now_doing(Doing::Unlocking);
             // Killed twice in a row, it is confirmed in the background.
             guard

@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
-use crate::key::Key;
 use crate::lease::{Lease, Terms};
 use crate::store::{Command, Reply, Request, Standing};
 use crate::wait::local::Claim;
@@ -36,7 +35,7 @@ impl Waits {
             _ => {
                 let (lease, stood, other) = wait.place.claim(LeaseId::random(), asked_at);
                 if let Some(other) = other {
-                    self.give_back(key.clone(), &other);
+                    self.give_back(key.clone(), other.lease, other.options.ttl);
                 }
                 let standing = if stood {
                     Standing::Kept
@@ -72,8 +71,12 @@ impl Waits {
         }
         match outcome {
             Ok(Reply::Granted { token }) => {
-                let terms = terms(wait.wanted, lease, token, asked_at);
-                self.granted(terms)
+                let attempt = self.granted(terms(wait.wanted, lease, token, asked_at));
+                if !matches!(attempt, Ok(Attempt::Granted(_))) {
+                    // It was given back, and must not be asked for again.
+                    wait.place.disclaim(lease);
+                }
+                attempt
             }
             Ok(Reply::Contended {
                 expires_in,
@@ -81,7 +84,7 @@ impl Waits {
             }) => {
                 if in_line && !wait.place.claims(lease) {
                     // The client was shut down meanwhile.
-                    self.post_release(key.clone(), lease, ttl);
+                    self.give_back(key.clone(), lease, ttl);
                 }
                 if stood && !in_line {
                     return Ok(Attempt::FellOut);
@@ -95,7 +98,7 @@ impl Waits {
             Err(error) => {
                 if stood {
                     // A refusal leaves it in line.
-                    self.post_release(key.clone(), lease, ttl);
+                    self.give_back(key.clone(), lease, ttl);
                 }
                 match error.kind() {
                     // The caller's own deadline was shorter than an answer takes.
@@ -135,20 +138,15 @@ impl Waits {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
         if lease.remaining(Moment::now()).is_zero() {
-            self.post_release(key, id, ttl);
+            self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
             return Ok(Attempt::Failed(Error::new(ErrorKind::Timeout, message)));
         }
         if !self.watchdog.watch(&lease) {
-            self.post_release(key, id, ttl);
+            self.give_back(key, id, ttl);
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
         Ok(Attempt::Granted(lease))
-    }
-
-    fn post_release(&self, key: Key, lease: LeaseId, ttl: Duration) {
-        let until = Moment::now().after(ttl);
-        self.store.post(Command::Release { key, lease, until });
     }
 }
 

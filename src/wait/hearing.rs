@@ -68,8 +68,9 @@ impl Listener for Hearing {
     }
 
     fn changed(&self, key: &Key) -> Option<Watched> {
+        let now = Moment::now();
         let held = self.watchdog.watched(key);
-        let held = held.filter(|lease| lease.live_for(Moment::now()).is_some());
+        let held = held.filter(|lease| lease.live_for(now).is_some());
         let lease = held.map(|lease| lease.terms().id);
         let matters = lease.is_some() || self.queues.waits_for(key);
         matters.then(|| Watched {

@@ -1,12 +1,14 @@
 //! How a lock and a place in line are given up: passed on within the client, or given back to Redis.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Moment;
+use crate::id::LeaseId;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::store::Command;
-use crate::wait::local::{Claim, Place};
+use crate::wait::local::Place;
 use crate::wait::{Waits, Wanted};
 
 impl Waits {
@@ -55,17 +57,14 @@ impl Waits {
             self.let_go(&lease);
         }
         if let Some(claim) = abandoned {
-            self.give_back(wanted.key.clone(), &claim);
+            self.give_back(wanted.key.clone(), claim.lease, claim.options.ttl);
         }
     }
 
-    pub(super) fn give_back(&self, key: Key, claim: &Claim) {
-        let until = Moment::now().after(claim.options.ttl);
-        self.store.post(Command::Release {
-            key,
-            lease: claim.lease,
-            until,
-        });
+    /// Undoes what Redis has of a lease that is not held: a grant, or a place in line.
+    pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
+        let until = Moment::now().after(ttl);
+        self.store.post(Command::Release { key, lease, until });
     }
 }
 

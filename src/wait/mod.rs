@@ -229,8 +229,8 @@ impl Waits {
             }
             let now = Moment::now();
             let turn = wait.place.turn(now);
-            if let Turn::Granted(claim, token) = turn {
-                if let Some(lease) = self.enter(wait, &claim, token, now)? {
+            if let Turn::Granted(claim, token) = &turn {
+                if let Some(lease) = self.enter(wait, claim, *token, now)? {
                     return Ok(Some(Got::Granted(lease)));
                 }
                 wait.rest = Rest::None;
@@ -422,7 +422,7 @@ impl Waits {
         let patience = self.patience.max(Duration::from_millis(10));
         let look_again = match outage {
             Some(outage) => outage.since.after(patience).max(now.after(patience / 10)),
-            None => now.after(patience),
+            None => now.after(patience.max(LONGEST_TRUST)),
         };
         match until {
             Until::Now => now.after(self.command_timeout),
@@ -435,7 +435,7 @@ impl Waits {
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         for (key, claim) in self.queues.abandon_all() {
-            self.give_back(key, &claim);
+            self.give_back(key, claim.lease, claim.options.ttl);
         }
         self.queues.wake_all();
     }

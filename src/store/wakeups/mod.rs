@@ -21,7 +21,7 @@ use redis::{PushKind, Value};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
-use crate::key::Key;
+use crate::key::{Key, fence_counter};
 use crate::store::command::Standing;
 use crate::store::connect::Endpoint;
 use crate::store::script;
@@ -33,6 +33,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a server that refuses is left alone.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// Between looks that changes lead to. A tracking table that is too small makes each look a change.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Keys looked at by one command.
 const MAX_KEYS: usize = 256;
 
@@ -85,6 +87,7 @@ struct State {
     asked: VecDeque<Asked>,
     /// To be looked at with the next command.
     to_look_at: Vec<Watched>,
+    looked_at: Option<Moment>,
 }
 
 enum Asked {
@@ -174,6 +177,22 @@ impl Wakeups {
         self.stage.store(AWAY, Ordering::Release);
     }
 
+    /// Looks at what has changed, if that was not done just now. Says how long to wait for more.
+    fn look_again(&self, heartbeat: Duration) -> Duration {
+        let mut state = self.state.lock();
+        if state.to_look_at.is_empty() {
+            return heartbeat;
+        }
+        let now = Moment::now();
+        let due = state.looked_at.map_or(now, |at| at.after(BETWEEN_LOOKS));
+        if now < due {
+            return due.since(now).max(Duration::from_millis(1));
+        }
+        state.looked_at = Some(now);
+        self.look(&mut state);
+        heartbeat
+    }
+
     /// Writes what is to be looked at.
     fn look(&self, state: &mut State) {
         while !state.to_look_at.is_empty() {
@@ -201,10 +220,12 @@ impl Wakeups {
         let mut pause = FIRST_PAUSE;
         let mut told = false;
         while self.is_wanted() {
-            let heartbeat =
-                (2 * self.timeout).clamp(Duration::from_secs(1), Duration::from_secs(10));
-            let opened =
-                Subscription::open(self.endpoint.info(), &self.channel, self.timeout, heartbeat);
+            let opened = Subscription::open(
+                self.endpoint.info(),
+                &self.channel,
+                &fence_counter(&self.prefix),
+                self.timeout,
+            );
             match opened {
                 Ok((subscription, socket)) => {
                     if self.install(socket) {
@@ -266,9 +287,10 @@ impl Wakeups {
 
     /// Hears until the connection ends.
     fn listen(&self, mut subscription: Subscription, listener: &dyn Listener) {
+        let heartbeat = (2 * self.timeout).clamp(Duration::from_secs(1), Duration::from_secs(10));
         let mut unanswered = 0;
         loop {
-            let next = subscription.next(|| self.look(&mut self.state.lock()));
+            let next = subscription.next(|| self.look_again(heartbeat));
             match next {
                 Ok(value) => {
                     unanswered = 0;
@@ -278,6 +300,9 @@ impl Wakeups {
                 }
                 Err(error) if error.kind() == ErrorKind::Timeout => {
                     let mut state = self.state.lock();
+                    if !state.to_look_at.is_empty() {
+                        continue;
+                    }
                     if state.asked.is_empty() {
                         let mut bytes = Vec::new();
                         script::encode_words(&mut bytes, "PING", std::iter::empty());

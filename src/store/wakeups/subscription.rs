@@ -55,17 +55,19 @@ impl Socket {
         }
     }
 
-    fn set_timeouts(&self, read: Duration, write: Duration) -> io::Result<()> {
+    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => {
-                stream.set_read_timeout(Some(read))?;
-                stream.set_write_timeout(Some(write))
-            }
+            Self::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
             #[cfg(unix)]
-            Self::Unix(stream) => {
-                stream.set_read_timeout(Some(read))?;
-                stream.set_write_timeout(Some(write))
-            }
+            Self::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+        }
+    }
+
+    fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.set_write_timeout(Some(timeout)),
         }
     }
 
@@ -102,19 +104,20 @@ impl Read for Socket {
 pub(super) struct Subscription {
     socket: Socket,
     parser: Parser,
+    timeout: Duration,
 }
 
 impl Subscription {
-    /// Connects, logs in, subscribes to `channel` and turns tracking on. `heartbeat` bounds every
-    /// read from then on.
+    /// Connects, logs in, turns tracking on and subscribes to `channel`. `any_key` is one that this
+    /// client may read.
     ///
     /// An error of the kind `Unavailable` or `Timeout` is worth another try soon; any other means
     /// that the server does not offer this.
     pub(super) fn open(
         info: &ConnectionInfo,
         channel: &str,
+        any_key: &str,
         timeout: Duration,
-        heartbeat: Duration,
     ) -> Result<(Self, Socket), Error> {
         let unavailable = |e: io::Error| {
             let kind = match e.kind() {
@@ -124,11 +127,13 @@ impl Subscription {
             Error::new(kind, format!("{}: {e}", info.addr()))
         };
         let socket = Socket::connect(info.addr(), timeout).map_err(unavailable)?;
-        socket.set_timeouts(timeout, timeout).map_err(unavailable)?;
+        socket.set_read_timeout(timeout).map_err(unavailable)?;
+        socket.set_write_timeout(timeout).map_err(unavailable)?;
         let mut writer = socket.try_clone().map_err(unavailable)?;
         let mut subscription = Self {
             socket,
             parser: Parser::new(),
+            timeout,
         };
         let settings = info.redis_settings();
         let mut hello = redis::cmd("HELLO");
@@ -140,34 +145,42 @@ impl Subscription {
         hello.arg("SETNAME").arg("leasehold-wakeups");
         let mut select = redis::cmd("SELECT");
         select.arg(settings.db());
-        let mut subscribe = redis::cmd("SUBSCRIBE");
-        subscribe.arg(channel);
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON");
+        let mut subscribe = redis::cmd("SUBSCRIBE");
+        subscribe.arg(channel);
+        let mut look = redis::cmd("MGET");
+        look.arg(any_key);
         let select = (settings.db() != 0).then_some(select);
         let commands = [hello].into_iter().chain(select);
-        for command in commands.chain([subscribe, track]) {
+        // All that will be asked, once: what is refused is known then. The subscription comes last,
+        // since messages may follow it at once.
+        for command in commands.chain([redis::cmd("PING"), look, track, subscribe]) {
             let packed = command.get_packed_command();
             writer.send(&packed).map_err(unavailable)?;
-            match subscription.next(|| ())? {
+            match subscription.next(|| timeout)? {
                 Value::ServerError(error) => return Err(refusal(error.code(), error.details())),
-                Value::Push { .. } | Value::Map(_) | Value::Okay => {}
+                Value::Push { .. } | Value::Map(_) | Value::Array(_) => {}
+                Value::SimpleString(_) | Value::Okay => {}
                 other => {
                     let message = format!("unexpected answer to a subscription: {other:?}");
                     return Err(Error::new(ErrorKind::Protocol, message));
                 }
             }
         }
-        let bounded = subscription.socket.set_timeouts(heartbeat, timeout);
-        bounded.map_err(unavailable)?;
         Ok((subscription, writer))
     }
 
     /// The next value, whatever it is. `before_waiting` is called when all that has come in so far
-    /// has been returned. `Timeout` if nothing came within the heartbeat; it may be called again.
-    pub(super) fn next(&mut self, before_waiting: impl FnMut()) -> Result<Value, Error> {
+    /// has been returned, and says how long to wait for more. `Timeout` if nothing came until then;
+    /// it may be called again.
+    pub(super) fn next(
+        &mut self,
+        before_waiting: impl FnMut() -> Duration,
+    ) -> Result<Value, Error> {
         let source = Source {
             socket: &mut self.socket,
+            timeout: &mut self.timeout,
             before_waiting,
         };
         self.parser.parse_value(source).map_err(|e| broke(&e))
@@ -181,12 +194,17 @@ fn broke(error: &RedisError) -> Error {
 /// The parser asks it for more only when it has used up what it had.
 struct Source<'a, F> {
     socket: &'a mut Socket,
+    timeout: &'a mut Duration,
     before_waiting: F,
 }
 
-impl<F: FnMut()> Read for Source<'_, F> {
+impl<F: FnMut() -> Duration> Read for Source<'_, F> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        (self.before_waiting)();
+        let timeout = (self.before_waiting)();
+        if timeout != *self.timeout {
+            self.socket.set_read_timeout(timeout)?;
+            *self.timeout = timeout;
+        }
         loop {
             match self.socket.read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -9,7 +9,7 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use crate::contention_faults::{KEY, Turns, assert_kept, client, connections, kill, kill_wake_ups};
 use crate::support::{
     LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, millis, secs, server,
-    wait_for_line,
+    wait_for_line, wake_up_connections,
 };
 
 /// Entering without being told of one's turn takes about a second; a ttl is sixty.
@@ -78,10 +78,10 @@ fn a_lock_let_go_while_a_wake_up_connection_is_gone_for_good_is_entered_soon() {
         thread::sleep(millis(10 * round));
         proxy.refuse(true);
         kill_wake_ups(&server);
-        held.unlock().unwrap();
+        assert_kept(held.unlock());
         let entered = waiter.within(WITHOUT_WORD, "entering without a wake-up");
         proxy.refuse(false);
-        entered.unlock().unwrap();
+        assert_kept(entered.unlock());
     }
     assert_all_become_free(&server);
 }
@@ -104,7 +104,7 @@ fn a_lock_let_go_just_as_a_wake_up_connection_is_killed_is_entered_soon() {
                 drop(held);
             }
             1 => {
-                held.unlock().unwrap();
+                assert_kept(held.unlock());
                 killer();
             }
             _ => thread::scope(|scope| {
@@ -134,12 +134,15 @@ fn who_cannot_be_told_holds_up_nobody_who_can() {
     wait_for_line(&server, KEY, 2);
     proxy.refuse(true);
     proxy.cut_all();
-    held.unlock().unwrap();
+    // This holder and the second in line hear.
+    let noticed = || wake_up_connections(&server) <= 2;
+    assert!(eventually(SOON, noticed), "Redis sees that it has gone");
+    assert_kept(held.unlock());
     let entered = second.within(WITHOUT_WORD, "entering in the place of who has gone");
     assert!(!first.is_done(), "it cannot ask");
     proxy.refuse(false);
     wait_for_line(&server, KEY, 1);
-    entered.unlock().unwrap();
+    assert_kept(entered.unlock());
     drop(first.within(WITHOUT_WORD, "entering after the return"));
     assert_all_become_free(&server);
 }
@@ -168,7 +171,7 @@ fn a_client_that_waits_for_many_locks_gets_them_all_after_its_wake_ups_broke() {
         if n % 8 == 0 {
             kill_wake_ups(&server);
         }
-        guard.unlock().unwrap();
+        assert_kept(guard.unlock());
     }
     for waiter in waiters {
         drop(waiter.within(WITHOUT_WORD, "entering after the lock was let go"));

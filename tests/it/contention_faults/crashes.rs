@@ -12,7 +12,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::child::{self, Child};
-use crate::contention_faults::{KEY, client};
+use crate::contention_faults::{KEY, unhurried};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, SOON, Task, ask, assert_all_become_free, millis, secs, server, value_of,
@@ -208,7 +208,7 @@ fn a_holder_that_crashes_costs_those_who_wait_no_more_than_its_ttl() {
 /// Kills those at `places` of a line of five; the others have their turn long before a ttl ends.
 fn die_in_line(places: &[usize]) {
     let server = server_with_ttl(LONG_TTL);
-    let client = client(&server.url());
+    let client = unhurried(&server.url());
     let held = client.mutex(KEY).lock().unwrap();
     let mut waiters = Waiter::line(&server, 5);
     let value = value_of(&server, KEY).unwrap();
@@ -257,7 +257,7 @@ fn a_whole_line_that_dies_leaves_nothing_held() {
 #[test]
 fn who_dies_in_line_holds_up_nobody_while_a_tool_listens_to_all_channels() {
     let server = server_with_ttl(LONG_TTL);
-    let client = client(&server.url());
+    let client = unhurried(&server.url());
     let redis = redis::Client::open(server.url()).unwrap();
     let mut tool = redis.get_connection_with_timeout(SOON).unwrap();
     let mut tool = tool.as_pubsub();
@@ -275,8 +275,8 @@ fn who_dies_in_line_holds_up_nobody_while_a_tool_listens_to_all_channels() {
 fn a_waiter_that_stands_still_loses_its_turn_and_knows_it() {
     let ttl = secs(2);
     let server = server_with_ttl(ttl);
-    let holder = client(&server.url());
-    let next = client(&server.url());
+    let holder = unhurried(&server.url());
+    let next = unhurried(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
     let still = Waiter::start(&server);
     wait_for_line(&server, KEY, 1);
@@ -305,7 +305,7 @@ fn a_waiter_that_stands_still_loses_its_turn_and_knows_it() {
 fn waiters_that_wake_up_at_the_end_of_their_turn_enter_alone() {
     let ttl = millis(1500);
     let server = server_with_ttl(ttl);
-    let holder = client(&server.url());
+    let holder = unhurried(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
     let waiters = Waiter::line(&server, 3);
     for waiter in &waiters {
@@ -329,8 +329,8 @@ fn waiters_that_wake_up_at_the_end_of_their_turn_enter_alone() {
 fn a_waiter_killed_as_its_turn_comes_costs_no_more_than_its_ttl() {
     let ttl = secs(1);
     let server = server_with_ttl(ttl);
-    let holder = client(&server.url());
-    let next = client(&server.url());
+    let holder = unhurried(&server.url());
+    let next = unhurried(&server.url());
     for delay in [0, 200, 700].map(Duration::from_micros) {
         let held = holder.mutex(KEY).lock().unwrap();
         let mut first = Waiter::start_as("enter_once", &server);

@@ -6,11 +6,9 @@ use std::thread;
 
 use leasehold::Client;
 
-use crate::contention_faults::{KEY, client};
-use crate::steady::steady;
+use crate::contention_faults::{KEY, unhurried};
 use crate::support::{
-    LONG_TTL, SOON, Task, Witness, assert_all_become_free, builder, millis, secs, server, value_of,
-    wait_for_line,
+    SOON, Task, Witness, assert_all_become_free, millis, secs, server, value_of, wait_for_line,
 };
 
 const THREADS: usize = 16;
@@ -48,14 +46,13 @@ fn wait_shortly(
 }
 
 fn clients(url: &str) -> Vec<Client> {
-    let builder = || steady(url).ttl(LONG_TTL).build().unwrap();
-    (0..CLIENTS).map(|_| builder()).collect()
+    (0..CLIENTS).map(|_| unhurried(url)).collect()
 }
 
 #[test]
 fn a_thousand_waits_cut_short_leave_no_place_in_line() {
     let server = server();
-    let (holder, clients) = (client(&server.url()), clients(&server.url()));
+    let (holder, clients) = (unhurried(&server.url()), clients(&server.url()));
     let held = holder.mutex(KEY).lock().unwrap();
     let witness = Arc::new(Witness::default());
     assert_eq!(wait_shortly(&clients, &witness, || true), 0, "it is held");
@@ -87,11 +84,7 @@ fn a_thousand_waits_cut_short_while_the_lock_changes_hands_leave_nothing_held() 
     let turns = Arc::new(AtomicUsize::new(0));
     let patient: Vec<Task<()>> = (0..2)
         .map(|_| {
-            let mutex = steady(&server.url())
-                .ttl(LONG_TTL)
-                .build()
-                .unwrap()
-                .mutex(KEY);
+            let mutex = unhurried(&server.url()).mutex(KEY);
             let (witness, busy) = (Arc::clone(&witness), Arc::clone(&busy));
             let turns = Arc::clone(&turns);
             Task::start(move || {
@@ -125,7 +118,7 @@ fn a_thousand_waits_cut_short_while_the_lock_changes_hands_leave_nothing_held() 
 #[test]
 fn who_waits_on_gets_in_behind_those_who_give_up() {
     let server = server();
-    let holder = client(&server.url());
+    let holder = unhurried(&server.url());
     let clients = clients(&server.url());
     let witness = Arc::new(Witness::default());
     let held = holder.mutex(KEY).lock().unwrap();
@@ -150,11 +143,11 @@ fn who_waits_on_gets_in_behind_those_who_give_up() {
 #[test]
 fn a_client_that_goes_away_with_its_waits_cut_short_leaves_nothing() {
     let server = server();
-    let holder = client(&server.url());
+    let holder = unhurried(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
     let mutex = holder.mutex("other");
     for round in 0..20 {
-        let passing = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+        let passing = unhurried(&server.url());
         let waits = [0, 1, 2].map(|n| {
             let mutex = passing.mutex(KEY);
             Task::start(move || {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use leasehold::{Client, LossReason, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 
-use crate::contention_faults::{KEY, Turns, client};
+use crate::contention_faults::{KEY, Turns, assert_kept, client};
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder, in_redis,
     is_held, looks, millis, secs, server, told_within, wait_for_line,
@@ -46,7 +46,7 @@ fn without_memory_a_release_frees_the_lock_and_who_waits_gets_it_later() {
         .collect();
     wait_for_line(&server, KEY, 3);
     without_memory(&server);
-    held.unlock().unwrap();
+    assert_kept(held.unlock());
     recorder.wait_for(3, What::Unavailable, KEY);
     assert!(!is_held(&server, KEY), "let go, and granted to nobody");
     assert_eq!(witness.entries(), 0);
@@ -77,9 +77,9 @@ fn who_gives_up_without_memory_is_granted_nothing_when_there_is_memory_again() {
     // Somebody has it, or Redis cannot say.
     assert!(!leaver.within(SOON, "its deadline").unwrap_or(false));
     with_memory(&server);
-    held.unlock().unwrap();
+    assert_kept(held.unlock());
     let guard = waiter.within(secs(8), "the turn of who waited on");
-    guard.unlock().unwrap();
+    assert_kept(guard.unlock());
     assert_all_become_free(&server);
 }
 
@@ -129,7 +129,7 @@ fn with_a_small_tracking_table_all_who_wait_have_their_turn() {
     thread::sleep(millis(300));
     for (n, guard) in held.into_iter().enumerate() {
         match n % 3 {
-            0 => guard.unlock().unwrap(),
+            0 => assert_kept(guard.unlock()),
             1 => drop(guard),
             // By a tool that tells nobody.
             _ => {
@@ -176,7 +176,7 @@ fn with_a_small_tracking_table_redis_is_not_asked_all_the_time() {
         let (mutex, busy) = (other.mutex(KEY), Arc::clone(&busy));
         Task::start(move || {
             while busy.load(Ordering::Relaxed) {
-                mutex.lock().unwrap().unlock().unwrap();
+                assert_kept(mutex.lock().unwrap().unlock());
             }
         })
     };

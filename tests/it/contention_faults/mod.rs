@@ -16,6 +16,7 @@ use std::thread;
 use leasehold::{Client, Error, Mutex};
 use leasehold_testbed::{Reply, Server, eventually};
 
+use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, Task, Witness, ask, builder, millis};
 
 const KEY: &str = "k";
@@ -23,6 +24,11 @@ const KEY: &str = "k";
 /// A client whose locks stay for very long if they are not let go.
 fn client(url: &str) -> Client {
     builder(url).ttl(LONG_TTL).build().unwrap()
+}
+
+/// As [`client`], for where no fault is meant to meet it: no slowness of the machine makes it give up.
+fn unhurried(url: &str) -> Client {
+    steady(url).ttl(LONG_TTL).build().unwrap()
 }
 
 /// One of the server's connections to its clients.

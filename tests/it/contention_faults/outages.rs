@@ -6,7 +6,7 @@ use std::thread;
 use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Proxy, Server, eventually};
 
-use crate::contention_faults::{KEY, Turns, client};
+use crate::contention_faults::{KEY, Turns, assert_kept, client};
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder,
     expires_in, in_line, millis, secs, server, told_within, wait_for_line, within,
@@ -146,7 +146,7 @@ fn a_renewal_under_way_keeps_who_comes_into_line() {
     }
     held.check().unwrap();
     assert_eq!(recorder.count(What::Lost, KEY), 0);
-    held.unlock().unwrap();
+    assert_kept(held.unlock());
     assert_all_become_free(&server);
 }
 
@@ -180,7 +180,7 @@ fn a_renewal_that_comes_after_the_lock_was_passed_on_changes_nothing() {
     guard.check().unwrap();
     assert!(expires_in(&server, KEY) <= Some(secs(8)));
     assert_eq!(recorder.count(What::Lost, KEY), 0);
-    guard.unlock().unwrap();
+    assert_kept(guard.unlock());
     assert_all_become_free(&server);
 }
 

@@ -9,11 +9,10 @@ use leasehold::crossbeam_channel::bounded;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::contention_faults::relay::{Relay, Words};
-use crate::contention_faults::{KEY, Turns, client, kill_wake_ups};
-use crate::steady::steady;
+use crate::contention_faults::{KEY, Turns, assert_kept, client, kill_wake_ups, unhurried};
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, lease_of, millis, secs, server,
-    value_of, wait_for_line,
+    SOON, Task, ask, assert_all_become_free, in_redis, lease_of, millis, secs, server, value_of,
+    wait_for_line,
 };
 
 /// Who hears nothing asks again within a second; a ttl is sixty.
@@ -25,18 +24,13 @@ fn relayed() -> (Server, Relay) {
     (server, relay)
 }
 
-/// A client that no slowness of the machine makes notice that its wake-ups say nothing.
-fn trusting(url: &str) -> Client {
-    steady(url).ttl(LONG_TTL).build().unwrap()
-}
-
 #[test]
 fn a_grant_that_is_never_heard_of_costs_a_moment() {
     let (server, relay) = relayed();
     let holder = client(&server.url());
     // Let go before and after they have looked at the key.
     let waits = [0, 5, 15, 30, 60, 200, 600, 900].map(millis);
-    let clients: Vec<Client> = waits.iter().map(|_| trusting(&relay.url())).collect();
+    let clients: Vec<Client> = waits.iter().map(|_| unhurried(&relay.url())).collect();
     let (mut held, mut waiters) = (Vec::new(), Vec::new());
     for (n, waiting) in clients.iter().enumerate() {
         let key = format!("lock-{n}");
@@ -52,7 +46,7 @@ fn a_grant_that_is_never_heard_of_costs_a_moment() {
         .map(|(wait, (held, waiter))| {
             Task::start(move || {
                 thread::sleep(wait);
-                held.unlock().unwrap();
+                assert_kept(held.unlock());
                 drop(waiter.within(WITHOUT_WORD, "entering without word"));
             })
         })
@@ -67,7 +61,7 @@ fn a_grant_that_is_never_heard_of_costs_a_moment() {
 fn a_grant_whose_word_is_lost_with_all_connections_is_found() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let (holder, waiting) = (client(&server.url()), trusting(&proxy.url()));
+    let (holder, waiting) = (client(&server.url()), unhurried(&proxy.url()));
     for _ in 0..5 {
         let held = holder.mutex(KEY).lock().unwrap();
         let lease = lease_of(&server, KEY);
@@ -75,7 +69,7 @@ fn a_grant_whose_word_is_lost_with_all_connections_is_found() {
         let waiter = Task::start(move || mutex.lock().unwrap());
         wait_for_line(&server, KEY, 1);
         proxy.hold_replies(true);
-        held.unlock().unwrap();
+        assert_kept(held.unlock());
         assert_ne!(lease_of(&server, KEY), lease);
         // With what was held back.
         proxy.cut_all();
@@ -130,15 +124,15 @@ fn turns_go_on_while_words_are_lost_and_held_back() {
 #[test]
 fn word_of_a_grant_that_comes_too_late_takes_nothing_from_anybody() {
     let (server, relay) = relayed();
-    let (holder, waiting) = (client(&server.url()), trusting(&relay.url()));
+    let (holder, waiting) = (client(&server.url()), unhurried(&relay.url()));
     let held = holder.mutex(KEY).lock().unwrap();
     let mutex = waiting.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_line(&server, KEY, 1);
     relay.let_words(Words::HeldBack);
-    held.unlock().unwrap();
+    assert_kept(held.unlock());
     let first = waiter.within(WITHOUT_WORD, "entering without word");
-    first.unlock().unwrap();
+    assert_kept(first.unlock());
 
     // It stands in line again when it hears of its first turn.
     let held = holder.mutex(KEY).lock().unwrap();
@@ -150,20 +144,20 @@ fn word_of_a_grant_that_comes_too_late_takes_nothing_from_anybody() {
     assert!(!waiter.is_done(), "somebody has it");
     held.check().unwrap();
     assert_eq!(crate::support::in_line(&server, KEY), 1, "it waits on");
-    held.unlock().unwrap();
+    assert_kept(held.unlock());
     let second = waiter.within(WITHOUT_WORD, "its second turn");
     // Nor does it come back as a release of what it has now.
     thread::sleep(millis(300));
     assert!(value_of(&server, KEY).is_some());
     second.check().unwrap();
-    second.unlock().unwrap();
+    assert_kept(second.unlock());
     assert_all_become_free(&server);
 }
 
 #[test]
 fn a_waiter_that_leaves_before_it_hears_of_its_turn_gives_it_back() {
     let (server, relay) = relayed();
-    let (holder, waiting) = (client(&server.url()), trusting(&relay.url()));
+    let (holder, waiting) = (client(&server.url()), unhurried(&relay.url()));
     let next = client(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
     let (give_up, given_up) = bounded(0);
@@ -174,7 +168,7 @@ fn a_waiter_that_leaves_before_it_hears_of_its_turn_gives_it_back() {
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_line(&server, KEY, 2);
     relay.let_words(Words::HeldBack);
-    held.unlock().unwrap();
+    assert_kept(held.unlock());
     drop(give_up);
     // Cancelled, unless the machine was so slow that it asked before.
     let _ = leaver.within(SOON, "giving up");

@@ -209,9 +209,9 @@ fn the_line_goes_with_its_key() {
     let gone = eventually(SOON, || ask(&server, &["EXISTS", "k"]) == Reply::Int(0));
     assert!(gone, "the line keeps no key alive");
     assert_eq!(go(&mut redis, "k", 2), Said::Number(0), "no line to leave");
-    let micros = granted(&come(&mut redis, "k", 1, "-"));
-    let wanted = format!("lh1 {} {micros} {}", lease(1), holder(1));
-    assert_eq!(value_of(&server), wanted);
+    // Who asks again takes no free key: it may have given up since.
+    assert_eq!(come(&mut redis, "k", 1, "-"), Said::Number(0));
+    assert_eq!(ask(&server, &["EXISTS", "k"]), Reply::Int(0));
 }
 
 #[test]

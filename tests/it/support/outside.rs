@@ -10,9 +10,10 @@ pub fn script_calls(server: &Server) -> u64 {
     calls(server, "eval") + calls(server, "evalsha")
 }
 
-/// How often the server was asked what stands under keys, to tell of changes of them.
+/// How often the server was asked what stands under keys, to tell of changes of them; beyond the one
+/// time with which each connection for that begins.
 pub fn looks(server: &Server) -> u64 {
-    calls(server, "mget")
+    calls(server, "mget").saturating_sub(calls(server, "hello"))
 }
 
 fn calls(server: &Server, command: &str) -> u64 {
