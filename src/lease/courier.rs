@@ -41,6 +41,23 @@ impl Courier {
         }))
     }
 
+    /// One without its thread: a model has its errands run by what this returns.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn of_a_model() -> (Arc<Self>, impl Fn()) {
+        let (errands, inbox) = unbounded();
+        let courier = Self {
+            errands,
+            events: None,
+            when_lost: OnceLock::new(),
+        };
+        let deliver = move || {
+            while let Ok(Message::Run(errand)) = inbox.try_recv() {
+                errand();
+            }
+        };
+        (Arc::new(courier), deliver)
+    }
+
     pub(crate) fn run(&self, errand: impl FnOnce() + Send + 'static) {
         // Fails only after the client has ended, and its callbacks with it.
         let _ = self.errands.send(Message::Run(Box::new(errand)));

@@ -12,6 +12,9 @@
 //! says lost by itself, whatever it was told.
 
 mod courier;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
 mod terms;
 #[cfg(test)]
 mod tests;

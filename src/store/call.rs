@@ -75,6 +75,11 @@ impl Call {
         state.missing == 0 || state.left
     }
 
+    /// What comes in from now on is not the caller's own any more, and it cannot be appointed.
+    pub(crate) fn leave(&self) {
+        self.state.lock().left = true;
+    }
+
     /// Asks the caller to lead the lane; false if it has left.
     pub(crate) fn appoint(&self) -> bool {
         let mut state = self.state.lock();

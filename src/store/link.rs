@@ -2,6 +2,7 @@
 //! who waits for whom and never retries on another connection; that is the lane's.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use r2d2::PooledConnection;
@@ -10,12 +11,31 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::store::command::{Command, Reply};
-use crate::store::connect::Connector;
+use crate::store::connect::{Connector, Endpoint};
 use crate::store::pending::Pending;
 use crate::store::script::{self, Call, Decoded, Kind, Names};
 
 /// Keys in one script call: bounds for how long it keeps Redis from everybody else.
 const MAX_KEYS: usize = 256;
+
+/// Longest pause between attempts to connect, while Redis is away.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+pub(crate) type Pool = r2d2::Pool<Connector>;
+
+/// Where `links` links find their connections. It makes them when they are asked for.
+pub(crate) fn pool(endpoint: &Arc<Endpoint>, links: usize) -> Pool {
+    r2d2::Pool::builder()
+        .max_size(links as u32)
+        .min_idle(Some(0))
+        .test_on_check_out(false)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        // Not how long anybody waits: half of it bounds the pause between attempts to connect.
+        .connection_timeout(RECONNECT_PAUSE * 2)
+        .error_handler(Box::new(r2d2::NopErrorHandler))
+        .build_unchecked(Connector(Arc::clone(endpoint)))
+}
 
 /// Commands that share one script call, and so one answer.
 struct Exchange {

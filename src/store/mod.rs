@@ -4,7 +4,11 @@ mod call;
 pub(crate) mod command;
 mod connect;
 mod lane;
+#[cfg_attr(all(test, shuttle), path = "link/model.rs")]
 mod link;
+#[cfg(test)]
+#[cfg(shuttle)]
+pub(crate) mod model;
 mod node;
 mod pending;
 mod script;

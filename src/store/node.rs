@@ -1,7 +1,6 @@
 //! One Redis: a few lanes, a connection for renewals, and one for wake-ups. Says which lane serves what, nothing else.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::config::Config;
@@ -9,15 +8,12 @@ use crate::error::Error;
 use crate::id::HolderId;
 use crate::key;
 use crate::store::command::{Command, Request, Standing};
-use crate::store::connect::{Connector, Endpoint};
+use crate::store::connect::Endpoint;
 use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
 use crate::store::wakeups::Wakeups;
-use crate::store::{Bell, Listener, Store, Watched};
+use crate::store::{Bell, Listener, Store, Watched, link};
 use crate::thread::Crew;
-
-/// Longest pause between attempts to connect, while Redis is away.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) struct Node {
     /// The last one is for renewals: callers' traffic can never hold them up.
@@ -30,16 +26,6 @@ impl Node {
     pub(crate) fn new(endpoint: Endpoint, config: &Config, holder: HolderId, bell: Bell) -> Self {
         let endpoint = Arc::new(endpoint);
         let lanes = config.lanes + 1;
-        let pool = r2d2::Pool::builder()
-            .max_size(lanes as u32)
-            .min_idle(Some(0))
-            .test_on_check_out(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            // Not how long anybody waits: half of it bounds the pause between attempts to connect.
-            .connection_timeout(RECONNECT_PAUSE * 2)
-            .error_handler(Box::new(r2d2::NopErrorHandler))
-            .build_unchecked(Connector(Arc::clone(&endpoint)));
         let wakeups = Wakeups::new(
             Arc::clone(&endpoint),
             &holder,
@@ -47,7 +33,7 @@ impl Node {
             config.command_timeout,
         );
         let common = Arc::new(Common {
-            pool,
+            pool: link::pool(&endpoint, lanes),
             endpoint,
             names: Names {
                 holder,

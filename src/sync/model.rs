@@ -3,13 +3,16 @@
 //! model says so. Never part of a build that anybody uses.
 
 use std::cell::{Cell, RefCell};
+use std::env;
 use std::ops::{Deref, DerefMut};
-use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
+use shuttle::sync::atomic::AtomicBool;
 use shuttle::thread::{self, Thread, ThreadId};
 use shuttle::{Config, Runner};
 
@@ -21,7 +24,8 @@ thread_local! {
 }
 
 /// Runs `model` under as many schedules as `runs` says: half of them random, half with few switches at
-/// random places. A failure prints what is needed to replay it.
+/// random places. A failure prints its schedule: `LEASEHOLD_MODEL_SCHEDULE` replays that.
+/// `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
 pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
     let anew = move || {
         NOW.set(START);
@@ -32,8 +36,16 @@ pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static
     let mut config = Config::new();
     config.silence_warnings = true;
     config.stack_size = 0x4_0000;
-    Runner::new(RandomScheduler::new(runs / 2), config.clone()).run(anew);
-    Runner::new(PctScheduler::new(3, runs / 2), config).run(anew);
+    if let Ok(schedule) = env::var("LEASEHOLD_MODEL_SCHEDULE") {
+        let scheduler = ReplayScheduler::new_from_encoded(&schedule);
+        Runner::new(scheduler, config).run(anew);
+        return;
+    }
+    let factor = env::var("LEASEHOLD_MODEL_FACTOR");
+    let factor = factor.map_or(1, |factor| factor.parse().expect("it is a number"));
+    let runs = runs * factor / 2;
+    Runner::new(RandomScheduler::new(runs), config.clone()).run(anew);
+    Runner::new(PctScheduler::new(3, runs), config).run(anew);
 }
 
 /// So that a moment before the beginning is one, too.
@@ -55,9 +67,48 @@ pub(crate) fn pass(duration: Duration) {
     due.iter().for_each(Thread::unpark);
 }
 
+/// Waits until as many threads are asleep as there should be, and none of them is to wake. To say
+/// how many must be no point where another thread may go on: so count by the standard library's atomics.
+pub(crate) fn quiet(threads: impl Fn() -> usize) {
+    let is_quiet = || {
+        let threads = threads();
+        SLEEPERS.with_borrow(|sleepers| {
+            sleepers.len() >= threads && sleepers.iter().all(|(until, _)| *until > now())
+        })
+    };
+    while !is_quiet() {
+        thread::yield_now();
+    }
+}
+
+/// Sleeps until that much time has passed.
+pub(crate) fn sleep(duration: Duration) {
+    Condvar::new().wait_for(&mut Mutex::new(()).lock(), duration);
+}
+
+/// A point where another thread may go on.
+pub(crate) fn step() {
+    AtomicBool::new(false).load(Ordering::SeqCst);
+}
+
+/// A choice that the schedule makes, and a replay makes again: true once in `of` times.
+pub(crate) fn chance(of: u32) -> bool {
+    thread_rng().gen_ratio(1, of)
+}
+
+/// A number that a replay draws again.
+pub(crate) fn random() -> u128 {
+    thread_rng().gen_range(0..=u128::MAX)
+}
+
+/// One of `0..n`.
+pub(crate) fn choice(n: usize) -> usize {
+    thread_rng().gen_range(0..n)
+}
+
 /// Whether this thread of the model is panicking: the standard library would say so of all of them.
 pub(crate) fn panicking() -> bool {
-    PANICKING.get() == Some(thread::current().id())
+    std::thread::panicking() && PANICKING.get() == Some(thread::current().id())
 }
 
 /// Panics without shuttle taking it for a failure of the model. One thread at a time may.
@@ -67,13 +118,10 @@ pub(crate) fn panic() -> ! {
 }
 
 /// True if `work` came to its end, false if it panicked by [`panic`].
-pub(crate) fn survives(work: impl FnOnce() + UnwindSafe) -> bool {
-    match catch_unwind(work) {
+pub(crate) fn survives(work: impl FnOnce()) -> bool {
+    match catch_unwind(AssertUnwindSafe(work)) {
         Ok(()) => true,
-        Err(_) if panicking() => {
-            PANICKING.set(None);
-            false
-        }
+        Err(_) if PANICKING.take() == Some(thread::current().id()) => false,
         Err(payload) => resume_unwind(payload),
     }
 }
@@ -141,6 +189,16 @@ impl WaitTimeoutResult {
     }
 }
 
+fn wake(thread: &Thread) {
+    forget(thread);
+    thread.unpark();
+}
+
+/// It sleeps no more.
+fn forget(thread: &Thread) {
+    SLEEPERS.with_borrow_mut(|sleepers| sleepers.retain(|(_, one)| one.id() != thread.id()));
+}
+
 impl Condvar {
     pub(crate) fn new() -> Self {
         Self::default()
@@ -164,9 +222,8 @@ impl Condvar {
         while self.is_waiting(&me) && now() < until {
             thread::park();
         }
-        let timed_out = self.is_waiting(&me);
-        self.waiting().retain(|thread| thread.id() != me.id());
-        SLEEPERS.with_borrow_mut(|sleepers| sleepers.retain(|(_, thread)| thread.id() != me.id()));
+        let timed_out = self.leave(&me);
+        forget(&me);
         guard.held = Some(guard.mutex.take());
         WaitTimeoutResult { timed_out }
     }
@@ -177,15 +234,15 @@ impl Condvar {
         if waiting.is_empty() {
             return;
         }
-        let any = thread_rng().gen_range(0..waiting.len());
+        let any = choice(waiting.len());
         let woken = waiting.swap_remove(any);
         drop(waiting);
-        woken.unpark();
+        wake(&woken);
     }
 
     pub(crate) fn notify_all(&self) {
         let woken = std::mem::take(&mut *self.waiting());
-        woken.iter().for_each(Thread::unpark);
+        woken.iter().for_each(wake);
     }
 
     fn waiting(&self) -> shuttle::sync::MutexGuard<'_, Vec<Thread>> {
@@ -194,5 +251,13 @@ impl Condvar {
 
     fn is_waiting(&self, thread: &Thread) -> bool {
         self.waiting().iter().any(|other| other.id() == thread.id())
+    }
+
+    /// True if nobody has woken `thread`.
+    fn leave(&self, thread: &Thread) -> bool {
+        let mut waiting = self.waiting();
+        let before = waiting.len();
+        waiting.retain(|other| other.id() != thread.id());
+        waiting.len() < before
     }
 }

@@ -4,6 +4,9 @@ mod asking;
 mod hearing;
 mod letting_go;
 mod local;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
 mod outage;
 mod pause;
 

@@ -1,6 +1,10 @@
 //! What is to be done, and when: the wheel with its sleeping timer thread, and the queue of jobs for
 //! the workers. Does none of it itself, and no I/O.
 
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+
 use std::sync::Arc;
 use std::time::Duration;
 

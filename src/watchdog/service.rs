@@ -1,6 +1,10 @@
 //! The threads of the watchdog: the timer, which finds what is due and tells of lost leases, and the
 //! workers, which renew. The timer thread does no I/O and runs no user code.
 
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -8,9 +8,14 @@
 //! Nothing is done under the state's mutex but moving values: all I/O is the leader's.
 
 #[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+#[cfg(test)]
+#[cfg(not(shuttle))]
 mod tests;
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,21 +23,21 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::call::{Call, Ticket, Woken};
 use crate::store::command::{Command, Reply, Request};
-use crate::store::connect::{Connector, Endpoint};
-use crate::store::link::{Answer, Link};
+use crate::store::connect::Endpoint;
+use crate::store::link::{Answer, Link, Pool};
 use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
 use crate::store::{Bell, Chore};
-use crate::sync::Mutex;
+use crate::sync::{self, Mutex};
 
 /// Commands taken from the queue at a time.
-const MAX_BATCH: usize = 256;
+const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 256 };
 /// Unread answers to releases; beyond it those who release leave the writing to the background.
-const MAX_OWED: usize = 64;
+const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
 /// What the lanes of one client share.
 pub(crate) struct Common {
-    pub(crate) pool: r2d2::Pool<Connector>,
+    pub(crate) pool: Pool,
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) names: Names,
     pub(crate) connect_timeout: Duration,
@@ -207,12 +212,14 @@ impl<'a> Leadership<'a> {
         Self {
             lane,
             link,
-            was_panicking: std::thread::panicking(),
+            was_panicking: sync::panicking(),
         }
     }
 
     /// Leads until `call` has its outcomes or its deadline has passed.
     fn lead(&mut self, call: &Arc<Call>, deadline: Moment) {
+        // By a panic, too: appointed then, it would neither lead nor pass it on.
+        let _leaving = Leaving(call);
         while !call.is_over(deadline) {
             let batch = self.next_batch();
             self.exchange(batch, deadline);
@@ -358,12 +365,25 @@ impl<'a> Leadership<'a> {
     }
 }
 
+/// The caller leaves when this is dropped.
+struct Leaving<'a>(&'a Call);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+fn given_up() -> Error {
+    Error::new(ErrorKind::Timeout, "its batch was given up")
+}
+
 impl Drop for Leadership<'_> {
     /// Steps down: appoints a caller that waits in the queue. If there is none, it writes the
     /// releases that nobody waits for, and leaves the rest to the background.
     fn drop(&mut self) {
-        if std::thread::panicking() && !self.was_panicking {
-            self.lose_link(&Error::new(ErrorKind::Timeout, "its batch was given up"));
+        if sync::panicking() && !self.was_panicking {
+            self.lose_link(&given_up());
         }
         loop {
             let mut state = self.lane.state.lock();
@@ -374,8 +394,11 @@ impl Drop for Leadership<'_> {
                 let mut batch = state.next_batch();
                 drop(state);
                 batch.retain(Pending::is_wanted);
-                if let Err(error) = self.write(batch) {
-                    self.lose_link(&error);
+                // Not even a panic in here may keep the leadership from passing on.
+                match catch_unwind(AssertUnwindSafe(|| self.write(batch))) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => self.lose_link(&error),
+                    Err(_) => self.lose_link(&given_up()),
                 }
                 continue;
             }

@@ -8,6 +8,7 @@ use super::*;
 use crate::id::{HolderId, LeaseId};
 use crate::key::{self, Key};
 use crate::store::command::Reply;
+use crate::store::link;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -25,16 +26,10 @@ fn fixture() -> Fixture {
 fn with_timeout(timeout: Duration) -> Fixture {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), timeout, timeout).unwrap());
-    let pool = r2d2::Pool::builder()
-        .max_size(2)
-        .min_idle(Some(0))
-        .test_on_check_out(false)
-        .error_handler(Box::new(r2d2::NopErrorHandler))
-        .build_unchecked(Connector(Arc::clone(&endpoint)));
     let rings = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&rings);
     let lane = Lane::new(Arc::new(Common {
-        pool,
+        pool: link::pool(&endpoint, 2),
         endpoint,
         names: Names {
             holder: HolderId::of_this_process(),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use leasehold_testbed::{Reply, Server};
 
 use crate::child::{self, Child};
-use crate::contention_faults::{KEY, assert_kept, client, connections, kill};
-use crate::support::{SOON, ask, assert_all_become_free, millis, server};
+use crate::contention_faults::{KEY, assert_kept, connections, kill};
+use crate::support::{LONG_TTL, SOON, ask, assert_all_become_free, builder, millis, server};
 
 const PROCESSES: usize = 4;
 const ROUNDS: u32 = 3;
@@ -82,7 +82,9 @@ fn race() {
         thread::sleep(millis(1));
     }
     for _ in 0..ROUNDS {
-        let (client, start) = (client(&url), Instant::now());
+        // Its first connection may be the one that is killed.
+        let client = builder(&url).ttl(LONG_TTL).build_lazy().unwrap();
+        let start = Instant::now();
         let mutex = client.mutex(KEY);
         let mut entries = 0;
         while start.elapsed() < ROUND {

@@ -1,0 +1,153 @@
+//! Models of a lease: the ways it can end, and changes of its ttl, in every order that shuttle comes
+//! upon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::sync::atomic::AtomicU32;
+use shuttle::thread;
+
+use super::*;
+use crate::id::LeaseId;
+use crate::key::Key;
+use crate::sync::Ordering;
+use crate::sync::model::{chance, check, pass, step};
+
+const RUNS: usize = 1000;
+const SECOND: Duration = Duration::from_secs(1);
+const OPTIONS: Options = Options {
+    ttl: Duration::from_secs(30),
+    renew_every: Some(Duration::from_secs(10)),
+    max_hold: None,
+};
+
+fn lease() -> (Lease, impl Fn()) {
+    let (courier, deliver) = Courier::of_a_model();
+    let now = Moment::now();
+    let terms = Terms {
+        key: Key::new("", "k", 16).unwrap(),
+        id: LeaseId::random(),
+        token: 7,
+        options: OPTIONS,
+        asked_at: now,
+        hold_until: None,
+        hand_offs: 0,
+        since: now,
+    };
+    (Lease::new(terms, courier), deliver)
+}
+
+/// How it ended, as its owner was told.
+#[derive(Debug, PartialEq)]
+enum End {
+    Released,
+    HandedOver,
+    Lost(LossReason),
+}
+
+#[test]
+fn model_a_lease_ends_in_one_way_and_tells_of_a_loss_only() {
+    check(RUNS, || {
+        let (lease, deliver) = lease();
+        let called = Arc::new(AtomicU32::new(0));
+        let (_keep, early) = lease.signal(Moment::now());
+        let (end, late) = thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                let now = Moment::now();
+                if chance(2) && lease.hand_over(now, OPTIONS).is_some() {
+                    return End::HandedOver;
+                }
+                match lease.release(now).1 {
+                    Ok(()) => End::Released,
+                    Err(reason) => End::Lost(reason),
+                }
+            });
+            scope.spawn(|| lease.lose(LossReason::Deleted));
+            scope.spawn(|| {
+                let before = Moment::now();
+                pass(60 * SECOND);
+                if lease.loss(Moment::now()).is_none() {
+                    assert_eq!(lease.live_for(before), None, "held past its validity");
+                }
+            });
+            let listener = scope.spawn(|| {
+                let called = Arc::clone(&called);
+                lease.on_lost(
+                    Moment::now(),
+                    Box::new(move |_| {
+                        called.fetch_add(1, Ordering::SeqCst);
+                    }),
+                );
+                lease.signal(Moment::now())
+            });
+            (owner.join().unwrap(), listener.join().unwrap())
+        });
+        deliver();
+        let lost = match &end {
+            End::Lost(reason) => Some(reason.clone()),
+            _ => None,
+        };
+        assert_eq!(lease.loss(Moment::now()), lost, "{end:?}");
+        for signal in [early, late.1] {
+            assert_eq!(signal.try_recv().ok(), lost, "{end:?}");
+            assert!(signal.try_recv().is_err(), "told twice");
+        }
+        assert_eq!(called.load(Ordering::SeqCst), u32::from(lost.is_some()));
+    });
+}
+
+#[test]
+fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
+    check(RUNS, || {
+        let (lease, _deliver) = lease();
+        let changing = AtomicU32::new(0);
+        let change = |deadline: Moment| {
+            if !lease.begin_ttl_change(deadline) {
+                return false;
+            }
+            assert_eq!(changing.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+            let before = lease.remaining(Moment::now());
+            step();
+            changing.fetch_sub(1, Ordering::SeqCst);
+            let now = Moment::now();
+            match chance(2) {
+                true => lease.ttl_changed(now, now, 20 * SECOND),
+                false => lease.ttl_unchanged(20 * SECOND, None),
+            }
+            assert!(lease.remaining(now) >= before, "it was shortened");
+            true
+        };
+        let far = Moment::now().after(3600 * SECOND);
+        thread::scope(|scope| {
+            // Time stands still: who waits for its turn has to be woken.
+            let extensions = [(); 3].map(|()| scope.spawn(|| change(far)));
+            scope.spawn(|| change(Moment::now()));
+            for extension in extensions {
+                assert!(extension.join().unwrap(), "it had all the time");
+            }
+        });
+        assert!(change(Moment::now()), "none is under way");
+    });
+}
+
+#[test]
+fn model_whoever_waits_to_change_the_ttl_learns_that_the_lease_is_over() {
+    check(RUNS, || {
+        let (lease, _deliver) = lease();
+        let far = Moment::now().after(3600 * SECOND);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    if lease.begin_ttl_change(far) {
+                        step();
+                        let now = Moment::now();
+                        lease.ttl_changed(now, now, 30 * SECOND);
+                    }
+                });
+            }
+            scope.spawn(|| lease.release(Moment::now()).1.is_ok());
+        });
+        assert!(!lease.begin_ttl_change(far));
+        assert_eq!(lease.loss(Moment::now()), None);
+    });
+}

@@ -1,0 +1,385 @@
+//! The link of the models, in place of `link`: a server and its connections in memory, with as many
+//! faults as a model allows. Knows commands and replies, and nothing of their wire format.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind};
+use crate::id::LeaseId;
+use crate::key::Key;
+use crate::store::command::{Command, Reply, Standing};
+use crate::store::connect::Endpoint;
+use crate::store::pending::Pending;
+use crate::store::script::Names;
+use crate::sync::model::{chance, choice, panic, pass, step};
+use crate::sync::{AtomicBool, Ordering};
+
+/// What the lane asks for connections.
+pub(crate) type Pool = Arc<Server>;
+
+pub(crate) fn pool(_: &Arc<Endpoint>, _: usize) -> Pool {
+    Server::new(Faults::default())
+}
+
+/// How often something may go wrong, and what.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Faults {
+    /// No connection is made.
+    pub(crate) connecting: u32,
+    /// A connection breaks, or an answer does not come in time.
+    pub(crate) broken: u32,
+    /// Whoever uses a link panics.
+    pub(crate) panics: u32,
+}
+
+/// A Redis that keeps locks, and the network before it.
+pub(crate) struct Server {
+    state: parking_lot::Mutex<State>,
+    /// A link is being used: one thread at a time does that.
+    in_use: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    locks: HashMap<Key, Held>,
+    last_token: u64,
+    /// Grants to those in line, to be told of.
+    told: Vec<(Key, LeaseId, u64)>,
+    /// What was sent on connections that have been given up, and arrives yet.
+    late: Vec<VecDeque<Command>>,
+    /// Raised when a connection breaks.
+    epoch: u64,
+    faults: Faults,
+}
+
+/// From one token to the next: the lower bits are for hand-offs.
+const TOKENS: u64 = 1024;
+
+struct Held {
+    lease: LeaseId,
+    until: Moment,
+    token: u64,
+    line: VecDeque<LeaseId>,
+}
+
+impl Held {
+    fn new(lease: LeaseId, until: Moment, token: u64) -> Self {
+        Self {
+            lease,
+            until,
+            token,
+            line: VecDeque::new(),
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn new(faults: Faults) -> Arc<Self> {
+        let state = State {
+            faults,
+            ..State::default()
+        };
+        Arc::new(Self {
+            state: parking_lot::Mutex::new(state),
+            in_use: AtomicBool::new(false),
+        })
+    }
+
+    /// Gives `key` to `lease`, as another connection would have.
+    pub(crate) fn give(&self, key: &Key, lease: LeaseId, until: Moment) {
+        let held = Held::new(lease, until, 0);
+        self.state.lock().locks.insert(key.clone(), held);
+    }
+
+    /// Grants to those in line since this was last asked.
+    pub(crate) fn told(&self) -> Vec<(Key, LeaseId, u64)> {
+        std::mem::take(&mut self.state.lock().told)
+    }
+
+    pub(crate) fn serve(&self, command: &Command) -> Reply {
+        self.state.lock().serve(command)
+    }
+
+    pub(crate) fn take_back(&self, key: &Key, lease: LeaseId) {
+        self.state.lock().release(key, lease);
+    }
+
+    pub(crate) fn holder(&self, key: &Key) -> Option<LeaseId> {
+        self.state.lock().holder(key)
+    }
+
+    /// From here on everything goes well.
+    pub(crate) fn calm_down(&self) {
+        self.state.lock().faults = Faults::default();
+    }
+
+    /// Whatever is still on its way arrives.
+    pub(crate) fn deliver_late(&self) {
+        let mut state = self.state.lock();
+        for connection in std::mem::take(&mut state.late) {
+            connection
+                .into_iter()
+                .for_each(|command| drop(state.serve(&command)));
+        }
+    }
+
+    pub(crate) fn get_timeout(self: &Arc<Self>, timeout: Duration) -> Result<Wire, Error> {
+        if self.happens(|faults| &mut faults.connecting) {
+            pass(timeout);
+            return Err(Error::new(ErrorKind::Unavailable, "no connection"));
+        }
+        Ok(Wire {
+            server: Arc::clone(self),
+            made_in: self.state.lock().epoch,
+            broken: false,
+        })
+    }
+
+    /// Whether such a fault happens here.
+    fn happens(&self, of: impl Fn(&mut Faults) -> &mut u32) -> bool {
+        step();
+        let mut state = self.state.lock();
+        let left = of(&mut state.faults);
+        let happens = *left > 0 && chance(4);
+        *left -= u32::from(happens);
+        happens
+    }
+
+    fn may_panic(&self) {
+        if self.happens(|faults| &mut faults.panics) {
+            panic();
+        }
+    }
+
+    fn use_alone<T>(&self, work: impl FnOnce() -> T) -> T {
+        struct Used<'a>(&'a Server);
+        impl Drop for Used<'_> {
+            fn drop(&mut self) {
+                self.0.in_use.store(false, Ordering::SeqCst);
+            }
+        }
+        let in_use = self.in_use.swap(true, Ordering::SeqCst);
+        assert!(!in_use, "two lead one lane");
+        let _used = Used(self);
+        work()
+    }
+}
+
+impl State {
+    fn holder(&self, key: &Key) -> Option<LeaseId> {
+        let held = self
+            .locks
+            .get(key)
+            .filter(|held| Moment::now() < held.until);
+        held.map(|held| held.lease)
+    }
+
+    fn serve(&mut self, command: &Command) -> Reply {
+        match command {
+            Command::Acquire {
+                key,
+                lease,
+                ttl,
+                standing,
+            } => self.acquire(key, *lease, Moment::now().after(*ttl), *standing),
+            Command::Release { key, lease, .. } => self.release(key, *lease),
+            Command::Renew { key, lease, ttl } => {
+                self.renew(key, *lease, Moment::now().after(*ttl))
+            }
+            Command::Flush { .. } => Reply::Done,
+        }
+    }
+
+    fn acquire(&mut self, key: &Key, lease: LeaseId, until: Moment, standing: Standing) -> Reply {
+        let holder = self.holder(key);
+        if holder.is_none() {
+            if standing == Standing::Kept {
+                return Reply::Contended {
+                    expires_in: Duration::ZERO,
+                    in_line: false,
+                };
+            }
+            let held = Held::new(lease, until, self.next_token());
+            self.locks.insert(key.clone(), held);
+        }
+        let held = self.locks.get_mut(key).expect("it has a holder");
+        if held.lease == lease {
+            // Its turn may have come while it stood in line.
+            held.until = until;
+            return Reply::Granted { token: held.token };
+        }
+        let stands = held.line.contains(&lease);
+        let in_line = stands || standing == Standing::Told;
+        if in_line && !stands {
+            held.line.push_back(lease);
+        }
+        Reply::Contended {
+            expires_in: held.until.since(Moment::now()),
+            in_line,
+        }
+    }
+
+    fn next_token(&mut self) -> u64 {
+        self.last_token += TOKENS;
+        self.last_token
+    }
+
+    fn renew(&mut self, key: &Key, lease: LeaseId, until: Moment) -> Reply {
+        match self.holder(key) {
+            None => Reply::Missing,
+            Some(holder) if holder != lease => Reply::Taken { by: None },
+            Some(_) => {
+                self.locks.get_mut(key).expect("it has a holder").until = until;
+                Reply::Done
+            }
+        }
+    }
+
+    fn release(&mut self, key: &Key, lease: LeaseId) -> Reply {
+        let Some(holder) = self.holder(key) else {
+            return Reply::Missing;
+        };
+        let held = self.locks.get_mut(key).expect("it has a holder");
+        if holder != lease {
+            let before = held.line.len();
+            held.line.retain(|one| *one != lease);
+            return match held.line.len() < before {
+                true => Reply::Done,
+                false => Reply::Taken { by: None },
+            };
+        }
+        match held.line.pop_front() {
+            Some(next) => {
+                self.last_token += TOKENS;
+                let token = self.last_token;
+                (held.lease, held.token) = (next, token);
+                self.told.push((key.clone(), next, token));
+            }
+            None => drop(self.locks.remove(key)),
+        }
+        Reply::Done
+    }
+}
+
+pub(crate) struct Wire {
+    server: Arc<Server>,
+    made_in: u64,
+    broken: bool,
+}
+
+impl Wire {
+    pub(crate) fn is_stale(&self) -> bool {
+        self.made_in < self.server.state.lock().epoch
+    }
+
+    pub(crate) fn discard(&mut self) {
+        self.broken = true;
+    }
+
+    fn broke(&mut self, kind: ErrorKind) -> Error {
+        self.broken = true;
+        self.server.state.lock().epoch += 1;
+        Error::new(kind, "a fault")
+    }
+}
+
+#[derive(Clone)]
+pub(crate) enum Answer {
+    Outcome(Result<Reply, Error>),
+    Doubtful(Error),
+}
+
+pub(crate) struct Link {
+    wire: Wire,
+    in_flight: VecDeque<Pending>,
+    /// Of those in flight, what has reached the server, and what it said.
+    served: VecDeque<Reply>,
+    cut: bool,
+}
+
+impl Link {
+    pub(crate) fn new(wire: Wire) -> Self {
+        Self {
+            wire,
+            in_flight: VecDeque::new(),
+            served: VecDeque::new(),
+            cut: false,
+        }
+    }
+
+    pub(crate) fn owed(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    pub(crate) fn write(&mut self, _: &Names, batch: Vec<Pending>) -> Result<(), Error> {
+        let server = Arc::clone(&self.wire.server);
+        server.use_alone(|| {
+            self.in_flight.extend(batch);
+            server.may_panic();
+            if server.happens(|faults| &mut faults.broken) {
+                self.cut = true;
+                return Err(self.wire.broke(ErrorKind::Unavailable));
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn read(
+        &mut self,
+        _: &Names,
+        timeout: Duration,
+        deliver: &mut impl FnMut(Pending, Answer),
+    ) -> Result<(), Error> {
+        let server = Arc::clone(&self.wire.server);
+        server.use_alone(|| {
+            while let Some(pending) = self.in_flight.front() {
+                let reply = match self.served.pop_front() {
+                    Some(reply) => reply,
+                    None => server.state.lock().serve(&pending.command),
+                };
+                self.served.push_front(reply.clone());
+                server.may_panic();
+                if server.happens(|faults| &mut faults.broken) {
+                    let timed_out = chance(2);
+                    if timed_out {
+                        pass(timeout);
+                    }
+                    return Err(self.wire.broke(match timed_out {
+                        true => ErrorKind::Timeout,
+                        false => ErrorKind::Unavailable,
+                    }));
+                }
+                self.served.pop_front();
+                let pending = self.in_flight.pop_front().expect("it was just looked at");
+                deliver(pending, Answer::Outcome(Ok(reply)));
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.wire.broken
+    }
+
+    /// What was written arrives whole and now, or in part, or late, or never; behind it, unless the
+    /// connection was cut, the releases of its acquires.
+    pub(crate) fn abandon(mut self, _: &Names) -> Vec<Pending> {
+        let in_flight: Vec<Pending> = std::mem::take(&mut self.in_flight).into();
+        let unserved = in_flight.iter().skip(self.served.len());
+        let mut sent: VecDeque<Command> = unserved.map(|pending| pending.command.clone()).collect();
+        if !self.cut {
+            let now = Moment::now();
+            sent.extend(in_flight.iter().filter_map(|pending| pending.undo(now)));
+        }
+        let mut state = self.wire.server.state.lock();
+        for command in sent.drain(..choice(sent.len() + 1)) {
+            state.serve(&command);
+        }
+        if chance(2) {
+            state.late.push(sent);
+        }
+        in_flight
+    }
+}

@@ -1,0 +1,289 @@
+//! Models of the waiting room: threads of one client or of two that want one lock, hand it over, give
+//! up, lose it, and are sent away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::sync::atomic::AtomicU32;
+use shuttle::thread;
+
+use super::*;
+use crate::id::LeaseId;
+use crate::loss::LossReason;
+use crate::store::model::{Direct, Server};
+use crate::store::{Reply, Request};
+use crate::sync::Mutex;
+use crate::sync::model::{chance, check, choice, pass};
+use crate::wait::letting_go::release_of;
+use crate::watchdog::Agenda;
+
+const RUNS: usize = 1000;
+const SECOND: Duration = Duration::from_secs(1);
+const OPTIONS: Options = Options {
+    ttl: Duration::from_secs(30),
+    renew_every: Some(Duration::from_secs(10)),
+    max_hold: None,
+};
+
+/// One client, but for the threads of its watchdog: nothing is held for long enough to be renewed.
+struct Client {
+    store: Arc<Direct>,
+    watchdog: Arc<Watchdog>,
+    hearing: Hearing,
+    waits: Waits,
+    queues: Arc<LocalQueues>,
+}
+
+impl Client {
+    fn new(server: &Server, standing: Standing) -> Self {
+        let store = Arc::new(Direct::new(server, standing));
+        let (courier, _deliver) = Courier::of_a_model();
+        let (agenda, _inboxes) = Agenda::new();
+        let watchdog = Watchdog::new(agenda, store.clone(), courier.clone(), SECOND);
+        let queues = Arc::new(LocalQueues::new());
+        let lines = Arc::downgrade(&queues);
+        courier.when_lost(move |key| {
+            if let Some(queues) = lines.upgrade() {
+                queues.wake(key);
+            }
+        });
+        let hearing = Hearing::new(
+            store.clone(),
+            watchdog.clone(),
+            courier.clone(),
+            queues.clone(),
+            OPTIONS.ttl,
+        );
+        let hand_offs = HandOffs {
+            count: 2,
+            time: SECOND,
+        };
+        let waits = Waits::new(
+            store.clone(),
+            watchdog.clone(),
+            courier,
+            queues.clone(),
+            SECOND,
+            5 * SECOND,
+            hand_offs,
+        );
+        Self {
+            store,
+            watchdog,
+            hearing,
+            waits,
+            queues,
+        }
+    }
+
+    /// As a guard that is dropped, or as one that is unlocked.
+    fn let_go(&self, lease: &Arc<Lease>, is_there: bool) {
+        if chance(2) {
+            return self.waits.let_go(lease);
+        }
+        let now = Moment::now();
+        if self.watchdog.release(lease, now).is_ok() {
+            let mut request = [Request::new(release_of(lease), now.after(SECOND))];
+            self.store.execute(&mut request);
+            let [request] = request;
+            let own = request.into_outcome().ok() == Some(Reply::Done);
+            assert!(own || !is_there, "it was not its own");
+        } else {
+            self.store.post(release_of(lease));
+        }
+        self.waits.released(lease);
+    }
+}
+
+/// What a lock protects.
+struct Work {
+    wanted: Wanted,
+    inside: AtomicU32,
+    last_token: Mutex<u64>,
+    /// Somebody else deletes this one while it is held: it excludes nobody.
+    deleted: Option<LeaseId>,
+}
+
+impl Work {
+    fn new() -> Self {
+        Self {
+            wanted: wanted(),
+            inside: AtomicU32::new(0),
+            last_token: Mutex::default(),
+            deleted: None,
+        }
+    }
+
+    /// Waits for the lock and does it. False if it was not granted.
+    fn run(&self, client: &Client, until: Until) -> bool {
+        let Some(lease) = client.waits.acquire(&self.wanted, until).unwrap() else {
+            return false;
+        };
+        if self.deleted == Some(lease.terms().id) {
+            client.let_go(&lease, false);
+            return true;
+        }
+        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two inside");
+        let token = lease.terms().token;
+        let before = std::mem::replace(&mut *self.last_token.lock(), token);
+        assert!(before < token, "{token} after {before}");
+        assert!(lease.loss(Moment::now()).is_none());
+        assert_eq!(self.inside.fetch_sub(1, Ordering::SeqCst), 1);
+        client.let_go(&lease, true);
+        true
+    }
+}
+
+fn wanted() -> Wanted {
+    Wanted {
+        key: Key::new("", "k", 16).unwrap(),
+        options: OPTIONS,
+        cancel: None,
+    }
+}
+
+/// Runs `threads` beside those who bring the news to `clients`.
+fn run(server: &Server, clients: &[Client], threads: &[&(dyn Fn() + Sync)]) {
+    thread::scope(|scope| {
+        for client in clients {
+            scope.spawn(|| client.store.hear(&client.hearing));
+        }
+        let threads: Vec<_> = threads.iter().map(|run| scope.spawn(run)).collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        server.end();
+    });
+}
+
+fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
+    assert_eq!(server.holder(&wanted().key), None, "held by nobody");
+    for client in clients {
+        assert_eq!(client.queues.lines(), 0, "a line of nobody");
+    }
+}
+
+#[test]
+fn model_threads_of_one_client_take_turns_and_none_is_forgotten() {
+    check(RUNS, || {
+        let server = Server::new();
+        // No time passes: whoever is not woken sleeps for ever, and so does who meets a lock that
+        // its own client has let go of.
+        let standing = [Standing::Told, Standing::Polling][choice(2)];
+        let clients = [Client::new(&server, standing)];
+        let work = Work::new();
+        let twice = || (0..2).for_each(|_| assert!(work.run(&clients[0], Until::Forever)));
+        run(&server, &clients, &[&twice, &twice, &twice]);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_threads_of_two_clients_take_turns_and_none_is_forgotten() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [(); 2].map(|()| Client::new(&server, Standing::Told));
+        let work = Work::new();
+        let one = || (0..2).for_each(|_| assert!(work.run(&clients[0], Until::Forever)));
+        let other = || (0..2).for_each(|_| assert!(work.run(&clients[1], Until::Forever)));
+        run(&server, &clients, &[&one, &one, &other, &other]);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [(); 2].map(|()| Client::new(&server, Standing::Told));
+        let work = Work::new();
+        let soon = Moment::now().after(SECOND);
+        let waits = |client: usize, until: Until| {
+            let (work, clients) = (&work, &clients);
+            move || {
+                work.run(&clients[client], until);
+            }
+        };
+        let gives_up = waits(0, Until::At(soon));
+        let tries = waits(0, Until::Now);
+        let other = waits(1, Until::At(soon));
+        let patient = || assert!(work.run(&clients[0], Until::Forever));
+        let clock = || pass(2 * SECOND);
+        run(
+            &server,
+            &clients,
+            &[&gives_up, &tries, &patient, &other, &clock],
+        );
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_who_waits_is_woken_when_the_lock_is_lost() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [Client::new(&server, Standing::Told)];
+        let client = &clients[0];
+        let wanted = wanted();
+        let lease = client.waits.acquire(&wanted, Until::Forever);
+        let lease = lease.unwrap().unwrap();
+        let work = Work {
+            deleted: Some(lease.terms().id),
+            ..Work::new()
+        };
+        let waits = || assert!(work.run(client, Until::Forever));
+        let tries = || {
+            work.run(client, Until::Now);
+        };
+        let loses = || {
+            server.take_back(&wanted.key, lease.terms().id);
+            lease.lose(LossReason::Deleted);
+        };
+        // Nobody has to wait for whoever has lost it.
+        let lets_go = || client.waits.let_go(&lease);
+        let late = chance(2);
+        let meanwhile = || {
+            if !late {
+                lets_go();
+            }
+        };
+        run(
+            &server,
+            &clients,
+            &[&waits, &tries, &waits, &loses, &meanwhile],
+        );
+        if late {
+            lets_go();
+        }
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_whoever_waits_at_the_end_is_sent_away() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [Client::new(&server, Standing::Told)];
+        let (key, other) = (wanted().key, LeaseId::random());
+        if chance(2) {
+            server.give(&key, other, Moment::now().after(OPTIONS.ttl));
+        }
+        let waits = || match clients[0].waits.acquire(&wanted(), Until::Forever) {
+            Ok(lease) => clients[0].let_go(&lease.unwrap(), true),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Shutdown),
+        };
+        let end = || {
+            clients[0].watchdog.stop();
+            clients[0].waits.end();
+        };
+        let late = chance(2);
+        let meanwhile = || {
+            if !late {
+                server.take_back(&key, other);
+            }
+        };
+        run(&server, &clients, &[&waits, &waits, &end, &meanwhile]);
+        server.take_back(&key, other);
+        assert_nothing_is_left(&server, &clients);
+    });
+}

@@ -1,0 +1,194 @@
+//! Models of the watchdog: its timer and its workers against owners who take, extend and let go, and
+//! against its end.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use shuttle::thread;
+
+use super::*;
+use crate::id::LeaseId;
+use crate::lease::{Options, Terms};
+use crate::store::Standing;
+use crate::store::model::{Direct, Server};
+use crate::sync::model::{chance, check, choice, pass, quiet, sleep};
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
+
+const RUNS: usize = 600;
+const SECOND: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(250);
+const OPTIONS: Options = Options {
+    ttl: Duration::from_secs(3),
+    renew_every: Some(SECOND),
+    max_hold: None,
+};
+/// The timer and the two workers.
+const THREADS: usize = 3;
+
+struct World {
+    dog: Arc<Watchdog>,
+    server: Server,
+    courier: Arc<Courier>,
+    inboxes: Inboxes,
+    over: AtomicBool,
+}
+
+impl World {
+    fn new() -> Self {
+        let (agenda, inboxes) = Agenda::new();
+        let server = Server::new();
+        let store = Arc::new(Direct::new(&server, Standing::None));
+        let (courier, _deliver) = Courier::of_a_model();
+        Self {
+            dog: Watchdog::new(agenda, store, Arc::clone(&courier), SECOND),
+            server,
+            courier,
+            inboxes,
+            over: AtomicBool::new(false),
+        }
+    }
+
+    fn grant(&self, name: &str) -> Arc<Lease> {
+        let now = Moment::now();
+        let terms = Terms {
+            key: Key::new("", name, 16).unwrap(),
+            id: LeaseId::random(),
+            token: 7,
+            options: OPTIONS,
+            asked_at: now,
+            hold_until: None,
+            hand_offs: 0,
+            since: now,
+        };
+        self.server
+            .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
+        Arc::new(Lease::new(terms, Arc::clone(&self.courier)))
+    }
+
+    /// What a worker does, on a channel that cannot make a thread of a model wait.
+    fn work(&self, inbox: &Receiver<Job>) {
+        let (nap, never) = (Mutex::new(()), Condvar::new());
+        loop {
+            match inbox.try_recv() {
+                Ok(Job::Renew(leases)) => self.dog.renew(&leases),
+                Ok(Job::Watch(leases)) => self.dog.watch_keys(&leases),
+                Ok(Job::Settle) => {}
+                Ok(Job::Stop) => return,
+                Err(_) => drop(never.wait_for(&mut nap.lock(), STEP / 10)),
+            }
+        }
+    }
+
+    /// Runs `owners` beside the threads of the watchdog, and `clock` beside all; then `finish`.
+    fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
+        thread::scope(|scope| {
+            let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
+            for inbox in [&self.inboxes.renewals, &self.inboxes.releases] {
+                threads.push(scope.spawn(|| self.work(inbox)));
+            }
+            let owners: Vec<_> = owners.iter().map(|run| scope.spawn(run)).collect();
+            clock();
+            owners.into_iter().for_each(|owner| owner.join().unwrap());
+            finish();
+            scope.spawn(|| {
+                threads
+                    .into_iter()
+                    .for_each(|thread| thread.join().unwrap());
+                self.over.store(true, Ordering::SeqCst);
+            });
+            while !self.over.load(Ordering::SeqCst) {
+                pass(STEP / 10);
+            }
+        });
+    }
+}
+
+#[test]
+fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
+    check(RUNS, || {
+        let world = World::new();
+        let leases = ["a", "b", "c"].map(|name| (world.grant(name), AtomicBool::new(false)));
+        // The standard library's: to look at it is no point where another thread may go on.
+        let asleep = AtomicUsize::new(THREADS + leases.len());
+        let own = |i: usize| {
+            let (world, asleep, (lease, released)) = (&world, &asleep, &leases[i]);
+            move || {
+                assert!(world.dog.watch(lease));
+                let hold = choice(10) as u32;
+                if hold > 0 {
+                    sleep(hold * STEP / 2);
+                    assert!(world.dog.release(lease, Moment::now()).is_ok());
+                    released.store(true, Ordering::SeqCst);
+                }
+                asleep.fetch_sub(1, Ordering::SeqCst);
+            }
+        };
+        // Little longer than the longest hold, or longer by more than a ttl.
+        let steps = [5, 20][choice(2)];
+        let everybody_sleeps = || quiet(|| asleep.load(Ordering::SeqCst));
+        let clock = || {
+            for _ in 0..steps {
+                everybody_sleeps();
+                for (lease, released) in &leases {
+                    let left = lease.live_for(Moment::now()).unwrap_or_default();
+                    assert!(
+                        released.load(Ordering::SeqCst) || left > SECOND,
+                        "renewed late"
+                    );
+                }
+                pass(STEP);
+            }
+        };
+        let finish = || {
+            everybody_sleeps();
+            let watched = world.dog.agenda.stop();
+            for (lease, released) in &leases {
+                let key = &lease.terms().key;
+                let timers = watched.iter().filter(|one| Arc::ptr_eq(one, lease));
+                let is_held = !released.load(Ordering::SeqCst);
+                assert_eq!(timers.count(), usize::from(is_held), "timers of {key:?}");
+                let alive = world.server.holder(key).is_some();
+                assert!(alive || !is_held, "{key:?} is not renewed");
+                assert!(is_held || !alive || steps == 5, "{key:?} is renewed still");
+                assert_eq!(world.dog.watched(key).is_some(), is_held);
+                assert_eq!(lease.loss(Moment::now()), None);
+            }
+        };
+        let (a, b, c) = (own(0), own(1), own(2));
+        world.run(&[&a, &b, &c], clock, finish);
+    });
+}
+
+#[test]
+fn model_its_end_loses_every_lease_and_ends_every_thread() {
+    check(RUNS, || {
+        let world = World::new();
+        let start = Moment::now();
+        let leases = ["a", "b"].map(|name| world.grant(name));
+        let released = AtomicBool::new(false);
+        let own = |lease: &Arc<Lease>, lets_go: bool| {
+            if !world.dog.watch(lease) {
+                // As whoever asked for it does then.
+                lease.lose(LossReason::Shutdown);
+            }
+            if chance(2) {
+                let _ = world.dog.extend(lease, 4 * SECOND);
+            }
+            if lets_go && world.dog.release(lease, Moment::now()).is_ok() {
+                released.store(true, Ordering::SeqCst);
+            }
+        };
+        let one = || own(&leases[0], false);
+        let other = || own(&leases[1], true);
+        let stop = || world.dog.stop();
+        let clock = || (0..6).for_each(|_| pass(STEP));
+        world.run(&[&one, &other, &stop], clock, || {});
+        for lease in &leases {
+            assert_eq!(lease.live_for(start), None, "it outlives the watchdog");
+        }
+        if released.load(Ordering::SeqCst) {
+            assert_eq!(leases[1].loss(Moment::now()), None);
+        }
+    });
+}
