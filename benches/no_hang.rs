@@ -344,8 +344,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let outcome = soak.round(&server, racers, [window, bound], options.kills);
         if let Err(error) = outcome {
             progress.0.abandon();
-            println!("{soak}\n");
-            return Err(format!("round {round}: {error}").into());
+            println!("{soak}\n\nround {round}: {error}");
+            return Err(format!("round {round} failed, see above").into());
         }
         progress.show(&soak);
     }

@@ -14,6 +14,7 @@ use crate::support::millis;
 #[repr(u8)]
 pub enum Words {
     Pass,
+    /// A connection that has lost some delivers none any more, as when the way back is gone.
     Lost,
     HeldBack,
 }
@@ -87,16 +88,17 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
             true
         });
     });
+    let mut is_lost = false;
     thread::spawn(move || {
         pass(&server, &client, |_| {
-            while hears.load(Ordering::Acquire) {
+            while !is_lost && hears.load(Ordering::Acquire) {
                 match words.load(Ordering::Acquire) {
-                    lost if lost == Words::Lost as u8 => return false,
+                    lost if lost == Words::Lost as u8 => is_lost = true,
                     held if held == Words::HeldBack as u8 => thread::sleep(millis(1)),
                     _ => return true,
                 }
             }
-            true
+            !is_lost
         });
     });
 }

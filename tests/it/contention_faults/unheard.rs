@@ -109,11 +109,13 @@ fn turns_go_on_while_words_are_lost_and_held_back() {
     let (server, relay) = relayed();
     let mut clients = vec![client(&server.url())];
     clients.extend((0..3).map(|_| client(&relay.url())));
-    let turns = Turns::of(&clients, 2, 40);
+    let turns = Turns::of(&clients, 2, 30);
     let mut fault = 0;
     turns.go_on_under(|| {
-        relay.let_words([Words::Lost, Words::HeldBack][fault % 2]);
-        thread::sleep(millis(10 + 7 * (fault as u64 % 5)));
+        // Lost words cost a second each, until the client sees that it hears nothing.
+        let lost = fault == 1;
+        relay.let_words(if lost { Words::Lost } else { Words::HeldBack });
+        thread::sleep(millis(10 + 7 * (fault % 5)));
         relay.let_words(Words::Pass);
         fault += 1;
     });
