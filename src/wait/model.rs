@@ -219,6 +219,27 @@ fn model_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() {
 }
 
 #[test]
+fn model_a_lease_handed_to_who_gives_up_finds_another_or_is_let_go() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [Client::new(&server, Standing::Told)];
+        let client = &clients[0];
+        let work = Work::new();
+        let lease = client.waits.acquire(&work.wanted, Until::Forever);
+        let lease = lease.unwrap().unwrap();
+        let until = Until::At(Moment::now().after(SECOND));
+        let gives_up = || {
+            work.run(client, until);
+        };
+        let patient = || assert!(work.run(client, Until::Forever));
+        let lets_go = || client.waits.let_go(&lease);
+        let clock = || pass(2 * SECOND);
+        run(&server, &clients, &[&gives_up, &lets_go, &patient, &clock]);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
 fn model_who_waits_is_woken_when_the_lock_is_lost() {
     check(RUNS, || {
         let server = Server::new();
