@@ -185,12 +185,6 @@ impl Handle {
             .start(&crew, inboxes)
             .inspect_err(|_| courier.stop())?;
         let queues = Arc::new(LocalQueues::new());
-        let lines = Arc::downgrade(&queues);
-        courier.when_lost(move |key| {
-            if let Some(queues) = lines.upgrade() {
-                queues.wake(key);
-            }
-        });
         let hearing = Hearing::new(
             Arc::clone(&store),
             Arc::clone(&watchdog),

@@ -23,17 +23,8 @@ const OPTIONS: Options = Options {
 
 fn lease() -> (Lease, impl Fn()) {
     let (courier, deliver) = Courier::of_a_model();
-    let now = Moment::now();
-    let terms = Terms {
-        key: Key::new("", "k", 16).unwrap(),
-        id: LeaseId::random(),
-        token: 7,
-        options: OPTIONS,
-        asked_at: now,
-        hold_until: None,
-        hand_offs: 0,
-        since: now,
-    };
+    let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
+    let terms = Terms::of_grant(key, LeaseId::random(), 7, OPTIONS, now, now);
     (Lease::new(terms, courier), deliver)
 }
 

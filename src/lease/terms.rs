@@ -51,6 +51,27 @@ pub(super) fn validity(ttl: Duration) -> Duration {
 }
 
 impl Terms {
+    /// Those of a grant that was asked for at `asked_at` and came in at `now`.
+    pub(crate) fn of_grant(
+        key: Key,
+        id: LeaseId,
+        token: u64,
+        options: Options,
+        asked_at: Moment,
+        now: Moment,
+    ) -> Self {
+        Self {
+            key,
+            id,
+            token,
+            options,
+            asked_at,
+            hold_until: options.max_hold.map(|hold| asked_at.after(hold)),
+            hand_offs: 0,
+            since: now,
+        }
+    }
+
     /// The full ttl.
     pub(crate) fn ttl(&self) -> Duration {
         self.options.first_ttl()

@@ -21,21 +21,15 @@ fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
     let courier = Courier::start(&crew, None).unwrap();
     // A whole multiple of every pause below, so that renewals fall on whole seconds.
     let asked_at = Moment::now().after(1000 * SECOND).rounded_down(10 * SECOND);
-    let mut terms = Terms {
-        key: Key::new("p:", "k", 100).unwrap(),
-        id: LeaseId::random(),
-        token: 7,
-        options: Options {
-            ttl: 30 * SECOND,
-            renew_every: Some(10 * SECOND),
-            max_hold: None,
-        },
-        asked_at,
-        hold_until: None,
-        hand_offs: 0,
-        // Not to be watched while a test lasts.
-        since: asked_at.after(3600 * SECOND),
+    let options = Options {
+        ttl: 30 * SECOND,
+        renew_every: Some(10 * SECOND),
+        max_hold: None,
     };
+    let key = Key::new("p:", "k", 100).unwrap();
+    // Not to be watched while a test lasts.
+    let granted_at = asked_at.after(3600 * SECOND);
+    let mut terms = Terms::of_grant(key, LeaseId::random(), 7, options, asked_at, granted_at);
     change(&mut terms);
     Fixture {
         lease: Lease::new(terms, Arc::clone(&courier)),

@@ -152,15 +152,6 @@ impl Waits {
 
 /// The terms of a grant that was asked for at `asked_at` or later.
 fn terms(wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
-    let options = wanted.options;
-    Terms {
-        key: wanted.key.clone(),
-        id: lease,
-        token,
-        options,
-        asked_at,
-        hold_until: options.max_hold.map(|hold| asked_at.after(hold)),
-        hand_offs: 0,
-        since: Moment::now(),
-    }
+    let key = wanted.key.clone();
+    Terms::of_grant(key, lease, token, wanted.options, asked_at, Moment::now())
 }

@@ -24,6 +24,7 @@ pub(crate) struct Hearing {
 }
 
 impl Hearing {
+    /// From here on the first in line for a lock that is lost is woken, too.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
@@ -31,6 +32,13 @@ impl Hearing {
         queues: Arc<LocalQueues>,
         max_ttl: Duration,
     ) -> Self {
+        // Weak: what is held in the lines keeps the courier.
+        let lines = Arc::downgrade(&queues);
+        courier.when_lost(move |key| {
+            if let Some(queues) = lines.upgrade() {
+                queues.wake(key);
+            }
+        });
         Self {
             store,
             watchdog,

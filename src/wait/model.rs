@@ -41,12 +41,6 @@ impl Client {
         let (agenda, _inboxes) = Agenda::new();
         let watchdog = Watchdog::new(agenda, store.clone(), courier.clone(), SECOND);
         let queues = Arc::new(LocalQueues::new());
-        let lines = Arc::downgrade(&queues);
-        courier.when_lost(move |key| {
-            if let Some(queues) = lines.upgrade() {
-                queues.wake(key);
-            }
-        });
         let hearing = Hearing::new(
             store.clone(),
             watchdog.clone(),

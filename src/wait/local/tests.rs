@@ -31,16 +31,7 @@ fn lease_of(key: &Key, id: LeaseId) -> Arc<Lease> {
     let courier = Courier::start(&Crew::new(), None).unwrap();
     courier.stop();
     let now = Moment::now();
-    let terms = Terms {
-        key: key.clone(),
-        id,
-        token: 7,
-        options: OPTIONS,
-        asked_at: now,
-        hold_until: None,
-        hand_offs: 0,
-        since: now,
-    };
+    let terms = Terms::of_grant(key.clone(), id, 7, OPTIONS, now, now);
     Arc::new(Lease::new(terms, courier))
 }
 

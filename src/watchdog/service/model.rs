@@ -51,16 +51,8 @@ impl World {
 
     fn grant(&self, name: &str) -> Arc<Lease> {
         let now = Moment::now();
-        let terms = Terms {
-            key: Key::new("", name, 16).unwrap(),
-            id: LeaseId::random(),
-            token: 7,
-            options: OPTIONS,
-            asked_at: now,
-            hold_until: None,
-            hand_offs: 0,
-            since: now,
-        };
+        let (key, id) = (Key::new("", name, 16).unwrap(), LeaseId::random());
+        let terms = Terms::of_grant(key, id, 7, OPTIONS, now, now);
         self.server
             .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
         Arc::new(Lease::new(terms, Arc::clone(&self.courier)))
