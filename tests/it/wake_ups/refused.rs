@@ -14,9 +14,12 @@ use crate::support::{
 };
 
 /// What a user may lack so that nothing can be told.
-const LACKS: [&[&str]; 3] = [
+const LACKS: [&[&str]; 5] = [
     &["~*", "&*", "+@all", "-subscribe"],
     &["~*", "&*", "+@all", "-client|tracking"],
+    // What is asked once it hears.
+    &["~*", "&*", "+@all", "-mget"],
+    &["~*", "&*", "+@all", "-ping"],
     // No channel at all, also not to publish on.
     &["~*", "resetchannels", "+@all"],
 ];
