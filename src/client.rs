@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::event::Events;
@@ -153,6 +153,11 @@ impl Client {
     pub(crate) fn handle(&self) -> &Handle {
         &self.0
     }
+
+    /// What time it is for this client.
+    pub(crate) fn now(&self) -> Moment {
+        self.0.watchdog.now()
+    }
 }
 
 impl std::fmt::Debug for Client {
@@ -168,7 +173,8 @@ impl Handle {
     fn new(endpoint: Endpoint, config: Config) -> Result<Self, Error> {
         let holder = HolderId::of_this_process();
         let crew = Crew::new();
-        let (agenda, inboxes) = Agenda::new();
+        let clock = Clock::default();
+        let (agenda, inboxes) = Agenda::new(clock.clone());
         let bell = {
             let agenda = Arc::clone(&agenda);
             Box::new(move |chore| agenda.ring(chore))
@@ -184,7 +190,7 @@ impl Handle {
         watchdog
             .start(&crew, inboxes)
             .inspect_err(|_| courier.stop())?;
-        let queues = Arc::new(LocalQueues::new());
+        let queues = Arc::new(LocalQueues::new(clock));
         let hearing = Hearing::new(
             Arc::clone(&store),
             Arc::clone(&watchdog),

@@ -1,6 +1,43 @@
 //! The holder's clock: one that goes on while the machine sleeps, as the ttl in Redis does.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// What time it is for one client: the machine's, unless a test moves it ahead.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock {
+    /// By how many ns it is ahead.
+    ahead: Option<Arc<AtomicU64>>,
+}
+
+impl Clock {
+    /// One that can be moved; its clones move along.
+    #[cfg(test)]
+    pub(crate) fn movable() -> Self {
+        Self {
+            ahead: Some(Arc::default()),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        match &self.ahead {
+            None => Moment::now(),
+            Some(ahead) => Moment::now().after(Duration::from_nanos(ahead.load(Ordering::Acquire))),
+        }
+    }
+
+    /// Moves a movable one ahead; time goes on from there.
+    #[cfg(test)]
+    pub(crate) fn advance(&self, by: Duration) {
+        if let Some(ahead) = &self.ahead {
+            let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+            let _ = ahead.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                Some(now.saturating_add(nanos))
+            });
+        }
+    }
+}
 
 /// A point in time of this machine, in ns since some fixed moment. Saturates instead of overflowing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +123,18 @@ mod tests {
     fn arithmetic_saturates() {
         assert_eq!(Moment(7).after(Duration::MAX), Moment(u64::MAX));
         assert_eq!(Moment(7).since(Moment(9)), Duration::ZERO);
+    }
+
+    #[cfg(not(shuttle))]
+    #[test]
+    fn a_movable_clock_is_ahead_by_what_it_was_moved_and_goes_on() {
+        let clock = Clock::movable();
+        let hour = Duration::from_secs(3600);
+        let before = Moment::now();
+        clock.clone().advance(hour);
+        let after = clock.now();
+        assert!(after >= before.after(hour) && after <= Moment::now().after(hour));
+        assert!(Clock::default().now() <= Moment::now());
     }
 
     #[cfg(not(shuttle))]

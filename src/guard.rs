@@ -50,9 +50,9 @@ pub struct MutexGuard {
 impl MutexGuard {
     pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
         Self {
+            granted_at: client.now(),
             lease,
             client,
-            granted_at: Moment::now(),
             let_go: false,
         }
     }
@@ -65,8 +65,8 @@ impl MutexGuard {
     /// is repeated in the background until it is done or the ttl has ended.
     pub fn unlock(mut self) -> Result<(), Error> {
         self.let_go = true;
+        let now = self.now();
         let client = self.client.handle();
-        let now = Moment::now();
         let released = client.watchdog.release(&self.lease, now);
         let result = match released {
             Err(reason) => {
@@ -108,13 +108,13 @@ impl MutexGuard {
     /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
     /// Somewhat less than the ttl in Redis, to allow for the drift of two clocks.
     pub fn remaining(&self) -> Duration {
-        self.lease.remaining(Moment::now())
+        self.lease.remaining(self.now())
     }
 
     /// Whether the lock was lost. Asks no server: past its validity it is lost, whatever Redis
     /// would say.
     pub fn is_lost(&self) -> bool {
-        self.lease.loss(Moment::now()).is_some()
+        self.lease.loss(self.now()).is_some()
     }
 
     /// As [`is_lost`](Self::is_lost), for use with `?`.
@@ -122,7 +122,7 @@ impl MutexGuard {
     /// # Errors
     /// `LeaseLost`, with the reason.
     pub fn check(&self) -> Result<(), Error> {
-        match self.lease.loss(Moment::now()) {
+        match self.lease.loss(self.now()) {
             Some(reason) => Err(Error::lost(reason).with_key(self.key())),
             None => Ok(()),
         }
@@ -146,7 +146,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lost_signal(&self) -> LostSignal {
-        let (keep, receiver) = self.lease.signal(Moment::now());
+        let (keep, receiver) = self.lease.signal(self.now());
         LostSignal {
             receiver,
             _keep: keep,
@@ -168,7 +168,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn on_lost(&self, callback: impl FnOnce(LossReason) + Send + 'static) {
-        self.lease.on_lost(Moment::now(), Box::new(callback));
+        self.lease.on_lost(self.now(), Box::new(callback));
     }
 
     /// Makes the lock last for `duration` from now at least. Never shortens it.
@@ -195,7 +195,7 @@ impl MutexGuard {
             .check_ttl("extend", duration)
             .map_err(attach)?;
         if let Some(hold_until) = self.lease.terms().hold_until {
-            let left = hold_until.since(Moment::now());
+            let left = hold_until.since(self.now());
             if duration > left {
                 let wanted = format!("at most {left:?}, which is left of max_hold");
                 let given = format_args!("{duration:?}");
@@ -208,9 +208,13 @@ impl MutexGuard {
             .map_err(attach)
     }
 
+    fn now(&self) -> Moment {
+        self.client.now()
+    }
+
     fn tell_released(&self, confirmed: bool) {
         self.client.handle().courier.tell(|events| {
-            let held = Moment::now().since(self.granted_at);
+            let held = self.now().since(self.granted_at);
             events.released(self.lease.event(), held, confirmed);
         });
     }

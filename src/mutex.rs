@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 
 use crate::client::Client;
-use crate::clock::Moment;
 use crate::config::check_max_hold;
 use crate::error::Error;
 use crate::guard::MutexGuard;
@@ -191,7 +190,7 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn try_lock_for(&self, timeout: Duration) -> Result<Option<MutexGuard>, Error> {
-        self.acquire(Until::At(Moment::now().after(timeout)))
+        self.acquire(Until::At(self.client.now().after(timeout)))
     }
 
     /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.

@@ -140,7 +140,7 @@ impl Lease {
                 phase: Phase::Held,
                 valid_until,
                 // The grant came before this; drift either way is a small part of the ttl.
-                key_until: Moment::now().after(terms.ttl() + terms.ttl() / 50),
+                key_until: terms.since.after(terms.ttl() + terms.ttl() / 50),
                 capped,
                 renew_at,
                 watch_at: Some(terms.since.after(WATCHED_AFTER)),
@@ -395,10 +395,10 @@ impl Lease {
 
     /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
     /// not, or if the lease is over.
-    pub(crate) fn begin_ttl_change(&self, deadline: Moment) -> bool {
-        let mut state = self.at(Moment::now());
+    pub(crate) fn begin_ttl_change(&self, deadline: Moment, clock: impl Fn() -> Moment) -> bool {
+        let mut state = self.at(clock());
         while state.ttl_changing && state.phase == Phase::Held {
-            let left = deadline.since(Moment::now());
+            let left = deadline.since(clock());
             if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
                 return false;
             }
@@ -428,11 +428,11 @@ impl Lease {
 
     /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
     /// lives; a renewal is tried again at `retry_at`.
-    pub(crate) fn ttl_unchanged(&self, asked: Duration, retry_at: Option<Moment>) {
+    pub(crate) fn ttl_unchanged(&self, now: Moment, asked: Duration, retry_at: Option<Moment>) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
         // However often that fails, the last one that arrives counts.
-        let latest = Moment::now().after(2 * asked);
+        let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
         if state.phase == Phase::Held && self.terms.options.renew_every.is_some() {

@@ -93,7 +93,7 @@ fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
         let (lease, _deliver) = lease();
         let changing = AtomicU32::new(0);
         let change = |deadline: Moment| {
-            if !lease.begin_ttl_change(deadline) {
+            if !lease.begin_ttl_change(deadline, Moment::now) {
                 return false;
             }
             assert_eq!(changing.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
@@ -103,7 +103,7 @@ fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
             let now = Moment::now();
             match chance(2) {
                 true => lease.ttl_changed(now, now, 20 * SECOND),
-                false => lease.ttl_unchanged(20 * SECOND, None),
+                false => lease.ttl_unchanged(Moment::now(), 20 * SECOND, None),
             }
             assert!(lease.remaining(now) >= before, "it was shortened");
             true
@@ -129,7 +129,7 @@ fn model_whoever_waits_to_change_the_ttl_learns_that_the_lease_is_over() {
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    if lease.begin_ttl_change(far) {
+                    if lease.begin_ttl_change(far, Moment::now) {
                         step();
                         let now = Moment::now();
                         lease.ttl_changed(now, now, 30 * SECOND);
@@ -138,7 +138,7 @@ fn model_whoever_waits_to_change_the_ttl_learns_that_the_lease_is_over() {
             }
             scope.spawn(|| lease.release(Moment::now()).1.is_ok());
         });
-        assert!(!lease.begin_ttl_change(far));
+        assert!(!lease.begin_ttl_change(far, Moment::now));
         assert_eq!(lease.loss(Moment::now()), None);
     });
 }

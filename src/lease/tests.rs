@@ -159,7 +159,7 @@ fn renewal_is_due_by_its_pause_and_once_only() {
         nothing_before(end),
         "one at a time"
     );
-    assert!(f.lease.begin_ttl_change(Moment::now()));
+    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
     f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
     assert_eq!(f.lease.due(f.at(12), note), nothing_before(f.at(20)));
     assert_eq!(f.lease.remaining(f.at(10)), validity(30 * SECOND));
@@ -184,18 +184,22 @@ fn renewals_of_leases_granted_one_after_another_fall_together() {
 fn a_failed_renewal_is_tried_again_when_it_was_said() {
     let f = lease(|_| {});
     f.lease.due(f.at(10), note);
-    assert!(f.lease.begin_ttl_change(Moment::now()));
-    f.lease.ttl_unchanged(30 * SECOND, Some(f.at(11)));
+    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    f.lease
+        .ttl_unchanged(Moment::now(), 30 * SECOND, Some(f.at(11)));
     assert_eq!(f.lease.due(f.at(10), note), nothing_before(f.at(11)));
 }
 
 #[test]
 fn changes_of_the_ttl_come_one_after_another() {
     let f = lease(|_| {});
-    assert!(f.lease.begin_ttl_change(Moment::now()));
-    assert!(!f.lease.begin_ttl_change(Moment::now()), "one is under way");
-    f.lease.ttl_unchanged(30 * SECOND, None);
-    assert!(f.lease.begin_ttl_change(Moment::now()));
+    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    assert!(
+        !f.lease.begin_ttl_change(Moment::now(), Moment::now),
+        "one is under way"
+    );
+    f.lease.ttl_unchanged(Moment::now(), 30 * SECOND, None);
+    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
 }
 
 #[test]
@@ -242,15 +246,16 @@ fn a_released_lease_cannot_be_armed() {
     assert_eq!(f.lease.release(f.at(1)).0.timer, Some(TimerNote(3, 4)));
     assert!(f.lease.rearm(|_, _| unreachable!("it is released")));
     assert_eq!(f.lease.due(f.at(10), |_, _| unreachable!()), Due::Over);
-    assert!(!f.lease.begin_ttl_change(Moment::now()));
+    assert!(!f.lease.begin_ttl_change(Moment::now(), Moment::now));
 }
 
 #[test]
 fn a_renewal_that_was_never_answered_may_have_kept_the_key() {
     let f = lease(|_| {});
     let before = f.lease.key_until();
-    assert!(f.lease.begin_ttl_change(Moment::now()));
-    f.lease.ttl_unchanged(3600 * SECOND, None);
+    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    f.lease
+        .ttl_unchanged(f.lease.terms().since, 3600 * SECOND, None);
     assert_eq!(f.lease.key_until(), before.after(3600 * SECOND));
 }
 
@@ -318,7 +323,7 @@ fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes(
     let mut options = f.lease.terms().options;
     options.ttl = 31 * SECOND;
     assert!(f.lease.hand_over(f.at(1), options).is_none(), "other terms");
-    assert!(f.lease.begin_ttl_change(Moment::now()));
+    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
     assert!(next_of(&f, f.at(1)).is_none(), "its ttl changes");
     let f = lease(|terms| terms.options.renew_every = None);
     assert!(

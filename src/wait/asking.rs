@@ -71,7 +71,7 @@ impl Waits {
         }
         match outcome {
             Ok(Reply::Granted { token }) => {
-                let attempt = self.granted(terms(wait.wanted, lease, token, asked_at));
+                let attempt = self.granted(self.terms(wait.wanted, lease, token, asked_at));
                 if !matches!(attempt, Ok(Attempt::Granted(_))) {
                     // It was given back, and must not be asked for again.
                     wait.place.disclaim(lease);
@@ -127,7 +127,7 @@ impl Waits {
         if whole_ttl_promised || claim.options != options || spent > options.ttl / 3 {
             return Ok(None);
         }
-        let terms = terms(wait.wanted, claim.lease, token, claim.asked_at);
+        let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
         match self.granted(terms)? {
             Attempt::Granted(lease) => Ok(Some(lease)),
             _ => Ok(None),
@@ -137,7 +137,7 @@ impl Waits {
     fn granted(&self, terms: Terms) -> Result<Attempt, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
-        if lease.remaining(Moment::now()).is_zero() {
+        if lease.remaining(self.watchdog.now()).is_zero() {
             self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
             return Ok(Attempt::Failed(Error::new(ErrorKind::Timeout, message)));
@@ -148,10 +148,17 @@ impl Waits {
         }
         Ok(Attempt::Granted(lease))
     }
-}
 
-/// The terms of a grant that was asked for at `asked_at` or later.
-fn terms(wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
-    let key = wanted.key.clone();
-    Terms::of_grant(key, lease, token, wanted.options, asked_at, Moment::now())
+    /// The terms of a grant that was asked for at `asked_at` or later.
+    fn terms(&self, wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
+        let now = self.watchdog.now();
+        Terms::of_grant(
+            wanted.key.clone(),
+            lease,
+            token,
+            wanted.options,
+            asked_at,
+            now,
+        )
+    }
 }

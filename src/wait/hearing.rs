@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
@@ -70,13 +69,13 @@ impl Listener for Hearing {
             self.store.post(Command::Release {
                 key: key.clone(),
                 lease,
-                until: Moment::now().after(self.max_ttl),
+                until: self.watchdog.now().after(self.max_ttl),
             });
         }
     }
 
     fn changed(&self, key: &Key) -> Option<Watched> {
-        let now = Moment::now();
+        let now = self.watchdog.now();
         let held = self.watchdog.watched(key);
         let held = held.filter(|lease| lease.live_for(now).is_some());
         let lease = held.map(|lease| lease.terms().id);

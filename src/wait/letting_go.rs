@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::id::LeaseId;
 use crate::key::Key;
 use crate::lease::Lease;
@@ -17,7 +16,7 @@ impl Waits {
         if self.hand_over(lease) {
             return;
         }
-        let now = Moment::now();
+        let now = self.watchdog.now();
         let lost = self.watchdog.release(lease, now).err();
         if lost.is_none_or(|reason| reason.may_leave_its_key()) {
             self.store.post(release_of(lease));
@@ -28,7 +27,7 @@ impl Waits {
 
     fn hand_over(&self, lease: &Arc<Lease>) -> bool {
         let terms = lease.terms();
-        let now = Moment::now();
+        let now = self.watchdog.now();
         let limits = self.hand_offs;
         if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
             return false;
@@ -63,7 +62,7 @@ impl Waits {
 
     /// Undoes what Redis has of a lease that is not held: a grant, or a place in line.
     pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
-        let until = Moment::now().after(ttl);
+        let until = self.watchdog.now().after(ttl);
         self.store.post(Command::Release { key, lease, until });
     }
 }

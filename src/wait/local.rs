@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::id::LeaseId;
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, Options};
@@ -22,6 +22,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 const SHARDS: usize = 64;
 
 pub(crate) struct LocalQueues {
+    clock: Clock,
     shards: Box<[Mutex<KeyMap<Line>>]>,
 }
 
@@ -92,9 +93,9 @@ pub(crate) enum Woken {
 }
 
 impl LocalQueues {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards }
+        Self { clock, shards }
     }
 
     /// Takes the last place in line. `cancel` ends sleeps there when it is ready.
@@ -360,7 +361,7 @@ impl Place<'_> {
                 if std::mem::take(&mut state.woken) || state.handed.is_some() {
                     return Woken::Called;
                 }
-                let left = until.since(Moment::now());
+                let left = until.since(self.queues.clock.now());
                 if left.is_zero() {
                     return Woken::Late;
                 }
@@ -376,7 +377,7 @@ impl Place<'_> {
             select! {
                 recv(bell) -> _ => {}
                 recv(cancel) -> _ => return Woken::Cancelled,
-                default(until.since(Moment::now())) => {}
+                default(until.since(self.queues.clock.now())) => {}
             }
         }
     }

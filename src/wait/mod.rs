@@ -155,7 +155,7 @@ impl Waits {
         wanted: &Wanted,
         until: Until,
     ) -> Result<Option<Arc<Lease>>, Error> {
-        let started = Moment::now();
+        let started = self.watchdog.now();
         let attach = |error: Error| error.with_key(wanted.key.name());
         let lease = loop {
             let place = match until {
@@ -188,7 +188,7 @@ impl Waits {
                 }
                 Ok(Some(Got::Handed(lease))) => {
                     self.leave(wanted, place);
-                    if lease.live_for(Moment::now()).is_some() {
+                    if lease.live_for(self.watchdog.now()).is_some() {
                         break lease;
                     }
                     // It slept through what was left of the validity.
@@ -201,7 +201,7 @@ impl Waits {
             }
         };
         // Only now: it runs user code, and the next in line can be told before.
-        let waited = Moment::now().since(started);
+        let waited = self.watchdog.now().since(started);
         self.courier
             .tell(|events| events.acquired(lease.event(), waited));
         Ok(Some(lease))
@@ -212,7 +212,7 @@ impl Waits {
         if self.ended.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
-        match self.outage.ongoing(Moment::now()) {
+        match self.outage.ongoing(self.watchdog.now()) {
             Some(outage) => Err(outage.error),
             None => Ok(None),
         }
@@ -230,7 +230,7 @@ impl Waits {
             if wait.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
-            let now = Moment::now();
+            let now = self.watchdog.now();
             let turn = wait.place.turn(now);
             if let Turn::Granted(claim, token) = &turn {
                 if let Some(lease) = self.enter(wait, claim, *token, now)? {
@@ -297,10 +297,12 @@ impl Waits {
                     Rest::InLine {
                         expires_at,
                         watched: false,
-                    } if Moment::now() < expires_at && self.watch(wait.wanted) => Rest::InLine {
-                        expires_at,
-                        watched: true,
-                    },
+                    } if self.watchdog.now() < expires_at && self.watch(wait.wanted) => {
+                        Rest::InLine {
+                            expires_at,
+                            watched: true,
+                        }
+                    }
                     _ => Rest::None,
                 };
             }
@@ -326,7 +328,10 @@ impl Waits {
             } => {
                 self.outage.end();
                 self.tell_contended(wait, expires_in);
-                let expires_at = Moment::now().after(expires_in + Duration::from_millis(1));
+                let expires_at = self
+                    .watchdog
+                    .now()
+                    .after(expires_in + Duration::from_millis(1));
                 wait.pause.no_longer_than(expires_in);
                 if !matches!(wait.until, Until::Now) {
                     self.store.want_wakeups();
@@ -371,7 +376,7 @@ impl Waits {
 
     /// An attempt made at `now` failed, as the one before it did if that met with `before`.
     fn failed(&self, now: Moment, before: Option<Ongoing>, error: Error) -> Ongoing {
-        let (mut ongoing, is_news) = self.outage.begin(now, Moment::now(), error);
+        let (mut ongoing, is_news) = self.outage.begin(now, self.watchdog.now(), error);
         if is_news {
             // Those behind us now have an end to their patience.
             self.queues.wake_all();

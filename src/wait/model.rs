@@ -8,6 +8,7 @@ use shuttle::sync::atomic::AtomicU32;
 use shuttle::thread;
 
 use super::*;
+use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::loss::LossReason;
 use crate::store::model::{Direct, Server};
@@ -38,9 +39,9 @@ impl Client {
     fn new(server: &Server, standing: Standing) -> Self {
         let store = Arc::new(Direct::new(server, standing));
         let (courier, _deliver) = Courier::of_a_model();
-        let (agenda, _inboxes) = Agenda::new();
+        let (agenda, _inboxes) = Agenda::new(Clock::default());
         let watchdog = Watchdog::new(agenda, store.clone(), courier.clone(), SECOND);
-        let queues = Arc::new(LocalQueues::new());
+        let queues = Arc::new(LocalQueues::new(Clock::default()));
         let hearing = Hearing::new(
             store.clone(),
             watchdog.clone(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::lease::{Lease, TimerNote};
 use crate::store::Chore;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
@@ -41,6 +41,7 @@ pub(crate) struct Inboxes {
 }
 
 pub(crate) struct Agenda {
+    clock: Clock,
     timers: Mutex<Timers>,
     changed: Condvar,
     renewals: Sender<Job>,
@@ -57,7 +58,7 @@ struct Timers {
 }
 
 impl Agenda {
-    pub(crate) fn new() -> (Arc<Self>, Inboxes) {
+    pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
         // Bounded by the number of leases: one is not due again before its renewal has ended. Of
         // the other kind there are a few at most: flags keep each from being given twice.
         let (renewals, for_renewals) = unbounded();
@@ -68,10 +69,11 @@ impl Agenda {
         };
         let agenda = Arc::new(Self {
             timers: Mutex::new(Timers {
-                wheel: Wheel::new(Moment::now().past_tick()),
+                wheel: Wheel::new(clock.now().past_tick()),
                 asleep_until: 0,
                 stopped: false,
             }),
+            clock,
             changed: Condvar::new(),
             renewals,
             releases,
@@ -79,6 +81,11 @@ impl Agenda {
             settle_now: AtomicBool::new(false),
         });
         (agenda, inboxes)
+    }
+
+    /// What time it is for all that is on the agenda.
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
     }
 
     /// Nothing once stopped.
@@ -120,7 +127,7 @@ impl Agenda {
             if timers.stopped {
                 return None;
             }
-            let now = Moment::now();
+            let now = self.now();
             timers.wheel.advance(now.past_tick(), &mut due);
             if !due.is_empty() {
                 timers.asleep_until = 0;
@@ -145,7 +152,7 @@ impl Agenda {
         match chore {
             Chore::Soon => {
                 if !self.settle_soon.swap(true, Ordering::AcqRel) {
-                    self.set(Moment::now().after(SETTLE_AFTER), Timer::Settle);
+                    self.set(self.now().after(SETTLE_AFTER), Timer::Settle);
                 }
             }
             Chore::Now => {

@@ -67,6 +67,11 @@ impl Watchdog {
         Ok(())
     }
 
+    /// What time it is for this client.
+    pub(crate) fn now(&self) -> Moment {
+        self.agenda.now()
+    }
+
     /// Keeps `lease` alive from now on. False, and nothing done, once stopped.
     pub(crate) fn watch(&self, lease: &Arc<Lease>) -> bool {
         lease.rearm(|old, next| self.reset(lease, old, next))
@@ -111,7 +116,7 @@ impl Watchdog {
 
     /// All keys that Redis is to tell about because this client holds them.
     pub(crate) fn all_watched(&self) -> Vec<Watched> {
-        self.watched.all()
+        self.watched.all(self.now())
     }
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
@@ -123,21 +128,21 @@ impl Watchdog {
 
     /// Makes `lease` last for `ttl` from now at least.
     pub(crate) fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
-        let asked_at = Moment::now();
+        let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
-        if !lease.begin_ttl_change(deadline) {
-            return Err(match lease.loss(Moment::now()) {
+        if !lease.begin_ttl_change(deadline, || self.now()) {
+            return Err(match lease.loss(self.now()) {
                 Some(reason) => Error::lost(reason),
                 None => Error::new(ErrorKind::Timeout, "a renewal is under way"),
             });
         }
-        let asked_at = Moment::now();
+        let asked_at = self.now();
         let mut request = [renewal(lease, ttl, asked_at.after(self.command_timeout))];
         self.store.execute(&mut request);
         let [request] = request;
         let result = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
         self.rearm(lease);
-        match (result, lease.loss(Moment::now())) {
+        match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
             (result, None) => result,
         }
@@ -145,7 +150,7 @@ impl Watchdog {
 
     fn keep_time(&self) {
         while let Some(due) = self.agenda.next() {
-            let now = Moment::now();
+            let now = self.now();
             let (mut renewals, mut watches) = (Vec::new(), Vec::new());
             for timer in due {
                 match timer {
@@ -209,12 +214,12 @@ impl Watchdog {
     }
 
     fn renew(&self, leases: &[Arc<Lease>]) {
-        let asked_at = Moment::now();
+        let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
         // One that is being extended is left to that: its end sets the next renewal.
         let begun = leases
             .iter()
-            .filter(|lease| lease.begin_ttl_change(asked_at));
+            .filter(|lease| lease.begin_ttl_change(asked_at, || self.now()));
         let begun: Vec<&Arc<Lease>> = begun.collect();
         let ttls: Vec<Duration> = begun
             .iter()
@@ -247,9 +252,9 @@ impl Watchdog {
         ttl: Duration,
         outcome: Result<Reply, Error>,
     ) -> Result<(), Error> {
-        let now = Moment::now();
+        let now = self.now();
         let lost = |reason: LossReason| {
-            lease.ttl_unchanged(Duration::ZERO, None);
+            lease.ttl_unchanged(now, Duration::ZERO, None);
             lease.lose(reason.clone());
             Err(Error::lost(reason))
         };
@@ -266,7 +271,7 @@ impl Watchdog {
             Err(error) => {
                 let every = lease.terms().options.renew_every.unwrap_or(LONGEST_RETRY);
                 let retry_at = now.after((every / 4).min(LONGEST_RETRY));
-                lease.ttl_unchanged(ttl, Some(retry_at));
+                lease.ttl_unchanged(now, ttl, Some(retry_at));
                 Err(error)
             }
         }

@@ -34,10 +34,9 @@ impl WatchedLeases {
     }
 
     /// All that can still be lost.
-    pub(crate) fn all(&self) -> Vec<Watched> {
+    pub(crate) fn all(&self, now: Moment) -> Vec<Watched> {
         // A lease locks this list under its own lock: its state is not asked for under the list's.
         let leases: Vec<Arc<Lease>> = self.0.lock().values().cloned().collect();
-        let now = Moment::now();
         let live = leases.iter().filter(|lease| lease.live_for(now).is_some());
         live.map(|lease| watched(lease)).collect()
     }

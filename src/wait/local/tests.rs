@@ -45,7 +45,7 @@ fn is_first(place: &Place<'_>) -> bool {
 
 #[test]
 fn the_line_is_first_in_first_out() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let [one, two, three] = [(); 3].map(|()| join(&queues, &key));
     assert!(is_first(&one) && !is_first(&two) && !is_first(&three));
     one.leave();
@@ -57,7 +57,7 @@ fn the_line_is_first_in_first_out() {
 
 #[test]
 fn nobody_joins_a_line_only_to_look() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     assert!(queues.join_if_empty(&key, OPTIONS).is_none());
     drop(one);
@@ -66,7 +66,7 @@ fn nobody_joins_a_line_only_to_look() {
 
 #[test]
 fn a_wake_up_before_the_sleep_is_kept() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     queues.wake(&key);
     assert_eq!(one.wait(far()), Woken::Called);
@@ -75,7 +75,7 @@ fn a_wake_up_before_the_sleep_is_kept() {
 
 #[test]
 fn whoever_gives_up_passes_its_wake_up_on() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     queues.wake(&key);
     one.leave();
@@ -84,7 +84,7 @@ fn whoever_gives_up_passes_its_wake_up_on() {
 
 #[test]
 fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
     assert!(one.leave_with(&held).is_none());
@@ -97,7 +97,7 @@ fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
 
 #[test]
 fn a_lost_lease_holds_nobody_up() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
     assert!(one.leave_with(&held).is_none());
@@ -107,7 +107,7 @@ fn a_lost_lease_holds_nobody_up() {
 
 #[test]
 fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).is_none());
     assert_eq!(queues.lines(), 1);
@@ -117,7 +117,7 @@ fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
 
 #[test]
 fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (old, new) = (lease(&key), lease(&key));
     assert!(join(&queues, &key).leave_with(&old).is_none());
     assert!(join(&queues, &key).leave_with(&new).is_none());
@@ -128,7 +128,7 @@ fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
 
 #[test]
 fn a_lease_is_handed_to_the_first_in_line_alone() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
     assert!(join(&queues, &key).leave_with(&held).is_none());
@@ -147,7 +147,7 @@ fn a_lease_is_handed_to_the_first_in_line_alone() {
 
 #[test]
 fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).is_none());
     let one = join(&queues, &key);
@@ -160,7 +160,7 @@ fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
 
 #[test]
 fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let asked = LeaseId::random();
     let (lease, stood, other) = one.claim(asked, Moment::now());
@@ -174,7 +174,7 @@ fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
 
 #[test]
 fn what_was_asked_for_on_other_terms_is_given_back() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
@@ -191,7 +191,7 @@ fn what_was_asked_for_on_other_terms_is_given_back() {
 
 #[test]
 fn a_grant_that_comes_before_its_answer_is_kept() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
@@ -202,7 +202,7 @@ fn a_grant_that_comes_before_its_answer_is_kept() {
 
 #[test]
 fn a_grant_that_nobody_waits_for_is_told_apart_from_one_that_is_held() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let asked = LeaseId::random();
     assert!(!queues.granted(&key, asked, 9), "nobody is there");
     let one = join(&queues, &key);
@@ -214,7 +214,7 @@ fn a_grant_that_nobody_waits_for_is_told_apart_from_one_that_is_held() {
 
 #[test]
 fn a_wait_ends_when_it_is_cancelled_or_called() {
-    let (queues, key) = (LocalQueues::new(), key("a"));
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (stop, stopped) = unbounded();
     let one = queues.join(&key, OPTIONS, Some(&stopped));
     queues.wake(&key);

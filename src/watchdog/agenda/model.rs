@@ -32,7 +32,7 @@ fn set_timers(agenda: &Agenda, noted: &parking_lot::Mutex<Vec<Moment>>) {
 #[test]
 fn model_each_timer_is_found_when_its_time_comes_and_a_cancelled_one_never() {
     check(RUNS, || {
-        let (agenda, _inboxes) = Agenda::new();
+        let (agenda, _inboxes) = Agenda::new(Clock::default());
         let noted = parking_lot::Mutex::new(Vec::new());
         let found = AtomicUsize::new(0);
         let setting = AtomicUsize::new(SETTERS);
@@ -66,7 +66,7 @@ fn model_each_timer_is_found_when_its_time_comes_and_a_cancelled_one_never() {
 #[test]
 fn model_a_store_that_rings_while_it_is_seen_to_is_seen_to_again() {
     check(RUNS, || {
-        let (agenda, inboxes) = Agenda::new();
+        let (agenda, inboxes) = Agenda::new(Clock::default());
         let owed = AtomicU32::new(0);
         let ringing = AtomicUsize::new(3);
         // One kind only, so that neither makes up for the other.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
+use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::lease::{Options, Terms};
 use crate::store::Standing;
@@ -36,7 +37,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let (agenda, inboxes) = Agenda::new();
+        let (agenda, inboxes) = Agenda::new(Clock::default());
         let server = Server::new();
         let store = Arc::new(Direct::new(&server, Standing::None));
         let (courier, _deliver) = Courier::of_a_model();
