@@ -1,7 +1,8 @@
 -- Purpose: let go of each lock key that its owner still holds: grant it to whoever waits first in its
 --   value, or delete it. A lease that still waits itself is taken out of the line. All others stay.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys
--- ARGV: for each lock key: lease id
+-- ARGV: for each lock key: lease id: with `!` and a holder behind it, it is let go by the will of that
+--   one, and its owner is told.
 -- Returns: for one lock key its result, for several an array of them. A result is 1: let go; 0: not
 --   there; a string: not this owner's, what stands there; an error: refused.
 local counter, n = KEYS[1], #KEYS - 1
@@ -44,12 +45,17 @@ end
 
 local results, result = n > 1 and {}, nil
 for i = 1, n do
-  local key, lease = KEYS[i + 1], ARGV[i]
+  local key, lease, by = KEYS[i + 1], ARGV[i], nil
+  if #lease > 32 then lease, by = string.sub(lease, 1, 32), string.sub(lease, 33) end
   result = redis.pcall('GET', key)
   if not result then
     result = 0
   elseif not result.err then
     if string.sub(result, 1, 36) == 'lh1 ' .. lease then
+      if by then
+        local channel = 'leasehold/' .. string.match(result, '^%S+', 55)
+        redis.pcall('PUBLISH', channel, lease .. ' ' .. by .. ' ' .. key)
+      end
       local line = string.find(result, ' ', 55, true)
       result = line and pass_on(key, result, line) and 1 or redis.pcall('DEL', key)
     else

@@ -8,10 +8,13 @@ use crate::clock::{Clock, Moment};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::event::Events;
+use crate::fenced::FencedValue;
+use crate::guard::MutexGuard;
+use crate::held::HeldLock;
 use crate::id::HolderId;
-use crate::lease::Courier;
+use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
-use crate::store::{Endpoint, Node, Store, redacted};
+use crate::store::{Command, Endpoint, Node, Reply, Request, Store, redacted};
 use crate::thread::Crew;
 use crate::wait::{Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
@@ -92,6 +95,82 @@ impl Client {
     /// ```
     pub fn mutex(&self, key: &str) -> Mutex {
         Mutex::new(self.clone(), key)
+    }
+
+    /// The fenced value named `key`: it refuses writes under an old fencing token. Does no I/O; has
+    /// nothing to do with a lock of the same name, unless you use that one's tokens.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let total = client.fenced_value("invoice:42");
+    /// client.mutex("invoice:42").with(|guard| total.write(guard.fencing_token(), "17"))??;
+    /// assert_eq!(total.read()?.as_deref(), Some(b"17".as_slice()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fenced_value(&self, key: &str) -> FencedValue {
+        FencedValue::new(self.clone(), key)
+    }
+
+    /// Goes on with a lock that another client has [handed over](crate::MutexGuard::hand_over), on its
+    /// terms and under its fencing token. Nobody else can have had it in between.
+    ///
+    /// # Errors
+    /// `NotHeld` if it was adopted before, or nobody did in time; `InvalidTicket` if this is no ticket,
+    /// or is one for another prefix; `InvalidConfig` if its ttl is beyond this client's bounds. After
+    /// `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
+    /// background. If not, the ticket is still good.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # let url = server.url();
+    /// use leasehold::{Client, ErrorKind};
+    ///
+    /// let guard = client.mutex("deploy").lock()?;
+    /// let token = guard.fencing_token();
+    /// let ticket = guard.hand_over()?; // send it: in a variable, a message, a file
+    ///
+    /// let other = Client::open(&url)?; // in another process
+    /// let guard = other.adopt(&ticket)?;
+    /// assert_eq!(guard.fencing_token(), token);
+    /// assert_eq!(other.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
+        let ticket = Ticket::read(ticket, &self.0.config)?;
+        let key = ticket.key.clone();
+        let adopted = self.0.waits.adopt(ticket);
+        let lease = adopted.map_err(|error| error.with_key(key.name()))?;
+        Ok(MutexGuard::new(lease, self.clone()))
+    }
+
+    /// The locks that this client holds now, the oldest first. Asks no server.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// let held = client.held_locks();
+    /// assert_eq!(held.len(), 1);
+    /// println!("{} for {:?}", held[0].key(), held[0].age());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn held_locks(&self) -> Vec<HeldLock> {
+        let now = self.now();
+        let held = |lease: Arc<Lease>| {
+            let terms = lease.terms();
+            Some(HeldLock {
+                key: terms.key.name().to_owned(),
+                token: terms.token,
+                age: now.since(terms.since),
+                remaining: lease.live_for(now)?,
+            })
+        };
+        let leases = self.0.waits.holders();
+        let mut all: Vec<HeldLock> = leases.into_iter().filter_map(held).collect();
+        all.sort_by_key(|held| std::cmp::Reverse(held.age));
+        all
     }
 
     /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
@@ -220,6 +299,16 @@ impl Handle {
             holder,
             crew,
         })
+    }
+
+    /// Asks Redis one thing.
+    pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
+        self.waits.check_open()?;
+        let deadline = self.watchdog.now().after(self.config.command_timeout);
+        let mut request = [Request::new(command, deadline)];
+        self.store.execute(&mut request);
+        let [request] = request;
+        request.into_outcome()
     }
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {

@@ -23,6 +23,13 @@ pub enum ErrorKind {
     Timeout,
     /// Redis refuses this client: wrong password, missing permission.
     Denied,
+    /// The lock that was to be adopted is not held under that ticket: it was adopted before, has
+    /// expired, or was let go by force.
+    NotHeld,
+    /// What was to be adopted is no ticket, or is one for other settings; the message says why.
+    InvalidTicket,
+    /// A fenced value was written under a greater token before. Nothing was changed.
+    StaleToken,
     /// The lock was lost before it was let go: somebody else may have had it meanwhile.
     LeaseLost,
     /// The wait for the lock was given up, as [`Mutex::cancelled_by`](crate::Mutex::cancelled_by)
@@ -45,6 +52,9 @@ impl ErrorKind {
             Self::Unavailable => "Redis is unavailable",
             Self::Timeout => "no answer from Redis in time, the outcome is unknown",
             Self::Denied => "Redis denies access",
+            Self::NotHeld => "the lock is not held",
+            Self::InvalidTicket => "invalid ticket",
+            Self::StaleToken => "the fencing token is too old",
             Self::LeaseLost => "the lock was lost",
             Self::Cancelled => "the wait was cancelled",
             Self::Shutdown => "the client is shut down",

@@ -70,9 +70,7 @@ impl MutexGuard {
         let released = client.watchdog.release(&self.lease, now);
         let result = match released {
             Err(reason) => {
-                if reason.may_leave_its_key() {
-                    client.store.post(release_of(&self.lease));
-                }
+                self.give_back_after(&reason);
                 Err(Error::lost(reason))
             }
             Ok(()) => {
@@ -91,6 +89,44 @@ impl MutexGuard {
         client.waits.released(&self.lease);
         self.tell_released(result.is_ok());
         result.map_err(|error| error.with_key(self.key()))
+    }
+
+    /// Hands the lock over to another process: this guard is over, the lock stays held, and whoever
+    /// is given the returned ticket can [adopt](Client::adopt) it, once. Token, ttl, renewal and what is left of
+    /// `max_hold` go along. The ttl is put back first; nobody renews until it is adopted, and without
+    /// that the lock is free when its ttl ends.
+    ///
+    /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
+    /// the lock is worth.
+    ///
+    /// # Errors
+    /// `LeaseLost` if the lock was lost before.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let ticket = client.mutex("k").lock()?.hand_over()?;
+    /// assert!(client.mutex("k").is_locked()?, "nobody can come in between");
+    /// let guard = client.adopt(&ticket)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn hand_over(mut self) -> Result<String, Error> {
+        self.let_go = true;
+        let client = self.client.handle();
+        let result = client.waits.hand_out(&self.lease).map_err(|reason| {
+            self.give_back_after(&reason);
+            client.waits.released(&self.lease);
+            Error::lost(reason).with_key(self.key())
+        });
+        self.tell_released(result.is_ok());
+        result.map(|ticket| ticket.to_string())
+    }
+
+    /// A lease that is lost may still have its key.
+    fn give_back_after(&self, reason: &LossReason) {
+        if reason.may_leave_its_key() {
+            self.client.handle().store.post(release_of(&self.lease));
+        }
     }
 
     /// The name of the lock.

@@ -39,21 +39,29 @@ impl Key {
                 "{name:?} begins with {RESERVED:?}, which is reserved"
             ));
         }
+        Ok(Self::under(prefix, name))
+    }
+
+    /// The key of the fenced value that is called `name`.
+    pub(crate) fn of_value(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
+        Self::new("", name, max_bytes)?;
+        let prefix = format!("{prefix}{RESERVED}value:");
+        Ok(Self::under(&prefix, name))
+    }
+
+    fn under(prefix: &str, name: &str) -> Self {
         let full: Arc<str> = [prefix, name].concat().into();
-        Ok(Self {
+        Self {
             hash: fnv1a(full.as_bytes()),
             prefix: prefix.len() as u32,
             full,
-        })
+        }
     }
 
     /// A key as it stands in Redis under `prefix`.
     pub(crate) fn of_redis(prefix: &str, full: &str) -> Option<Self> {
-        full.starts_with(prefix).then(|| Self {
-            hash: fnv1a(full.as_bytes()),
-            prefix: prefix.len() as u32,
-            full: full.into(),
-        })
+        full.strip_prefix(prefix)
+            .map(|name| Self::under(prefix, name))
     }
 
     /// The name that its caller gave.

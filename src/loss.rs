@@ -22,6 +22,11 @@ pub enum LossReason {
     },
     /// Its key was deleted, evicted or flushed, or Redis came back without it.
     Deleted,
+    /// Another client let go of it with [`Mutex::force_unlock`](crate::Mutex::force_unlock).
+    ForceUnlocked {
+        /// The client that did.
+        by: HolderId,
+    },
     /// It was held for as long as `max_hold` allows.
     MaxHold,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
@@ -31,7 +36,10 @@ pub enum LossReason {
 impl LossReason {
     /// Whether the key may still be there, ours and of no use to anybody.
     pub(crate) fn may_leave_its_key(&self) -> bool {
-        !matches!(self, Self::Deleted | Self::TakenOver { .. })
+        !matches!(
+            self,
+            Self::Deleted | Self::TakenOver { .. } | Self::ForceUnlocked { .. }
+        )
     }
 }
 
@@ -42,6 +50,7 @@ impl fmt::Display for LossReason {
             Self::TakenOver { by: Some(holder) } => write!(f, "taken over by {holder}"),
             Self::TakenOver { by: None } => f.write_str("its key was overwritten"),
             Self::Deleted => f.write_str("its key was deleted"),
+            Self::ForceUnlocked { by } => write!(f, "let go by force, by {by}"),
             Self::MaxHold => f.write_str("held for as long as max_hold allows"),
             Self::Shutdown => f.write_str("the client was shut down"),
         }

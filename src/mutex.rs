@@ -9,8 +9,10 @@ use crate::client::Client;
 use crate::config::check_max_hold;
 use crate::error::Error;
 use crate::guard::MutexGuard;
+use crate::held::LockInfo;
 use crate::key::Key;
 use crate::lease::Options;
+use crate::store::{Command, Reply};
 use crate::wait::{Until, Wanted};
 
 /// A lock of the name given to [`Client::mutex`], free or held by anyone.
@@ -229,6 +231,82 @@ impl Mutex {
             Err(error) if error.is_lease_lost() => Err(error),
             _ => Ok(value),
         }
+    }
+
+    /// Who has the lock, as Redis says: for people who look into why something waits. What it says
+    /// may be over when you read it, so base no decision on it.
+    ///
+    /// # Errors
+    /// `Timeout`, `Unavailable`, `Denied`; `Protocol` if something that is no lock stands under its key.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.mutex("k");
+    /// assert!(mutex.inspect()?.is_none());
+    /// let guard = mutex.lock()?;
+    /// assert_eq!(mutex.inspect()?.unwrap().holder(), client.holder_id());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn inspect(&self) -> Result<Option<LockInfo>, Error> {
+        let key = self.key.clone()?;
+        match self.ask(Command::Inspect { key })? {
+            Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(value, expires_in))),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether anybody has the lock. As [`inspect`](Self::inspect): not to be relied upon; to take
+    /// it if it is free, [`try_lock`](Self::try_lock).
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// assert!(!client.mutex("k").is_locked()?);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn is_locked(&self) -> Result<bool, Error> {
+        self.inspect().map(|found| found.is_some())
+    }
+
+    /// Takes the lock away from whoever has it, and says from whom; nothing if it was free, or let go
+    /// in just that moment. The next in line has it then.
+    ///
+    /// For an operator's hand only: the holder may be at work, and goes on until it hears of it. It
+    /// loses the lock with [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked), at once if
+    /// it can be told, at its next renewal otherwise. A fencing token keeps its late writes out.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether it was
+    /// done.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let stuck = client.mutex("k").lock()?;
+    /// let operator = leasehold::Client::open(&server.url())?;
+    /// let taken_from = operator.mutex("k").force_unlock()?.unwrap();
+    /// assert_eq!(taken_from.holder(), client.holder_id());
+    /// assert!(stuck.unlock().unwrap_err().is_lease_lost());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn force_unlock(&self) -> Result<Option<LockInfo>, Error> {
+        let Some(found) = self.inspect()? else {
+            return Ok(None);
+        };
+        let (key, lease) = (self.key.clone()?, found.lease());
+        match self.ask(Command::ForceUnlock { key, lease })? {
+            Reply::Done => Ok(Some(found)),
+            _ => Ok(None),
+        }
+    }
+
+    fn ask(&self, command: Command) -> Result<Reply, Error> {
+        let outcome = self.client.handle().ask(command);
+        outcome.map_err(|error| error.with_key(self.key()))
     }
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {

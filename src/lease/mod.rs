@@ -18,6 +18,7 @@ mod model;
 mod terms;
 #[cfg(test)]
 mod tests;
+mod ticket;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -33,6 +34,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use courier::Courier;
 use terms::validity;
 pub(crate) use terms::{Options, Terms};
+pub(crate) use ticket::Ticket;
 
 pub(crate) struct Lease {
     terms: Terms,

@@ -1,11 +1,13 @@
 //! What the store can be asked and what it answers: plain data. How it is carried out is not here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
+use crate::store::value::LockValue;
 
 /// One thing to do to one key.
 #[derive(Clone, Debug)]
@@ -30,8 +32,64 @@ pub(crate) enum Command {
         lease: LeaseId,
         ttl: Duration,
     },
+    /// As a release, against the will of `lease`, whose holder is told. Done once: it is not seen
+    /// through in the background.
+    ForceUnlock { key: Key, lease: LeaseId },
+    /// Go on with the grant that is `from`'s, under a lease of one's own: with its full ttl if that is
+    /// renewed, otherwise with what is left of it.
+    Adopt {
+        key: Key,
+        lease: LeaseId,
+        from: LeaseId,
+        ttl: Duration,
+        renew: bool,
+    },
+    /// Say who has the key.
+    Inspect { key: Key },
+    /// Write a fenced value, unless it was written under a greater token.
+    Write {
+        key: Key,
+        token: u64,
+        value: Arc<[u8]>,
+    },
+    /// Read a fenced value.
+    Read { key: Key },
     /// Nothing: answered once everything that was asked on the lane before it has been.
     Flush { lane: usize },
+}
+
+impl Command {
+    /// What it is about; nothing for a flush.
+    pub(crate) fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Acquire { key, .. }
+            | Self::Release { key, .. }
+            | Self::Renew { key, .. }
+            | Self::ForceUnlock { key, .. }
+            | Self::Adopt { key, .. }
+            | Self::Inspect { key }
+            | Self::Write { key, .. }
+            | Self::Read { key } => Some(key),
+            Self::Flush { .. } => None,
+        }
+    }
+
+    /// The release of what this may have taken by now or may take yet.
+    pub(crate) fn undo(&self, now: Moment) -> Option<Self> {
+        match self {
+            Self::Acquire {
+                key, lease, ttl, ..
+            }
+            | Self::Adopt {
+                key, lease, ttl, ..
+            } => Some(Self::Release {
+                key: key.clone(),
+                lease: *lease,
+                until: now.after(*ttl),
+            }),
+            _ => None,
+        }
+    }
 }
 
 /// Whether an acquire that finds the key taken stands in line for it, in the key's value.
@@ -54,12 +112,23 @@ pub(crate) enum Reply {
     Granted { token: u64 },
     /// Somebody has it, for so long at most unless they renew.
     Contended { expires_in: Duration, in_line: bool },
-    /// Released, renewed, flushed.
+    /// Released, renewed, written, flushed.
     Done,
     /// There is no such key.
     Missing,
     /// The key is another's.
     Taken { by: Option<HolderId> },
+    /// The grant goes on under the caller's lease; its key lives for so long.
+    Adopted { expires_in: Duration },
+    /// What stands under the key, and for how long; without a bound, if it has no ttl.
+    Found {
+        value: LockValue,
+        expires_in: Option<Duration>,
+    },
+    /// Nothing was written: the value was written under this greater token.
+    Stale { token: u64 },
+    /// A fenced value.
+    Value(Vec<u8>),
 }
 
 /// A command with its own deadline, and the place where its outcome is put.

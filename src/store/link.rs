@@ -247,7 +247,7 @@ impl Link {
             .collect();
         let releases: Vec<Command> = in_flight
             .iter()
-            .filter_map(|pending| pending.undo(Moment::now()))
+            .filter_map(|pending| pending.command.undo(Moment::now()))
             .collect();
         if !releases.is_empty() && !self.cut {
             self.buffer.clear();

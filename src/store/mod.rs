@@ -12,6 +12,7 @@ pub(crate) mod model;
 mod node;
 mod pending;
 mod script;
+mod value;
 mod wakeups;
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::thread::Crew;
 pub(crate) use command::{Command, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use node::Node;
-pub(crate) use script::{holds, stands_in_line};
+pub(crate) use value::{LockValue, hand_offs_of, holder_of, holds, stands_in_line};
 pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for

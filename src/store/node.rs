@@ -52,9 +52,9 @@ impl Node {
     fn lane_of(&self, command: &Command) -> usize {
         let for_renewal = self.lanes.len() - 1;
         match command {
-            Command::Acquire { key, .. } | Command::Release { key, .. } => key.part(for_renewal),
             Command::Renew { .. } => for_renewal,
             Command::Flush { lane } => *lane,
+            about_a_key => about_a_key.key().map_or(0, |key| key.part(for_renewal)),
         }
     }
 }

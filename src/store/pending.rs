@@ -43,25 +43,11 @@ impl Pending {
     pub(crate) fn is_wanted(&self) -> bool {
         let waited_for = self.ticket.as_ref().is_some_and(Ticket::is_waited_for);
         match self.command {
-            Command::Acquire { .. } | Command::Renew { .. } | Command::Flush { .. } => waited_for,
             // Once at least: it costs little, and nobody can be sure about a ttl.
             Command::Release { until, .. } => {
                 waited_for || self.attempts == 0 || Moment::now() < until
             }
-        }
-    }
-
-    /// The release of what an acquire may have taken by now or may take yet.
-    pub(crate) fn undo(&self, now: Moment) -> Option<Command> {
-        match &self.command {
-            Command::Acquire {
-                key, lease, ttl, ..
-            } => Some(Command::Release {
-                key: key.clone(),
-                lease: *lease,
-                until: now.after(*ttl),
-            }),
-            _ => None,
+            _ => waited_for,
         }
     }
 
@@ -111,10 +97,14 @@ impl Pending {
                 Next::Owed(self)
             }
             (
-                Command::Acquire { .. },
-                Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. }),
+                Command::Acquire { .. } | Command::Adopt { .. },
+                Ok(
+                    Reply::Granted { .. }
+                    | Reply::Adopted { .. }
+                    | Reply::Contended { in_line: true, .. },
+                ),
             ) => {
-                let undo = self.undo(Moment::now());
+                let undo = self.command.undo(Moment::now());
                 if self.hand_over(outcome) {
                     return Next::Finished;
                 }
@@ -135,8 +125,8 @@ impl Pending {
         self.attempts += 1;
         match &self.command {
             // The outcome is unknown: never repeated under its lease id.
-            Command::Acquire { .. } => {
-                let undo = self.undo(Moment::now());
+            Command::Acquire { .. } | Command::Adopt { .. } => {
+                let undo = self.command.undo(Moment::now());
                 self.hand_over(Err(error.clone()));
                 undo.map_or(Next::Finished, |undo| {
                     let mut ghost = Self::new(undo, None);

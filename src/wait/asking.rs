@@ -71,12 +71,16 @@ impl Waits {
         }
         match outcome {
             Ok(Reply::Granted { token }) => {
-                let attempt = self.granted(self.terms(wait.wanted, lease, token, asked_at));
-                if !matches!(attempt, Ok(Attempt::Granted(_))) {
+                let terms = self.terms(wait.wanted, lease, token, asked_at);
+                let granted = self.granted(terms).inspect_err(|_| {
                     // It was given back, and must not be asked for again.
                     wait.place.disclaim(lease);
+                });
+                match granted {
+                    Ok(lease) => Ok(Attempt::Granted(lease)),
+                    Err(late) if late.is_unavailable() => Ok(Attempt::Failed(late)),
+                    Err(error) => Err(error),
                 }
-                attempt
             }
             Ok(Reply::Contended {
                 expires_in,
@@ -128,25 +132,28 @@ impl Waits {
             return Ok(None);
         }
         let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
-        match self.granted(terms)? {
-            Attempt::Granted(lease) => Ok(Some(lease)),
-            _ => Ok(None),
+        match self.granted(terms) {
+            Ok(lease) => Ok(Some(lease)),
+            Err(late) if late.is_unavailable() => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    fn granted(&self, terms: Terms) -> Result<Attempt, Error> {
+    /// A lease on these terms. Given back if it came too late: `Timeout`; or if the client is shut
+    /// down.
+    pub(super) fn granted(&self, terms: Terms) -> Result<Arc<Lease>, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
         if lease.remaining(self.watchdog.now()).is_zero() {
             self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
-            return Ok(Attempt::Failed(Error::new(ErrorKind::Timeout, message)));
+            return Err(Error::new(ErrorKind::Timeout, message));
         }
         if !self.watchdog.watch(&lease) {
             self.give_back(key, id, ttl);
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
-        Ok(Attempt::Granted(lease))
+        Ok(lease)
     }
 
     /// The terms of a grant that was asked for at `asked_at` or later.

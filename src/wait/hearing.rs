@@ -9,7 +9,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::loss::LossReason;
-use crate::store::{Command, Listener, Store, Watched, holds, stands_in_line};
+use crate::store::{Command, Listener, Store, Watched, holder_of, holds, stands_in_line};
 use crate::wait::local::LocalQueues;
 use crate::watchdog::Watchdog;
 
@@ -52,7 +52,7 @@ impl Hearing {
         let reason = match value {
             None => LossReason::Deleted,
             Some(value) => LossReason::TakenOver {
-                by: HolderId::of_value(value),
+                by: holder_of(value),
             },
         };
         let now = self.watchdog.watched(key);
@@ -71,6 +71,13 @@ impl Listener for Hearing {
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
             });
+        }
+    }
+
+    fn forced(&self, key: &Key, lease: LeaseId, by: HolderId) {
+        let held = self.queues.holder(key);
+        if let Some(held) = held.filter(|held| held.terms().id == lease) {
+            held.lose(LossReason::ForceUnlocked { by });
         }
     }
 

@@ -229,6 +229,35 @@ impl LocalQueues {
         }
     }
 
+    /// `lease` came to this client without a wait.
+    pub(crate) fn hold(&self, lease: &Arc<Lease>) {
+        let key = &lease.terms().key;
+        let mut shard = self.shard(key);
+        let line = shard.entry(key.clone()).or_default();
+        let before = line.holder.replace(Arc::clone(lease));
+        drop(shard);
+        if let Some(before) = before {
+            before.lose(LossReason::Deleted);
+        }
+    }
+
+    /// Who of this client has `key`, or has not let go of it yet.
+    pub(crate) fn holder(&self, key: &Key) -> Option<Arc<Lease>> {
+        self.shard(key).get(key)?.holder.clone()
+    }
+
+    pub(crate) fn holders(&self) -> Vec<Arc<Lease>> {
+        let shards = self.shards.iter();
+        let held = |shard: &Mutex<KeyMap<Line>>| -> Vec<Arc<Lease>> {
+            let lines = shard.lock();
+            lines
+                .values()
+                .filter_map(|line| line.holder.clone())
+                .collect()
+        };
+        shards.flat_map(held).collect()
+    }
+
     /// Whether somebody waits for `key`.
     pub(crate) fn waits_for(&self, key: &Key) -> bool {
         let shard = self.shard(key);

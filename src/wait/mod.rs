@@ -1,5 +1,6 @@
 //! How a caller waits for a lock: one loop, one deadline, for every form of asking.
 
+mod adopting;
 mod asking;
 mod hearing;
 mod letting_go;
@@ -209,9 +210,7 @@ impl Waits {
 
     /// What to tell somebody who does not wait, while others do.
     fn behind_others(&self) -> Result<Option<Arc<Lease>>, Error> {
-        if self.ended.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Shutdown, ""));
-        }
+        self.check_open()?;
         match self.outage.ongoing(self.watchdog.now()) {
             Some(outage) => Err(outage.error),
             None => Ok(None),
@@ -224,9 +223,7 @@ impl Waits {
             if let Some(lease) = wait.place.handed() {
                 return Ok(Some(Got::Handed(lease)));
             }
-            if self.ended.load(Ordering::Acquire) {
-                return Err(Error::new(ErrorKind::Shutdown, ""));
-            }
+            self.check_open()?;
             if wait.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
@@ -437,6 +434,19 @@ impl Waits {
             Until::At(deadline) => deadline.min(look_again),
             Until::Forever => look_again,
         }
+    }
+
+    /// An error once the client is shut down.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Shutdown, ""));
+        }
+        Ok(())
+    }
+
+    /// The leases of this client that have not been let go.
+    pub(crate) fn holders(&self) -> Vec<Arc<Lease>> {
+        self.queues.holders()
     }
 
     /// Sends everybody away, now and from now on.

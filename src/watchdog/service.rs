@@ -265,9 +265,7 @@ impl Watchdog {
             }
             Ok(Reply::Missing) => lost(LossReason::Deleted),
             Ok(Reply::Taken { by }) => lost(LossReason::TakenOver { by }),
-            Ok(Reply::Granted { .. } | Reply::Contended { .. }) => {
-                unreachable!("an acquire's answer to a renewal")
-            }
+            Ok(_) => unreachable!("another command's answer to a renewal"),
             Err(error) => {
                 let every = lease.terms().options.renew_every.unwrap_or(LONGEST_RETRY);
                 let retry_at = now.after((every / 4).min(LONGEST_RETRY));

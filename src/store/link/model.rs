@@ -189,6 +189,7 @@ impl State {
                 self.renew(key, *lease, Moment::now().after(*ttl))
             }
             Command::Flush { .. } => Reply::Done,
+            _ => unreachable!("no model asks for that"),
         }
     }
 
@@ -371,7 +372,11 @@ impl Link {
         let mut sent: VecDeque<Command> = unserved.map(|pending| pending.command.clone()).collect();
         if !self.cut {
             let now = Moment::now();
-            sent.extend(in_flight.iter().filter_map(|pending| pending.undo(now)));
+            sent.extend(
+                in_flight
+                    .iter()
+                    .filter_map(|pending| pending.command.undo(now)),
+            );
         }
         let mut state = self.wire.server.state.lock();
         for command in sent.drain(..choice(sent.len() + 1)) {

@@ -24,7 +24,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, fence_counter};
 use crate::store::command::Standing;
 use crate::store::connect::Endpoint;
-use crate::store::script;
+use crate::store::{script, value};
 use crate::thread::Crew;
 
 use subscription::{Socket, Subscription};
@@ -49,6 +49,8 @@ pub(crate) struct Watched {
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which stood in line for it.
     fn granted(&self, key: &Key, lease: LeaseId, token: u64);
+    /// `lease`, which had `key`, was ended by another client's will.
+    fn forced(&self, key: &Key, lease: LeaseId, by: HolderId);
     /// Something happened to `key`. What to look at now, if it still matters.
     fn changed(&self, key: &Key) -> Option<Watched>;
     /// Anything may have happened: everything was flushed, or nothing could be heard for a while.
@@ -323,7 +325,7 @@ impl Wakeups {
         match value {
             Value::Push { kind, data } => match kind {
                 PushKind::Invalidate => self.hear_changes(data, listener),
-                PushKind::Message => self.hear_grant(&data, listener),
+                PushKind::Message => self.hear_news(&data, listener),
                 _ => true,
             },
             value => {
@@ -365,21 +367,26 @@ impl Wakeups {
         }
     }
 
-    /// `<lease> <µs part of the token> <key>`, as lua/release.lua publishes it.
-    fn hear_grant(&self, data: &[Value], listener: &dyn Listener) -> bool {
+    /// `<lease> <µs part of the token> <key>`, or `<lease> !<holder> <key>`, as lua/release.lua
+    /// publishes it.
+    fn hear_news(&self, data: &[Value], listener: &dyn Listener) -> bool {
         let [_, Value::BulkString(message)] = data else {
             return false;
         };
-        // Anybody may publish there: what makes no sense is nobody's grant.
-        let grant = std::str::from_utf8(message).ok().and_then(|text| {
+        // Anybody may publish there: what makes no sense is nobody's news.
+        let news = std::str::from_utf8(message).ok().and_then(|text| {
             let mut words = text.splitn(3, ' ');
             let lease = LeaseId::decode(words.next()?)?;
-            let token = script::token(words.next()?)?;
+            let what = words.next()?;
             let key = Key::of_redis(&self.prefix, words.next()?)?;
-            Some((key, lease, token))
+            Some((key, lease, what))
         });
-        if let Some((key, lease, token)) = grant {
-            listener.granted(&key, lease, token);
+        if let Some((key, lease, what)) = news {
+            if let Some(by) = what.strip_prefix('!') {
+                listener.forced(&key, lease, HolderId::of_text(by));
+            } else if let Some(token) = value::token(what) {
+                listener.granted(&key, lease, token);
+            }
         }
         true
     }

@@ -20,7 +20,10 @@ const LAYERS: [(&str, &[&str]); 6] = [
     ("lease", &["lease"]),
     ("watchdog", &["watchdog"]),
     ("wait", &["wait"]),
-    ("primitives", &["client", "guard", "mutex", "reentrant"]),
+    (
+        "primitives",
+        &["client", "fenced", "guard", "held", "mutex", "reentrant"],
+    ),
 ];
 
 fn layer(module: &str) -> Option<usize> {

@@ -1,0 +1,22 @@
+-- Purpose: say who has each lock key, and for how long. Changes nothing.
+-- KEYS: lock keys
+-- ARGV: none
+-- Returns: for one lock key its result, for several an array of them. A result is 0: not there; a
+--   string: its ttl in ms (-1: none), a space, and what stands there; an error: FOREIGN, what stands
+--   there is no lock of ours; any other error: refused.
+local results, result = #KEYS > 1 and {}, nil
+for i, key in ipairs(KEYS) do
+  result = redis.pcall('GET', key)
+  if not result then
+    result = 0
+  elseif result.err then
+    result = { err = 'FOREIGN ' .. result.err }
+  elseif string.sub(result, 1, 4) ~= 'lh1 ' then
+    result = { err = 'FOREIGN ' .. string.gsub(string.sub(result, 1, 64), '[^ -~]', '?') }
+  else
+    local left = redis.pcall('PTTL', key)
+    result = type(left) == 'number' and left .. ' ' .. result or left
+  end
+  if results then results[i] = result end
+end
+return results or result

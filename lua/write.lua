@@ -1,0 +1,23 @@
+-- Purpose: write each fenced value, unless it was last written under a greater fencing token.
+-- KEYS: value keys, hashes with the fields `token` and `value`
+-- ARGV: for each value key: token, value. A token has twenty digits.
+-- Returns: for one value key its result, for several an array of them. A result is 1: written; a string:
+--   not written, the greater token; an error: FOREIGN, what stands there is no value of ours; any
+--   other error: refused.
+local results, result = #KEYS > 1 and {}, nil
+for i, key in ipairs(KEYS) do
+  local token, value = ARGV[2 * i - 1], ARGV[2 * i]
+  local seen = redis.pcall('HGET', key, 'token')
+  if seen and seen.err then
+    result = seen
+  elseif seen and #seen ~= 20 or not seen and redis.pcall('EXISTS', key) ~= 0 then
+    result = { err = 'FOREIGN a hash that is no fenced value' }
+  elseif seen and seen > token then
+    result = seen
+  else
+    local set = redis.pcall('HSET', key, 'token', token, 'value', value)
+    result = type(set) == 'number' and 1 or set
+  end
+  if results then results[i] = result end
+end
+return results or result

@@ -1,0 +1,162 @@
+//! The text under which a lock is handed over from one process to another. Does no I/O.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::config::{Config, check_max_hold};
+use crate::error::{Error, ErrorKind};
+use crate::id::LeaseId;
+use crate::key::Key;
+use crate::lease::Options;
+
+const VERSION: &str = "lht1";
+
+/// What its adopter has to know of a grant. As text: version, lease id, token, ttl, pause between
+/// renewals and what is left of `max_hold` (in ms, or `-`), and the key as it stands in Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub(crate) key: Key,
+    pub(crate) lease: LeaseId,
+    pub(crate) token: u64,
+    pub(crate) options: Options,
+    pub(crate) hold_left: Option<Duration>,
+}
+
+impl Ticket {
+    /// Reads a ticket for a client with these settings.
+    pub(crate) fn read(text: &str, config: &Config) -> Result<Self, Error> {
+        let invalid = |why: &str| Error::new(ErrorKind::InvalidTicket, why);
+        let mut words = text.splitn(7, ' ');
+        let mut word = || words.next().ok_or_else(|| invalid("it is cut short"));
+        if word()? != VERSION {
+            let wanted = format!("it does not begin with {VERSION:?}");
+            return Err(invalid(&wanted));
+        }
+        let lease = LeaseId::decode(word()?).ok_or_else(|| invalid("it names no lease"))?;
+        let token = number(word()?).ok_or_else(|| invalid("it has no fencing token"))?;
+        let ttl = millis(word()?)?.ok_or_else(|| invalid("it has no ttl"))?;
+        let (renew_every, hold_left) = (millis(word()?)?, millis(word()?)?);
+        let full = word()?;
+        let name = full.strip_prefix(&*config.prefix).ok_or_else(|| {
+            let prefix = &config.prefix;
+            invalid(&format!("{full:?} is not under this client's {prefix:?}"))
+        })?;
+        let key = Key::new(&config.prefix, name, config.max_key_bytes)?;
+        let attach = |error: Error| error.with_key(key.name());
+        config.check_ttl("ttl of the ticket", ttl).map_err(attach)?;
+        if let Some(left) = hold_left {
+            check_max_hold(left).map_err(attach)?;
+        }
+        if renew_every.is_some_and(|every| every.is_zero() || every >= ttl) {
+            return Err(invalid("it is never renewed in time"));
+        }
+        let options = Options {
+            ttl,
+            renew_every,
+            max_hold: hold_left,
+        };
+        Ok(Self {
+            key,
+            lease,
+            token,
+            options,
+            hold_left,
+        })
+    }
+}
+
+fn number(word: &str) -> Option<u64> {
+    word.parse().ok()
+}
+
+fn millis(word: &str) -> Result<Option<Duration>, Error> {
+    if word == "-" {
+        return Ok(None);
+    }
+    match number(word) {
+        Some(millis) => Ok(Some(Duration::from_millis(millis))),
+        None => {
+            let message = format!("{word:?} is no number of milliseconds");
+            Err(Error::new(ErrorKind::InvalidTicket, message))
+        }
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options {
+            ttl, renew_every, ..
+        } = self.options;
+        let (lease, token, ttl) = (self.lease, self.token, ttl.as_millis());
+        write!(f, "{VERSION} {lease:?} {token} {ttl}")?;
+        for duration in [renew_every, self.hold_left] {
+            match duration {
+                Some(duration) => write!(f, " {}", duration.as_millis())?,
+                None => f.write_str(" -")?,
+            }
+        }
+        write!(f, " {}", self.key.in_redis())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticket(name: &str) -> Ticket {
+        let config = Config::default();
+        Ticket {
+            key: Key::new(&config.prefix, name, config.max_key_bytes).unwrap(),
+            lease: LeaseId::random(),
+            token: u64::MAX,
+            options: Options {
+                ttl: Duration::from_secs(30),
+                renew_every: Some(Duration::from_secs(10)),
+                max_hold: None,
+            },
+            hold_left: None,
+        }
+    }
+
+    fn refused(text: &str, config: &Config) -> String {
+        let error = Ticket::read(text, config).unwrap_err();
+        assert_ne!(error.kind(), ErrorKind::Protocol);
+        error.to_string()
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_written() {
+        let config = Config::default();
+        let plain = ticket("a key with spaces");
+        assert_eq!(Ticket::read(&plain.to_string(), &config).unwrap(), plain);
+        let mut bounded = ticket("k");
+        bounded.options.renew_every = None;
+        bounded.hold_left = Some(Duration::from_secs(3));
+        bounded.options.max_hold = bounded.hold_left;
+        assert_eq!(
+            Ticket::read(&bounded.to_string(), &config).unwrap(),
+            bounded
+        );
+    }
+
+    #[test]
+    fn what_is_no_ticket_is_refused_in_words() {
+        let mut config = Config::default();
+        let good = ticket("k").to_string();
+        for cut in 0..good.len() - "leasehold:k".len() {
+            refused(&good[..cut], &config);
+        }
+        assert!(refused("", &config).contains("does not begin"));
+        assert!(refused("lht1", &config).contains("cut short"));
+        assert!(refused(&good.replace(" 30000 ", " x "), &config).contains("\"x\""));
+        assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("not 3ms"));
+        assert!(refused(&good.replace(" 10000 ", " 30000 "), &config).contains("renewed in time"));
+        assert!(refused(&good.replace(":k", ":~fence"), &config).contains("reserved"));
+        config.prefix = "billing:".to_owned();
+        let other = refused(&good, &config);
+        assert!(
+            other.contains("leasehold:k") && other.contains("billing:"),
+            "{other}"
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! How the answers to script calls are read.
+
+use std::time::Duration;
+
+use redis::{ServerError, Value};
+
+use crate::error::{Error, ErrorKind};
+use crate::store::command::Reply;
+use crate::store::connect;
+use crate::store::script::Kind;
+use crate::store::value::{self, LockValue};
+
+/// What came back for one script call.
+pub(crate) enum Decoded {
+    /// An outcome for each command; `out_of_place` says that another connection may lead to a
+    /// server that can do what this one cannot (a new primary).
+    Outcomes {
+        outcomes: Vec<Result<Reply, Error>>,
+        out_of_place: bool,
+    },
+    /// An error that is not Redis' own (a proxy's, say): nobody knows what was done.
+    Doubtful(Error),
+    /// The call was refused for one of its keys: ask for each by itself.
+    Apart,
+    /// The server does not know the script (flushed, failed over): send its text.
+    NoScript,
+    /// Not an answer to what was asked: the connection cannot be trusted.
+    Nonsense(Error),
+}
+
+/// Reads the answer to a script call for `n` commands of `kind`.
+pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
+    if let Value::ServerError(error) = &value {
+        let (code, detail) = own_words(error);
+        match code {
+            "NOSCRIPT" => return Decoded::NoScript,
+            "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::Apart,
+            _ if !code.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+                return Decoded::Doubtful(connect::refusal(code, Some(detail)));
+            }
+            _ => {}
+        }
+    }
+    let results = match &value {
+        Value::Array(values) if n > 1 && values.len() == n => values.as_slice(),
+        Value::Array(_) => return nonsense(kind, &value),
+        one => std::slice::from_ref(one),
+    };
+    let out_of_place = results.iter().any(is_out_of_place);
+    let mut outcomes = Vec::with_capacity(n);
+    for result in results {
+        match outcome(kind, result) {
+            Some(outcome) => outcomes.push(outcome),
+            None => return nonsense(kind, &value),
+        }
+    }
+    // One error for several keys: the call was refused as a whole.
+    match (&value, outcomes.first()) {
+        (Value::ServerError(_), Some(refused)) => outcomes = vec![refused.clone(); n],
+        _ if outcomes.len() != n => return nonsense(kind, &value),
+        _ => {}
+    }
+    Decoded::Outcomes {
+        outcomes,
+        out_of_place,
+    }
+}
+
+fn is_out_of_place(result: &Value) -> bool {
+    let Value::ServerError(error) = result else {
+        return false;
+    };
+    let code = own_words(error).0;
+    matches!(code, "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY")
+}
+
+/// Code and detail of an error. Before Redis 7 a script's own are wrapped once more:
+/// `@user_script: 18: -OOM command not allowed ..`.
+fn own_words(error: &ServerError) -> (&str, &str) {
+    let (code, detail) = (error.code(), error.details().unwrap_or(""));
+    if !code.starts_with('@') {
+        return (code, detail);
+    }
+    let inner = detail.split_once(": ").map_or(detail, |(_, inner)| inner);
+    let inner = inner.strip_prefix('-').unwrap_or(inner);
+    inner.split_once(' ').unwrap_or((inner, ""))
+}
+
+fn nonsense(kind: Kind, value: &Value) -> Decoded {
+    let mut what = format!("{value:?}");
+    what.truncate(what.floor_char_boundary(200));
+    let message = format!("unexpected answer to {kind:?}: {what}");
+    Decoded::Nonsense(Error::new(ErrorKind::Protocol, message))
+}
+
+/// What one result of a script means, as its header says.
+fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
+    let reply = match (kind, result) {
+        (_, Value::ServerError(error)) => return Some(refused(kind, error)),
+        (Kind::Acquire, Value::BulkString(micros)) => {
+            let token = value::token(std::str::from_utf8(micros).ok()?)?;
+            Reply::Granted { token }
+        }
+        (Kind::Acquire, Value::Int(ms)) => {
+            let in_line = *ms < 0;
+            let ms = if in_line { -1 - ms } else { *ms };
+            Reply::Contended {
+                expires_in: millis(ms),
+                in_line,
+            }
+        }
+        (Kind::Release | Kind::Renew | Kind::Write, Value::Int(1)) => Reply::Done,
+        (Kind::Write, Value::BulkString(token)) => Reply::Stale {
+            token: std::str::from_utf8(token).ok()?.parse().ok()?,
+        },
+        (Kind::Write, _) => return None,
+        (_, Value::Int(0)) => Reply::Missing,
+        (Kind::Adopt, Value::Int(ms)) => Reply::Adopted {
+            expires_in: millis(*ms),
+        },
+        (Kind::Release | Kind::Renew | Kind::Adopt, Value::BulkString(bytes)) => Reply::Taken {
+            by: value::holder_of(bytes),
+        },
+        (Kind::Inspect, Value::BulkString(bytes)) => return inspected(bytes),
+        (Kind::Read, Value::BulkString(bytes)) => Reply::Value(bytes.clone()),
+        _ => return None,
+    };
+    Some(Ok(reply))
+}
+
+fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
+    match (kind, own_words(error)) {
+        // Not even a string where the lock was: somebody wrote over it.
+        (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE", _)) => {
+            Ok(Reply::Taken { by: None })
+        }
+        (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => {
+            let message = format!("no lock of this library stands under the key: {found:?}");
+            Err(Error::new(ErrorKind::Protocol, message))
+        }
+        (Kind::Write | Kind::Read, ("WRONGTYPE" | "FOREIGN", _)) => {
+            let message = "no fenced value of this library stands under the key";
+            Err(Error::new(ErrorKind::Protocol, message))
+        }
+        (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
+    }
+}
+
+/// `<ttl in ms> <value>`
+fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
+    let space = bytes.iter().position(|byte| *byte == b' ')?;
+    let ms: i64 = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
+    let value = LockValue::of(&bytes[space + 1..]);
+    let found = value.map(|value| Reply::Found {
+        value,
+        expires_in: (ms >= 0).then(|| millis(ms)),
+    });
+    Some(found.ok_or_else(|| {
+        let what = String::from_utf8_lossy(&bytes[space + 1..]);
+        let message = format!("no lock of this library stands under the key: {what:?}");
+        Error::new(ErrorKind::Protocol, message)
+    }))
+}
+
+fn millis(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}

@@ -1,0 +1,171 @@
+//! How batches of commands are put on the wire.
+
+use std::time::Duration;
+
+use crate::id::LeaseId;
+use crate::store::command::{Command, Standing};
+use crate::store::script::{Call, Kind, Names};
+
+/// Appends one script call for `commands`, all of `kind`, to `buffer`.
+pub(crate) fn encode<'a>(
+    buffer: &mut Vec<u8>,
+    call: Call<'_>,
+    kind: Kind,
+    names: &Names,
+    commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
+) {
+    let keys = commands.len() + usize::from(kind.counts());
+    let args = commands.len() * arguments_of(kind) + usize::from(kind.names_holder());
+    let mut out = Encoder(buffer);
+    out.array(3 + keys + args);
+    match call {
+        Call::Hash(hash) => {
+            out.text("EVALSHA");
+            out.text(hash);
+        }
+        Call::Text(text) => {
+            out.text("EVAL");
+            out.text(text);
+        }
+    }
+    out.number(keys as u64);
+    if kind.counts() {
+        out.text(&names.fence_counter);
+    }
+    for command in commands.clone() {
+        out.text(command.key().map_or("", |key| key.in_redis()));
+    }
+    if kind.names_holder() {
+        out.text(names.holder.as_str());
+    }
+    for command in commands {
+        arguments(&mut out, names, command);
+    }
+}
+
+/// How many there are for each key.
+fn arguments_of(kind: Kind) -> usize {
+    match kind {
+        Kind::Inspect | Kind::Read => 0,
+        Kind::Release => 1,
+        Kind::Renew | Kind::Write => 2,
+        Kind::Acquire | Kind::Adopt => 3,
+    }
+}
+
+fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
+    match command {
+        Command::Acquire {
+            lease,
+            ttl,
+            standing,
+            ..
+        } => {
+            out.lease(*lease);
+            out.millis(*ttl);
+            match standing {
+                Standing::None => out.text(""),
+                Standing::Kept => out.text("-"),
+                Standing::Polling => out.number(0),
+                Standing::Told => out.millis(*ttl),
+            }
+        }
+        Command::Release { lease, .. } => out.lease(*lease),
+        Command::ForceUnlock { lease, .. } => {
+            out.text(&format!("{lease:?}!{}", names.holder));
+        }
+        Command::Renew { lease, ttl, .. } => {
+            out.lease(*lease);
+            out.millis(*ttl);
+        }
+        Command::Adopt {
+            lease,
+            from,
+            ttl,
+            renew,
+            ..
+        } => {
+            out.lease(*from);
+            out.lease(*lease);
+            if *renew {
+                out.millis(*ttl);
+            } else {
+                out.text("");
+            }
+        }
+        Command::Write { token, value, .. } => {
+            // As text they sort like the numbers they are; doubles could not tell them apart.
+            out.text(&format!("{token:020}"));
+            out.bytes(value);
+        }
+        Command::Inspect { .. } | Command::Read { .. } | Command::Flush { .. } => {}
+    }
+}
+
+/// Appends a command that is no script call.
+pub(crate) fn encode_words<'a>(
+    buffer: &mut Vec<u8>,
+    command: &str,
+    words: impl ExactSizeIterator<Item = &'a str>,
+) {
+    let mut out = Encoder(buffer);
+    out.array(1 + words.len());
+    out.text(command);
+    words.for_each(|word| out.text(word));
+}
+
+/// RESP2, the little of it that requests need.
+struct Encoder<'a>(&'a mut Vec<u8>);
+
+impl Encoder<'_> {
+    fn array(&mut self, len: usize) {
+        self.line(b'*', len as u64);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.line(b'$', bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    fn lease(&mut self, lease: LeaseId) {
+        self.text(lease.encode(&mut [0; LeaseId::DIGITS]));
+    }
+
+    fn millis(&mut self, duration: Duration) {
+        self.number(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+    }
+
+    fn number(&mut self, number: u64) {
+        let (digits, start) = decimal(number);
+        self.line(b'$', (digits.len() - start) as u64);
+        self.0.extend_from_slice(&digits[start..]);
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    fn line(&mut self, sign: u8, number: u64) {
+        let (digits, start) = decimal(number);
+        self.0.push(sign);
+        self.0.extend_from_slice(&digits[start..]);
+        self.0.extend_from_slice(b"\r\n");
+    }
+}
+
+/// The decimal digits of `number`, from the given index on. Several are written for each request:
+/// the standard formatting takes ten times as long.
+pub(super) fn decimal(mut number: u64) -> ([u8; 20], usize) {
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return (digits, start);
+        }
+    }
+}

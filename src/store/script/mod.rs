@@ -1,0 +1,102 @@
+//! The scripts: their texts, how batches of commands are put on the wire, and how answers are read.
+
+mod decode;
+mod encode;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::sync::LazyLock;
+
+use crate::id::HolderId;
+use crate::store::command::Command;
+
+pub(crate) use decode::{Decoded, decode};
+pub(crate) use encode::{encode, encode_words};
+
+static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
+    [
+        include_str!("../../../lua/release.lua"),
+        include_str!("../../../lua/acquire.lua"),
+        include_str!("../../../lua/renew.lua"),
+        include_str!("../../../lua/adopt.lua"),
+        include_str!("../../../lua/inspect.lua"),
+        include_str!("../../../lua/write.lua"),
+        include_str!("../../../lua/read.lua"),
+    ]
+    .map(bare)
+});
+
+/// A script without its comments and indentation: Redis hashes the text each time it comes.
+pub(super) fn bare(script: &str) -> String {
+    let lines = script.lines().map(str::trim_start);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// Which script a batch is for; a batch is of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Release,
+    Acquire,
+    Renew,
+    Adopt,
+    Inspect,
+    Write,
+    Read,
+}
+
+impl Kind {
+    /// In the order in which a batch is written: a key let go and asked for in one batch is free
+    /// when its acquire runs.
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Release,
+        Self::Acquire,
+        Self::Renew,
+        Self::Adopt,
+        Self::Inspect,
+        Self::Write,
+        Self::Read,
+    ];
+
+    pub(crate) fn of(command: &Command) -> Option<Self> {
+        match command {
+            Command::Acquire { .. } => Some(Self::Acquire),
+            Command::Release { .. } | Command::ForceUnlock { .. } => Some(Self::Release),
+            Command::Renew { .. } => Some(Self::Renew),
+            Command::Adopt { .. } => Some(Self::Adopt),
+            Command::Inspect { .. } => Some(Self::Inspect),
+            Command::Write { .. } => Some(Self::Write),
+            Command::Read { .. } => Some(Self::Read),
+            Command::Flush { .. } => None,
+        }
+    }
+
+    pub(crate) fn text(self) -> &'static str {
+        &TEXTS[self as usize]
+    }
+
+    /// Whether its first key is the fence counter.
+    pub(super) fn counts(self) -> bool {
+        matches!(self, Self::Acquire | Self::Release)
+    }
+
+    /// Whether its first argument is the holder.
+    pub(super) fn names_holder(self) -> bool {
+        matches!(self, Self::Acquire | Self::Adopt)
+    }
+}
+
+/// How a script is named in a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call<'a> {
+    Hash(&'a str),
+    Text(&'a str),
+}
+
+/// What every request of a client has in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    pub(crate) holder: HolderId,
+    pub(crate) fence_counter: String,
+}

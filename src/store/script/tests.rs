@@ -1,0 +1,117 @@
+//! What goes over the wire, and what is made of what comes back.
+
+use redis::Value;
+
+use super::encode::decimal;
+use super::*;
+use crate::clock::Moment;
+use crate::error::ErrorKind;
+use crate::id::LeaseId;
+use crate::key::Key;
+
+fn names() -> Names {
+    Names {
+        holder: HolderId::of_this_process(),
+        fence_counter: "p:~fence".to_owned(),
+    }
+}
+
+#[test]
+fn a_call_is_what_redis_reads() {
+    let key = Key::new("p:", "a", 10).unwrap();
+    let lease = LeaseId::random();
+    let until = Moment::now();
+    let command = Command::Release { key, lease, until };
+    let mut buffer = Vec::new();
+    let call = Call::Text("return 1");
+    encode(
+        &mut buffer,
+        call,
+        Kind::Release,
+        &names(),
+        [&command].into_iter(),
+    );
+    let wanted = format!(
+        "*6\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n2\r\n$8\r\np:~fence\r\n$3\r\np:a\r\n\
+         $32\r\n{lease:?}\r\n"
+    );
+    assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
+}
+
+#[test]
+fn numbers_are_written_in_decimal() {
+    for number in [0, 7, 10, 30_000, u64::MAX] {
+        let (digits, start) = decimal(number);
+        assert_eq!(&digits[start..], number.to_string().as_bytes());
+    }
+}
+
+#[test]
+fn an_answer_of_the_wrong_shape_is_nonsense() {
+    for value in [
+        Value::Okay,
+        Value::Array(vec![Value::Int(1)]),
+        Value::BulkString(b"not a number".to_vec()),
+        Value::Nil,
+    ] {
+        let decoded = decode(Kind::Acquire, 1, value);
+        assert!(matches!(decoded, Decoded::Nonsense(_)));
+    }
+    let short = Value::Array(vec![Value::Int(1)]);
+    assert!(matches!(
+        decode(Kind::Release, 2, short),
+        Decoded::Nonsense(_)
+    ));
+    let one_for_two = decode(Kind::Release, 2, Value::Int(1));
+    assert!(matches!(one_for_two, Decoded::Nonsense(_)));
+}
+
+fn answer(wire: &str) -> Value {
+    redis::parse_redis_value(wire.as_bytes()).unwrap()
+}
+
+#[test]
+fn errors_of_a_script_are_read_in_the_words_of_every_version() {
+    for wire in [
+        "-OOM command not allowed\r\n",
+        "-@user_script: 18: -OOM command not allowed\r\n",
+    ] {
+        let Decoded::Outcomes { outcomes, .. } = decode(Kind::Acquire, 1, answer(wire)) else {
+            panic!("{wire}");
+        };
+        let error = outcomes[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+}
+
+#[test]
+fn one_demoted_primary_in_a_batch_is_enough_to_look_elsewhere() {
+    let wire = "*2\r\n:0\r\n-READONLY You can't write against a read only replica.\r\n";
+    let decoded = decode(Kind::Renew, 2, answer(wire));
+    assert!(matches!(
+        decoded,
+        Decoded::Outcomes {
+            out_of_place: true,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn an_error_that_is_not_of_redis_leaves_what_was_done_in_doubt() {
+    let decoded = decode(Kind::Acquire, 1, answer("-upstream failure\r\n"));
+    assert!(matches!(decoded, Decoded::Doubtful(_)));
+}
+
+#[test]
+fn a_batch_refused_for_one_of_its_keys_is_taken_apart() {
+    let refused = || answer("-NOPERM No permissions to access a key\r\n");
+    assert!(matches!(
+        decode(Kind::Acquire, 2, refused()),
+        Decoded::Apart
+    ));
+    assert!(matches!(
+        decode(Kind::Acquire, 1, refused()),
+        Decoded::Outcomes { .. }
+    ));
+}

@@ -1,0 +1,99 @@
+//! What stands under the key of a lock, as far as it can be read from its text. Only the scripts
+//! write it: `lh1 <lease> <granted at, µs> <holder>`, then ` <lease>,<ttl in ms>,<holder>` for each
+//! that stands in line.
+
+use crate::id::{HolderId, LeaseId};
+
+/// A fencing token is the µs part that Redis makes, shifted by this to leave room for the number of
+/// a hand-off within one grant.
+const TOKEN_SHIFT: u32 = 10;
+
+/// The value of a lock, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LockValue {
+    pub(crate) lease: LeaseId,
+    /// The fencing token of its first holder within the client.
+    pub(crate) token: u64,
+    pub(crate) holder: HolderId,
+    /// How many clients stand in line.
+    pub(crate) in_line: usize,
+}
+
+impl LockValue {
+    pub(crate) fn of(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
+        let mut words = text.split(' ');
+        Some(Self {
+            lease: LeaseId::decode(words.next()?)?,
+            token: token(words.next()?)?,
+            holder: HolderId::of_text(words.next()?),
+            in_line: words.count(),
+        })
+    }
+}
+
+/// The fencing token of a grant, from the µs part that Redis made of it.
+pub(crate) fn token(micros: &str) -> Option<u64> {
+    micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
+}
+
+/// How often the lease with this token was handed over within its client.
+pub(crate) fn hand_offs_of(token: u64) -> u32 {
+    (token % (1 << TOKEN_SHIFT)) as u32
+}
+
+/// Who holds the lock with this value, where that can be read.
+pub(crate) fn holder_of(value: &[u8]) -> Option<HolderId> {
+    let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
+    text.split(' ').nth(2).map(HolderId::of_text)
+}
+
+/// Whether the value of a lock says that `lease` has it.
+pub(crate) fn holds(value: &[u8], lease: LeaseId) -> bool {
+    let id = value.strip_prefix(b"lh1 ");
+    id.is_some_and(|id| id.starts_with(lease.encode(&mut [0; LeaseId::DIGITS]).as_bytes()))
+}
+
+/// Whether the value of a lock says that `lease` waits for it.
+pub(crate) fn stands_in_line(value: &[u8], lease: LeaseId) -> bool {
+    let mut digits = [0; LeaseId::DIGITS];
+    let id = lease.encode(&mut digits).as_bytes();
+    let mut words = value.split(|byte| *byte == b' ').skip(4);
+    words.any(|word| word.starts_with(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_says_who_holds_and_who_stands_in_line() {
+        let [holder, first, second, none] = [(); 4].map(|()| LeaseId::random());
+        let line = format!(" {first:?},5000,host/2/b {second:?},0,host/3/c");
+        let value = format!("lh1 {holder:?} 1795263780943818 host/1/a{line}");
+        let value = value.as_bytes();
+        assert!(holds(value, holder) && !holds(value, first) && !holds(b"lh1 short", holder));
+        assert!([first, second].map(|id| stands_in_line(value, id)) == [true, true]);
+        assert!([holder, none].map(|id| stands_in_line(value, id)) == [false, false]);
+        assert_eq!(holder_of(value).unwrap().as_str(), "host/1/a");
+        let read = LockValue::of(value).unwrap();
+        assert_eq!((read.lease, read.in_line), (holder, 2));
+        assert_eq!(read.token, 1_795_263_780_943_818 << TOKEN_SHIFT);
+        assert_eq!(read.holder.as_str(), "host/1/a");
+    }
+
+    #[test]
+    fn what_is_no_value_of_a_lock_is_not_read_as_one() {
+        for value in ["", "lh1 ", "lh1 short", "something else", "lh2 a b c"] {
+            assert_eq!(LockValue::of(value.as_bytes()), None, "{value}");
+            assert_eq!(holder_of(value.as_bytes()), None, "{value}");
+        }
+        assert_eq!(LockValue::of(b"\xff"), None);
+    }
+
+    #[test]
+    fn a_token_counts_the_hand_offs_in_its_lower_bits() {
+        let granted = token("1795263780943818").unwrap();
+        assert_eq!((hand_offs_of(granted), hand_offs_of(granted + 7)), (0, 7));
+    }
+}

@@ -1,0 +1,73 @@
+//! How a grant passes from one client to another: the old one lets it live under a ticket, the new one
+//! goes on with it under a lease of its own.
+
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+use crate::id::LeaseId;
+use crate::lease::{Lease, Terms, Ticket};
+use crate::loss::LossReason;
+use crate::store::{Command, Reply, Request, hand_offs_of};
+use crate::wait::Waits;
+
+impl Waits {
+    /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
+    /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
+    pub(crate) fn hand_out(&self, lease: &Arc<Lease>) -> Result<Ticket, LossReason> {
+        let terms = lease.terms();
+        if terms.options.renew_every.is_some() {
+            let ttl = lease.ttl_to_ask(self.watchdog.now());
+            // What it tells, the lease knows as well.
+            let _ = self.watchdog.extend(lease, ttl);
+        }
+        let now = self.watchdog.now();
+        self.watchdog.release(lease, now)?;
+        self.queues.let_go(lease);
+        Ok(Ticket {
+            key: terms.key.clone(),
+            lease: terms.id,
+            token: terms.token,
+            options: terms.options,
+            hold_left: terms.hold_until.map(|until| until.since(now)),
+        })
+    }
+
+    /// Goes on with the grant of a ticket.
+    pub(crate) fn adopt(&self, ticket: Ticket) -> Result<Arc<Lease>, Error> {
+        self.check_open()?;
+        let (key, lease) = (ticket.key.clone(), LeaseId::random());
+        let asked_at = self.watchdog.now();
+        let mut options = ticket.options;
+        options.max_hold = ticket.hold_left;
+        let command = Command::Adopt {
+            key: key.clone(),
+            lease,
+            from: ticket.lease,
+            ttl: options.first_ttl(),
+            renew: options.renew_every.is_some(),
+        };
+        let mut request = [Request::new(command, asked_at.after(self.command_timeout))];
+        self.store.execute(&mut request);
+        let [request] = request;
+        match request.into_outcome()? {
+            Reply::Adopted { expires_in } if options.renew_every.is_none() => {
+                options.ttl = expires_in;
+            }
+            Reply::Adopted { .. } => {}
+            Reply::Taken { by: Some(holder) } => {
+                let message = format!("{holder} has the lock now");
+                return Err(Error::new(ErrorKind::NotHeld, message));
+            }
+            _ => return Err(Error::new(ErrorKind::NotHeld, "")),
+        }
+        let now = self.watchdog.now();
+        let mut terms = Terms::of_grant(key.clone(), lease, ticket.token, options, asked_at, now);
+        terms.hand_offs = hand_offs_of(ticket.token);
+        let adopted = self.granted(terms)?;
+        self.queues.hold(&adopted);
+        let waited = self.watchdog.now().since(asked_at);
+        self.courier
+            .tell(|events| events.acquired(adopted.event(), waited));
+        Ok(adopted)
+    }
+}
