@@ -4,17 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::builder::Builder;
 use crate::clock::{Clock, Moment};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
-use crate::event::Events;
 use crate::fenced::FencedValue;
 use crate::guard::MutexGuard;
 use crate::held::HeldLock;
 use crate::id::HolderId;
 use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
-use crate::store::{Command, Endpoint, Node, Reply, Request, Store, redacted};
+use crate::store::{Command, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store};
 use crate::thread::Crew;
 use crate::wait::{Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
@@ -39,6 +39,12 @@ use crate::watchdog::{Agenda, Watchdog};
 #[derive(Clone)]
 pub struct Client(Arc<Handle>);
 
+/// Where the locks of a client are.
+pub(crate) enum Server {
+    Redis(Arc<Endpoint>),
+    Memory(Arc<MemoryServer>),
+}
+
 pub(crate) struct Handle {
     pub(crate) config: Config,
     pub(crate) store: Arc<dyn Store>,
@@ -53,7 +59,8 @@ impl Client {
     /// Connects to the Redis at `url`, with all defaults.
     ///
     /// URLs are those of redis-rs: `redis://[user][:password@]host[:port][/db]`,
-    /// `unix:///path[?db=..&user=..&pass=..]`.
+    /// `unix:///path[?db=..&user=..&pass=..]`; and `memory://[name]`, a [`Memory`](crate::Memory)
+    /// for tests.
     ///
     /// # Errors
     /// `InvalidConfig` for a bad URL, `Unavailable` if nothing answers there within the connect
@@ -76,10 +83,26 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn builder(url: &str) -> Builder {
-        Builder {
-            url: url.to_owned(),
-            config: Config::default(),
-        }
+        Builder::of_url(url)
+    }
+
+    /// A client of a store of its own, without a server: for tests. Two that are to exclude each
+    /// other share a [`Memory`](crate::Memory).
+    ///
+    /// # Errors
+    /// `Unavailable` if its threads cannot be started.
+    ///
+    /// ```
+    /// let client = leasehold::Client::memory()?;
+    /// assert_eq!(client.with_lock("online", || 1 + 1)?, 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn memory() -> Result<Self, Error> {
+        Builder::of_memory(MemoryServer::new()).build()
+    }
+
+    pub(crate) fn start(server: Server, config: Config) -> Result<Self, Error> {
+        Handle::new(server, config).map(|handle| Self(Arc::new(handle)))
     }
 
     /// The lock named `key`. Does no I/O; an invalid key is told by the first call that needs it.
@@ -249,16 +272,22 @@ impl std::fmt::Debug for Client {
 }
 
 impl Handle {
-    fn new(endpoint: Endpoint, config: Config) -> Result<Self, Error> {
+    fn new(server: Server, config: Config) -> Result<Self, Error> {
         let holder = HolderId::of_this_process();
         let crew = Crew::new();
-        let clock = Clock::default();
+        let clock = match &server {
+            Server::Redis(_) => Clock::default(),
+            Server::Memory(memory) => memory.clock().clone(),
+        };
         let (agenda, inboxes) = Agenda::new(clock.clone());
         let bell = {
             let agenda = Arc::clone(&agenda);
             Box::new(move |chore| agenda.ring(chore))
         };
-        let store: Arc<dyn Store> = Arc::new(Node::new(endpoint, &config, holder.clone(), bell));
+        let store: Arc<dyn Store> = match server {
+            Server::Redis(endpoint) => Arc::new(Node::new(endpoint, &config, holder.clone(), bell)),
+            Server::Memory(memory) => Arc::new(Memory::new(memory, holder.clone())),
+        };
         let courier = Courier::start(&crew, config.events.clone())?;
         let watchdog = Watchdog::new(
             agenda,
@@ -333,150 +362,5 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // Nobody is left to be told; what cannot be released now ends with its ttl.
         let _ = self.shut_down(self.config.command_timeout);
-    }
-}
-
-/// Settings of a client; each has a default, and [`build`](Builder::build) checks them all.
-///
-/// ```
-/// use std::time::Duration;
-/// use leasehold::Client;
-///
-/// let client = Client::builder("redis://127.0.0.1:6379")
-///     .ttl(Duration::from_secs(10))
-///     .patience(Duration::from_secs(1))
-///     .build_lazy()?;
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[must_use = "a builder does nothing until it is built"]
-pub struct Builder {
-    url: String,
-    config: Config,
-}
-
-/// Every setter can be seen in use in the example of [`Builder`]; they differ in what they set only.
-impl Builder {
-    /// What all keys in Redis begin with. Clients exclude each other under the same prefix only.
-    /// At most 256 bytes. Defaults to `leasehold:`.
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        self.config.prefix = prefix.to_owned();
-        self
-    }
-
-    /// For how long Redis keeps a lock that is not renewed: how long others wait after a crash.
-    /// 10 ms to [`max_ttl`](Self::max_ttl). Defaults to 30 s.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.config.ttl = ttl;
-        self
-    }
-
-    /// The longest ttl any lock of this client may ask for. 10 ms to 24 h. Defaults to 24 h.
-    pub fn max_ttl(mut self, max_ttl: Duration) -> Self {
-        self.config.max_ttl = max_ttl;
-        self
-    }
-
-    /// When held locks are renewed, as a part of their ttl. 0.05 to 0.9. Defaults to a third.
-    pub fn renew_ratio(mut self, ratio: f64) -> Self {
-        self.config.renew_ratio = ratio;
-        self
-    }
-
-    /// For how long a lock may be held at most, however often it is renewed: a stuck or forgotten
-    /// holder loses it then. At least 10 ms. Defaults to no limit.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.config.max_hold = Some(max_hold);
-        self
-    }
-
-    /// The longest key a caller may ask for, in bytes. 1 to 65,536. Defaults to 1,024.
-    pub fn max_key_bytes(mut self, bytes: usize) -> Self {
-        self.config.max_key_bytes = bytes;
-        self
-    }
-
-    /// For how long to wait for a connection. 1 ms to 60 s. Defaults to 1 s.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.config.connect_timeout = timeout;
-        self
-    }
-
-    /// For how long to wait for an answer. Every deadline holds to within this (and within
-    /// [`connect_timeout`](Self::connect_timeout), where a connection has to be made). Keep it well
-    /// below the ttl: a renewal that hangs is given up after it and tried again. 1 ms to 60 s.
-    /// Defaults to 1 s.
-    pub fn command_timeout(mut self, timeout: Duration) -> Self {
-        self.config.command_timeout = timeout;
-        self
-    }
-
-    /// For how long [`Mutex::lock`] rides out an outage of Redis before it fails. Waiting for
-    /// somebody else to let go does not count. Defaults to 5 s.
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.config.patience = patience;
-        self
-    }
-
-    /// Over how many connections requests are spread (one more serves renewals, and one more wake-ups). 1 to 4. Defaults
-    /// to 2.
-    pub fn lanes(mut self, lanes: usize) -> Self {
-        self.config.lanes = lanes;
-        self
-    }
-
-    /// How often a lock passes from one thread of this client to the next that waits for it, without
-    /// asking Redis, before other clients may have it. Dropped guards pass it on; [`MutexGuard::unlock`](crate::MutexGuard::unlock) and
-    /// `with_lock` do not. 0 to 1,023; 0 switches it off. Defaults to 256.
-    pub fn hand_offs(mut self, count: u32) -> Self {
-        self.config.hand_offs.count = count;
-        self
-    }
-
-    /// For how long in all a lock may be passed on within this client, while others wait. Defaults to
-    /// 5 ms.
-    pub fn hand_off_time(mut self, time: Duration) -> Self {
-        self.config.hand_offs.time = time;
-        self
-    }
-
-    /// Who is told what happens. See [`Events`] for an example. Defaults to nobody.
-    pub fn events<E: Events>(mut self, events: Arc<E>) -> Self {
-        self.config.events = Some(events);
-        self
-    }
-
-    /// Builds the client and connects once, so that what is wrong with the address shows here.
-    ///
-    /// # Errors
-    /// Those of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
-    pub fn build(self) -> Result<Client, Error> {
-        let (endpoint, config) = self.check()?;
-        endpoint.open()?;
-        Handle::new(endpoint, config).map(|handle| Client(Arc::new(handle)))
-    }
-
-    /// Builds the client without connecting: Redis may come up later.
-    ///
-    /// # Errors
-    /// `InvalidConfig` names the field and the value.
-    pub fn build_lazy(self) -> Result<Client, Error> {
-        let (endpoint, config) = self.check()?;
-        Handle::new(endpoint, config).map(|handle| Client(Arc::new(handle)))
-    }
-
-    fn check(self) -> Result<(Endpoint, Config), Error> {
-        let config = self.config;
-        config.validate()?;
-        let endpoint = Endpoint::new(&self.url, config.connect_timeout, config.command_timeout)?;
-        Ok((endpoint, config))
-    }
-}
-
-impl std::fmt::Debug for Builder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder")
-            .field("url", &redacted(&self.url))
-            .field("config", &self.config)
-            .finish()
     }
 }

@@ -13,7 +13,6 @@ pub(crate) struct Clock {
 
 impl Clock {
     /// One that can be moved; its clones move along.
-    #[cfg(test)]
     pub(crate) fn movable() -> Self {
         Self {
             ahead: Some(Arc::default()),
@@ -28,7 +27,6 @@ impl Clock {
     }
 
     /// Moves a movable one ahead; time goes on from there.
-    #[cfg(test)]
     pub(crate) fn advance(&self, by: Duration) {
         if let Some(ahead) = &self.ahead {
             let nanos = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
@@ -71,6 +69,14 @@ impl Moment {
     pub(crate) fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn before(self, duration: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_sub(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 
     /// How long from `earlier` to this moment; zero when that lies ahead.

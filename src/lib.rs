@@ -2,6 +2,7 @@
 // Models replace what talks to Redis.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
 
+mod builder;
 mod client;
 mod clock;
 mod config;
@@ -14,6 +15,7 @@ mod id;
 mod key;
 mod lease;
 mod loss;
+mod memory;
 mod mutex;
 mod store;
 mod sync;
@@ -21,7 +23,8 @@ mod thread;
 mod wait;
 mod watchdog;
 
-pub use client::{Builder, Client};
+pub use builder::Builder;
+pub use client::Client;
 pub use error::{Error, ErrorKind};
 pub use event::{EventLock, Events};
 pub use fenced::FencedValue;
@@ -29,6 +32,7 @@ pub use guard::{LostSignal, MutexGuard};
 pub use held::{HeldLock, LockInfo};
 pub use id::HolderId;
 pub use loss::LossReason;
+pub use memory::Memory;
 pub use mutex::Mutex;
 
 /// The channels of [`LostSignal`], with their `select!`.

@@ -6,6 +6,7 @@ mod connect;
 mod lane;
 #[cfg_attr(all(test, shuttle), path = "link/model.rs")]
 mod link;
+mod memory;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
@@ -23,6 +24,7 @@ use crate::thread::Crew;
 
 pub(crate) use command::{Command, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
+pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::Node;
 pub(crate) use value::{LockValue, hand_offs_of, holder_of, holds, stands_in_line};
 pub(crate) use wakeups::{Listener, Watched};

@@ -23,8 +23,12 @@ pub(crate) struct Node {
 
 impl Node {
     /// Does not connect: lanes do, when they have something to say.
-    pub(crate) fn new(endpoint: Endpoint, config: &Config, holder: HolderId, bell: Bell) -> Self {
-        let endpoint = Arc::new(endpoint);
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        config: &Config,
+        holder: HolderId,
+        bell: Bell,
+    ) -> Self {
         let lanes = config.lanes + 1;
         let wakeups = Wakeups::new(
             Arc::clone(&endpoint),

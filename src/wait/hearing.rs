@@ -118,6 +118,11 @@ impl Listener for Hearing {
         }
     }
 
+    fn clock_moved(&self) {
+        self.watchdog.catch_up();
+        self.queues.wake_all();
+    }
+
     fn refused(&self, error: &Error) {
         let error = error.clone();
         self.courier

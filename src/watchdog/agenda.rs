@@ -147,6 +147,15 @@ impl Agenda {
         }
     }
 
+    /// What is due now, if the clock was moved. The timer thread sleeps by it anew.
+    pub(crate) fn due(&self) -> Vec<Timer> {
+        let mut due = Vec::new();
+        let mut timers = self.timers.lock();
+        timers.wheel.advance(self.now().past_tick(), &mut due);
+        self.changed.notify_one();
+        due
+    }
+
     /// A store wants to be seen to.
     pub(crate) fn ring(&self, chore: Chore) {
         match chore {

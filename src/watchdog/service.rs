@@ -150,33 +150,7 @@ impl Watchdog {
 
     fn keep_time(&self) {
         while let Some(due) = self.agenda.next() {
-            let now = self.now();
-            let (mut renewals, mut watches) = (Vec::new(), Vec::new());
-            for timer in due {
-                match timer {
-                    Timer::Settle => self.agenda.give(Job::Settle),
-                    Timer::Lease(lease) => {
-                        let mut stopped = false;
-                        let due = lease.due(now, |old, next| {
-                            let note = self.reset(&lease, old, next);
-                            stopped = note.is_none();
-                            note
-                        });
-                        match due {
-                            _ if stopped => lease.lose(LossReason::Shutdown),
-                            Due::Over => {}
-                            Due::Held { renew, watch, .. } => {
-                                if watch {
-                                    watches.push(Arc::clone(&lease));
-                                }
-                                if renew {
-                                    renewals.push(lease);
-                                }
-                            }
-                        }
-                    }
-                }
-            }
+            let (mut renewals, watches) = self.attend(due);
             while !renewals.is_empty() {
                 let rest = renewals.split_off(renewals.len().min(MAX_BATCH));
                 self.agenda.give(Job::Renew(renewals));
@@ -186,6 +160,45 @@ impl Watchdog {
                 self.agenda.give(Job::Watch(watches));
             }
         }
+    }
+
+    /// Does at once, on this thread, what has become due because the clock was moved.
+    pub(crate) fn catch_up(&self) {
+        let (renewals, watches) = self.attend(self.agenda.due());
+        self.renew(&renewals);
+        self.watch_keys(&watches);
+    }
+
+    /// Sets the next timers of the leases that are due. Returns which of them are to be renewed, and
+    /// which to be watched.
+    fn attend(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
+        let now = self.now();
+        let (mut renewals, mut watches) = (Vec::new(), Vec::new());
+        for timer in due {
+            let Timer::Lease(lease) = timer else {
+                self.agenda.give(Job::Settle);
+                continue;
+            };
+            let mut stopped = false;
+            let due = lease.due(now, |old, next| {
+                let note = self.reset(&lease, old, next);
+                stopped = note.is_none();
+                note
+            });
+            match due {
+                _ if stopped => lease.lose(LossReason::Shutdown),
+                Due::Over => {}
+                Due::Held { renew, watch, .. } => {
+                    if watch {
+                        watches.push(Arc::clone(&lease));
+                    }
+                    if renew {
+                        renewals.push(lease);
+                    }
+                }
+            }
+        }
+        (renewals, watches)
     }
 
     fn work(&self, inbox: &Receiver<Job>) {

@@ -1,16 +1,17 @@
 //! The link of the models, in place of `link`: a server and its connections in memory, with as many
 //! faults as a model allows. Knows commands and replies, and nothing of their wire format.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::id::LeaseId;
+use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::store::command::{Command, Reply, Standing};
 use crate::store::connect::Endpoint;
+use crate::store::memory::{Keyspace, News, Step};
 use crate::store::pending::Pending;
 use crate::store::script::Names;
 use crate::sync::model::{chance, choice, panic, pass, step};
@@ -43,8 +44,7 @@ pub(crate) struct Server {
 
 #[derive(Default)]
 struct State {
-    locks: HashMap<Key, Held>,
-    last_token: u64,
+    keyspace: Keyspace,
     /// Grants to those in line, to be told of.
     told: Vec<(Key, LeaseId, u64)>,
     /// What was sent on connections that have been given up, and arrives yet.
@@ -52,27 +52,6 @@ struct State {
     /// Raised when a connection breaks.
     epoch: u64,
     faults: Faults,
-}
-
-/// From one token to the next: the lower bits are for hand-offs.
-const TOKENS: u64 = 1024;
-
-struct Held {
-    lease: LeaseId,
-    until: Moment,
-    token: u64,
-    line: VecDeque<LeaseId>,
-}
-
-impl Held {
-    fn new(lease: LeaseId, until: Moment, token: u64) -> Self {
-        Self {
-            lease,
-            until,
-            token,
-            line: VecDeque::new(),
-        }
-    }
 }
 
 impl Server {
@@ -89,8 +68,14 @@ impl Server {
 
     /// Gives `key` to `lease`, as another connection would have.
     pub(crate) fn give(&self, key: &Key, lease: LeaseId, until: Moment) {
-        let held = Held::new(lease, until, 0);
-        self.state.lock().locks.insert(key.clone(), held);
+        let mut state = self.state.lock();
+        state.keyspace.remove(key);
+        state.serve(&Command::Acquire {
+            key: key.clone(),
+            lease,
+            ttl: until.since(Moment::now()),
+            standing: Standing::None,
+        });
     }
 
     /// Grants to those in line since this was last asked.
@@ -103,7 +88,11 @@ impl Server {
     }
 
     pub(crate) fn take_back(&self, key: &Key, lease: LeaseId) {
-        self.state.lock().release(key, lease);
+        self.state.lock().serve(&Command::Release {
+            key: key.clone(),
+            lease,
+            until: Moment::now(),
+        });
     }
 
     pub(crate) fn holder(&self, key: &Key) -> Option<LeaseId> {
@@ -168,99 +157,30 @@ impl Server {
 }
 
 impl State {
-    fn holder(&self, key: &Key) -> Option<LeaseId> {
-        let held = self
-            .locks
-            .get(key)
-            .filter(|held| Moment::now() < held.until);
-        held.map(|held| held.lease)
+    fn holder(&mut self, key: &Key) -> Option<LeaseId> {
+        match self.serve(&Command::Inspect { key: key.clone() }) {
+            Reply::Found { value, .. } => Some(value.lease),
+            _ => None,
+        }
     }
 
     fn serve(&mut self, command: &Command) -> Reply {
-        match command {
-            Command::Acquire {
-                key,
-                lease,
-                ttl,
-                standing,
-            } => self.acquire(key, *lease, Moment::now().after(*ttl), *standing),
-            Command::Release { key, lease, .. } => self.release(key, *lease),
-            Command::Renew { key, lease, ttl } => {
-                self.renew(key, *lease, Moment::now().after(*ttl))
-            }
-            Command::Flush { .. } => Reply::Done,
-            _ => unreachable!("no model asks for that"),
-        }
-    }
-
-    fn acquire(&mut self, key: &Key, lease: LeaseId, until: Moment, standing: Standing) -> Reply {
-        let holder = self.holder(key);
-        if holder.is_none() {
-            if standing == Standing::Kept {
-                return Reply::Contended {
-                    expires_in: Duration::ZERO,
-                    in_line: false,
-                };
-            }
-            let held = Held::new(lease, until, self.next_token());
-            self.locks.insert(key.clone(), held);
-        }
-        let held = self.locks.get_mut(key).expect("it has a holder");
-        if held.lease == lease {
-            // Its turn may have come while it stood in line.
-            held.until = until;
-            return Reply::Granted { token: held.token };
-        }
-        let stands = held.line.contains(&lease);
-        let in_line = stands || standing == Standing::Told;
-        if in_line && !stands {
-            held.line.push_back(lease);
-        }
-        Reply::Contended {
-            expires_in: held.until.since(Moment::now()),
-            in_line,
-        }
-    }
-
-    fn next_token(&mut self) -> u64 {
-        self.last_token += TOKENS;
-        self.last_token
-    }
-
-    fn renew(&mut self, key: &Key, lease: LeaseId, until: Moment) -> Reply {
-        match self.holder(key) {
-            None => Reply::Missing,
-            Some(holder) if holder != lease => Reply::Taken { by: None },
-            Some(_) => {
-                self.locks.get_mut(key).expect("it has a holder").until = until;
-                Reply::Done
-            }
-        }
-    }
-
-    fn release(&mut self, key: &Key, lease: LeaseId) -> Reply {
-        let Some(holder) = self.holder(key) else {
-            return Reply::Missing;
+        let mut news = Vec::new();
+        let mut step = Step {
+            now: Moment::now(),
+            by: &HolderId::of_text("model"),
+            listens: &|_| true,
+            news: &mut news,
         };
-        let held = self.locks.get_mut(key).expect("it has a holder");
-        if holder != lease {
-            let before = held.line.len();
-            held.line.retain(|one| *one != lease);
-            return match held.line.len() < before {
-                true => Reply::Done,
-                false => Reply::Taken { by: None },
-            };
-        }
-        match held.line.pop_front() {
-            Some(next) => {
-                self.last_token += TOKENS;
-                let token = self.last_token;
-                (held.lease, held.token) = (next, token);
-                self.told.push((key.clone(), next, token));
-            }
-            None => drop(self.locks.remove(key)),
-        }
-        Reply::Done
+        let reply = self.keyspace.carry_out(command, &mut step);
+        let granted = news.into_iter().filter_map(|one| match one {
+            News::Granted {
+                key, lease, token, ..
+            } => Some((key, lease, token)),
+            _ => None,
+        });
+        self.told.extend(granted);
+        reply.expect("models keep to keys of locks")
     }
 }
 

@@ -11,7 +11,9 @@ use std::sync::LazyLock;
 use crate::id::HolderId;
 use crate::store::command::Command;
 
+#[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use decode::{Decoded, decode};
+#[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use encode::{encode, encode_words};
 
 static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {

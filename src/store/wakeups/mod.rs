@@ -58,6 +58,8 @@ pub(crate) trait Listener: Send + Sync {
     fn all_changed(&self);
     /// What stands under a key that was watched; nothing, if there is no such key.
     fn seen(&self, watched: &Watched, value: Option<&[u8]>);
+    /// The client's clock was moved ahead.
+    fn clock_moved(&self);
     /// The server does not offer wake-ups to this client.
     fn refused(&self, error: &Error);
 }

@@ -22,7 +22,16 @@ const LAYERS: [(&str, &[&str]); 6] = [
     ("wait", &["wait"]),
     (
         "primitives",
-        &["client", "fenced", "guard", "held", "mutex", "reentrant"],
+        &[
+            "builder",
+            "client",
+            "fenced",
+            "guard",
+            "held",
+            "memory",
+            "mutex",
+            "reentrant",
+        ],
     ),
 ];
 

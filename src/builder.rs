@@ -1,0 +1,190 @@
+//! The settings of a client before it is built. Thin: the bounds are in config, the wiring in client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::{Client, Server};
+use crate::config::Config;
+use crate::error::Error;
+use crate::event::Events;
+use crate::store::{Endpoint, MemoryServer, redacted};
+
+/// Settings of a client; each has a default, and [`build`](Builder::build) checks them all.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::Client;
+///
+/// let client = Client::builder("redis://127.0.0.1:6379")
+///     .ttl(Duration::from_secs(10))
+///     .patience(Duration::from_secs(1))
+///     .build_lazy()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "a builder does nothing until it is built"]
+pub struct Builder {
+    place: Place,
+    config: Config,
+}
+
+enum Place {
+    Url(String),
+    Memory(Arc<MemoryServer>),
+}
+
+/// Every setter can be seen in use in the example of [`Builder`]; they differ in what they set only.
+impl Builder {
+    pub(crate) fn of_url(url: &str) -> Self {
+        Self::of(Place::Url(url.to_owned()))
+    }
+
+    pub(crate) fn of_memory(server: Arc<MemoryServer>) -> Self {
+        Self::of(Place::Memory(server))
+    }
+
+    fn of(place: Place) -> Self {
+        Self {
+            place,
+            config: Config::default(),
+        }
+    }
+
+    /// What all keys in Redis begin with. Clients exclude each other under the same prefix only.
+    /// At most 256 bytes. Defaults to `leasehold:`.
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        self.config.prefix = prefix.to_owned();
+        self
+    }
+
+    /// For how long Redis keeps a lock that is not renewed: how long others wait after a crash.
+    /// 10 ms to [`max_ttl`](Self::max_ttl). Defaults to 30 s.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.config.ttl = ttl;
+        self
+    }
+
+    /// The longest ttl any lock of this client may ask for. 10 ms to 24 h. Defaults to 24 h.
+    pub fn max_ttl(mut self, max_ttl: Duration) -> Self {
+        self.config.max_ttl = max_ttl;
+        self
+    }
+
+    /// When held locks are renewed, as a part of their ttl. 0.05 to 0.9. Defaults to a third.
+    pub fn renew_ratio(mut self, ratio: f64) -> Self {
+        self.config.renew_ratio = ratio;
+        self
+    }
+
+    /// For how long a lock may be held at most, however often it is renewed: a stuck or forgotten
+    /// holder loses it then. At least 10 ms. Defaults to no limit.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.config.max_hold = Some(max_hold);
+        self
+    }
+
+    /// The longest key a caller may ask for, in bytes. 1 to 65,536. Defaults to 1,024.
+    pub fn max_key_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_key_bytes = bytes;
+        self
+    }
+
+    /// For how long to wait for a connection. 1 ms to 60 s. Defaults to 1 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.config.connect_timeout = timeout;
+        self
+    }
+
+    /// For how long to wait for an answer. Every deadline holds to within this (and within
+    /// [`connect_timeout`](Self::connect_timeout), where a connection has to be made). Keep it well
+    /// below the ttl: a renewal that hangs is given up after it and tried again. 1 ms to 60 s.
+    /// Defaults to 1 s.
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.config.command_timeout = timeout;
+        self
+    }
+
+    /// For how long [`Mutex::lock`] rides out an outage of Redis before it fails. Waiting for
+    /// somebody else to let go does not count. Defaults to 5 s.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.config.patience = patience;
+        self
+    }
+
+    /// Over how many connections requests are spread (one more serves renewals, and one more wake-ups). 1 to 4. Defaults
+    /// to 2.
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.config.lanes = lanes;
+        self
+    }
+
+    /// How often a lock passes from one thread of this client to the next that waits for it, without
+    /// asking Redis, before other clients may have it. Dropped guards pass it on; [`MutexGuard::unlock`](crate::MutexGuard::unlock) and
+    /// `with_lock` do not. 0 to 1,023; 0 switches it off. Defaults to 256.
+    pub fn hand_offs(mut self, count: u32) -> Self {
+        self.config.hand_offs.count = count;
+        self
+    }
+
+    /// For how long in all a lock may be passed on within this client, while others wait. Defaults to
+    /// 5 ms.
+    pub fn hand_off_time(mut self, time: Duration) -> Self {
+        self.config.hand_offs.time = time;
+        self
+    }
+
+    /// Who is told what happens. See [`Events`] for an example. Defaults to nobody.
+    pub fn events<E: Events>(mut self, events: Arc<E>) -> Self {
+        self.config.events = Some(events);
+        self
+    }
+
+    /// Builds the client and connects once, so that what is wrong with the address shows here.
+    ///
+    /// # Errors
+    /// Those of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
+    pub fn build(self) -> Result<Client, Error> {
+        let (server, config) = self.check()?;
+        if let Server::Redis(endpoint) = &server {
+            endpoint.open()?;
+        }
+        Client::start(server, config)
+    }
+
+    /// Builds the client without connecting: Redis may come up later.
+    ///
+    /// # Errors
+    /// `InvalidConfig` names the field and the value.
+    pub fn build_lazy(self) -> Result<Client, Error> {
+        let (server, config) = self.check()?;
+        Client::start(server, config)
+    }
+
+    fn check(self) -> Result<(Server, Config), Error> {
+        let config = self.config;
+        config.validate()?;
+        let server = match self.place {
+            Place::Memory(server) => Server::Memory(server),
+            Place::Url(url) => match MemoryServer::of_url(&url) {
+                Some(server) => Server::Memory(server?),
+                None => {
+                    let (connect, command) = (config.connect_timeout, config.command_timeout);
+                    Server::Redis(Arc::new(Endpoint::new(&url, connect, command)?))
+                }
+            },
+        };
+        Ok((server, config))
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let url = match &self.place {
+            Place::Url(url) => redacted(url),
+            Place::Memory(_) => "memory://".to_owned(),
+        };
+        f.debug_struct("Builder")
+            .field("url", &url)
+            .field("config", &self.config)
+            .finish()
+    }
+}

@@ -1,0 +1,90 @@
+//! Histories of commands: few keys, leases and clients, so that they meet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::LONGEST_PAUSE;
+use crate::clock::Moment;
+use crate::id::{HolderId, LeaseId};
+use crate::key::Key;
+use crate::store::command::{Command, Standing};
+
+/// The last of the clients is one that nobody can tell anything.
+pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
+
+#[derive(Clone, Debug)]
+pub(super) enum Operation {
+    Ask {
+        by: usize,
+        command: Command,
+    },
+    Pause(Duration),
+    Delete(Key),
+    /// The clock of the server is put back; or rather, the last token is ahead of it.
+    PutBack(Duration),
+}
+
+pub(super) fn key(n: usize) -> Key {
+    Key::new("p:", ["a", "b"][n], 10).unwrap()
+}
+
+pub(super) fn value_key() -> Key {
+    Key::of_value("p:", "a", 10).unwrap()
+}
+
+fn lease(n: usize) -> LeaseId {
+    LeaseId::decode(&format!("{:032x}", 0xabc0_0000_0000 + n)).unwrap()
+}
+
+pub(super) fn holder(n: usize) -> HolderId {
+    HolderId::of_text(CLIENTS[n])
+}
+
+fn command() -> impl Strategy<Value = Command> {
+    let key = || (0..2_usize).prop_map(key);
+    let lease = || (0..5_usize).prop_map(lease);
+    let ttl = || select(vec![20, 45, 5_000, 90_000]).prop_map(Duration::from_millis);
+    let standing = select(vec![
+        Standing::None,
+        Standing::Polling,
+        Standing::Told,
+        Standing::Told,
+        Standing::Kept,
+    ]);
+    let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
+    prop_oneof![
+        6 => (key(), lease(), ttl(), standing).prop_map(|(key, lease, ttl, standing)| {
+            Command::Acquire { key, lease, ttl, standing }
+        }),
+        4 => (key(), lease()).prop_map(|(key, lease)| {
+            Command::Release { key, lease, until: Moment::at_tick(0) }
+        }),
+        1 => (key(), lease()).prop_map(|(key, lease)| Command::ForceUnlock { key, lease }),
+        2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
+            Command::Renew { key, lease, ttl }
+        }),
+        2 => (key(), lease(), lease(), ttl(), any::<bool>()).prop_map(
+            |(key, lease, from, ttl, renew)| Command::Adopt { key, lease, from, ttl, renew }
+        ),
+        1 => key().prop_map(|key| Command::Inspect { key }),
+        1 => (token, vec(any::<u8>(), 0..4)).prop_map(|(token, value)| {
+            Command::Write { key: value_key(), token, value: Arc::from(value) }
+        }),
+        1 => Just(Command::Read { key: value_key() }),
+    ]
+}
+
+pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
+    let pause = (1..=LONGEST_PAUSE.as_millis() as u64).prop_map(Duration::from_millis);
+    let operation = prop_oneof![
+        40 => (0..CLIENTS.len(), command()).prop_map(|(by, command)| Operation::Ask { by, command }),
+        1 => pause.prop_map(Operation::Pause),
+        1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
+        1 => Just(Operation::PutBack(Duration::from_secs(3600))),
+    ];
+    vec(operation, 1..40)
+}

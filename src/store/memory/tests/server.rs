@@ -1,0 +1,377 @@
+//! A real Redis beside a keyspace in memory: asks both the same and compares.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use leasehold_testbed::Server;
+use redis::{Connection, Value};
+
+use super::histories::{CLIENTS, Operation, holder, key};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::id::{HolderId, LeaseId};
+use crate::key::Key;
+use crate::store::command::{Command, Reply};
+use crate::store::memory::{Keyspace, News, Step};
+use crate::store::script::{self, Call, Decoded, Kind, Names, bare};
+use crate::store::value;
+
+/// The texts to run; one may have a difference planted.
+pub(super) struct Scripts(Vec<String>);
+
+impl Scripts {
+    pub(super) fn real() -> Self {
+        Self(Kind::ALL.map(|kind| kind.text().to_owned()).to_vec())
+    }
+
+    pub(super) fn planted(kind: Kind, from: &str, to: &str) -> Self {
+        let mut scripts = Self::real();
+        let text = &mut scripts.0[kind as usize];
+        let (from, to) = (bare(from), bare(to));
+        assert_eq!(text.matches(&from).count(), 1, "{kind:?} has one {from:?}");
+        *text = text.replace(&from, &to);
+        scripts
+    }
+}
+
+pub(super) struct Redis {
+    connection: Connection,
+    news: Connection,
+    _server: Server,
+}
+
+/// What a clock in whole milliseconds may be off.
+const GRAIN: Duration = Duration::from_millis(2);
+
+/// What both were found to have after a step, and when.
+struct Found {
+    reply: Result<Reply, Error>,
+    published: Vec<String>,
+    values: [Option<String>; 2],
+    /// When they expire.
+    ends: [Option<Moment>; 2],
+    before: Moment,
+    after: Moment,
+}
+
+impl Redis {
+    pub(super) fn start() -> Self {
+        let server = Server::start().unwrap();
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_connection().unwrap();
+        let mut news = client.get_connection().unwrap();
+        // All but the last; and somebody who listens to everything, and is no client.
+        let names = &CLIENTS[..CLIENTS.len() - 1];
+        let channels = names
+            .iter()
+            .map(|name| ("SUBSCRIBE", format!("leasehold/{name}")));
+        for (command, channel) in channels.chain([("PSUBSCRIBE", "*".to_owned())]) {
+            let mut subscribe = redis::cmd(command);
+            subscribe.arg(channel);
+            news.send_packed_command(&subscribe.get_packed_command())
+                .unwrap();
+            news.recv_response().unwrap();
+        }
+        Self {
+            connection,
+            news,
+            _server: server,
+        }
+    }
+
+    /// Runs a history on both; says how they differ.
+    pub(super) fn compare(
+        &mut self,
+        scripts: &Scripts,
+        history: &[Operation],
+    ) -> Result<(), String> {
+        redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
+        let mut twin = Twin::default();
+        for (n, operation) in history.iter().enumerate() {
+            let compared = self.step(scripts, &mut twin, operation);
+            compared.map_err(|how| format!("step {n}: {how}"))?;
+        }
+        Ok(())
+    }
+
+    /// One operation on both.
+    fn step(
+        &mut self,
+        scripts: &Scripts,
+        twin: &mut Twin,
+        operation: &Operation,
+    ) -> Result<(), String> {
+        let (by, command) = match operation {
+            Operation::Pause(pause) => {
+                let _ = crossbeam_channel::never::<()>().recv_timeout(*pause);
+                return Ok(());
+            }
+            Operation::Delete(key) => {
+                let mut delete = redis::cmd("DEL");
+                delete
+                    .arg(key.in_redis())
+                    .exec(&mut self.connection)
+                    .unwrap();
+                twin.keyspace.remove(key);
+                return Ok(());
+            }
+            Operation::PutBack(by) => {
+                self.put_back(*by);
+                twin.keyspace.put_back(*by);
+                return Ok(());
+            }
+            Operation::Ask { by, command } => (holder(*by), command),
+        };
+        let found = self.find(scripts, &by, command);
+        // Each key may have expired before the command, between it and the look at the values, or not
+        // at all: whichever it was, the memory store has to do the same.
+        let either = [found.before.before(GRAIN), found.after.after(GRAIN)];
+        let at = |choice: usize, n: usize| either[choice >> n & 1];
+        let mut how = String::new();
+        for choice in 0..8 {
+            let mut next = twin.clone();
+            let looked_at = [at(choice, 1), at(choice, 2)];
+            match next.follow(&found, &by, command, at(choice, 0), looked_at) {
+                Ok(()) => {
+                    *twin = next;
+                    return Ok(());
+                }
+                Err(difference) => how = difference,
+            }
+        }
+        Err(how)
+    }
+
+    fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Found {
+        let before = self.time();
+        let reply = self.ask(scripts, by, command);
+        let published = self.published();
+        let mut look = redis::pipe();
+        look.atomic().cmd("TIME");
+        for n in [0, 1] {
+            look.cmd("GET").arg(key(n).in_redis());
+            look.cmd("PTTL").arg(key(n).in_redis());
+        }
+        type Looked = ((u64, u64), Option<String>, i64, Option<String>, i64);
+        let (time, one, left_of_one, two, left_of_two): Looked =
+            look.query(&mut self.connection).unwrap();
+        let after = moment(time);
+        let end = |left: i64| Some(after.after(Duration::from_millis(left.try_into().ok()?)));
+        Found {
+            reply,
+            published,
+            values: [one, two],
+            ends: [end(left_of_one), end(left_of_two)],
+            before,
+            after,
+        }
+    }
+
+    fn ask(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Result<Reply, Error> {
+        let names = Names {
+            holder: by.clone(),
+            fence_counter: "p:~fence".to_owned(),
+        };
+        let kind = Kind::of(command).unwrap();
+        let mut bytes = Vec::new();
+        let call = Call::Text(&scripts.0[kind as usize]);
+        script::encode(&mut bytes, call, kind, &names, [command].into_iter());
+        self.connection.send_packed_command(&bytes).unwrap();
+        match script::decode(kind, 1, self.connection.recv_response().unwrap()) {
+            Decoded::Outcomes { mut outcomes, .. } => outcomes.remove(0),
+            Decoded::Nonsense(error) | Decoded::Doubtful(error) => Err(error),
+            _ => unreachable!("one key, by text"),
+        }
+    }
+
+    fn put_back(&mut self, by: Duration) {
+        let now = self.time().since(Moment::at_tick(0)).as_micros() as u64;
+        let last: Option<u64> = redis::cmd("GET")
+            .arg("p:~fence")
+            .query(&mut self.connection)
+            .unwrap();
+        let ahead = last.unwrap_or(0).max(now) + by.as_micros() as u64;
+        redis::cmd("SET")
+            .arg("p:~fence")
+            .arg(ahead)
+            .exec(&mut self.connection)
+            .unwrap();
+    }
+
+    fn time(&mut self) -> Moment {
+        moment(redis::cmd("TIME").query(&mut self.connection).unwrap())
+    }
+
+    /// What was published since this was last asked.
+    fn published(&mut self) -> Vec<String> {
+        let ping = redis::cmd("PING").get_packed_command();
+        self.news.send_packed_command(&ping).unwrap();
+        let mut published = Vec::new();
+        loop {
+            let Value::Array(words) = self.news.recv_response().unwrap() else {
+                panic!("a subscriber is answered with arrays");
+            };
+            let words: Vec<String> = words
+                .iter()
+                .map(|word| redis::from_redis_value_ref(word).unwrap())
+                .collect();
+            match words.as_slice() {
+                [pong, ..] if pong == "pong" => return published,
+                [_, _, _, _] => {}
+                [_, channel, text] => published.push(format!("{channel}: {text}")),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// The keyspace in memory, and which of its tokens is which of Redis'.
+#[derive(Clone, Default)]
+struct Twin {
+    keyspace: Keyspace,
+    tokens: HashMap<u64, u64>,
+    greatest: (u64, u64),
+}
+
+impl Twin {
+    /// Does the same; says how what comes of it differs from what was found.
+    fn follow(
+        &mut self,
+        found: &Found,
+        by: &HolderId,
+        command: &Command,
+        asked_at: Moment,
+        looked_at: [Moment; 2],
+    ) -> Result<(), String> {
+        let mut news = Vec::new();
+        let listens = |holder: &HolderId| CLIENTS[..CLIENTS.len() - 1].contains(&holder.as_str());
+        let mut step = Step {
+            now: asked_at,
+            by,
+            listens: &listens,
+            news: &mut news,
+        };
+        let reply = self.keyspace.carry_out(command, &mut step);
+        let texts = [0, 1].map(|n| {
+            step.now = looked_at[n];
+            self.keyspace.text(&key(n), &mut step)
+        });
+        let slack = found.after.since(found.before) + 2 * GRAIN;
+        if !self.same_reply(&found.reply, &reply, slack) {
+            return Err(format!("Redis says {:?}, memory {reply:?}", found.reply));
+        }
+        for (n, text) in texts.iter().enumerate() {
+            let value = &found.values[n];
+            if !self.same_value(value.as_deref(), text.as_deref()) {
+                return Err(format!("Redis has {value:?}, memory {text:?}"));
+            }
+            let Some(end) = found.ends[n] else { continue };
+            let own = self.keyspace.expires_at(&key(n));
+            if own.is_none_or(|own| own.since(end) + end.since(own) > slack) {
+                return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
+            }
+            self.keyspace.expire_at(&key(n), end);
+        }
+        let told: Vec<String> = news.iter().filter_map(|one| self.published(one)).collect();
+        if found.published != told {
+            return Err(format!(
+                "Redis tells {:?}, memory {told:?}",
+                found.published
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether these are the same grant's; a new one has to be the greatest so far.
+    fn same_token(&mut self, redis: u64, memory: u64) -> bool {
+        if let Some(known) = self.tokens.get(&redis) {
+            return *known == memory;
+        }
+        let rises = redis > self.greatest.0 && memory > self.greatest.1;
+        self.tokens.insert(redis, memory);
+        self.greatest = (redis, memory);
+        rises
+    }
+
+    fn same_reply(
+        &mut self,
+        redis: &Result<Reply, Error>,
+        memory: &Result<Reply, Error>,
+        slack: Duration,
+    ) -> bool {
+        let near = |one: &Duration, other: &Duration| one.abs_diff(*other) <= slack;
+        match (redis, memory) {
+            (Ok(Reply::Granted { token }), Ok(Reply::Granted { token: own })) => {
+                self.same_token(*token, *own)
+            }
+            (
+                Ok(Reply::Contended {
+                    expires_in,
+                    in_line,
+                }),
+                Ok(Reply::Contended {
+                    expires_in: left,
+                    in_line: stands,
+                }),
+            ) => near(expires_in, left) && in_line == stands,
+            (Ok(Reply::Adopted { expires_in }), Ok(Reply::Adopted { expires_in: left })) => {
+                near(expires_in, left)
+            }
+            (
+                Ok(Reply::Found { value, expires_in }),
+                Ok(Reply::Found {
+                    value: own,
+                    expires_in: left,
+                }),
+            ) => {
+                let near = expires_in.zip(*left).is_some_and(|(a, b)| near(&a, &b));
+                let same = (value.lease, &value.holder, value.in_line)
+                    == (own.lease, &own.holder, own.in_line);
+                near && same && self.same_token(value.token, own.token)
+            }
+            (Ok(one), Ok(other)) => one == other,
+            (Err(one), Err(other)) => one.kind() == other.kind(),
+            _ => false,
+        }
+    }
+
+    fn same_value(&mut self, redis: Option<&str>, memory: Option<&str>) -> bool {
+        let (Some(redis), Some(memory)) = (redis, memory) else {
+            return redis == memory;
+        };
+        let micros = |text: &str| value::token(text.split(' ').nth(2)?);
+        let rest = |text: &str| [&text[..37], &text[53..]].concat();
+        let tokens = micros(redis).zip(micros(memory));
+        rest(redis) == rest(memory) && tokens.is_some_and(|(one, own)| self.same_token(one, own))
+    }
+
+    /// What lua/release.lua publishes for it.
+    fn published(&self, news: &News) -> Option<String> {
+        let text = |to: &HolderId, lease: &LeaseId, what: &str, key: &Key| {
+            Some(format!(
+                "leasehold/{to}: {lease:?} {what} {}",
+                key.in_redis()
+            ))
+        };
+        match news {
+            News::Granted {
+                to,
+                key,
+                lease,
+                token,
+            } => {
+                let of_redis = self.tokens.iter().find(|(_, own)| *own == token);
+                let micros = of_redis.map_or(0, |(token, _)| token >> 10).to_string();
+                text(to, lease, &micros, key)
+            }
+            News::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {
+                text(to, lease, &format!("!{by}"), key)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn moment((secs, micros): (u64, u64)) -> Moment {
+    Moment::at_tick(secs * 1000 + micros / 1000)
+}
