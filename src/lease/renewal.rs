@@ -1,0 +1,130 @@
+//! How a lease is kept: when it is to be looked at, and the changes of its ttl, one at a time. Ends no
+//! lease and knows no timer.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::lease::terms::validity;
+use crate::lease::{Lease, Phase, State, TimerNote};
+
+/// What is to be done about a lease at a moment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Nothing, ever: it is over.
+    Over,
+    /// Renewal, watching, or nothing; and another look at `next`, whatever becomes of that.
+    Held {
+        renew: bool,
+        watch: bool,
+        next: Moment,
+    },
+}
+
+impl Lease {
+    /// What is due now. `rearm` is called under the lease's lock, with the timer there may be and the
+    /// moment of the next look, so that a release either finds the timer or keeps it from being set.
+    /// It returns nothing when there are no timers any more.
+    pub(crate) fn due(
+        &self,
+        now: Moment,
+        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
+    ) -> Due {
+        let mut state = self.at(now);
+        if state.phase != Phase::Held {
+            return Due::Over;
+        }
+        let renew = state.renew_at.take_if(|at| *at <= now).is_some();
+        let watch = state.watch_at.take_if(|at| *at <= now).is_some();
+        let next = state.next_look();
+        state.timer = rearm(state.timer, next);
+        Due::Held { renew, watch, next }
+    }
+
+    /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
+    pub(crate) fn watch(&self, enlist: impl FnOnce()) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Held {
+            state.watched = true;
+            enlist();
+        }
+    }
+
+    /// Replaces the timer by one for the next look, if the lease is still held. False if it is and
+    /// there are no timers any more.
+    pub(crate) fn rearm(
+        &self,
+        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
+    ) -> bool {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Held {
+            return true;
+        }
+        let next = state.next_look();
+        state.timer = rearm(state.timer, next);
+        state.timer.is_some()
+    }
+
+    /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
+    /// not, or if the lease is over.
+    pub(crate) fn begin_ttl_change(&self, deadline: Moment, clock: impl Fn() -> Moment) -> bool {
+        let mut state = self.at(clock());
+        while state.ttl_changing && state.phase == Phase::Held {
+            let left = deadline.since(clock());
+            if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
+                return false;
+            }
+        }
+        if state.phase != Phase::Held {
+            return false;
+        }
+        state.ttl_changing = true;
+        true
+    }
+
+    /// Ends a change of the ttl that Redis has confirmed: the key lives for `ttl` from `asked_at`
+    /// at least. Never shortens the validity, never revives a lost lease.
+    pub(crate) fn ttl_changed(&self, now: Moment, asked_at: Moment, ttl: Duration) {
+        let mut state = self.at(now);
+        state.ttl_changing = false;
+        if state.phase == Phase::Held {
+            let valid_until = self.terms.bounded(asked_at.after(validity(ttl)));
+            state.valid_until = state.valid_until.max(valid_until);
+            state.capped |= self.terms.is_capped(asked_at, ttl);
+            state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
+            state.renew_at = self.terms.renewal_after(asked_at, state.capped);
+        }
+        drop(state);
+        self.ttl_settled.notify_all();
+    }
+
+    /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
+    /// lives; a renewal is tried again at `retry_at`.
+    pub(crate) fn ttl_unchanged(&self, now: Moment, asked: Duration, retry_at: Option<Moment>) {
+        let mut state = self.state.lock();
+        state.ttl_changing = false;
+        // However often that fails, the last one that arrives counts.
+        let latest = now.after(2 * asked);
+        let arrived = state.key_until.after(asked).min(latest);
+        state.key_until = state.key_until.max(arrived);
+        if state.phase == Phase::Held && self.terms.options.renew_every.is_some() {
+            state.renew_at = retry_at.or(state.renew_at);
+        }
+        drop(state);
+        self.ttl_settled.notify_all();
+    }
+
+    /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
+    pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
+        match self.terms.hold_until {
+            Some(until) => self.terms.ttl().min(until.since(now)),
+            None => self.terms.ttl(),
+        }
+    }
+}
+
+impl State {
+    fn next_look(&self) -> Moment {
+        let sooner = self.renew_at.into_iter().chain(self.watch_at).min();
+        sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
+    }
+}
