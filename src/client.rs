@@ -222,6 +222,11 @@ impl Handle {
         })
     }
 
+    /// Makes sure that checks of locks are asked.
+    pub(crate) fn start_checks(&self) -> Result<(), Error> {
+        self.watchdog.start_checks(&self.crew)
+    }
+
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = Moment::now().after(timeout);
         // First, so that no lease is believed in whose place in line is then given back.

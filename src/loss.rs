@@ -24,6 +24,8 @@ pub enum LossReason {
     Deleted,
     /// It was held for as long as `max_hold` allows.
     MaxHold,
+    /// What [`Mutex::renew_while`](crate::Mutex::renew_while) asks said no, so it was not renewed.
+    NotRenewed,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
     Shutdown,
 }
@@ -43,6 +45,7 @@ impl fmt::Display for LossReason {
             Self::TakenOver { by: None } => f.write_str("its key was overwritten"),
             Self::Deleted => f.write_str("its key was deleted"),
             Self::MaxHold => f.write_str("held for as long as max_hold allows"),
+            Self::NotRenewed => f.write_str("renew_while said no"),
             Self::Shutdown => f.write_str("the client was shut down"),
         }
     }

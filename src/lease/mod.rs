@@ -11,6 +11,7 @@
 //! Knows no timer and no Redis: it is told what happened, and when. Past the end of its validity it
 //! says lost by itself, whatever it was told.
 
+mod check;
 mod courier;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -31,6 +32,7 @@ use crate::event::EventLock;
 use crate::loss::LossReason;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
+pub(crate) use check::Check;
 pub(crate) use courier::Courier;
 pub(crate) use renewal::Due;
 use terms::validity;
@@ -52,6 +54,11 @@ struct State {
     /// The ttl reaches the end of the hold: it is not renewed any more.
     capped: bool,
     renew_at: Option<Moment>,
+    /// It is not renewed any more, and lost for this reason when its validity ends.
+    ending: Option<LossReason>,
+    /// What says whether it is to be renewed, and whether it is being asked.
+    check: Option<Check>,
+    checking: bool,
     /// When it has been held for long enough to be watched.
     watch_at: Option<Moment>,
     /// What happens to its key is told by Redis.
@@ -105,13 +112,15 @@ pub(crate) struct Ended {
     pub(crate) timer: Option<TimerNote>,
     pub(crate) watched: bool,
     listeners: Option<Box<Listeners>>,
+    check: Option<Check>,
 }
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        let listeners = self.listeners.take();
-        // A panic in the drop of what a callback owns stays here.
+        let (listeners, check) = (self.listeners.take(), self.check.take());
+        // A panic in the drop of what a callback or a check owns stays here.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(check)));
     }
 }
 
@@ -119,7 +128,8 @@ impl Drop for Ended {
 const WATCHED_AFTER: Duration = Duration::from_millis(30);
 
 impl Lease {
-    pub(crate) fn new(terms: Terms, courier: Arc<Courier>) -> Self {
+    /// A grant on these terms, renewed only while `check` says so, if there is one.
+    pub(crate) fn new(terms: Terms, courier: Arc<Courier>, check: Option<Check>) -> Self {
         let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl())));
         let capped = terms.is_capped(terms.asked_at, terms.ttl());
         let renew_at = terms.renewal_after(terms.asked_at, capped);
@@ -132,6 +142,9 @@ impl Lease {
                 key_until: terms.since.after(terms.ttl() + terms.ttl() / 50),
                 capped,
                 renew_at,
+                ending: None,
+                check,
+                checking: false,
                 watch_at: Some(terms.since.after(WATCHED_AFTER)),
                 watched: false,
                 ttl_changing: false,
@@ -196,8 +209,9 @@ impl Lease {
     }
 
     /// Ends the lease in favour of the next of this client, which goes on with it under a token of
-    /// its own; Redis is not asked. Nothing if it is over, not renewed, about to change its ttl,
-    /// short of validity, or extended beyond its ttl. Notices no loss: to be called under any lock.
+    /// its own; Redis is not asked. Nothing if it is over, not renewed or not unasked, about to
+    /// change its ttl, short of validity, or extended beyond its ttl. Notices no loss: to be called
+    /// under any lock.
     pub(crate) fn hand_over(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
         let mut state = self.state.lock();
         let whole = validity(self.terms.ttl());
@@ -205,6 +219,8 @@ impl Lease {
         let may = state.phase == Phase::Held
             && self.terms.options == options
             && self.terms.options.renew_every.is_some()
+            && !self.terms.options.checked
+            && state.ending.is_none()
             && !state.ttl_changing
             && !state.capped
             && (2 * whole / 3..=whole).contains(&left);
@@ -224,6 +240,9 @@ impl Lease {
             capped: false,
             // Due at once, if the renewal that was due has not begun.
             renew_at: state.renew_at.or(Some(now)),
+            ending: None,
+            check: None,
+            checking: false,
             watch_at: (!state.watched).then(|| now.after(WATCHED_AFTER)),
             watched: false,
             ttl_changing: false,
@@ -302,7 +321,7 @@ impl Lease {
         let reason = if state.capped {
             LossReason::MaxHold
         } else {
-            LossReason::Expired
+            state.ending.clone().unwrap_or(LossReason::Expired)
         };
         self.lose_locked(state, reason);
         self.state.lock()
@@ -314,7 +333,7 @@ impl Lease {
         }
         state.phase = Phase::Lost(reason.clone());
         state.renew_at = None;
-        let listeners = state.listeners.take();
+        let (listeners, check) = (state.listeners.take(), state.check.take());
         drop(state);
         let Listeners { signals, callbacks } = listeners.map(|all| *all).unwrap_or_default();
         for signal in signals {
@@ -324,6 +343,10 @@ impl Lease {
         for callback in callbacks {
             let reason = reason.clone();
             self.courier.run(move || callback(reason));
+        }
+        if let Some(check) = check {
+            // What it owns goes where user code may run.
+            self.courier.run(move || drop(check));
         }
         let (key, token) = (self.terms.key.clone(), self.terms.token);
         self.courier.lost(&key);
@@ -344,6 +367,7 @@ impl State {
             watched: std::mem::take(&mut self.watched),
             // Senders end with it; receivers keep one of their own, so none becomes ready.
             listeners: self.listeners.take(),
+            check: self.check.take(),
         }
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::lease::terms::validity;
-use crate::lease::{Lease, Phase, State, TimerNote};
+use crate::lease::{Check, Lease, Phase, State, TimerNote};
+use crate::loss::LossReason;
 
 /// What is to be done about a lease at a moment.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +34,11 @@ impl Lease {
         if state.phase != Phase::Held {
             return Due::Over;
         }
-        let renew = state.renew_at.take_if(|at| *at <= now).is_some();
+        let mut renew = state.renew_at.take_if(|at| *at <= now).is_some();
+        if renew && state.check.is_some() {
+            // One whose check has not answered yet is not asked again.
+            renew = !std::mem::replace(&mut state.checking, true);
+        }
         let watch = state.watch_at.take_if(|at| *at <= now).is_some();
         let next = state.next_look();
         state.timer = rearm(state.timer, next);
@@ -64,6 +69,35 @@ impl Lease {
         state.timer.is_some()
     }
 
+    /// Lets the validity end: it is not renewed from now on, only extended by its owner, and lost for
+    /// `reason` then. The first reason counts.
+    pub(crate) fn let_expire(&self, reason: LossReason) {
+        let mut state = self.state.lock();
+        state.renew_at = None;
+        state.ending.get_or_insert(reason);
+    }
+
+    /// Asks its check, on this thread, whether it is to be renewed now; once that says no, never
+    /// again.
+    pub(crate) fn may_be_renewed(&self) -> bool {
+        // Nothing once the lease is over, and nothing comes of a renewal then.
+        let check = self.state.lock().check.clone();
+        let may = check.is_none_or(Check::into_answer);
+        if !may {
+            self.let_expire(LossReason::NotRenewed);
+        }
+        self.state.lock().checking = false;
+        may
+    }
+
+    /// Begins a renewal. False if the ttl is being changed, or if there is to be none any more.
+    pub(crate) fn begin_renewal(&self, now: Moment) -> bool {
+        let mut state = self.at(now);
+        let may = state.phase == Phase::Held && !state.ttl_changing && state.ending.is_none();
+        state.ttl_changing |= may;
+        may
+    }
+
     /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
     /// not, or if the lease is over.
     pub(crate) fn begin_ttl_change(&self, deadline: Moment, clock: impl Fn() -> Moment) -> bool {
@@ -91,7 +125,10 @@ impl Lease {
             state.valid_until = state.valid_until.max(valid_until);
             state.capped |= self.terms.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
-            state.renew_at = self.terms.renewal_after(asked_at, state.capped);
+            state.renew_at = match state.ending {
+                Some(_) => None,
+                None => self.terms.renewal_after(asked_at, state.capped),
+            };
         }
         drop(state);
         self.ttl_settled.notify_all();
@@ -106,7 +143,8 @@ impl Lease {
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
-        if state.phase == Phase::Held && self.terms.options.renew_every.is_some() {
+        let is_renewed = self.terms.options.renew_every.is_some() && state.ending.is_none();
+        if state.phase == Phase::Held && is_renewed {
             state.renew_at = retry_at.or(state.renew_at);
         }
         drop(state);

@@ -14,6 +14,8 @@ pub(crate) struct Options {
     /// Pause between renewals; none for a lease that is not renewed.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// Its caller's check is asked before each renewal: such a lease never changes hands.
+    pub(crate) checked: bool,
 }
 
 impl Options {

@@ -71,7 +71,7 @@ impl Waits {
         }
         match outcome {
             Ok(Reply::Granted { token }) => {
-                let attempt = self.granted(self.terms(wait.wanted, lease, token, asked_at));
+                let attempt = self.granted(wait.wanted, lease, token, asked_at);
                 if !matches!(attempt, Ok(Attempt::Granted(_))) {
                     // It was given back, and must not be asked for again.
                     wait.place.disclaim(lease);
@@ -127,16 +127,26 @@ impl Waits {
         if whole_ttl_promised || claim.options != options || spent > options.ttl / 3 {
             return Ok(None);
         }
-        let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
-        match self.granted(terms)? {
+        match self.granted(wait.wanted, claim.lease, token, claim.asked_at)? {
             Attempt::Granted(lease) => Ok(Some(lease)),
             _ => Ok(None),
         }
     }
 
-    fn granted(&self, terms: Terms) -> Result<Attempt, Error> {
-        let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
-        let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
+    /// Takes the grant that was asked for at `asked_at` or later.
+    fn granted(
+        &self,
+        wanted: &Wanted,
+        id: LeaseId,
+        token: u64,
+        asked_at: Moment,
+    ) -> Result<Attempt, Error> {
+        let (key, options) = (wanted.key.clone(), wanted.options);
+        let now = self.watchdog.now();
+        let terms = Terms::of_grant(key.clone(), id, token, options, asked_at, now);
+        let ttl = terms.ttl();
+        let lease = Lease::new(terms, Arc::clone(&self.courier), wanted.check.clone());
+        let lease = Arc::new(lease);
         if lease.remaining(self.watchdog.now()).is_zero() {
             self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
@@ -147,18 +157,5 @@ impl Waits {
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
         Ok(Attempt::Granted(lease))
-    }
-
-    /// The terms of a grant that was asked for at `asked_at` or later.
-    fn terms(&self, wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
-        let now = self.watchdog.now();
-        Terms::of_grant(
-            wanted.key.clone(),
-            lease,
-            token,
-            wanted.options,
-            asked_at,
-            now,
-        )
     }
 }

@@ -1,5 +1,5 @@
 //! The threads of the watchdog: the timer, which finds what is due and tells of lost leases, and the
-//! workers, which renew. The timer thread does no I/O and runs no user code.
+//! workers, which renew. The timer thread does no I/O; user code runs on a worker of its own only.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -17,6 +17,7 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::store::{Chore, Command, Reply, Request, Store, Watched};
+use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
@@ -31,6 +32,8 @@ pub(crate) struct Watchdog {
     store: Arc<dyn Store>,
     courier: Arc<Courier>,
     watched: WatchedLeases,
+    /// Until the thread is needed that works it off.
+    checks: Mutex<Option<Receiver<Job>>>,
     command_timeout: Duration,
 }
 
@@ -46,6 +49,7 @@ impl Watchdog {
             store,
             courier,
             watched: WatchedLeases::default(),
+            checks: Mutex::new(None),
             command_timeout,
         })
     }
@@ -53,6 +57,7 @@ impl Watchdog {
     /// Starts the timer and the two workers. One renews and does nothing else, so that releases
     /// stuck behind a dead server never hold up renewals.
     pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inboxes: Inboxes) -> Result<(), Error> {
+        *self.checks.lock() = Some(inboxes.checks);
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
         let workers = [
@@ -63,6 +68,17 @@ impl Watchdog {
             let dog = Arc::clone(self);
             crew.spawn(name, move || dog.work(&inbox))
                 .inspect_err(|_| self.stop())?;
+        }
+        Ok(())
+    }
+
+    /// Starts the thread that asks checks, unless it runs. User code has one of its own: it may hang.
+    pub(crate) fn start_checks(self: &Arc<Self>, crew: &Crew) -> Result<(), Error> {
+        let mut not_started = self.checks.lock();
+        if let Some(inbox) = not_started.clone() {
+            let dog = Arc::clone(self);
+            crew.spawn("leasehold-checks", move || dog.work(&inbox))?;
+            *not_started = None;
         }
         Ok(())
     }
@@ -151,7 +167,7 @@ impl Watchdog {
     fn keep_time(&self) {
         while let Some(due) = self.agenda.next() {
             let now = self.now();
-            let (mut renewals, mut watches) = (Vec::new(), Vec::new());
+            let (mut renewals, mut checks, mut watches) = (Vec::new(), Vec::new(), Vec::new());
             for timer in due {
                 match timer {
                     Timer::Settle => self.agenda.give(Job::Settle),
@@ -170,7 +186,10 @@ impl Watchdog {
                                     watches.push(Arc::clone(&lease));
                                 }
                                 if renew {
-                                    renewals.push(lease);
+                                    match lease.terms().options.checked {
+                                        true => checks.push(lease),
+                                        false => renewals.push(lease),
+                                    }
                                 }
                             }
                         }
@@ -182,6 +201,9 @@ impl Watchdog {
                 self.agenda.give(Job::Renew(renewals));
                 renewals = rest;
             }
+            if !checks.is_empty() {
+                self.agenda.give(Job::Check(checks));
+            }
             if !watches.is_empty() {
                 self.agenda.give(Job::Watch(watches));
             }
@@ -192,6 +214,7 @@ impl Watchdog {
         while let Ok(job) = inbox.recv() {
             match job {
                 Job::Renew(leases) => self.renew(&leases),
+                Job::Check(leases) => self.check(leases),
                 Job::Watch(leases) => self.watch_keys(&leases),
                 Job::Settle => {
                     self.agenda.answer();
@@ -213,13 +236,20 @@ impl Watchdog {
             .watch(leases.iter().map(|lease| watched(lease)).collect());
     }
 
+    /// Passes on those that may be renewed, each at once: the next check may be slow.
+    fn check(&self, leases: Vec<Arc<Lease>>) {
+        for lease in leases {
+            if lease.may_be_renewed() {
+                self.agenda.give(Job::Renew(vec![lease]));
+            }
+        }
+    }
+
     fn renew(&self, leases: &[Arc<Lease>]) {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
         // One that is being extended is left to that: its end sets the next renewal.
-        let begun = leases
-            .iter()
-            .filter(|lease| lease.begin_ttl_change(asked_at, || self.now()));
+        let begun = leases.iter().filter(|lease| lease.begin_renewal(asked_at));
         let begun: Vec<&Arc<Lease>> = begun.collect();
         let ttls: Vec<Duration> = begun
             .iter()

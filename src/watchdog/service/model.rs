@@ -23,6 +23,7 @@ const OPTIONS: Options = Options {
     ttl: Duration::from_secs(3),
     renew_every: Some(SECOND),
     max_hold: None,
+    checked: false,
 };
 /// The timer and the two workers.
 const THREADS: usize = 3;
@@ -56,7 +57,7 @@ impl World {
         let terms = Terms::of_grant(key, id, 7, OPTIONS, now, now);
         self.server
             .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
-        Arc::new(Lease::new(terms, Arc::clone(&self.courier)))
+        Arc::new(Lease::new(terms, Arc::clone(&self.courier), None))
     }
 
     /// What a worker does, on a channel that cannot make a thread of a model wait.
@@ -66,6 +67,7 @@ impl World {
             match inbox.try_recv() {
                 Ok(Job::Renew(leases)) => self.dog.renew(&leases),
                 Ok(Job::Watch(leases)) => self.dog.watch_keys(&leases),
+                Ok(Job::Check(leases)) => self.dog.check(leases),
                 Ok(Job::Settle) => {}
                 Ok(Job::Stop) => return,
                 Err(_) => drop(never.wait_for(&mut nap.lock(), STEP / 10)),
