@@ -122,6 +122,7 @@ impl Mutex {
     }
 
     /// Ends the hold after `max_hold`, whatever its holder does. Defaults to the client's setting.
+    /// When its last tenth begins, [`Events::max_hold_near`](crate::Events::max_hold_near) is told.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

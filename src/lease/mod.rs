@@ -61,6 +61,8 @@ struct State {
     checking: bool,
     /// When it has been held for long enough to be watched.
     watch_at: Option<Moment>,
+    /// When to warn of the end of its hold.
+    warn_at: Option<Moment>,
     /// What happens to its key is told by Redis.
     watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
@@ -133,6 +135,7 @@ impl Lease {
         let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl())));
         let capped = terms.is_capped(terms.asked_at, terms.ttl());
         let renew_at = terms.renewal_after(terms.asked_at, capped);
+        let warn_at = terms.options.hold_near_its_end(terms.asked_at);
         Self {
             courier,
             state: Mutex::new(State {
@@ -146,6 +149,7 @@ impl Lease {
                 check,
                 checking: false,
                 watch_at: Some(terms.since.after(WATCHED_AFTER)),
+                warn_at,
                 watched: false,
                 ttl_changing: false,
                 timer: None,
@@ -244,6 +248,7 @@ impl Lease {
             check: None,
             checking: false,
             watch_at: (!state.watched).then(|| now.after(WATCHED_AFTER)),
+            warn_at: options.hold_near_its_end(now),
             watched: false,
             ttl_changing: false,
             timer: None,

@@ -13,10 +13,11 @@ use crate::loss::LossReason;
 pub(crate) enum Due {
     /// Nothing, ever: it is over.
     Over,
-    /// Renewal, watching, or nothing; and another look at `next`, whatever becomes of that.
+    /// Renewal, watching, a warning, or nothing; and another look at `next`, whatever becomes of that.
     Held {
         renew: bool,
         watch: bool,
+        warn: bool,
         next: Moment,
     },
 }
@@ -40,9 +41,29 @@ impl Lease {
             renew = !std::mem::replace(&mut state.checking, true);
         }
         let watch = state.watch_at.take_if(|at| *at <= now).is_some();
+        let warn = state.warn_at.take_if(|at| *at <= now).is_some();
         let next = state.next_look();
         state.timer = rearm(state.timer, next);
-        Due::Held { renew, watch, next }
+        Due::Held {
+            renew,
+            watch,
+            warn,
+            next,
+        }
+    }
+
+    /// What `max_hold` leaves of the hold; nothing without one, or when it is over. Notices no loss.
+    pub(crate) fn hold_left(&self, now: Moment) -> Option<Duration> {
+        let until = self.terms.hold_until?;
+        let state = self.state.lock();
+        // The last of its ttls ends a little before, by the allowance for drift.
+        let until = if state.capped {
+            state.valid_until
+        } else {
+            until
+        };
+        let is_live = state.phase == Phase::Held && now < state.valid_until;
+        is_live.then(|| until.since(now))
     }
 
     /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
@@ -162,7 +183,8 @@ impl Lease {
 
 impl State {
     fn next_look(&self) -> Moment {
-        let sooner = self.renew_at.into_iter().chain(self.watch_at).min();
+        let sooner = [self.renew_at, self.watch_at, self.warn_at];
+        let sooner = sooner.into_iter().flatten().min();
         sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
     }
 }

@@ -23,6 +23,11 @@ impl Options {
     pub(crate) fn first_ttl(&self) -> Duration {
         self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
     }
+
+    /// When the last tenth begins of a hold that began at `since`.
+    pub(super) fn hold_near_its_end(&self, since: Moment) -> Option<Moment> {
+        self.max_hold.map(|hold| since.after(hold - hold / 10))
+    }
 }
 
 /// What was granted, and on which terms.

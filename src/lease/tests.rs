@@ -1,3 +1,5 @@
+mod keeping;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,12 +20,6 @@ struct Fixture {
 
 fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
     lease_with(None, change)
-}
-
-fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
-    lease_with(Some(Check::new(check)), |terms| {
-        terms.options.checked = true
-    })
 }
 
 fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Terms)) -> Fixture {
@@ -54,6 +50,7 @@ fn nothing_before(next: Moment) -> Due {
     Due::Held {
         renew: false,
         watch: false,
+        warn: false,
         next,
     }
 }
@@ -62,6 +59,7 @@ fn renewal_and_look_at(next: Moment) -> Due {
     Due::Held {
         renew: true,
         watch: false,
+        warn: false,
         next,
     }
 }
@@ -354,103 +352,6 @@ fn a_renewal_that_was_due_is_due_for_the_next_holder() {
     let next = next_of(&f, f.at(5)).unwrap();
     let due = next.due(f.at(5), note);
     assert!(matches!(due, Due::Held { renew: true, .. }), "{due:?}");
-}
-
-#[test]
-fn a_lease_let_expire_is_renewed_no_more_and_lost_for_that_reason() {
-    let f = lease(|_| {});
-    f.lease.due(f.at(10), note);
-    f.lease.let_expire(LossReason::NotRenewed);
-    f.lease.let_expire(LossReason::Deleted);
-    assert!(!f.lease.begin_renewal(f.at(10)), "one that was due");
-    let end = f.asked_at.after(validity(30 * SECOND));
-    assert_eq!(f.lease.due(f.at(11), note), nothing_before(end));
-    assert!(next_of(&f, f.at(1)).is_none(), "it is handed to nobody");
-    assert_eq!(f.lease.loss(f.at(29)), None, "not before its end");
-    assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::NotRenewed));
-}
-
-#[test]
-fn changes_of_the_ttl_under_way_bring_back_no_renewal() {
-    for confirmed in [true, false] {
-        let f = lease(|_| {});
-        f.lease.due(f.at(10), note);
-        assert!(f.lease.begin_renewal(f.at(10)));
-        assert!(!f.lease.begin_renewal(f.at(10)), "one at a time");
-        f.lease.let_expire(LossReason::NotRenewed);
-        if confirmed {
-            f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
-        } else {
-            f.lease.ttl_unchanged(f.at(11), 30 * SECOND, Some(f.at(12)));
-        }
-        let end = validity(30 * SECOND);
-        let end = f.at(if confirmed { 10 } else { 0 }).after(end);
-        assert_eq!(f.lease.due(f.at(20), note), nothing_before(end));
-        assert_eq!(f.lease.loss(end), Some(LossReason::NotRenewed));
-    }
-}
-
-#[test]
-fn the_end_of_the_hold_comes_before_other_reasons() {
-    let f = lease(|terms| terms.hold_until = Some(terms.asked_at.after(20 * SECOND)));
-    f.lease.let_expire(LossReason::NotRenewed);
-    assert_eq!(f.lease.loss(f.at(20)), Some(LossReason::MaxHold));
-}
-
-#[test]
-fn a_check_that_says_no_once_ends_renewal_for_good() {
-    let asked = AtomicUsize::new(0);
-    let f = checked(move || asked.fetch_add(1, Ordering::SeqCst) != 1);
-    assert!(f.lease.may_be_renewed());
-    assert!(f.lease.begin_renewal(f.at(10)));
-    f.lease.ttl_changed(f.at(10), f.at(10), 30 * SECOND);
-    assert!(!f.lease.may_be_renewed());
-    assert!(f.lease.may_be_renewed(), "it has changed its mind");
-    assert!(!f.lease.begin_renewal(f.at(20)), "too late");
-    assert_eq!(f.lease.loss(f.at(40)), Some(LossReason::NotRenewed));
-}
-
-#[test]
-fn a_check_that_has_not_answered_is_not_asked_again() {
-    let f = checked(|| true);
-    let end = f.asked_at.after(validity(30 * SECOND));
-    assert_eq!(f.lease.due(f.at(10), note), renewal_and_look_at(end));
-    // Its owner extends it meanwhile, and so sets the next renewal.
-    f.lease.ttl_changed(f.at(11), f.at(11), 30 * SECOND);
-    let end = f.at(11).after(validity(30 * SECOND));
-    assert_eq!(f.lease.due(f.at(21), note), nothing_before(end));
-    assert!(f.lease.may_be_renewed());
-    f.lease.ttl_changed(f.at(22), f.at(22), 30 * SECOND);
-    let due = f.lease.due(f.at(32), note);
-    assert!(matches!(due, Due::Held { renew: true, .. }), "{due:?}");
-}
-
-#[test]
-fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
-    let f = checked(|| true);
-    assert!(next_of(&f, f.at(1)).is_none());
-    let plain = lease(|_| {});
-    let mut options = plain.lease.terms().options;
-    options.checked = true;
-    assert!(plain.lease.hand_over(plain.at(1), options).is_none());
-}
-
-#[test]
-fn a_check_goes_when_its_lease_ends() {
-    let ends: [fn(&Fixture); 2] = [
-        |f| drop(f.lease.release(f.at(1))),
-        |f| f.lease.lose(LossReason::Deleted),
-    ];
-    for end in ends {
-        let owned = Arc::new(());
-        let watched = Arc::downgrade(&owned);
-        let f = checked(move || Arc::strong_count(&owned) > 0);
-        assert!(watched.upgrade().is_some());
-        end(&f);
-        f.courier.stop();
-        assert!(f.crew.has_ended_by(Moment::now().after(60 * SECOND)));
-        assert!(watched.upgrade().is_none());
-    }
 }
 
 #[test]

@@ -181,7 +181,12 @@ impl Watchdog {
                         match due {
                             _ if stopped => lease.lose(LossReason::Shutdown),
                             Due::Over => {}
-                            Due::Held { renew, watch, .. } => {
+                            Due::Held {
+                                renew, watch, warn, ..
+                            } => {
+                                if warn {
+                                    self.warn(Arc::clone(&lease));
+                                }
                                 if watch {
                                     watches.push(Arc::clone(&lease));
                                 }
@@ -208,6 +213,16 @@ impl Watchdog {
                 self.agenda.give(Job::Watch(watches));
             }
         }
+    }
+
+    /// Tells that `max_hold` is about to strike, unless that is of no use any more.
+    fn warn(&self, lease: Arc<Lease>) {
+        let agenda = Arc::clone(&self.agenda);
+        self.courier.tell_later(move |events| {
+            if let Some(left) = lease.hold_left(agenda.now()) {
+                events.max_hold_near(lease.event(), left);
+            }
+        });
     }
 
     fn work(&self, inbox: &Receiver<Job>) {
