@@ -2,6 +2,7 @@
 //! work.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Clock, Moment};
@@ -11,6 +12,7 @@ use crate::event::Events;
 use crate::id::HolderId;
 use crate::lease::Courier;
 use crate::mutex::Mutex;
+use crate::reentrant::ReentrantMutex;
 use crate::store::{Endpoint, Node, Store, redacted};
 use crate::thread::Crew;
 use crate::wait::{Hearing, LocalQueues, Waits};
@@ -37,6 +39,8 @@ use crate::watchdog::{Agenda, Watchdog};
 pub struct Client(Arc<Handle>);
 
 pub(crate) struct Handle {
+    /// Tells the clients of this process apart; never used twice.
+    pub(crate) number: u64,
     pub(crate) config: Config,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) watchdog: Arc<Watchdog>,
@@ -45,6 +49,8 @@ pub(crate) struct Handle {
     holder: HolderId,
     crew: Crew,
 }
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
     /// Connects to the Redis at `url`, with all defaults.
@@ -92,6 +98,21 @@ impl Client {
     /// ```
     pub fn mutex(&self, key: &str) -> Mutex {
         Mutex::new(self.clone(), key)
+    }
+
+    /// The lock named `key`, which the thread that has it can take again: as
+    /// [`Mutex::reentrant`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.reentrant_mutex("k");
+    /// let (outer, inner) = (mutex.lock()?, mutex.lock()?);
+    /// assert_eq!(inner.depth(), 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant_mutex(&self, key: &str) -> ReentrantMutex {
+        self.mutex(key).reentrant()
     }
 
     /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
@@ -212,6 +233,7 @@ impl Handle {
             config.hand_offs,
         );
         Ok(Self {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             config,
             store,
             watchdog,

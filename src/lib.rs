@@ -13,6 +13,7 @@ mod key;
 mod lease;
 mod loss;
 mod mutex;
+mod reentrant;
 mod store;
 mod sync;
 mod thread;
@@ -26,6 +27,7 @@ pub use guard::{LostSignal, MutexGuard};
 pub use id::HolderId;
 pub use loss::LossReason;
 pub use mutex::Mutex;
+pub use reentrant::{ReentrantGuard, ReentrantMutex};
 
 /// The channels of [`LostSignal`], with their `select!`.
 pub use crossbeam_channel;

@@ -11,11 +11,12 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::MutexGuard;
 use crate::key::Key;
 use crate::lease::{Check, Options};
+use crate::reentrant::ReentrantMutex;
 use crate::wait::{Until, Wanted};
 
 /// A lock of the name given to [`Client::mutex`], free or held by anyone.
 ///
-/// Holds no connection and costs nothing; cloning it gives the same lock. It keeps its client alive.
+/// Not reentrant: see [`reentrant`](Self::reentrant). Holds no connection and costs nothing; cloning it gives the same lock. It keeps its client alive.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -162,6 +163,21 @@ impl Mutex {
         self
     }
 
+    /// As a lock that the thread that has it can take again, with all these settings.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let mutex = client.mutex("k").max_hold(Duration::from_secs(60)).reentrant();
+    /// let outer = mutex.lock()?;
+    /// assert!(mutex.try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant(self) -> ReentrantMutex {
+        ReentrantMutex::new(self)
+    }
+
     /// The name of the lock, as it was given; empty if it was not a valid one.
     ///
     /// ```
@@ -267,6 +283,11 @@ impl Mutex {
             Err(error) if error.is_lease_lost() => Err(error),
             _ => Ok(value),
         }
+    }
+
+    /// Whose lock it is, and which.
+    pub(crate) fn identity(&self) -> Result<(u64, Key), Error> {
+        Ok((self.client.handle().number, self.key.clone()?))
     }
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {

@@ -20,6 +20,7 @@ mod guards;
 mod hand_offs;
 mod leftovers;
 mod order;
+mod reentrant;
 mod renewal_checks;
 mod scale;
 mod scripts;
