@@ -4,6 +4,9 @@
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,9 +229,13 @@ impl Watchdog {
     }
 
     fn work(&self, inbox: &Receiver<Job>) {
-        while let Ok(job) = inbox.recv() {
+        let mut next = None;
+        while let Some(job) = next.take().or_else(|| inbox.recv().ok()) {
             match job {
-                Job::Renew(leases) => self.renew(&leases),
+                Job::Renew(mut leases) => {
+                    next = gather(&mut leases, inbox);
+                    self.renew(&leases);
+                }
                 Job::Check(leases) => self.check(leases),
                 Job::Watch(leases) => self.watch_keys(&leases),
                 Job::Settle => {
@@ -333,6 +340,17 @@ impl Watchdog {
                     Err(error) => events.renewal_failed(lock, error),
                 }
             }),
+        }
+    }
+}
+
+/// Adds the leases that wait behind: those with a check come one by one, and share round trips all
+/// the same. Returns what else was found there.
+fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
+    loop {
+        match inbox.try_recv() {
+            Ok(Job::Renew(more)) if leases.len() + more.len() <= MAX_BATCH => leases.extend(more),
+            other => return other.ok(),
         }
     }
 }
