@@ -76,7 +76,7 @@ impl Builder {
     }
 
     /// For how long a lock may be held at most, however often it is renewed: a stuck or forgotten
-    /// holder loses it then. At least 10 ms. Defaults to no limit.
+    /// holder loses it then; see also [`Events::max_hold_near`]. At least 10 ms. Defaults to no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.config.max_hold = Some(max_hold);
         self

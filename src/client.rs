@@ -2,6 +2,7 @@
 //! work.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::builder::Builder;
@@ -14,6 +15,7 @@ use crate::held::HeldLock;
 use crate::id::HolderId;
 use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
+use crate::reentrant::ReentrantMutex;
 use crate::store::{Command, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store};
 use crate::thread::Crew;
 use crate::wait::{Hearing, LocalQueues, Waits};
@@ -46,6 +48,8 @@ pub(crate) enum Server {
 }
 
 pub(crate) struct Handle {
+    /// Tells the clients of this process apart; never used twice.
+    pub(crate) number: u64,
     pub(crate) config: Config,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) watchdog: Arc<Watchdog>,
@@ -54,6 +58,8 @@ pub(crate) struct Handle {
     holder: HolderId,
     crew: Crew,
 }
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
     /// Connects to the Redis at `url`, with all defaults.
@@ -196,6 +202,21 @@ impl Client {
         all
     }
 
+    /// The lock named `key`, which the thread that has it can take again: as
+    /// [`Mutex::reentrant`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.reentrant_mutex("k");
+    /// let (outer, inner) = (mutex.lock()?, mutex.lock()?);
+    /// assert_eq!(inner.depth(), 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant_mutex(&self, key: &str) -> ReentrantMutex {
+        self.mutex(key).reentrant()
+    }
+
     /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
     ///
     /// The lock is renewed while `work` runs, however long that takes, and let go when it returns
@@ -320,6 +341,7 @@ impl Handle {
             config.hand_offs,
         );
         Ok(Self {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             config,
             store,
             watchdog,
@@ -338,6 +360,11 @@ impl Handle {
         self.store.execute(&mut request);
         let [request] = request;
         request.into_outcome()
+    }
+
+    /// Makes sure that checks of locks are asked.
+    pub(crate) fn start_checks(&self) -> Result<(), Error> {
+        self.watchdog.start_checks(&self.crew)
     }
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {

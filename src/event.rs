@@ -56,6 +56,9 @@ pub trait Events: Send + Sync + 'static {
     fn renewed(&self, lock: EventLock<'_>) {}
     /// A held lock could not be renewed; it will be tried again until its validity ends.
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
+    /// A held lock will be lost to its `max_hold` in so long: the last tenth of that has begun. Told
+    /// once per hold.
+    fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
     /// A held lock was lost.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
     /// An attempt to take a lock could not be made or was not answered. Called on the thread that

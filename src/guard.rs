@@ -244,6 +244,11 @@ impl MutexGuard {
             .map_err(attach)
     }
 
+    /// Lets the lock end with its validity, for `reason`.
+    pub(crate) fn let_expire(&self, reason: LossReason) {
+        self.lease.let_expire(reason);
+    }
+
     fn now(&self) -> Moment {
         self.client.now()
     }

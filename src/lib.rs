@@ -17,6 +17,7 @@ mod lease;
 mod loss;
 mod memory;
 mod mutex;
+mod reentrant;
 mod store;
 mod sync;
 mod thread;
@@ -34,6 +35,7 @@ pub use id::HolderId;
 pub use loss::LossReason;
 pub use memory::Memory;
 pub use mutex::Mutex;
+pub use reentrant::{ReentrantGuard, ReentrantMutex};
 
 /// The channels of [`LostSignal`], with their `select!`.
 pub use crossbeam_channel;

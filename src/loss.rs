@@ -29,6 +29,10 @@ pub enum LossReason {
     },
     /// It was held for as long as `max_hold` allows.
     MaxHold,
+    /// What [`Mutex::renew_while`](crate::Mutex::renew_while) asks said no, so it was not renewed.
+    NotRenewed,
+    /// The thread that held a [`ReentrantMutex`](crate::ReentrantMutex) ended without letting go.
+    ThreadEnded,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
     Shutdown,
 }
@@ -52,6 +56,8 @@ impl fmt::Display for LossReason {
             Self::Deleted => f.write_str("its key was deleted"),
             Self::ForceUnlocked { by } => write!(f, "let go by force, by {by}"),
             Self::MaxHold => f.write_str("held for as long as max_hold allows"),
+            Self::NotRenewed => f.write_str("renew_while said no"),
+            Self::ThreadEnded => f.write_str("the thread that held it has ended"),
             Self::Shutdown => f.write_str("the client was shut down"),
         }
     }

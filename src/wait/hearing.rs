@@ -119,7 +119,7 @@ impl Listener for Hearing {
     }
 
     fn clock_moved(&self) {
-        self.watchdog.catch_up();
+        self.watchdog.catch_up(&self.queues.holders());
         self.queues.wake_all();
     }
 

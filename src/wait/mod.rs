@@ -21,7 +21,7 @@ use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
 use crate::key::Key;
-use crate::lease::{Courier, Lease, Options};
+use crate::lease::{Check, Courier, Lease, Options};
 use crate::store::{Standing, Store, Watched};
 use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
@@ -39,6 +39,8 @@ use pause::Pause;
 pub(crate) struct Wanted {
     pub(crate) key: Key,
     pub(crate) options: Options,
+    /// Asked before each renewal.
+    pub(crate) check: Option<Check>,
     /// Gives the wait up once it is ready.
     pub(crate) cancel: Option<Receiver<()>>,
 }

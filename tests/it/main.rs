@@ -20,6 +20,8 @@ mod guards;
 mod hand_offs;
 mod leftovers;
 mod order;
+mod reentrant;
+mod renewal_checks;
 mod scale;
 mod scripts;
 mod shutdown;
