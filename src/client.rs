@@ -9,11 +9,12 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::event::Events;
 use crate::id::HolderId;
+use crate::key::Key;
 use crate::lease::Courier;
 use crate::mutex::Mutex;
-use crate::store::{Endpoint, Node, Store, redacted};
+use crate::store::{DelayHook, Endpoint, Node, Store, redacted};
 use crate::thread::Crew;
-use crate::wait::{Hearing, LocalQueues, Waits};
+use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
 
 /// A client of one Redis: make one per process and clone it freely.
@@ -42,6 +43,7 @@ pub(crate) struct Handle {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) courier: Arc<Courier>,
     pub(crate) waits: Waits,
+    delayed: Arc<DelayedReleases>,
     holder: HolderId,
     crew: Crew,
 }
@@ -179,8 +181,14 @@ impl Handle {
             let agenda = Arc::clone(&agenda);
             Box::new(move |chore| agenda.ring(chore))
         };
-        let store: Arc<dyn Store> = Arc::new(Node::new(endpoint, &config, holder.clone(), bell));
         let courier = Courier::start(&crew, config.events.clone())?;
+        let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
+        let delays = config.events.is_some().then(|| {
+            let delayed = Arc::clone(&delayed);
+            Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
+        });
+        let node = Node::new(endpoint, &config, holder.clone(), bell, delays);
+        let store: Arc<dyn Store> = Arc::new(node);
         let watchdog = Watchdog::new(
             agenda,
             Arc::clone(&store),
@@ -217,6 +225,7 @@ impl Handle {
             watchdog,
             courier,
             waits,
+            delayed,
             holder,
             crew,
         })
@@ -229,6 +238,7 @@ impl Handle {
         self.waits.end();
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
+        self.delayed.end();
         self.courier.stop();
         let ended = self.crew.has_ended_by(deadline);
         flushed?;

@@ -62,7 +62,8 @@ impl MutexGuard {
     /// # Errors
     /// `LeaseLost` if the lock was lost before: the work may have had company. Any other if Redis gave no
     /// answer (`Timeout`, `Unavailable`) or refused (`Denied`): the work was alone, and the release
-    /// is repeated in the background until it is done or the ttl has ended.
+    /// is repeated in the background until it is done or the ttl has ended; how that ended is told by
+    /// [`Events::release_ended`](crate::Events::release_ended).
     pub fn unlock(mut self) -> Result<(), Error> {
         self.let_go = true;
         let now = self.now();

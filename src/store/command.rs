@@ -23,6 +23,8 @@ pub(crate) enum Command {
         key: Key,
         lease: LeaseId,
         until: Moment,
+        /// The fencing token of what a guard held; none for what no guard ever had.
+        held: Option<u64>,
     },
     /// Put the ttl back to its full length, if the key is still this lease's.
     Renew {

@@ -1,6 +1,7 @@
 //! How a caller waits for a lock: one loop, one deadline, for every form of asking.
 
 mod asking;
+mod delayed;
 mod hearing;
 mod letting_go;
 mod local;
@@ -26,6 +27,7 @@ use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
 
 use asking::Attempt;
+pub(crate) use delayed::DelayedReleases;
 pub(crate) use hearing::Hearing;
 pub(crate) use letting_go::release_of;
 pub(crate) use local::LocalQueues;

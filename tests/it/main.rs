@@ -20,6 +20,7 @@ mod guards;
 mod hand_offs;
 mod leftovers;
 mod order;
+mod release_events;
 mod scale;
 mod scripts;
 mod shutdown;
