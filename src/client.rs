@@ -12,6 +12,7 @@ use crate::id::HolderId;
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::mutex::Mutex;
+use crate::process::Process;
 use crate::store::{DelayHook, Endpoint, Node, Store, redacted};
 use crate::thread::Crew;
 use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
@@ -24,6 +25,10 @@ use crate::watchdog::{Agenda, Watchdog};
 /// [`Mutex`] and guard) goes, releases still under way are written and confirmed first, for at most
 /// about one command time-out.
 ///
+/// A fork takes no client along: in the child each of its calls fails with
+/// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Fork first and then make clients, one
+/// in each process.
+///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
 /// # let url = server.url();
@@ -35,7 +40,14 @@ use crate::watchdog::{Agenda, Watchdog};
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Client(Arc<Handle>);
+pub struct Client(Arc<Home>);
+
+/// The handle and the process that made it, in which alone it is used and dropped.
+struct Home {
+    process: Process,
+    /// Always there but while this is dropped.
+    handle: Option<Handle>,
+}
 
 pub(crate) struct Handle {
     pub(crate) config: Config,
@@ -125,7 +137,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {
-        &self.0.holder
+        &self.handle().holder
     }
 
     /// Ends the client, for all its clones: waiters return with `Shutdown`, renewals stop, every
@@ -137,7 +149,7 @@ impl Client {
     ///
     /// # Errors
     /// `Timeout` or `Unavailable` if releases could not be confirmed, or callbacks were still
-    /// running, after `timeout`. The client is shut down all the same.
+    /// running, after `timeout`. The client is shut down all the same; unless the error is `Forked`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -149,25 +161,53 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn shutdown(&self, timeout: Duration) -> Result<(), Error> {
-        self.0.shut_down(timeout)
+        self.check_process()?;
+        self.handle().shut_down(timeout)
     }
 
+    fn new(handle: Handle) -> Self {
+        Self(Arc::new(Home {
+            process: Process::current(),
+            handle: Some(handle),
+        }))
+    }
+
+    /// In a forked child only for what is plain data there: settings, names.
     pub(crate) fn handle(&self) -> &Handle {
-        &self.0
+        let handle = self.0.handle.as_ref();
+        handle.expect("it is taken out when the last client is dropped")
+    }
+
+    /// `Forked` in a process that was forked off the client's own.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.0.process.check()
+    }
+
+    /// Whether this process was forked off the client's own.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.0.process.is_current()
     }
 
     /// What time it is for this client.
     pub(crate) fn now(&self) -> Moment {
-        self.0.watchdog.now()
+        self.handle().watchdog.now()
     }
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
-            .field("holder", &self.0.holder.as_str())
-            .field("config", &self.0.config)
+            .field("holder", &self.handle().holder.as_str())
+            .field("config", &self.handle().config)
             .finish()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            std::mem::forget(self.handle.take());
+        }
     }
 }
 
@@ -373,7 +413,7 @@ impl Builder {
     pub fn build(self) -> Result<Client, Error> {
         let (endpoint, config) = self.check()?;
         endpoint.open()?;
-        Handle::new(endpoint, config).map(|handle| Client(Arc::new(handle)))
+        Handle::new(endpoint, config).map(Client::new)
     }
 
     /// Builds the client without connecting: Redis may come up later.
@@ -382,7 +422,7 @@ impl Builder {
     /// `InvalidConfig` names the field and the value.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let (endpoint, config) = self.check()?;
-        Handle::new(endpoint, config).map(|handle| Client(Arc::new(handle)))
+        Handle::new(endpoint, config).map(Client::new)
     }
 
     fn check(self) -> Result<(Endpoint, Config), Error> {

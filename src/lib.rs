@@ -13,6 +13,7 @@ mod key;
 mod lease;
 mod loss;
 mod mutex;
+mod process;
 mod store;
 mod sync;
 mod thread;

@@ -26,6 +26,8 @@ pub enum LossReason {
     MaxHold,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
     Shutdown,
+    /// It is the parent's, and this is a child that was forked off while it was held.
+    Forked,
 }
 
 impl LossReason {
@@ -44,6 +46,7 @@ impl fmt::Display for LossReason {
             Self::Deleted => f.write_str("its key was deleted"),
             Self::MaxHold => f.write_str("held for as long as max_hold allows"),
             Self::Shutdown => f.write_str("the client was shut down"),
+            Self::Forked => f.write_str("it is held by the process that this one was forked off"),
         }
     }
 }

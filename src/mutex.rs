@@ -7,7 +7,7 @@ use crossbeam_channel::Receiver;
 
 use crate::client::Client;
 use crate::config::check_max_hold;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard::MutexGuard;
 use crate::key::Key;
 use crate::lease::Options;
@@ -141,7 +141,7 @@ impl Mutex {
     ///
     /// # Errors
     /// `Unavailable` after Redis could not be asked for the client's `patience`; `Denied`,
-    /// `Protocol`, `Shutdown`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
+    /// `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -211,7 +211,8 @@ impl Mutex {
     /// Runs `work` while holding the lock; as [`Client::with_lock`], with the guard in hand.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
+    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned
+    /// (`Forked` in a child that `work` has forked off and returned in).
     /// That the release failed otherwise is no error: the work was done alone, and the release goes
     /// on in the background.
     ///
@@ -226,12 +227,13 @@ impl Mutex {
         let guard = self.lock()?;
         let value = work(&guard);
         match guard.unlock() {
-            Err(error) if error.is_lease_lost() => Err(error),
+            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
             _ => Ok(value),
         }
     }
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
+        self.client.check_process()?;
         let wanted = self.wanted()?;
         let lease = self.client.handle().waits.acquire(&wanted, until)?;
         Ok(lease.map(|lease| MutexGuard::new(lease, self.client.clone())))

@@ -16,6 +16,8 @@ mod faults_hold;
 mod faults_proxy;
 mod faults_rare;
 mod faults_release;
+#[cfg(unix)]
+mod forked;
 mod guards;
 mod hand_offs;
 mod leftovers;
