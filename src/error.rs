@@ -37,6 +37,12 @@ pub enum ErrorKind {
     Cancelled,
     /// The client was shut down.
     Shutdown,
+    /// The client was made before a fork, and this is the child: its threads are not here, and its
+    /// connections are the parent's, which still holds what it held. Make a new client in the child:
+    /// best in one that was forked off before its parent made a client, or that has called `exec`. (A
+    /// fork copies what the parent's sleeping threads left in parking_lot's table of them; a new client's
+    /// threads can trip over that.)
+    Forked,
     /// A setting is out of its bounds; the message names the field and the value given.
     InvalidConfig,
     /// The key of a lock is empty, too long, or holds control characters.
@@ -58,6 +64,7 @@ impl ErrorKind {
             Self::LeaseLost => "the lock was lost",
             Self::Cancelled => "the wait was cancelled",
             Self::Shutdown => "the client is shut down",
+            Self::Forked => "the client is another process's",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",
             Self::Protocol => "unexpected data",

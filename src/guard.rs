@@ -5,13 +5,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
+use crate::process::Process;
 use crate::store::{Reply, Request};
 use crate::wait::release_of;
 
@@ -62,8 +63,10 @@ impl MutexGuard {
     /// # Errors
     /// `LeaseLost` if the lock was lost before: the work may have had company. Any other if Redis gave no
     /// answer (`Timeout`, `Unavailable`) or refused (`Denied`): the work was alone, and the release
-    /// is repeated in the background until it is done or the ttl has ended.
+    /// is repeated in the background until it is done or the ttl has ended; how that ended is told by
+    /// [`Events::release_ended`](crate::Events::release_ended).
     pub fn unlock(mut self) -> Result<(), Error> {
+        self.check_process()?;
         self.let_go = true;
         let now = self.now();
         let client = self.client.handle();
@@ -111,6 +114,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn hand_over(mut self) -> Result<String, Error> {
+        self.check_process()?;
         self.let_go = true;
         let client = self.client.handle();
         let result = client.waits.hand_out(&self.lease).map_err(|reason| {
@@ -144,20 +148,24 @@ impl MutexGuard {
     /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
     /// Somewhat less than the ttl in Redis, to allow for the drift of two clocks.
     pub fn remaining(&self) -> Duration {
+        if self.client.is_forked() {
+            return Duration::ZERO;
+        }
         self.lease.remaining(self.now())
     }
 
     /// Whether the lock was lost. Asks no server: past its validity it is lost, whatever Redis
     /// would say.
     pub fn is_lost(&self) -> bool {
-        self.lease.loss(self.now()).is_some()
+        self.client.is_forked() || self.lease.loss(self.now()).is_some()
     }
 
     /// As [`is_lost`](Self::is_lost), for use with `?`.
     ///
     /// # Errors
-    /// `LeaseLost`, with the reason.
+    /// `LeaseLost`, with the reason; `Forked` in a child of the process that holds it.
     pub fn check(&self) -> Result<(), Error> {
+        self.check_process()?;
         match self.lease.loss(self.now()) {
             Some(reason) => Err(Error::lost(reason).with_key(self.key())),
             None => Ok(()),
@@ -165,7 +173,8 @@ impl MutexGuard {
     }
 
     /// A channel that becomes ready, with the reason, when the lock is lost, and never after it was
-    /// let go. Each call gives one of its own.
+    /// let go. Each call gives one of its own. In a forked child it is ready at once, with
+    /// [`LossReason::Forked`]; one made before the fork tells nothing there.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -182,16 +191,23 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lost_signal(&self) -> LostSignal {
-        let (keep, receiver) = self.lease.signal(self.now());
+        let (keep, receiver) = if self.client.is_forked() {
+            let (sender, receiver) = bounded(1);
+            let _ = sender.try_send(LossReason::Forked);
+            (Arc::new(sender), receiver)
+        } else {
+            self.lease.signal(self.now())
+        };
         LostSignal {
             receiver,
-            _keep: keep,
+            keep,
+            process: Process::current(),
         }
     }
 
     /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) and all signals say
     /// so; at once if it is lost already; never after it was let go, nor once the client has been
-    /// shut down.
+    /// shut down, nor in a forked child.
     ///
     /// Callbacks run one after another on a thread of the client's own; they may use the client. A
     /// panic in one is caught.
@@ -204,6 +220,9 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn on_lost(&self, callback: impl FnOnce(LossReason) + Send + 'static) {
+        if self.client.is_forked() {
+            return;
+        }
         self.lease.on_lost(self.now(), Box::new(callback));
     }
 
@@ -224,6 +243,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn extend(&self, duration: Duration) -> Result<(), Error> {
+        self.check_process()?;
         let client = self.client.handle();
         let attach = |error: Error| error.with_key(self.key());
         client
@@ -246,7 +266,14 @@ impl MutexGuard {
 
     /// Lets the lock end with its validity, for `reason`.
     pub(crate) fn let_expire(&self, reason: LossReason) {
-        self.lease.let_expire(reason);
+        if !self.client.is_forked() {
+            self.lease.let_expire(reason);
+        }
+    }
+
+    fn check_process(&self) -> Result<(), Error> {
+        let checked = self.client.check_process();
+        checked.map_err(|error| error.with_key(self.key()))
     }
 
     fn now(&self) -> Moment {
@@ -263,10 +290,12 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        if !self.let_go {
-            self.client.handle().waits.let_go(&self.lease);
-            self.tell_released(false);
+        // In a forked child it is the parent's; what can still end of it is kept by the leaked client.
+        if self.let_go || self.client.is_forked() {
+            return;
         }
+        self.client.handle().waits.let_go(&self.lease);
+        self.tell_released(false);
     }
 }
 
@@ -298,7 +327,17 @@ impl fmt::Debug for MutexGuard {
 #[derive(Debug)]
 pub struct LostSignal {
     receiver: Receiver<LossReason>,
-    _keep: Arc<Sender<LossReason>>,
+    keep: Arc<Sender<LossReason>>,
+    process: Process,
+}
+
+impl Drop for LostSignal {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A channel has mutexes, too.
+            std::mem::forget((self.receiver.clone(), Arc::clone(&self.keep)));
+        }
+    }
 }
 
 impl Deref for LostSignal {
@@ -306,5 +345,25 @@ impl Deref for LostSignal {
 
     fn deref(&self) -> &Self::Target {
         &self.receiver
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_of_another_process_is_not_taken_apart() {
+        for (process, is_left) in [(Process::another(), true), (Process::current(), false)] {
+            let (sender, receiver) = bounded(1);
+            let keep = Arc::new(sender);
+            let left = Arc::downgrade(&keep);
+            drop(LostSignal {
+                receiver,
+                keep,
+                process,
+            });
+            assert_eq!(left.strong_count() > 0, is_left);
+        }
     }
 }

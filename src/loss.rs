@@ -35,6 +35,8 @@ pub enum LossReason {
     ThreadEnded,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
     Shutdown,
+    /// It is the parent's, and this is a child that was forked off while it was held.
+    Forked,
 }
 
 impl LossReason {
@@ -59,6 +61,7 @@ impl fmt::Display for LossReason {
             Self::NotRenewed => f.write_str("renew_while said no"),
             Self::ThreadEnded => f.write_str("the thread that held it has ended"),
             Self::Shutdown => f.write_str("the client was shut down"),
+            Self::Forked => f.write_str("it is held by the process that this one was forked off"),
         }
     }
 }

@@ -197,7 +197,7 @@ impl Mutex {
     ///
     /// # Errors
     /// `Unavailable` after Redis could not be asked for the client's `patience`; `Denied`,
-    /// `Protocol`, `Shutdown`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
+    /// `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -267,7 +267,8 @@ impl Mutex {
     /// Runs `work` while holding the lock; as [`Client::with_lock`], with the guard in hand.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
+    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned
+    /// (`Forked` in a child that `work` has forked off and returned in).
     /// That the release failed otherwise is no error: the work was done alone, and the release goes
     /// on in the background.
     ///
@@ -282,7 +283,7 @@ impl Mutex {
         let guard = self.lock()?;
         let value = work(&guard);
         match guard.unlock() {
-            Err(error) if error.is_lease_lost() => Err(error),
+            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
             _ => Ok(value),
         }
     }
@@ -359,7 +360,7 @@ impl Mutex {
     }
 
     fn ask(&self, command: Command) -> Result<Reply, Error> {
-        let outcome = self.client.handle().ask(command);
+        let outcome = self.client.ask(command);
         outcome.map_err(|error| error.with_key(self.key()))
     }
 
@@ -369,6 +370,7 @@ impl Mutex {
     }
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
+        self.client.check_process()?;
         let wanted = self.wanted()?;
         if wanted.check.is_some() {
             let started = self.client.handle().start_checks();

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard::MutexGuard;
 use crate::key::Key;
 use crate::loss::LossReason;
@@ -146,7 +146,7 @@ impl ReentrantMutex {
         let guard = self.lock()?;
         let value = work(&guard);
         match guard.unlock() {
-            Err(error) if error.is_lease_lost() => Err(error),
+            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
             _ => Ok(value),
         }
     }

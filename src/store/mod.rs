@@ -3,6 +3,7 @@
 mod call;
 pub(crate) mod command;
 mod connect;
+mod delay;
 mod lane;
 #[cfg_attr(all(test, shuttle), path = "link/model.rs")]
 mod link;
@@ -24,6 +25,7 @@ use crate::thread::Crew;
 
 pub(crate) use command::{Command, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
+pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::Node;
 pub(crate) use value::{LockValue, hand_offs_of, holder_of, holds, stands_in_line};

@@ -12,7 +12,7 @@ use crate::store::connect::Endpoint;
 use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
 use crate::store::wakeups::Wakeups;
-use crate::store::{Bell, Listener, Store, Watched, link};
+use crate::store::{Bell, DelayHook, Listener, Store, Watched, link};
 use crate::thread::Crew;
 
 pub(crate) struct Node {
@@ -28,6 +28,7 @@ impl Node {
         config: &Config,
         holder: HolderId,
         bell: Bell,
+        delays: Option<DelayHook>,
     ) -> Self {
         let lanes = config.lanes + 1;
         let wakeups = Wakeups::new(
@@ -46,6 +47,7 @@ impl Node {
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             bell,
+            delays,
         });
         Self {
             lanes: (0..lanes).map(|_| Lane::new(Arc::clone(&common))).collect(),

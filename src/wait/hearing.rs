@@ -70,6 +70,7 @@ impl Listener for Hearing {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
+                held: None,
             });
         }
     }

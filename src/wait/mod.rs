@@ -2,6 +2,7 @@
 
 mod adopting;
 mod asking;
+mod delayed;
 mod hearing;
 mod letting_go;
 mod local;
@@ -27,6 +28,7 @@ use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
 
 use asking::Attempt;
+pub(crate) use delayed::DelayedReleases;
 pub(crate) use hearing::Hearing;
 pub(crate) use letting_go::release_of;
 pub(crate) use local::LocalQueues;

@@ -16,11 +16,14 @@ mod faults_hold;
 mod faults_proxy;
 mod faults_rare;
 mod faults_release;
+#[cfg(unix)]
+mod forked;
 mod guards;
 mod hand_offs;
 mod leftovers;
 mod order;
 mod reentrant;
+mod release_events;
 mod renewal_checks;
 mod scale;
 mod scripts;

@@ -92,6 +92,7 @@ impl Server {
             key: key.clone(),
             lease,
             until: Moment::now(),
+            held: None,
         });
     }
 
