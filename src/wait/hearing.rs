@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId};
+use crate::id::LeaseId;
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::loss::LossReason;
@@ -49,15 +49,9 @@ impl Hearing {
 
     /// A lease should have been found under the key, and was not.
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
-        let reason = match value {
-            None => LossReason::Deleted,
-            Some(value) => LossReason::TakenOver {
-                by: HolderId::of_value(value),
-            },
-        };
         let now = self.watchdog.watched(key);
         if let Some(held) = now.filter(|held| held.terms().id == lease) {
-            held.lose(reason);
+            held.lose(LossReason::of_value(value));
         }
     }
 }
