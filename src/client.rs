@@ -13,6 +13,7 @@ use crate::lease::Courier;
 use crate::mutex::Mutex;
 use crate::store::{Endpoint, Node, Store, redacted};
 use crate::thread::Crew;
+use crate::transaction::Transactions;
 use crate::wait::{Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
 
@@ -42,6 +43,7 @@ pub(crate) struct Handle {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) courier: Arc<Courier>,
     pub(crate) waits: Waits,
+    pub(crate) transactions: Transactions,
     holder: HolderId,
     crew: Crew,
 }
@@ -211,12 +213,19 @@ impl Handle {
             config.patience,
             config.hand_offs,
         );
+        let transactions = Transactions::new(
+            Arc::clone(&store),
+            Arc::clone(&watchdog),
+            config.transactions,
+            config.connect_timeout,
+        );
         Ok(Self {
             config,
             store,
             watchdog,
             courier,
             waits,
+            transactions,
             holder,
             crew,
         })
@@ -332,6 +341,14 @@ impl Builder {
     /// to 2.
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.config.lanes = lanes;
+        self
+    }
+
+    /// How many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may be under
+    /// way at a time, each with a connection of its own. Others wait for one to end, for as long as for
+    /// a connection. 1 to 64. Defaults to 4.
+    pub fn transactions(mut self, transactions: usize) -> Self {
+        self.config.transactions = transactions;
         self
     }
 

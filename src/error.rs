@@ -28,14 +28,21 @@ pub enum ErrorKind {
     /// The wait for the lock was given up, as [`Mutex::cancelled_by`](crate::Mutex::cancelled_by)
     /// asked for.
     Cancelled,
+    /// A transaction was tried again and again, and each time somebody had changed what it watches.
+    /// Nothing was written, and the lock is still held.
+    Conflict,
     /// The client was shut down.
     Shutdown,
+    /// What cannot be done here: a transaction without a Redis to do it, or with a command in it that
+    /// would end it. Nothing was written.
+    Unsupported,
     /// A setting is out of its bounds; the message names the field and the value given.
     InvalidConfig,
     /// The key of a lock is empty, too long, or holds control characters.
     InvalidKey,
     /// Something that is not ours: a foreign value under the key of a lock, or a server that does
-    /// not speak Redis' protocol. It is left untouched.
+    /// not speak Redis' protocol. It is left untouched. Also a command of a transaction that Redis
+    /// refuses for what it found.
     Protocol,
 }
 
@@ -47,7 +54,9 @@ impl ErrorKind {
             Self::Denied => "Redis denies access",
             Self::LeaseLost => "the lock was lost",
             Self::Cancelled => "the wait was cancelled",
+            Self::Conflict => "others keep changing what is watched",
             Self::Shutdown => "the client is shut down",
+            Self::Unsupported => "not supported",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",
             Self::Protocol => "unexpected data",

@@ -16,6 +16,7 @@ mod mutex;
 mod store;
 mod sync;
 mod thread;
+mod transaction;
 mod wait;
 mod watchdog;
 
@@ -26,6 +27,9 @@ pub use guard::{LostSignal, MutexGuard};
 pub use id::HolderId;
 pub use loss::LossReason;
 pub use mutex::Mutex;
+pub use store::TransactionConnection;
 
 /// The channels of [`LostSignal`], with their `select!`.
 pub use crossbeam_channel;
+/// What transactions are written with: pipelines, commands, errors.
+pub use redis;
