@@ -22,6 +22,7 @@ use crate::store::{
     Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store,
 };
 use crate::thread::Crew;
+use crate::transaction::Transactions;
 use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
 
@@ -71,6 +72,7 @@ pub(crate) struct Handle {
     pub(crate) courier: Arc<Courier>,
     pub(crate) waits: Waits,
     delayed: Arc<DelayedReleases>,
+    pub(crate) transactions: Transactions,
     holder: HolderId,
     crew: Crew,
 }
@@ -401,6 +403,12 @@ impl Handle {
             config.patience,
             config.hand_offs,
         );
+        let transactions = Transactions::new(
+            Arc::clone(&store),
+            Arc::clone(&watchdog),
+            config.transactions,
+            config.connect_timeout,
+        );
         Ok(Self {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             config,
@@ -409,6 +417,7 @@ impl Handle {
             courier,
             waits,
             delayed,
+            transactions,
             holder,
             crew,
         })

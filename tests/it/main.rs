@@ -30,6 +30,7 @@ mod scripts;
 mod shutdown;
 mod steady;
 mod support;
+mod transactions;
 mod waiting;
 mod wake_ups;
 mod watchdog;
