@@ -76,7 +76,7 @@ impl Builder {
     }
 
     /// For how long a lock may be held at most, however often it is renewed: a stuck or forgotten
-    /// holder loses it then. At least 10 ms. Defaults to no limit.
+    /// holder loses it then; see also [`Events::max_hold_near`]. At least 10 ms. Defaults to no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.config.max_hold = Some(max_hold);
         self
@@ -114,6 +114,14 @@ impl Builder {
     /// to 2.
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.config.lanes = lanes;
+        self
+    }
+
+    /// How many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may be under
+    /// way at a time, each with a connection of its own. Others wait for one to end, for as long as for
+    /// a connection. 1 to 64. Defaults to 4.
+    pub fn transactions(mut self, transactions: usize) -> Self {
+        self.config.transactions = transactions;
         self
     }
 

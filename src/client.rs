@@ -2,6 +2,7 @@
 //! work.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::builder::Builder;
@@ -12,11 +13,17 @@ use crate::fenced::FencedValue;
 use crate::guard::MutexGuard;
 use crate::held::HeldLock;
 use crate::id::HolderId;
+use crate::key::Key;
 use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
-use crate::store::{Command, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store};
+use crate::process::Process;
+use crate::reentrant::ReentrantMutex;
+use crate::store::{
+    Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store,
+};
 use crate::thread::Crew;
-use crate::wait::{Hearing, LocalQueues, Waits};
+use crate::transaction::Transactions;
+use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
 
 /// A client of one Redis: make one per process and clone it freely.
@@ -25,6 +32,10 @@ use crate::watchdog::{Agenda, Watchdog};
 /// threads, however many locks are held or waited for. When the last clone (with the last
 /// [`Mutex`] and guard) goes, releases still under way are written and confirmed first, for at most
 /// about one command time-out.
+///
+/// A fork takes no client along: in the child each of its calls fails with
+/// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Fork first and then make clients, one
+/// in each process.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -37,7 +48,14 @@ use crate::watchdog::{Agenda, Watchdog};
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Client(Arc<Handle>);
+pub struct Client(Arc<Home>);
+
+/// The handle and the process that made it, in which alone it is used and dropped.
+struct Home {
+    process: Process,
+    /// Always there but while this is dropped.
+    handle: Option<Handle>,
+}
 
 /// Where the locks of a client are.
 pub(crate) enum Server {
@@ -46,14 +64,20 @@ pub(crate) enum Server {
 }
 
 pub(crate) struct Handle {
+    /// Tells the clients of this process apart; never used twice.
+    pub(crate) number: u64,
     pub(crate) config: Config,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) courier: Arc<Courier>,
     pub(crate) waits: Waits,
+    delayed: Arc<DelayedReleases>,
+    pub(crate) transactions: Transactions,
     holder: HolderId,
     crew: Crew,
 }
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
     /// Connects to the Redis at `url`, with all defaults.
@@ -102,7 +126,7 @@ impl Client {
     }
 
     pub(crate) fn start(server: Server, config: Config) -> Result<Self, Error> {
-        Handle::new(server, config).map(|handle| Self(Arc::new(handle)))
+        Handle::new(server, config).map(Self::new)
     }
 
     /// The lock named `key`. Does no I/O; an invalid key is told by the first call that needs it.
@@ -161,9 +185,10 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
-        let ticket = Ticket::read(ticket, &self.0.config)?;
+        self.check_process()?;
+        let ticket = Ticket::read(ticket, &self.handle().config)?;
         let key = ticket.key.clone();
-        let adopted = self.0.waits.adopt(ticket);
+        let adopted = self.handle().waits.adopt(ticket);
         let lease = adopted.map_err(|error| error.with_key(key.name()))?;
         Ok(MutexGuard::new(lease, self.clone()))
     }
@@ -180,6 +205,9 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn held_locks(&self) -> Vec<HeldLock> {
+        if self.is_forked() {
+            return Vec::new();
+        }
         let now = self.now();
         let held = |lease: Arc<Lease>| {
             let terms = lease.terms();
@@ -190,10 +218,25 @@ impl Client {
                 remaining: lease.live_for(now)?,
             })
         };
-        let leases = self.0.waits.holders();
+        let leases = self.handle().waits.holders();
         let mut all: Vec<HeldLock> = leases.into_iter().filter_map(held).collect();
         all.sort_by_key(|held| std::cmp::Reverse(held.age));
         all
+    }
+
+    /// The lock named `key`, which the thread that has it can take again: as
+    /// [`Mutex::reentrant`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.reentrant_mutex("k");
+    /// let (outer, inner) = (mutex.lock()?, mutex.lock()?);
+    /// assert_eq!(inner.depth(), 2);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant_mutex(&self, key: &str) -> ReentrantMutex {
+        self.mutex(key).reentrant()
     }
 
     /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
@@ -225,7 +268,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {
-        &self.0.holder
+        &self.handle().holder
     }
 
     /// Ends the client, for all its clones: waiters return with `Shutdown`, renewals stop, every
@@ -237,7 +280,7 @@ impl Client {
     ///
     /// # Errors
     /// `Timeout` or `Unavailable` if releases could not be confirmed, or callbacks were still
-    /// running, after `timeout`. The client is shut down all the same.
+    /// running, after `timeout`. The client is shut down all the same; unless the error is `Forked`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -249,25 +292,59 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn shutdown(&self, timeout: Duration) -> Result<(), Error> {
-        self.0.shut_down(timeout)
+        self.check_process()?;
+        self.handle().shut_down(timeout)
     }
 
+    fn new(handle: Handle) -> Self {
+        Self(Arc::new(Home {
+            process: Process::current(),
+            handle: Some(handle),
+        }))
+    }
+
+    /// In a forked child only for what is plain data there: settings, names.
     pub(crate) fn handle(&self) -> &Handle {
-        &self.0
+        let handle = self.0.handle.as_ref();
+        handle.expect("it is taken out when the last client is dropped")
+    }
+
+    /// `Forked` in a process that was forked off the client's own.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        self.0.process.check()
+    }
+
+    /// Asks Redis one thing.
+    pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
+        self.check_process()?;
+        self.handle().ask(command)
+    }
+
+    /// Whether this process was forked off the client's own.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.0.process.is_current()
     }
 
     /// What time it is for this client.
     pub(crate) fn now(&self) -> Moment {
-        self.0.watchdog.now()
+        self.handle().watchdog.now()
     }
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
-            .field("holder", &self.0.holder.as_str())
-            .field("config", &self.0.config)
+            .field("holder", &self.handle().holder.as_str())
+            .field("config", &self.handle().config)
             .finish()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            std::mem::forget(self.handle.take());
+        }
     }
 }
 
@@ -284,11 +361,18 @@ impl Handle {
             let agenda = Arc::clone(&agenda);
             Box::new(move |chore| agenda.ring(chore))
         };
+        let courier = Courier::start(&crew, config.events.clone())?;
+        let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
+        let delays = config.events.is_some().then(|| {
+            let delayed = Arc::clone(&delayed);
+            Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
+        });
         let store: Arc<dyn Store> = match server {
-            Server::Redis(endpoint) => Arc::new(Node::new(endpoint, &config, holder.clone(), bell)),
+            Server::Redis(endpoint) => {
+                Arc::new(Node::new(endpoint, &config, holder.clone(), bell, delays))
+            }
             Server::Memory(memory) => Arc::new(Memory::new(memory, holder.clone())),
         };
-        let courier = Courier::start(&crew, config.events.clone())?;
         let watchdog = Watchdog::new(
             agenda,
             Arc::clone(&store),
@@ -319,25 +403,39 @@ impl Handle {
             config.patience,
             config.hand_offs,
         );
+        let transactions = Transactions::new(
+            Arc::clone(&store),
+            Arc::clone(&watchdog),
+            config.transactions,
+            config.connect_timeout,
+        );
         Ok(Self {
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             config,
             store,
             watchdog,
             courier,
             waits,
+            delayed,
+            transactions,
             holder,
             crew,
         })
     }
 
     /// Asks Redis one thing.
-    pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
+    fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.waits.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
         let mut request = [Request::new(command, deadline)];
         self.store.execute(&mut request);
         let [request] = request;
         request.into_outcome()
+    }
+
+    /// Makes sure that checks of locks are asked.
+    pub(crate) fn start_checks(&self) -> Result<(), Error> {
+        self.watchdog.start_checks(&self.crew)
     }
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
@@ -347,6 +445,7 @@ impl Handle {
         self.waits.end();
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
+        self.delayed.end();
         self.courier.stop();
         let ended = self.crew.has_ended_by(deadline);
         flushed?;

@@ -52,10 +52,22 @@ pub trait Events: Send + Sync + 'static {
     /// A guard was let go after so long. `confirmed` if Redis has confirmed the release of a lock
     /// that was held until then; otherwise it was lost before, or its release is under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
+    /// The release of a lock that a guard held could not be done at once, whether it was dropped or
+    /// unlocked: Redis is away, or refuses. It is repeated in the background for as long as Redis may
+    /// keep the key. Once per lock, and followed by one [`release_ended`](Self::release_ended).
+    fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
+    /// How a delayed release ended. `confirmed` if Redis has answered after all: the key is not this
+    /// lock's any more, or gone. Otherwise it was given up: its ttl has ended, and with that the key;
+    /// or the client was shut down (or dropped) first, and the key ends with its ttl. Nothing is told of
+    /// releases after that.
+    fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}
     /// A held lock could not be renewed; it will be tried again until its validity ends.
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {}
+    /// A held lock will be lost to its `max_hold` in so long: the last tenth of that has begun. Told
+    /// once per hold.
+    fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
     /// A held lock was lost.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
     /// An attempt to take a lock could not be made or was not answered. Called on the thread that

@@ -89,7 +89,7 @@ impl FencedValue {
     }
 
     fn ask(&self, key: &Key, command: Command) -> Result<Reply, Error> {
-        let outcome = self.client.handle().ask(command);
+        let outcome = self.client.ask(command);
         outcome.map_err(|error| error.with_key(key.name()))
     }
 }

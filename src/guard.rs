@@ -5,14 +5,16 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use redis::{Pipeline, RedisResult};
 
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::store::{Reply, Request};
+use crate::process::Process;
+use crate::store::{Reply, Request, TransactionConnection};
 use crate::wait::release_of;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
@@ -62,8 +64,10 @@ impl MutexGuard {
     /// # Errors
     /// `LeaseLost` if the lock was lost before: the work may have had company. Any other if Redis gave no
     /// answer (`Timeout`, `Unavailable`) or refused (`Denied`): the work was alone, and the release
-    /// is repeated in the background until it is done or the ttl has ended.
+    /// is repeated in the background until it is done or the ttl has ended; how that ended is told by
+    /// [`Events::release_ended`](crate::Events::release_ended).
     pub fn unlock(mut self) -> Result<(), Error> {
+        self.check_process()?;
         self.let_go = true;
         let now = self.now();
         let client = self.client.handle();
@@ -111,6 +115,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn hand_over(mut self) -> Result<String, Error> {
+        self.check_process()?;
         self.let_go = true;
         let client = self.client.handle();
         let result = client.waits.hand_out(&self.lease).map_err(|reason| {
@@ -144,20 +149,24 @@ impl MutexGuard {
     /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
     /// Somewhat less than the ttl in Redis, to allow for the drift of two clocks.
     pub fn remaining(&self) -> Duration {
+        if self.client.is_forked() {
+            return Duration::ZERO;
+        }
         self.lease.remaining(self.now())
     }
 
     /// Whether the lock was lost. Asks no server: past its validity it is lost, whatever Redis
     /// would say.
     pub fn is_lost(&self) -> bool {
-        self.lease.loss(self.now()).is_some()
+        self.client.is_forked() || self.lease.loss(self.now()).is_some()
     }
 
     /// As [`is_lost`](Self::is_lost), for use with `?`.
     ///
     /// # Errors
-    /// `LeaseLost`, with the reason.
+    /// `LeaseLost`, with the reason; `Forked` in a child of the process that holds it.
     pub fn check(&self) -> Result<(), Error> {
+        self.check_process()?;
         match self.lease.loss(self.now()) {
             Some(reason) => Err(Error::lost(reason).with_key(self.key())),
             None => Ok(()),
@@ -165,7 +174,8 @@ impl MutexGuard {
     }
 
     /// A channel that becomes ready, with the reason, when the lock is lost, and never after it was
-    /// let go. Each call gives one of its own.
+    /// let go. Each call gives one of its own. In a forked child it is ready at once, with
+    /// [`LossReason::Forked`]; one made before the fork tells nothing there.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -182,16 +192,23 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lost_signal(&self) -> LostSignal {
-        let (keep, receiver) = self.lease.signal(self.now());
+        let (keep, receiver) = if self.client.is_forked() {
+            let (sender, receiver) = bounded(1);
+            let _ = sender.try_send(LossReason::Forked);
+            (Arc::new(sender), receiver)
+        } else {
+            self.lease.signal(self.now())
+        };
         LostSignal {
             receiver,
-            _keep: keep,
+            keep,
+            process: Process::current(),
         }
     }
 
     /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) and all signals say
     /// so; at once if it is lost already; never after it was let go, nor once the client has been
-    /// shut down.
+    /// shut down, nor in a forked child.
     ///
     /// Callbacks run one after another on a thread of the client's own; they may use the client. A
     /// panic in one is caught.
@@ -204,6 +221,9 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn on_lost(&self, callback: impl FnOnce(LossReason) + Send + 'static) {
+        if self.client.is_forked() {
+            return;
+        }
         self.lease.on_lost(self.now(), Box::new(callback));
     }
 
@@ -224,6 +244,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn extend(&self, duration: Duration) -> Result<(), Error> {
+        self.check_process()?;
         let client = self.client.handle();
         let attach = |error: Error| error.with_key(self.key());
         client
@@ -244,6 +265,86 @@ impl MutexGuard {
             .map_err(attach)
     }
 
+    /// Lets the lock end with its validity, for `reason`.
+    pub(crate) fn let_expire(&self, reason: LossReason) {
+        if !self.client.is_forked() {
+            self.lease.let_expire(reason);
+        }
+    }
+
+    fn check_process(&self) -> Result<(), Error> {
+        let checked = self.client.check_process();
+        checked.map_err(|error| error.with_key(self.key()))
+    }
+
+    /// Changes data in this Redis, only if the lock is held at that very moment.
+    ///
+    /// `body` reads on `conn`, and puts what is to be written into `pipe`. That is then done all at once
+    /// (`MULTI`, `EXEC`) by Redis itself, if the lock's key has not changed since before `body` began
+    /// (`WATCH`): whoever has lost the lock writes nothing, even where the holder does not know of the
+    /// loss yet, or slept through it. `body` may `WATCH` more keys on `conn`, before it reads them; then
+    /// nothing is written if those have changed either, by whomever.
+    ///
+    /// If something has changed and the lock is still ours (it was renewed, somebody joined its line, a
+    /// key that `body` watches was written to), `body` runs again with an empty pipeline, up to a hundred
+    /// times. So it should do nothing but read and fill `pipe`: what it does elsewhere, or writes on
+    /// `conn`, is neither undone nor guarded. With an empty pipeline nothing is written, and all that was
+    /// read was read while the lock was held. What follows for the caller goes into `T`; the answers to the
+    /// commands in `pipe` are not kept.
+    ///
+    /// Names of keys are those in Redis: no prefix is put before them. Each answer is waited for as long
+    /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::transactions`](crate::Builder::transactions)
+    /// can be under way at a time, on connections that serve nothing else: however long `body` takes, it
+    /// holds up no renewal and no other lock. If it panics, nothing is written.
+    ///
+    /// # Errors
+    /// - `LeaseLost` if the lock is lost: nothing was written, and the guard says lost from now on.
+    /// - The error of `body`, as `source()`, with the kind that suits it: nothing was written.
+    /// - `Conflict` after too many changes in a row: nothing was written.
+    /// - `Unavailable` if Redis cannot be reached, refuses all writes, or all transactions of the client
+    ///   are busy for longer than [`connect_timeout`](crate::Builder::connect_timeout); `Denied` if the
+    ///   user may not use one of the commands; `Unsupported` if one of them would end the transaction:
+    ///   nothing was written.
+    /// - `Timeout` if everything was sent and no answer came: all of it was written, or will be as long
+    ///   as nothing watched changes, or nothing. Watch what must not be written twice.
+    /// - `Protocol` if Redis refused one of the writes for what it found, such as a list where a number
+    ///   should be: what the others wrote stays, as Redis takes nothing back. The message says which. (A
+    ///   command that Redis does not know keeps all of them from being done.)
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::redis::Commands;
+    ///
+    /// let guard = client.mutex("accounts").lock()?;
+    /// let move_50 = || {
+    ///     guard.transaction(|conn, pipe| {
+    ///         let balance: Option<i64> = conn.get("account:a")?;
+    ///         let enough = balance.unwrap_or(0) >= 50;
+    ///         if enough {
+    ///             pipe.decr("account:a", 50).incr("account:b", 50);
+    ///         }
+    ///         Ok(enough)
+    ///     })
+    /// };
+    /// assert!(!move_50()?, "nothing there");
+    /// guard.transaction(|_, pipe| {
+    ///     pipe.set("account:a", 60);
+    ///     Ok(())
+    /// })?;
+    /// assert!(move_50()?);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn transaction<T>(
+        &self,
+        body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
+    ) -> Result<T, Error> {
+        self.check_process()?;
+        let transactions = &self.client.handle().transactions;
+        let result = transactions.run(&self.lease, body);
+        result.map_err(|error| error.with_key(self.key()))
+    }
+
     fn now(&self) -> Moment {
         self.client.now()
     }
@@ -258,10 +359,12 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        if !self.let_go {
-            self.client.handle().waits.let_go(&self.lease);
-            self.tell_released(false);
+        // In a forked child it is the parent's; what can still end of it is kept by the leaked client.
+        if self.let_go || self.client.is_forked() {
+            return;
         }
+        self.client.handle().waits.let_go(&self.lease);
+        self.tell_released(false);
     }
 }
 
@@ -293,7 +396,17 @@ impl fmt::Debug for MutexGuard {
 #[derive(Debug)]
 pub struct LostSignal {
     receiver: Receiver<LossReason>,
-    _keep: Arc<Sender<LossReason>>,
+    keep: Arc<Sender<LossReason>>,
+    process: Process,
+}
+
+impl Drop for LostSignal {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A channel has mutexes, too.
+            std::mem::forget((self.receiver.clone(), Arc::clone(&self.keep)));
+        }
+    }
 }
 
 impl Deref for LostSignal {
@@ -301,5 +414,25 @@ impl Deref for LostSignal {
 
     fn deref(&self) -> &Self::Target {
         &self.receiver
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_of_another_process_is_not_taken_apart() {
+        for (process, is_left) in [(Process::another(), true), (Process::current(), false)] {
+            let (sender, receiver) = bounded(1);
+            let keep = Arc::new(sender);
+            let left = Arc::downgrade(&keep);
+            drop(LostSignal {
+                receiver,
+                keep,
+                process,
+            });
+            assert_eq!(left.strong_count() > 0, is_left);
+        }
     }
 }

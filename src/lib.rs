@@ -17,9 +17,12 @@ mod lease;
 mod loss;
 mod memory;
 mod mutex;
+mod process;
+mod reentrant;
 mod store;
 mod sync;
 mod thread;
+mod transaction;
 mod wait;
 mod watchdog;
 
@@ -34,6 +37,10 @@ pub use id::HolderId;
 pub use loss::LossReason;
 pub use memory::Memory;
 pub use mutex::Mutex;
+pub use reentrant::{ReentrantGuard, ReentrantMutex};
+pub use store::TransactionConnection;
 
 /// The channels of [`LostSignal`], with their `select!`.
 pub use crossbeam_channel;
+/// What transactions are written with: pipelines, commands, errors.
+pub use redis;

@@ -29,11 +29,24 @@ pub enum LossReason {
     },
     /// It was held for as long as `max_hold` allows.
     MaxHold,
+    /// What [`Mutex::renew_while`](crate::Mutex::renew_while) asks said no, so it was not renewed.
+    NotRenewed,
+    /// The thread that held a [`ReentrantMutex`](crate::ReentrantMutex) ended without letting go.
+    ThreadEnded,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
     Shutdown,
+    /// It is the parent's, and this is a child that was forked off while it was held.
+    Forked,
 }
 
 impl LossReason {
+    /// Why a lock is lost under whose key this was found.
+    pub(crate) fn of_value(value: Option<&[u8]>) -> Self {
+        value.map_or(Self::Deleted, |value| Self::TakenOver {
+            by: HolderId::of_value(value),
+        })
+    }
+
     /// Whether the key may still be there, ours and of no use to anybody.
     pub(crate) fn may_leave_its_key(&self) -> bool {
         !matches!(
@@ -52,7 +65,10 @@ impl fmt::Display for LossReason {
             Self::Deleted => f.write_str("its key was deleted"),
             Self::ForceUnlocked { by } => write!(f, "let go by force, by {by}"),
             Self::MaxHold => f.write_str("held for as long as max_hold allows"),
+            Self::NotRenewed => f.write_str("renew_while said no"),
+            Self::ThreadEnded => f.write_str("the thread that held it has ended"),
             Self::Shutdown => f.write_str("the client was shut down"),
+            Self::Forked => f.write_str("it is held by the process that this one was forked off"),
         }
     }
 }

@@ -7,17 +7,18 @@ use crossbeam_channel::Receiver;
 
 use crate::client::Client;
 use crate::config::check_max_hold;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard::MutexGuard;
 use crate::held::LockInfo;
 use crate::key::Key;
-use crate::lease::Options;
+use crate::lease::{Check, Options};
+use crate::reentrant::ReentrantMutex;
 use crate::store::{Command, Reply};
 use crate::wait::{Until, Wanted};
 
 /// A lock of the name given to [`Client::mutex`], free or held by anyone.
 ///
-/// Holds no connection and costs nothing; cloning it gives the same lock. It keeps its client alive.
+/// Not reentrant: see [`reentrant`](Self::reentrant). Holds no connection and costs nothing; cloning it gives the same lock. It keeps its client alive.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -38,6 +39,7 @@ pub struct Mutex {
     key: Result<Key, Error>,
     ttl: Option<Duration>,
     renew: Option<bool>,
+    check: Option<Check>,
     max_hold: Option<Duration>,
     cancel: Option<Receiver<()>>,
 }
@@ -49,6 +51,7 @@ impl Mutex {
             key: Key::new(&config.prefix, key, config.max_key_bytes),
             ttl: None,
             renew: None,
+            check: None,
             max_hold: config.max_hold,
             cancel: None,
             client,
@@ -56,7 +59,7 @@ impl Mutex {
     }
 
     /// Keeps the lock for `ttl` and no longer: an explicit ttl is a promise, so it is not renewed
-    /// unless [`renew`](Self::renew) asks for it.
+    /// unless [`renew`](Self::renew) or [`renew_while`](Self::renew_while) asks for it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -72,7 +75,7 @@ impl Mutex {
     }
 
     /// Whether the lock is renewed while it is held. Defaults to true, and to false after
-    /// [`ttl`](Self::ttl).
+    /// [`ttl`](Self::ttl). False and [`renew_while`](Self::renew_while) together are refused.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -86,7 +89,43 @@ impl Mutex {
         self
     }
 
+    /// Renews the lock only while `check` says so: it is asked before each renewal. Once it says false,
+    /// or panics, the lock is not renewed any more, and is lost with
+    /// [`NotRenewed`](crate::LossReason::NotRenewed) when its validity ends: so the lock of a worker
+    /// that is stuck becomes free. Renews a lock with a [`ttl`](Self::ttl) of its own as well.
+    ///
+    /// All checks of a client are asked on one thread, one after another. One that hangs holds up no
+    /// renewal of a lock without a check, but those with one behind it are not renewed meanwhile, and
+    /// expire; a [`shutdown`](crate::Client::shutdown) waits for it. A lock with a check is never passed
+    /// on to another thread of the client without asking Redis.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    ///
+    /// let done = Arc::new(AtomicU64::new(0));
+    /// let (seen, before) = (Arc::clone(&done), AtomicU64::new(u64::MAX));
+    /// // Something must have been done since the last renewal.
+    /// let goes_on = move || {
+    ///     let now = seen.load(Ordering::Relaxed);
+    ///     before.swap(now, Ordering::Relaxed) != now
+    /// };
+    /// let guard = client.mutex("k").renew_while(goes_on).lock()?;
+    /// for _ in 0..3 {
+    ///     done.fetch_add(1, Ordering::Relaxed);
+    /// }
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn renew_while(mut self, check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.check = Some(Check::new(check));
+        self
+    }
+
     /// Ends the hold after `max_hold`, whatever its holder does. Defaults to the client's setting.
+    /// When its last tenth begins, [`Events::max_hold_near`](crate::Events::max_hold_near) is told.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -126,6 +165,21 @@ impl Mutex {
         self
     }
 
+    /// As a lock that the thread that has it can take again, with all these settings.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let mutex = client.mutex("k").max_hold(Duration::from_secs(60)).reentrant();
+    /// let outer = mutex.lock()?;
+    /// assert!(mutex.try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn reentrant(self) -> ReentrantMutex {
+        ReentrantMutex::new(self)
+    }
+
     /// The name of the lock, as it was given; empty if it was not a valid one.
     ///
     /// ```
@@ -143,7 +197,7 @@ impl Mutex {
     ///
     /// # Errors
     /// `Unavailable` after Redis could not be asked for the client's `patience`; `Denied`,
-    /// `Protocol`, `Shutdown`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
+    /// `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -213,7 +267,8 @@ impl Mutex {
     /// Runs `work` while holding the lock; as [`Client::with_lock`], with the guard in hand.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
+    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned
+    /// (`Forked` in a child that `work` has forked off and returned in).
     /// That the release failed otherwise is no error: the work was done alone, and the release goes
     /// on in the background.
     ///
@@ -228,7 +283,7 @@ impl Mutex {
         let guard = self.lock()?;
         let value = work(&guard);
         match guard.unlock() {
-            Err(error) if error.is_lease_lost() => Err(error),
+            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
             _ => Ok(value),
         }
     }
@@ -305,12 +360,22 @@ impl Mutex {
     }
 
     fn ask(&self, command: Command) -> Result<Reply, Error> {
-        let outcome = self.client.handle().ask(command);
+        let outcome = self.client.ask(command);
         outcome.map_err(|error| error.with_key(self.key()))
     }
 
+    /// Whose lock it is, and which.
+    pub(crate) fn identity(&self) -> Result<(u64, Key), Error> {
+        Ok((self.client.handle().number, self.key.clone()?))
+    }
+
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
+        self.client.check_process()?;
         let wanted = self.wanted()?;
+        if wanted.check.is_some() {
+            let started = self.client.handle().start_checks();
+            started.map_err(|error| error.with_key(wanted.key.name()))?;
+        }
         let lease = self.client.handle().waits.acquire(&wanted, until)?;
         Ok(lease.map(|lease| MutexGuard::new(lease, self.client.clone())))
     }
@@ -326,15 +391,24 @@ impl Mutex {
         if let Some(max_hold) = self.max_hold {
             check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
         }
-        let renew = self.renew.unwrap_or(self.ttl.is_none());
+        if self.check.is_some() && self.renew == Some(false) {
+            let message = "renew_while asks for renewal, and renew(false) forbids it";
+            let error = Error::new(ErrorKind::InvalidConfig, message);
+            return Err(error.with_key(key.name()));
+        }
+        let renew = self
+            .renew
+            .unwrap_or(self.ttl.is_none() || self.check.is_some());
         let options = Options {
             ttl,
             renew_every: renew.then(|| ttl.mul_f64(config.renew_ratio)),
             max_hold: self.max_hold,
+            checked: self.check.is_some(),
         };
         Ok(Wanted {
             key,
             options,
+            check: self.check.clone(),
             cancel: self.cancel.clone(),
         })
     }
@@ -346,6 +420,7 @@ impl fmt::Debug for Mutex {
             .field("key", &self.key())
             .field("ttl", &self.ttl)
             .field("renew", &self.renew)
+            .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
             .finish()
     }

@@ -11,10 +11,12 @@
 //! Knows no timer and no Redis: it is told what happened, and when. Past the end of its validity it
 //! says lost by itself, whatever it was told.
 
+mod check;
 mod courier;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
+mod renewal;
 mod terms;
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,9 @@ use crate::event::EventLock;
 use crate::loss::LossReason;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
+pub(crate) use check::Check;
 pub(crate) use courier::Courier;
+pub(crate) use renewal::Due;
 use terms::validity;
 pub(crate) use terms::{Options, Terms};
 pub(crate) use ticket::Ticket;
@@ -52,8 +56,15 @@ struct State {
     /// The ttl reaches the end of the hold: it is not renewed any more.
     capped: bool,
     renew_at: Option<Moment>,
+    /// It is not renewed any more, and lost for this reason when its validity ends.
+    ending: Option<LossReason>,
+    /// What says whether it is to be renewed, and whether it is being asked.
+    check: Option<Check>,
+    checking: bool,
     /// When it has been held for long enough to be watched.
     watch_at: Option<Moment>,
+    /// When to warn of the end of its hold.
+    warn_at: Option<Moment>,
     /// What happens to its key is told by Redis.
     watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
@@ -98,19 +109,6 @@ impl Listeners {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimerNote(pub(crate) u32, pub(crate) u64);
 
-/// What is to be done about a lease at a moment.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Due {
-    /// Nothing, ever: it is over.
-    Over,
-    /// Renewal, watching, or nothing; and another look at `next`, whatever becomes of that.
-    Held {
-        renew: bool,
-        watch: bool,
-        next: Moment,
-    },
-}
-
 /// What a lease leaves behind when it ends by its owner's will. To be dropped where nothing is
 /// locked: callbacks own what their authors put there.
 #[must_use]
@@ -118,13 +116,15 @@ pub(crate) struct Ended {
     pub(crate) timer: Option<TimerNote>,
     pub(crate) watched: bool,
     listeners: Option<Box<Listeners>>,
+    check: Option<Check>,
 }
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        let listeners = self.listeners.take();
-        // A panic in the drop of what a callback owns stays here.
+        let (listeners, check) = (self.listeners.take(), self.check.take());
+        // A panic in the drop of what a callback or a check owns stays here.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(check)));
     }
 }
 
@@ -132,10 +132,12 @@ impl Drop for Ended {
 const WATCHED_AFTER: Duration = Duration::from_millis(30);
 
 impl Lease {
-    pub(crate) fn new(terms: Terms, courier: Arc<Courier>) -> Self {
+    /// A grant on these terms, renewed only while `check` says so, if there is one.
+    pub(crate) fn new(terms: Terms, courier: Arc<Courier>, check: Option<Check>) -> Self {
         let valid_until = terms.bounded(terms.asked_at.after(validity(terms.ttl())));
         let capped = terms.is_capped(terms.asked_at, terms.ttl());
         let renew_at = terms.renewal_after(terms.asked_at, capped);
+        let warn_at = terms.options.hold_near_its_end(terms.asked_at);
         Self {
             courier,
             state: Mutex::new(State {
@@ -145,7 +147,11 @@ impl Lease {
                 key_until: terms.since.after(terms.ttl() + terms.ttl() / 50),
                 capped,
                 renew_at,
+                ending: None,
+                check,
+                checking: false,
                 watch_at: Some(terms.since.after(WATCHED_AFTER)),
+                warn_at,
                 watched: false,
                 ttl_changing: false,
                 timer: None,
@@ -209,8 +215,9 @@ impl Lease {
     }
 
     /// Ends the lease in favour of the next of this client, which goes on with it under a token of
-    /// its own; Redis is not asked. Nothing if it is over, not renewed, about to change its ttl,
-    /// short of validity, or extended beyond its ttl. Notices no loss: to be called under any lock.
+    /// its own; Redis is not asked. Nothing if it is over, not renewed or not unasked, about to
+    /// change its ttl, short of validity, or extended beyond its ttl. Notices no loss: to be called
+    /// under any lock.
     pub(crate) fn hand_over(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
         let mut state = self.state.lock();
         let whole = validity(self.terms.ttl());
@@ -218,6 +225,8 @@ impl Lease {
         let may = state.phase == Phase::Held
             && self.terms.options == options
             && self.terms.options.renew_every.is_some()
+            && !self.terms.options.checked
+            && state.ending.is_none()
             && !state.ttl_changing
             && !state.capped
             && (2 * whole / 3..=whole).contains(&left);
@@ -237,7 +246,11 @@ impl Lease {
             capped: false,
             // Due at once, if the renewal that was due has not begun.
             renew_at: state.renew_at.or(Some(now)),
+            ending: None,
+            check: None,
+            checking: false,
             watch_at: (!state.watched).then(|| now.after(WATCHED_AFTER)),
+            warn_at: options.hold_near_its_end(now),
             watched: false,
             ttl_changing: false,
             timer: None,
@@ -315,7 +328,7 @@ impl Lease {
         let reason = if state.capped {
             LossReason::MaxHold
         } else {
-            LossReason::Expired
+            state.ending.clone().unwrap_or(LossReason::Expired)
         };
         self.lose_locked(state, reason);
         self.state.lock()
@@ -327,7 +340,7 @@ impl Lease {
         }
         state.phase = Phase::Lost(reason.clone());
         state.renew_at = None;
-        let listeners = state.listeners.take();
+        let (listeners, check) = (state.listeners.take(), state.check.take());
         drop(state);
         let Listeners { signals, callbacks } = listeners.map(|all| *all).unwrap_or_default();
         for signal in signals {
@@ -337,6 +350,10 @@ impl Lease {
         for callback in callbacks {
             let reason = reason.clone();
             self.courier.run(move || callback(reason));
+        }
+        if let Some(check) = check {
+            // What it owns goes where user code may run.
+            self.courier.run(move || drop(check));
         }
         let (key, token) = (self.terms.key.clone(), self.terms.token);
         self.courier.lost(&key);
@@ -350,121 +367,14 @@ impl Lease {
     }
 }
 
-/// Renewal: what the watchdog and `extend` do to a lease.
-impl Lease {
-    /// What is due now. `rearm` is called under the lease's lock, with the timer there may be and the
-    /// moment of the next look, so that a release either finds the timer or keeps it from being set.
-    /// It returns nothing when there are no timers any more.
-    pub(crate) fn due(
-        &self,
-        now: Moment,
-        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
-    ) -> Due {
-        let mut state = self.at(now);
-        if state.phase != Phase::Held {
-            return Due::Over;
-        }
-        let renew = state.renew_at.take_if(|at| *at <= now).is_some();
-        let watch = state.watch_at.take_if(|at| *at <= now).is_some();
-        let next = state.next_look();
-        state.timer = rearm(state.timer, next);
-        Due::Held { renew, watch, next }
-    }
-
-    /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
-    pub(crate) fn watch(&self, enlist: impl FnOnce()) {
-        let mut state = self.state.lock();
-        if state.phase == Phase::Held {
-            state.watched = true;
-            enlist();
-        }
-    }
-
-    /// Replaces the timer by one for the next look, if the lease is still held. False if it is and
-    /// there are no timers any more.
-    pub(crate) fn rearm(
-        &self,
-        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
-    ) -> bool {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Held {
-            return true;
-        }
-        let next = state.next_look();
-        state.timer = rearm(state.timer, next);
-        state.timer.is_some()
-    }
-
-    /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
-    /// not, or if the lease is over.
-    pub(crate) fn begin_ttl_change(&self, deadline: Moment, clock: impl Fn() -> Moment) -> bool {
-        let mut state = self.at(clock());
-        while state.ttl_changing && state.phase == Phase::Held {
-            let left = deadline.since(clock());
-            if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
-                return false;
-            }
-        }
-        if state.phase != Phase::Held {
-            return false;
-        }
-        state.ttl_changing = true;
-        true
-    }
-
-    /// Ends a change of the ttl that Redis has confirmed: the key lives for `ttl` from `asked_at`
-    /// at least. Never shortens the validity, never revives a lost lease.
-    pub(crate) fn ttl_changed(&self, now: Moment, asked_at: Moment, ttl: Duration) {
-        let mut state = self.at(now);
-        state.ttl_changing = false;
-        if state.phase == Phase::Held {
-            let valid_until = self.terms.bounded(asked_at.after(validity(ttl)));
-            state.valid_until = state.valid_until.max(valid_until);
-            state.capped |= self.terms.is_capped(asked_at, ttl);
-            state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
-            state.renew_at = self.terms.renewal_after(asked_at, state.capped);
-        }
-        drop(state);
-        self.ttl_settled.notify_all();
-    }
-
-    /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
-    /// lives; a renewal is tried again at `retry_at`.
-    pub(crate) fn ttl_unchanged(&self, now: Moment, asked: Duration, retry_at: Option<Moment>) {
-        let mut state = self.state.lock();
-        state.ttl_changing = false;
-        // However often that fails, the last one that arrives counts.
-        let latest = now.after(2 * asked);
-        let arrived = state.key_until.after(asked).min(latest);
-        state.key_until = state.key_until.max(arrived);
-        if state.phase == Phase::Held && self.terms.options.renew_every.is_some() {
-            state.renew_at = retry_at.or(state.renew_at);
-        }
-        drop(state);
-        self.ttl_settled.notify_all();
-    }
-
-    /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
-    pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
-        match self.terms.hold_until {
-            Some(until) => self.terms.ttl().min(until.since(now)),
-            None => self.terms.ttl(),
-        }
-    }
-}
-
 impl State {
-    fn next_look(&self) -> Moment {
-        let sooner = self.renew_at.into_iter().chain(self.watch_at).min();
-        sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
-    }
-
     fn end(&mut self) -> Ended {
         Ended {
             timer: self.timer.take(),
             watched: std::mem::take(&mut self.watched),
             // Senders end with it; receivers keep one of their own, so none becomes ready.
             listeners: self.listeners.take(),
+            check: self.check.take(),
         }
     }
 }

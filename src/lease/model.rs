@@ -19,13 +19,14 @@ const OPTIONS: Options = Options {
     ttl: Duration::from_secs(30),
     renew_every: Some(Duration::from_secs(10)),
     max_hold: None,
+    checked: false,
 };
 
 fn lease() -> (Lease, impl Fn()) {
     let (courier, deliver) = Courier::of_a_model();
     let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
     let terms = Terms::of_grant(key, LeaseId::random(), 7, OPTIONS, now, now);
-    (Lease::new(terms, courier), deliver)
+    (Lease::new(terms, courier, None), deliver)
 }
 
 /// How it ended, as its owner was told.
@@ -118,6 +119,34 @@ fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
             }
         });
         assert!(change(Moment::now()), "none is under way");
+    });
+}
+
+#[test]
+fn model_a_lease_let_expire_is_never_due_for_renewal_again() {
+    check(RUNS, || {
+        let (lease, _deliver) = lease();
+        let start = Moment::now();
+        let change = |begun: bool| {
+            if begun {
+                step();
+                match chance(2) {
+                    true => lease.ttl_changed(start, start, 40 * SECOND),
+                    false => lease.ttl_unchanged(start, 40 * SECOND, Some(start)),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| lease.let_expire(LossReason::NotRenewed));
+            scope.spawn(|| change(lease.begin_renewal(start)));
+            scope.spawn(|| change(lease.begin_ttl_change(start, || start)));
+        });
+        assert!(!lease.begin_renewal(start));
+        let later = start.after(20 * SECOND);
+        let due = lease.due(later, |_, _| Some(TimerNote(1, 1)));
+        assert!(matches!(due, Due::Held { renew: false, .. }), "{due:?}");
+        let reason = lease.loss(start.after(60 * SECOND));
+        assert_eq!(reason, Some(LossReason::NotRenewed));
     });
 }
 

@@ -14,12 +14,19 @@ pub(crate) struct Options {
     /// Pause between renewals; none for a lease that is not renewed.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// Its caller's check is asked before each renewal: such a lease never changes hands.
+    pub(crate) checked: bool,
 }
 
 impl Options {
     /// The ttl to ask for: never beyond `max_hold`.
     pub(crate) fn first_ttl(&self) -> Duration {
         self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
+    }
+
+    /// When the last tenth begins of a hold that began at `since`.
+    pub(super) fn hold_near_its_end(&self, since: Moment) -> Option<Moment> {
+        self.max_hold.map(|hold| since.after(hold - hold / 10))
     }
 }
 

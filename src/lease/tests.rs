@@ -1,3 +1,5 @@
+mod keeping;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -17,6 +19,10 @@ struct Fixture {
 }
 
 fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
+    lease_with(None, change)
+}
+
+fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Terms)) -> Fixture {
     let crew = Crew::new();
     let courier = Courier::start(&crew, None).unwrap();
     // A whole multiple of every pause below, so that renewals fall on whole seconds.
@@ -25,6 +31,7 @@ fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
         ttl: 30 * SECOND,
         renew_every: Some(10 * SECOND),
         max_hold: None,
+        checked: false,
     };
     let key = Key::new("p:", "k", 100).unwrap();
     // Not to be watched while a test lasts.
@@ -32,7 +39,7 @@ fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
     let mut terms = Terms::of_grant(key, LeaseId::random(), 7, options, asked_at, granted_at);
     change(&mut terms);
     Fixture {
-        lease: Lease::new(terms, Arc::clone(&courier)),
+        lease: Lease::new(terms, Arc::clone(&courier), check),
         asked_at,
         courier,
         crew,
@@ -43,6 +50,7 @@ fn nothing_before(next: Moment) -> Due {
     Due::Held {
         renew: false,
         watch: false,
+        warn: false,
         next,
     }
 }
@@ -51,6 +59,7 @@ fn renewal_and_look_at(next: Moment) -> Due {
     Due::Held {
         renew: true,
         watch: false,
+        warn: false,
         next,
     }
 }

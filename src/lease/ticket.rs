@@ -54,6 +54,7 @@ impl Ticket {
             ttl,
             renew_every,
             max_hold: hold_left,
+            checked: false,
         };
         Ok(Self {
             key,
@@ -113,6 +114,7 @@ mod tests {
                 ttl: Duration::from_secs(30),
                 renew_every: Some(Duration::from_secs(10)),
                 max_hold: None,
+                checked: false,
             },
             hold_left: None,
         }

@@ -25,6 +25,8 @@ pub(crate) enum Command {
         key: Key,
         lease: LeaseId,
         until: Moment,
+        /// The fencing token of what a guard held; none for what no guard ever had.
+        held: Option<u64>,
     },
     /// Put the ttl back to its full length, if the key is still this lease's.
     Renew {
@@ -86,6 +88,7 @@ impl Command {
                 key: key.clone(),
                 lease: *lease,
                 until: now.after(*ttl),
+                held: None,
             }),
             _ => None,
         }

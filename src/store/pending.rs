@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::store::call::{Outcome, Ticket};
 use crate::store::command::{Command, Reply};
+use crate::store::delay::{DelayHook, Follower};
 
 /// Pause before the first repetition of a debt; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -18,6 +19,8 @@ pub(crate) struct Pending {
     attempts: u32,
     /// It undoes an acquire that may still arrive: repeated until found or until its ttl has passed.
     ghost: bool,
+    /// Tells if a guard's release is late.
+    follower: Option<Follower>,
 }
 
 /// What becomes of a command after its outcome.
@@ -36,7 +39,16 @@ impl Pending {
             ticket,
             attempts: 0,
             ghost: false,
+            follower: None,
         }
+    }
+
+    /// Tells `hook` if this is the release of what a guard held, and it is late.
+    pub(crate) fn followed(mut self, hook: Option<&DelayHook>) -> Self {
+        if let (Some(hook), Command::Release { key, held, .. }) = (hook, &self.command) {
+            self.follower = held.map(|token| Follower::new(hook, key, token));
+        }
+        self
     }
 
     /// False for what need not be written any more: its caller has left and nothing is owed.
@@ -48,6 +60,15 @@ impl Pending {
                 waited_for || self.attempts == 0 || Moment::now() < until
             }
             _ => waited_for,
+        }
+    }
+
+    /// When to try a debt again, or to give it up.
+    pub(crate) fn due(&self, now: Moment) -> Moment {
+        let due = now.after(self.pause());
+        match self.command {
+            Command::Release { until, .. } => due.min(until),
+            _ => due,
         }
     }
 
@@ -67,7 +88,7 @@ impl Pending {
     }
 
     /// How long to wait before a debt is tried again.
-    pub(crate) fn pause(&self) -> Duration {
+    fn pause(&self) -> Duration {
         let factor = 1 << self.attempts.min(6);
         (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
     }
@@ -112,7 +133,11 @@ impl Pending {
                 undo.map_or(Next::Finished, |undo| Next::Again(Self::new(undo, None)))
             }
             _ => {
+                let is_done = outcome.is_ok();
                 self.hand_over(outcome);
+                if is_done && let Some(follower) = self.follower.take() {
+                    follower.confirm();
+                }
                 Next::Finished
             }
         }
@@ -149,9 +174,16 @@ impl Pending {
         }
     }
 
+    /// Hands the outcome to whoever waits; false if nobody does. What fails, or comes when its caller
+    /// has left, is late.
     fn hand_over(&mut self, outcome: Outcome) -> bool {
-        self.ticket
-            .take()
-            .is_some_and(|ticket| ticket.complete(outcome).is_ok())
+        let failed = outcome.as_ref().err().cloned();
+        let completed = self.ticket.take().map(|ticket| ticket.complete(outcome));
+        let left = || Error::new(ErrorKind::Timeout, "no answer in time");
+        let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(left));
+        if let (Some(follower), Some(error)) = (&mut self.follower, late) {
+            follower.delay(&error);
+        }
+        matches!(completed, Some(Ok(())))
     }
 }

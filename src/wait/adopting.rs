@@ -63,7 +63,7 @@ impl Waits {
         let now = self.watchdog.now();
         let mut terms = Terms::of_grant(key.clone(), lease, ticket.token, options, asked_at, now);
         terms.hand_offs = hand_offs_of(ticket.token);
-        let adopted = self.granted(terms)?;
+        let adopted = self.granted(terms, None)?;
         self.queues.hold(&adopted);
         let waited = self.watchdog.now().since(asked_at);
         self.courier

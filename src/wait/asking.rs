@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
-use crate::lease::{Lease, Terms};
+use crate::lease::{Check, Lease, Terms};
 use crate::store::{Command, Reply, Request, Standing};
 use crate::wait::local::Claim;
 use crate::wait::{Until, Wait, Waits, Wanted};
@@ -72,7 +72,8 @@ impl Waits {
         match outcome {
             Ok(Reply::Granted { token }) => {
                 let terms = self.terms(wait.wanted, lease, token, asked_at);
-                let granted = self.granted(terms).inspect_err(|_| {
+                let check = wait.wanted.check.clone();
+                let granted = self.granted(terms, check).inspect_err(|_| {
                     // It was given back, and must not be asked for again.
                     wait.place.disclaim(lease);
                 });
@@ -132,7 +133,7 @@ impl Waits {
             return Ok(None);
         }
         let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
-        match self.granted(terms) {
+        match self.granted(terms, wait.wanted.check.clone()) {
             Ok(lease) => Ok(Some(lease)),
             Err(late) if late.is_unavailable() => Ok(None),
             Err(error) => Err(error),
@@ -141,9 +142,9 @@ impl Waits {
 
     /// A lease on these terms. Given back if it came too late: `Timeout`; or if the client is shut
     /// down.
-    pub(super) fn granted(&self, terms: Terms) -> Result<Arc<Lease>, Error> {
+    pub(super) fn granted(&self, terms: Terms, check: Option<Check>) -> Result<Arc<Lease>, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
-        let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier)));
+        let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier), check));
         if lease.remaining(self.watchdog.now()).is_zero() {
             self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
@@ -158,14 +159,7 @@ impl Waits {
 
     /// The terms of a grant that was asked for at `asked_at` or later.
     fn terms(&self, wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
-        let now = self.watchdog.now();
-        Terms::of_grant(
-            wanted.key.clone(),
-            lease,
-            token,
-            wanted.options,
-            asked_at,
-            now,
-        )
+        let (key, now) = (wanted.key.clone(), self.watchdog.now());
+        Terms::of_grant(key, lease, token, wanted.options, asked_at, now)
     }
 }

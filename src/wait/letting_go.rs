@@ -63,7 +63,12 @@ impl Waits {
     /// Undoes what Redis has of a lease that is not held: a grant, or a place in line.
     pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
         let until = self.watchdog.now().after(ttl);
-        self.store.post(Command::Release { key, lease, until });
+        self.store.post(Command::Release {
+            key,
+            lease,
+            until,
+            held: None,
+        });
     }
 }
 
@@ -73,5 +78,6 @@ pub(crate) fn release_of(lease: &Lease) -> Command {
         key: lease.terms().key.clone(),
         lease: lease.terms().id,
         until: lease.key_until(),
+        held: Some(lease.terms().token),
     }
 }

@@ -2,6 +2,7 @@
 
 mod adopting;
 mod asking;
+mod delayed;
 mod hearing;
 mod letting_go;
 mod local;
@@ -21,12 +22,13 @@ use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
 use crate::key::Key;
-use crate::lease::{Courier, Lease, Options};
+use crate::lease::{Check, Courier, Lease, Options};
 use crate::store::{Standing, Store, Watched};
 use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
 
 use asking::Attempt;
+pub(crate) use delayed::DelayedReleases;
 pub(crate) use hearing::Hearing;
 pub(crate) use letting_go::release_of;
 pub(crate) use local::LocalQueues;
@@ -39,6 +41,8 @@ use pause::Pause;
 pub(crate) struct Wanted {
     pub(crate) key: Key,
     pub(crate) options: Options,
+    /// Asked before each renewal.
+    pub(crate) check: Option<Check>,
     /// Gives the wait up once it is ready.
     pub(crate) cancel: Option<Receiver<()>>,
 }

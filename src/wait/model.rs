@@ -24,6 +24,7 @@ const OPTIONS: Options = Options {
     ttl: Duration::from_secs(30),
     renew_every: Some(Duration::from_secs(10)),
     max_hold: None,
+    checked: false,
 };
 
 /// One client, but for the threads of its watchdog: nothing is held for long enough to be renewed.
@@ -133,6 +134,7 @@ fn wanted() -> Wanted {
     Wanted {
         key: Key::new("", "k", 16).unwrap(),
         options: OPTIONS,
+        check: None,
         cancel: None,
     }
 }

@@ -29,6 +29,8 @@ pub(crate) enum Timer {
 
 pub(crate) enum Job {
     Renew(Vec<Arc<Lease>>),
+    /// Renew those whose check says so.
+    Check(Vec<Arc<Lease>>),
     Watch(Vec<Arc<Lease>>),
     Settle,
     Stop,
@@ -37,6 +39,7 @@ pub(crate) enum Job {
 /// Where the workers find their jobs.
 pub(crate) struct Inboxes {
     pub(crate) renewals: Receiver<Job>,
+    pub(crate) checks: Receiver<Job>,
     pub(crate) releases: Receiver<Job>,
 }
 
@@ -45,6 +48,7 @@ pub(crate) struct Agenda {
     timers: Mutex<Timers>,
     changed: Condvar,
     renewals: Sender<Job>,
+    checks: Sender<Job>,
     releases: Sender<Job>,
     settle_soon: AtomicBool,
     settle_now: AtomicBool,
@@ -62,9 +66,11 @@ impl Agenda {
         // Bounded by the number of leases: one is not due again before its renewal has ended. Of
         // the other kind there are a few at most: flags keep each from being given twice.
         let (renewals, for_renewals) = unbounded();
+        let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {
             renewals: for_renewals,
+            checks: for_checks,
             releases: for_releases,
         };
         let agenda = Arc::new(Self {
@@ -76,6 +82,7 @@ impl Agenda {
             clock,
             changed: Condvar::new(),
             renewals,
+            checks,
             releases,
             settle_soon: AtomicBool::new(false),
             settle_now: AtomicBool::new(false),
@@ -113,6 +120,7 @@ impl Agenda {
     pub(crate) fn give(&self, job: Job) {
         let worker = match job {
             Job::Renew(_) => &self.renewals,
+            Job::Check(_) => &self.checks,
             Job::Watch(_) | Job::Settle | Job::Stop => &self.releases,
         };
         // Fails only once the worker has ended.
@@ -188,7 +196,7 @@ impl Agenda {
             timers.wheel.advance(u64::MAX, &mut watched);
             self.changed.notify_all();
         }
-        for worker in [&self.renewals, &self.releases] {
+        for worker in [&self.renewals, &self.checks, &self.releases] {
             let _ = worker.send(Job::Stop);
         }
         let leases = watched.into_iter().filter_map(|timer| match timer {

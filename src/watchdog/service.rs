@@ -1,9 +1,12 @@
 //! The threads of the watchdog: the timer, which finds what is due and tells of lost leases, and the
-//! workers, which renew. The timer thread does no I/O and runs no user code.
+//! workers, which renew. The timer thread does no I/O; user code runs on a worker of its own only.
 
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +20,7 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::store::{Chore, Command, Reply, Request, Store, Watched};
+use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
@@ -31,6 +35,8 @@ pub(crate) struct Watchdog {
     store: Arc<dyn Store>,
     courier: Arc<Courier>,
     watched: WatchedLeases,
+    /// Until the thread is needed that works it off.
+    checks: Mutex<Option<Receiver<Job>>>,
     command_timeout: Duration,
 }
 
@@ -46,6 +52,7 @@ impl Watchdog {
             store,
             courier,
             watched: WatchedLeases::default(),
+            checks: Mutex::new(None),
             command_timeout,
         })
     }
@@ -53,6 +60,7 @@ impl Watchdog {
     /// Starts the timer and the two workers. One renews and does nothing else, so that releases
     /// stuck behind a dead server never hold up renewals.
     pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inboxes: Inboxes) -> Result<(), Error> {
+        *self.checks.lock() = Some(inboxes.checks);
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
         let workers = [
@@ -63,6 +71,17 @@ impl Watchdog {
             let dog = Arc::clone(self);
             crew.spawn(name, move || dog.work(&inbox))
                 .inspect_err(|_| self.stop())?;
+        }
+        Ok(())
+    }
+
+    /// Starts the thread that asks checks, unless it runs. User code has one of its own: it may hang.
+    pub(crate) fn start_checks(self: &Arc<Self>, crew: &Crew) -> Result<(), Error> {
+        let mut not_started = self.checks.lock();
+        if let Some(inbox) = not_started.clone() {
+            let dog = Arc::clone(self);
+            crew.spawn("leasehold-checks", move || dog.work(&inbox))?;
+            *not_started = None;
         }
         Ok(())
     }
@@ -162,18 +181,23 @@ impl Watchdog {
         }
     }
 
-    /// Does at once, on this thread, what has become due because the clock was moved.
-    pub(crate) fn catch_up(&self) {
+    /// Does at once, on this thread, what has become due because the clock was moved. Waits for what
+    /// another thread has in hand of it.
+    pub(crate) fn catch_up(&self, held: &[Arc<Lease>]) {
+        let now = self.now();
         let (renewals, watches) = self.attend(self.agenda.due());
         self.renew(&renewals);
         self.watch_keys(&watches);
+        for lease in held {
+            lease.settled(now, self.command_timeout);
+        }
     }
 
     /// Sets the next timers of the leases that are due. Returns which of them are to be renewed, and
     /// which to be watched.
     fn attend(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
-        let (mut renewals, mut watches) = (Vec::new(), Vec::new());
+        let (mut renewals, mut checks, mut watches) = (Vec::new(), Vec::new(), Vec::new());
         for timer in due {
             let Timer::Lease(lease) = timer else {
                 self.agenda.give(Job::Settle);
@@ -188,23 +212,48 @@ impl Watchdog {
             match due {
                 _ if stopped => lease.lose(LossReason::Shutdown),
                 Due::Over => {}
-                Due::Held { renew, watch, .. } => {
+                Due::Held {
+                    renew, watch, warn, ..
+                } => {
+                    if warn {
+                        self.warn(Arc::clone(&lease));
+                    }
                     if watch {
                         watches.push(Arc::clone(&lease));
                     }
-                    if renew {
-                        renewals.push(lease);
+                    match (renew, lease.terms().options.checked) {
+                        (true, true) => checks.push(lease),
+                        (true, false) => renewals.push(lease),
+                        (false, _) => {}
                     }
                 }
             }
         }
+        if !checks.is_empty() {
+            self.agenda.give(Job::Check(checks));
+        }
         (renewals, watches)
     }
 
+    /// Tells that `max_hold` is about to strike, unless that is of no use any more.
+    fn warn(&self, lease: Arc<Lease>) {
+        let agenda = Arc::clone(&self.agenda);
+        self.courier.tell_later(move |events| {
+            if let Some(left) = lease.hold_left(agenda.now()) {
+                events.max_hold_near(lease.event(), left);
+            }
+        });
+    }
+
     fn work(&self, inbox: &Receiver<Job>) {
-        while let Ok(job) = inbox.recv() {
+        let mut next = None;
+        while let Some(job) = next.take().or_else(|| inbox.recv().ok()) {
             match job {
-                Job::Renew(leases) => self.renew(&leases),
+                Job::Renew(mut leases) => {
+                    next = gather(&mut leases, inbox);
+                    self.renew(&leases);
+                }
+                Job::Check(leases) => self.check(leases),
                 Job::Watch(leases) => self.watch_keys(&leases),
                 Job::Settle => {
                     self.agenda.answer();
@@ -226,13 +275,20 @@ impl Watchdog {
             .watch(leases.iter().map(|lease| watched(lease)).collect());
     }
 
+    /// Passes on those that may be renewed, each at once: the next check may be slow.
+    fn check(&self, leases: Vec<Arc<Lease>>) {
+        for lease in leases {
+            if lease.may_be_renewed() {
+                self.agenda.give(Job::Renew(vec![lease]));
+            }
+        }
+    }
+
     fn renew(&self, leases: &[Arc<Lease>]) {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
         // One that is being extended is left to that: its end sets the next renewal.
-        let begun = leases
-            .iter()
-            .filter(|lease| lease.begin_ttl_change(asked_at, || self.now()));
+        let begun = leases.iter().filter(|lease| lease.begin_renewal(asked_at));
         let begun: Vec<&Arc<Lease>> = begun.collect();
         let ttls: Vec<Duration> = begun
             .iter()
@@ -299,6 +355,17 @@ impl Watchdog {
                     Err(error) => events.renewal_failed(lock, error),
                 }
             }),
+        }
+    }
+}
+
+/// Adds the leases that wait behind: those with a check come one by one, and share round trips all
+/// the same. Returns what else was found there.
+fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
+    loop {
+        match inbox.try_recv() {
+            Ok(Job::Renew(more)) if leases.len() + more.len() <= MAX_BATCH => leases.extend(more),
+            other => return other.ok(),
         }
     }
 }

@@ -19,6 +19,7 @@ enum Told {
     Renewed,
     RenewalFailed(ErrorKind),
     Lost(LossReason),
+    MaxHoldNear(Duration),
     Unavailable(ErrorKind),
 }
 
@@ -70,6 +71,10 @@ impl<F: Fn(&str) + Send + Sync + 'static> Events for Listener<F> {
 
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
         self.hear(lock, Told::Lost(reason.clone()));
+    }
+
+    fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {
+        self.hear(lock, Told::MaxHoldNear(left));
     }
 
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {
@@ -245,6 +250,57 @@ fn renewals_and_losses_are_told_on_the_callback_thread() {
         matches!(released.told, Told::Released(_, false)),
         "{released:?}"
     );
+}
+
+#[test]
+fn the_end_of_max_hold_is_told_once_before_it_comes_on_the_callback_thread() {
+    let server = server();
+    let (events, heard) = listener(|_| ());
+    let client = builder(&server.url()).renew_ratio(0.1).events(events);
+    let client = client.max_hold(secs(7)).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let token = guard.fencing_token();
+    assert!(matches!(next(&heard).told, Told::Acquired(_)));
+    let near = next_but_renewed(&heard);
+    let Told::MaxHoldNear(left) = near.told else {
+        panic!("{near:?}")
+    };
+    assert_eq!((near.key.as_str(), near.token), ("k", token));
+    assert_ne!(near.thread, thread::current().id());
+    assert!(left > secs(0) && left <= millis(700), "{left:?}");
+    let lost = next_but_renewed(&heard);
+    let Told::Lost(LossReason::MaxHold) = lost.told else {
+        panic!("{lost:?}")
+    };
+    assert_eq!((lost.token, lost.thread), (token, near.thread));
+}
+
+#[test]
+fn the_end_of_max_hold_is_not_told_of_what_was_let_go() {
+    let server = server();
+    let (begun, began) = channel();
+    let (go_on, wait) = channel::<()>();
+    let (begun, wait) = (Mutex::new(begun), Mutex::new(wait));
+    let (events, heard) = listener(move |key| {
+        // The first to be told of holds up those behind it.
+        if key == "first" && thread::current().name() == Some("leasehold-callbacks") {
+            let _ = begun.lock().unwrap().send(());
+            let _ = wait.lock().unwrap().recv();
+        }
+    });
+    let client = builder(&server.url()).events(events).build().unwrap();
+    let limited = |key: &str| client.mutex(key).ttl(secs(9)).max_hold(secs(2));
+    let first = limited("first").lock().unwrap();
+    let second = limited("second").lock().unwrap();
+    began.recv_timeout(SOON).expect("the first is told of");
+    // Both are due by now, or this one is let go before.
+    thread::sleep(millis(50));
+    drop((first, second));
+    drop(go_on);
+    client.shutdown(SOON).unwrap();
+    let near = |heard: &Heard| matches!(heard.told, Told::MaxHoldNear(_));
+    let of_second = |heard: Heard| heard.key == "second" && near(&heard);
+    assert!(!heard.try_iter().any(of_second));
 }
 
 #[test]

@@ -44,6 +44,7 @@ fn use_everything(url: &str) {
     let waiter = Task::start(move || waiting.lock().map(drop));
     held.extend(secs(9)).unwrap();
     client.with_lock("with", || ()).unwrap();
+    drop(client.mutex("checked").renew_while(|| true).lock().unwrap());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         client.with_lock("panic", || panic!("a test's own panic"))
     }));

@@ -22,7 +22,8 @@ fn root() -> PathBuf {
 
 fn is_ours(entry: &DirEntry) -> bool {
     let name = entry.file_name().to_string_lossy();
-    !(entry.file_type().is_dir() && (name == "target" || name == ".git"))
+    // In a work tree of its own, `.git` is a file.
+    !(name == ".git" || name == "target" && entry.file_type().is_dir())
 }
 
 /// All files under `folder` of the workspace with their paths from its root, text only.

@@ -27,7 +27,7 @@ use crate::store::connect::Endpoint;
 use crate::store::link::{Answer, Link, Pool};
 use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
-use crate::store::{Bell, Chore};
+use crate::store::{Bell, Chore, DelayHook};
 use crate::sync::{self, Mutex};
 
 /// Commands taken from the queue at a time.
@@ -43,6 +43,7 @@ pub(crate) struct Common {
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) bell: Bell,
+    pub(crate) delays: Option<DelayHook>,
 }
 
 pub(crate) struct Lane {
@@ -84,7 +85,7 @@ impl Lane {
         };
         let call = Call::new(requests.len());
         let pendings = requests.iter().enumerate().map(|(index, request)| {
-            Pending::new(request.command.clone(), Some(Ticket::new(&call, index)))
+            self.pending(&request.command, Some(Ticket::new(&call, index)))
         });
         let leadership = {
             let mut state = self.state.lock();
@@ -100,6 +101,10 @@ impl Lane {
         }
     }
 
+    fn pending(&self, command: &Command, ticket: Option<Ticket>) -> Pending {
+        Pending::new(command.clone(), ticket).followed(self.common.delays.as_ref())
+    }
+
     fn follow(&self, call: &Arc<Call>, deadline: Moment) {
         while call.wait(deadline) == Woken::Appointed {
             let link = self.state.lock().link.take();
@@ -110,9 +115,10 @@ impl Lane {
     /// Writes a release without waiting for its answer, if the lane is idle and connected;
     /// otherwise leaves it to whoever leads, or to the background.
     pub(crate) fn post(&self, release: Command) {
+        let pending = self.pending(&release, None);
         let leadership = {
             let mut state = self.state.lock();
-            state.queue.push_back(Pending::new(release, None));
+            state.queue.push_back(pending);
             let owed = state.link.as_ref().map(Link::owed);
             match owed {
                 _ if state.led => return,
@@ -192,7 +198,7 @@ impl State {
             Next::Finished => {}
             Next::Again(pending) => self.queue.push_back(pending),
             Next::Owed(pending) => {
-                let due = Moment::now().after(pending.pause());
+                let due = pending.due(Moment::now());
                 self.debts.push(Debt { due, pending });
             }
         }

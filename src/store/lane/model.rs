@@ -60,6 +60,7 @@ impl World {
                 bell.state.lock().rung = true;
                 bell.changed.notify_one();
             }),
+            delays: None,
         }));
         Self {
             lane,
@@ -97,6 +98,7 @@ impl World {
             key: key.clone(),
             lease,
             until: Moment::now().after(TTL),
+            held: None,
         }
     }
 

@@ -8,6 +8,7 @@ use super::*;
 use crate::id::{HolderId, LeaseId};
 use crate::key::{self, Key};
 use crate::store::command::Reply;
+use crate::store::delay::Delay;
 use crate::store::link;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -40,6 +41,7 @@ fn with_timeout(timeout: Duration) -> Fixture {
         bell: Box::new(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
         }),
+        delays: None,
     }));
     Fixture {
         server,
@@ -81,6 +83,7 @@ impl Fixture {
             key: key(name),
             lease,
             until: Moment::now().after(LONG),
+            held: None,
         }
     }
 
@@ -270,6 +273,96 @@ fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
     f.acquire("a");
 }
 
+/// What is told of the releases of a lane that is given this hook.
+fn listening() -> (DelayHook, Arc<Mutex<Vec<String>>>) {
+    let told = Arc::<Mutex<Vec<String>>>::default();
+    let hook = {
+        let told = Arc::clone(&told);
+        Arc::new(move |key: &Key, token, delay| {
+            let news = match delay {
+                Delay::Began(error) => format!("{:?}", error.kind()),
+                Delay::Ended { confirmed } => format!("{confirmed}"),
+            };
+            told.lock().push(format!("{} {token} {news}", key.name()));
+        })
+    };
+    (hook, told)
+}
+
+fn held(name: &str) -> Pending {
+    let command = Command::Release {
+        key: key(name),
+        lease: LeaseId::random(),
+        until: Moment::now().after(LONG),
+        held: Some(7),
+    };
+    Pending::new(command, None)
+}
+
+#[test]
+fn a_release_swept_away_by_a_panic_is_told_of_as_late_and_given_up() {
+    let (hook, told) = listening();
+    let release = held("a").followed(Some(&hook));
+    let swept = catch_unwind(AssertUnwindSafe(move || {
+        let _in_a_batch = release;
+        panic!("a test asks for this panic");
+    }));
+    assert!(swept.is_err());
+    assert_eq!(*told.lock(), ["a 7 Timeout", "a 7 false"]);
+}
+
+#[test]
+fn a_release_that_fails_again_and_again_is_told_of_once_and_confirmed_once() {
+    let (hook, told) = listening();
+    let cut = Error::new(ErrorKind::Unavailable, "");
+    let mut release = held("a").followed(Some(&hook));
+    for attempt in 0..3 {
+        let (Next::Owed(owed) | Next::Again(owed)) = release.unanswered(&cut, attempt == 0) else {
+            panic!("it is owed until its ttl has ended");
+        };
+        release = owed;
+    }
+    assert_eq!(*told.lock(), ["a 7 Unavailable"]);
+    release.answered(Ok(Reply::Missing));
+    assert_eq!(*told.lock(), ["a 7 Unavailable", "a 7 true"]);
+}
+
+#[test]
+fn a_release_done_at_the_first_or_second_attempt_is_not_told_of() {
+    let (hook, told) = listening();
+    held("a").followed(Some(&hook)).answered(Ok(Reply::Done));
+    let cut = Error::new(ErrorKind::Unavailable, "");
+    let next = held("b").followed(Some(&hook)).unanswered(&cut, true);
+    let Next::Again(again) = next else {
+        panic!("another connection may do it at once");
+    };
+    again.answered(Ok(Reply::Done));
+    assert!(told.lock().is_empty());
+}
+
+#[test]
+fn a_debt_is_due_when_its_ttl_ends_at_the_latest() {
+    let now = Moment::now();
+    let mut release = held("a");
+    let Command::Release { until, .. } = &mut release.command else {
+        unreachable!("it is a release");
+    };
+    *until = now.after(Duration::from_millis(5));
+    assert_eq!(release.due(now), now.after(Duration::from_millis(5)));
+    assert!(held("b").due(now) < now.after(LONG));
+}
+
+#[test]
+fn an_unlock_answered_after_its_caller_has_left_is_told_of_as_late() {
+    let (hook, told) = listening();
+    let call = Call::new(1);
+    call.leave();
+    let mut release = held("a").followed(Some(&hook));
+    release.ticket = Some(Ticket::new(&call, 0));
+    release.answered(Ok(Reply::Done));
+    assert_eq!(*told.lock(), ["a 7 Timeout", "a 7 true"]);
+}
+
 #[test]
 fn many_refused_releases_keep_nobody_from_being_served() {
     let f = fixture();
@@ -283,6 +376,7 @@ fn many_refused_releases_keep_nobody_from_being_served() {
             key: key(name),
             lease: *lease,
             until: Moment::now().after(2 * LONG),
+            held: None,
         });
     }
     let started = Moment::now();

@@ -21,7 +21,12 @@ fn a_call_is_what_redis_reads() {
     let key = Key::new("p:", "a", 10).unwrap();
     let lease = LeaseId::random();
     let until = Moment::now();
-    let command = Command::Release { key, lease, until };
+    let command = Command::Release {
+        key,
+        lease,
+        until,
+        held: None,
+    };
     let mut buffer = Vec::new();
     let call = Call::Text("return 1");
     encode(

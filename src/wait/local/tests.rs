@@ -9,6 +9,7 @@ const OPTIONS: Options = Options {
     ttl: Duration::from_secs(30),
     renew_every: Some(Duration::from_secs(10)),
     max_hold: None,
+    checked: false,
 };
 
 fn key(name: &str) -> Key {
@@ -32,7 +33,7 @@ fn lease_of(key: &Key, id: LeaseId) -> Arc<Lease> {
     courier.stop();
     let now = Moment::now();
     let terms = Terms::of_grant(key.clone(), id, 7, OPTIONS, now, now);
-    Arc::new(Lease::new(terms, courier))
+    Arc::new(Lease::new(terms, courier, None))
 }
 
 fn join<'a>(queues: &'a LocalQueues, key: &'a Key) -> Place<'a> {

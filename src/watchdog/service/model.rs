@@ -10,7 +10,7 @@ use shuttle::thread;
 use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;
-use crate::lease::{Options, Terms};
+use crate::lease::{Check, Options, Terms};
 use crate::store::Standing;
 use crate::store::model::{Direct, Server};
 use crate::sync::model::{chance, check, choice, pass, quiet, sleep};
@@ -23,9 +23,10 @@ const OPTIONS: Options = Options {
     ttl: Duration::from_secs(3),
     renew_every: Some(SECOND),
     max_hold: None,
+    checked: false,
 };
-/// The timer and the two workers.
-const THREADS: usize = 3;
+/// The timer, the two workers, and the one that asks checks.
+const THREADS: usize = 4;
 
 struct World {
     dog: Arc<Watchdog>,
@@ -51,12 +52,20 @@ impl World {
     }
 
     fn grant(&self, name: &str) -> Arc<Lease> {
+        self.grant_with(name, None)
+    }
+
+    fn grant_with(&self, name: &str, check: Option<Check>) -> Arc<Lease> {
         let now = Moment::now();
         let (key, id) = (Key::new("", name, 16).unwrap(), LeaseId::random());
-        let terms = Terms::of_grant(key, id, 7, OPTIONS, now, now);
+        let options = Options {
+            checked: check.is_some(),
+            ..OPTIONS
+        };
+        let terms = Terms::of_grant(key, id, 7, options, now, now);
         self.server
             .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
-        Arc::new(Lease::new(terms, Arc::clone(&self.courier)))
+        Arc::new(Lease::new(terms, Arc::clone(&self.courier), check))
     }
 
     /// What a worker does, on a channel that cannot make a thread of a model wait.
@@ -66,6 +75,7 @@ impl World {
             match inbox.try_recv() {
                 Ok(Job::Renew(leases)) => self.dog.renew(&leases),
                 Ok(Job::Watch(leases)) => self.dog.watch_keys(&leases),
+                Ok(Job::Check(leases)) => self.dog.check(leases),
                 Ok(Job::Settle) => {}
                 Ok(Job::Stop) => return,
                 Err(_) => drop(never.wait_for(&mut nap.lock(), STEP / 10)),
@@ -77,7 +87,11 @@ impl World {
     fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
-            for inbox in [&self.inboxes.renewals, &self.inboxes.releases] {
+            for inbox in [
+                &self.inboxes.renewals,
+                &self.inboxes.checks,
+                &self.inboxes.releases,
+            ] {
                 threads.push(scope.spawn(|| self.work(inbox)));
             }
             let owners: Vec<_> = owners.iter().map(|run| scope.spawn(run)).collect();
@@ -101,7 +115,10 @@ impl World {
 fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
     check(RUNS, || {
         let world = World::new();
-        let leases = ["a", "b", "c"].map(|name| (world.grant(name), AtomicBool::new(false)));
+        let leases = ["a", "b", "checked"].map(|name| {
+            let check = (name == "checked").then(|| Check::new(|| true));
+            (world.grant_with(name, check), AtomicBool::new(false))
+        });
         // The standard library's: to look at it is no point where another thread may go on.
         let asleep = AtomicUsize::new(THREADS + leases.len());
         let own = |i: usize| {

@@ -13,13 +13,13 @@ const LAYERS: [(&str, &[&str]); 6] = [
     (
         "ground",
         &[
-            "error", "key", "id", "clock", "event", "config", "loss", "sync", "thread",
+            "error", "key", "id", "clock", "event", "config", "loss", "process", "sync", "thread",
         ],
     ),
     ("store", &["store"]),
     ("lease", &["lease"]),
     ("watchdog", &["watchdog"]),
-    ("wait", &["wait"]),
+    ("wait", &["wait", "transaction"]),
     (
         "primitives",
         &[

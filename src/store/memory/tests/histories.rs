@@ -61,7 +61,7 @@ fn command() -> impl Strategy<Value = Command> {
             Command::Acquire { key, lease, ttl, standing }
         }),
         4 => (key(), lease()).prop_map(|(key, lease)| {
-            Command::Release { key, lease, until: Moment::at_tick(0) }
+            Command::Release { key, lease, until: Moment::at_tick(0), held: None }
         }),
         1 => (key(), lease()).prop_map(|(key, lease)| Command::ForceUnlock { key, lease }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {

@@ -1,0 +1,206 @@
+//! How a lease is kept: when it is to be looked at, and the changes of its ttl, one at a time. Ends no
+//! lease and knows no timer.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::lease::terms::validity;
+use crate::lease::{Check, Lease, Phase, State, TimerNote};
+use crate::loss::LossReason;
+
+/// What is to be done about a lease at a moment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Nothing, ever: it is over.
+    Over,
+    /// Renewal, watching, a warning, or nothing; and another look at `next`, whatever becomes of that.
+    Held {
+        renew: bool,
+        watch: bool,
+        warn: bool,
+        next: Moment,
+    },
+}
+
+impl Lease {
+    /// What is due now. `rearm` is called under the lease's lock, with the timer there may be and the
+    /// moment of the next look, so that a release either finds the timer or keeps it from being set.
+    /// It returns nothing when there are no timers any more.
+    pub(crate) fn due(
+        &self,
+        now: Moment,
+        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
+    ) -> Due {
+        let mut state = self.at(now);
+        if state.phase != Phase::Held {
+            return Due::Over;
+        }
+        let mut renew = state.renew_at.take_if(|at| *at <= now).is_some();
+        if renew && state.check.is_some() {
+            // One whose check has not answered yet is not asked again.
+            renew = !std::mem::replace(&mut state.checking, true);
+        }
+        let watch = state.watch_at.take_if(|at| *at <= now).is_some();
+        let warn = state.warn_at.take_if(|at| *at <= now).is_some();
+        let next = state.next_look();
+        state.timer = rearm(state.timer, next);
+        Due::Held {
+            renew,
+            watch,
+            warn,
+            next,
+        }
+    }
+
+    /// What `max_hold` leaves of the hold; nothing without one, or when it is over. Notices no loss.
+    pub(crate) fn hold_left(&self, now: Moment) -> Option<Duration> {
+        let until = self.terms.hold_until?;
+        let state = self.state.lock();
+        // The last of its ttls ends a little before, by the allowance for drift.
+        let until = if state.capped {
+            state.valid_until
+        } else {
+            until
+        };
+        let is_live = state.phase == Phase::Held && now < state.valid_until;
+        is_live.then(|| until.since(now))
+    }
+
+    /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
+    pub(crate) fn watch(&self, enlist: impl FnOnce()) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Held {
+            state.watched = true;
+            enlist();
+        }
+    }
+
+    /// Replaces the timer by one for the next look, if the lease is still held. False if it is and
+    /// there are no timers any more.
+    pub(crate) fn rearm(
+        &self,
+        rearm: impl FnOnce(Option<TimerNote>, Moment) -> Option<TimerNote>,
+    ) -> bool {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Held {
+            return true;
+        }
+        let next = state.next_look();
+        state.timer = rearm(state.timer, next);
+        state.timer.is_some()
+    }
+
+    /// Lets the validity end: it is not renewed from now on, only extended by its owner, and lost for
+    /// `reason` then. The first reason counts.
+    pub(crate) fn let_expire(&self, reason: LossReason) {
+        let mut state = self.state.lock();
+        state.renew_at = None;
+        state.ending.get_or_insert(reason);
+    }
+
+    /// Asks its check, on this thread, whether it is to be renewed now; once that says no, never
+    /// again.
+    pub(crate) fn may_be_renewed(&self) -> bool {
+        // Nothing once the lease is over, and nothing comes of a renewal then.
+        let check = self.state.lock().check.clone();
+        let may = check.is_none_or(Check::into_answer);
+        if !may {
+            self.let_expire(LossReason::NotRenewed);
+        }
+        self.state.lock().checking = false;
+        may
+    }
+
+    /// Begins a renewal. False if the ttl is being changed, or if there is to be none any more.
+    pub(crate) fn begin_renewal(&self, now: Moment) -> bool {
+        let mut state = self.at(now);
+        let may = state.phase == Phase::Held && !state.ttl_changing && state.ending.is_none();
+        state.ttl_changing |= may;
+        may
+    }
+
+    /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`.
+    pub(crate) fn settled(&self, now: Moment, patience: Duration) {
+        let mut state = self.state.lock();
+        loop {
+            let is_renewed =
+                self.terms.options.renew_every.is_some() && state.ending.is_none() && !state.capped;
+            let is_due = is_renewed && state.renew_at.is_none_or(|at| at <= now);
+            if state.phase != Phase::Held || !is_due {
+                return;
+            }
+            if self.ttl_settled.wait_for(&mut state, patience).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
+    /// not, or if the lease is over.
+    pub(crate) fn begin_ttl_change(&self, deadline: Moment, clock: impl Fn() -> Moment) -> bool {
+        let mut state = self.at(clock());
+        while state.ttl_changing && state.phase == Phase::Held {
+            let left = deadline.since(clock());
+            if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
+                return false;
+            }
+        }
+        if state.phase != Phase::Held {
+            return false;
+        }
+        state.ttl_changing = true;
+        true
+    }
+
+    /// Ends a change of the ttl that Redis has confirmed: the key lives for `ttl` from `asked_at`
+    /// at least. Never shortens the validity, never revives a lost lease.
+    pub(crate) fn ttl_changed(&self, now: Moment, asked_at: Moment, ttl: Duration) {
+        let mut state = self.at(now);
+        state.ttl_changing = false;
+        if state.phase == Phase::Held {
+            let valid_until = self.terms.bounded(asked_at.after(validity(ttl)));
+            state.valid_until = state.valid_until.max(valid_until);
+            state.capped |= self.terms.is_capped(asked_at, ttl);
+            state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
+            state.renew_at = match state.ending {
+                Some(_) => None,
+                None => self.terms.renewal_after(asked_at, state.capped),
+            };
+        }
+        drop(state);
+        self.ttl_settled.notify_all();
+    }
+
+    /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
+    /// lives; a renewal is tried again at `retry_at`.
+    pub(crate) fn ttl_unchanged(&self, now: Moment, asked: Duration, retry_at: Option<Moment>) {
+        let mut state = self.state.lock();
+        state.ttl_changing = false;
+        // However often that fails, the last one that arrives counts.
+        let latest = now.after(2 * asked);
+        let arrived = state.key_until.after(asked).min(latest);
+        state.key_until = state.key_until.max(arrived);
+        let is_renewed = self.terms.options.renew_every.is_some() && state.ending.is_none();
+        if state.phase == Phase::Held && is_renewed {
+            state.renew_at = retry_at.or(state.renew_at);
+        }
+        drop(state);
+        self.ttl_settled.notify_all();
+    }
+
+    /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
+    pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
+        match self.terms.hold_until {
+            Some(until) => self.terms.ttl().min(until.since(now)),
+            None => self.terms.ttl(),
+        }
+    }
+}
+
+impl State {
+    fn next_look(&self) -> Moment {
+        let sooner = [self.renew_at, self.watch_at, self.warn_at];
+        let sooner = sooner.into_iter().flatten().min();
+        sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
+    }
+}

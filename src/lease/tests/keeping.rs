@@ -1,0 +1,163 @@
+//! How long a lease is kept: renewed while a check says so, let expire, warned of its end.
+
+use super::*;
+
+fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
+    lease_with(Some(Check::new(check)), |terms| {
+        terms.options.checked = true
+    })
+}
+
+fn warned(due: &Due) -> bool {
+    matches!(due, Due::Held { warn: true, .. })
+}
+
+fn limit(terms: &mut Terms, hold: Duration) {
+    terms.options.max_hold = Some(hold);
+    terms.hold_until = Some(terms.asked_at.after(hold));
+}
+
+#[test]
+fn a_lease_let_expire_is_renewed_no_more_and_lost_for_that_reason() {
+    let f = lease(|_| {});
+    f.lease.due(f.at(10), note);
+    f.lease.let_expire(LossReason::NotRenewed);
+    f.lease.let_expire(LossReason::Deleted);
+    assert!(!f.lease.begin_renewal(f.at(10)), "one that was due");
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.at(11), note), nothing_before(end));
+    assert!(next_of(&f, f.at(1)).is_none(), "it is handed to nobody");
+    assert_eq!(f.lease.loss(f.at(29)), None, "not before its end");
+    assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::NotRenewed));
+}
+
+#[test]
+fn changes_of_the_ttl_under_way_bring_back_no_renewal() {
+    for confirmed in [true, false] {
+        let f = lease(|_| {});
+        f.lease.due(f.at(10), note);
+        assert!(f.lease.begin_renewal(f.at(10)));
+        assert!(!f.lease.begin_renewal(f.at(10)), "one at a time");
+        f.lease.let_expire(LossReason::NotRenewed);
+        if confirmed {
+            f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
+        } else {
+            f.lease.ttl_unchanged(f.at(11), 30 * SECOND, Some(f.at(12)));
+        }
+        let end = validity(30 * SECOND);
+        let end = f.at(if confirmed { 10 } else { 0 }).after(end);
+        assert_eq!(f.lease.due(f.at(20), note), nothing_before(end));
+        assert_eq!(f.lease.loss(end), Some(LossReason::NotRenewed));
+    }
+}
+
+#[test]
+fn the_end_of_the_hold_comes_before_other_reasons() {
+    let f = lease(|terms| terms.hold_until = Some(terms.asked_at.after(20 * SECOND)));
+    f.lease.let_expire(LossReason::NotRenewed);
+    assert_eq!(f.lease.loss(f.at(20)), Some(LossReason::MaxHold));
+}
+
+#[test]
+fn a_check_that_says_no_once_ends_renewal_for_good() {
+    let asked = AtomicUsize::new(0);
+    let f = checked(move || asked.fetch_add(1, Ordering::SeqCst) != 1);
+    assert!(f.lease.may_be_renewed());
+    assert!(f.lease.begin_renewal(f.at(10)));
+    f.lease.ttl_changed(f.at(10), f.at(10), 30 * SECOND);
+    assert!(!f.lease.may_be_renewed());
+    assert!(f.lease.may_be_renewed(), "it has changed its mind");
+    assert!(!f.lease.begin_renewal(f.at(20)), "too late");
+    assert_eq!(f.lease.loss(f.at(40)), Some(LossReason::NotRenewed));
+}
+
+#[test]
+fn a_check_that_has_not_answered_is_not_asked_again() {
+    let f = checked(|| true);
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.at(10), note), renewal_and_look_at(end));
+    // Its owner extends it meanwhile, and so sets the next renewal.
+    f.lease.ttl_changed(f.at(11), f.at(11), 30 * SECOND);
+    let end = f.at(11).after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.at(21), note), nothing_before(end));
+    assert!(f.lease.may_be_renewed());
+    f.lease.ttl_changed(f.at(22), f.at(22), 30 * SECOND);
+    let due = f.lease.due(f.at(32), note);
+    assert!(matches!(due, Due::Held { renew: true, .. }), "{due:?}");
+}
+
+#[test]
+fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
+    let f = checked(|| true);
+    assert!(next_of(&f, f.at(1)).is_none());
+    let plain = lease(|_| {});
+    let mut options = plain.lease.terms().options;
+    options.checked = true;
+    assert!(plain.lease.hand_over(plain.at(1), options).is_none());
+}
+
+#[test]
+fn a_check_goes_when_its_lease_ends() {
+    let ends: [fn(&Fixture); 2] = [
+        |f| drop(f.lease.release(f.at(1))),
+        |f| f.lease.lose(LossReason::Deleted),
+    ];
+    for end in ends {
+        let owned = Arc::new(());
+        let watched = Arc::downgrade(&owned);
+        let f = checked(move || Arc::strong_count(&owned) > 0);
+        assert!(watched.upgrade().is_some());
+        end(&f);
+        f.courier.stop();
+        assert!(f.crew.has_ended_by(Moment::now().after(60 * SECOND)));
+        assert!(watched.upgrade().is_none());
+    }
+}
+
+#[test]
+fn the_end_of_the_hold_is_warned_of_once_when_its_last_tenth_begins() {
+    let held = |hold| lease(move |terms| limit(terms, hold));
+    let f = held(100 * SECOND);
+    for second in (0..90).step_by(8) {
+        let due = f.lease.due(f.at(second), note);
+        assert!(!warned(&due), "{due:?} at {second} s");
+        f.lease.ttl_changed(f.at(second), f.at(second), 30 * SECOND);
+    }
+    let due = f.lease.due(f.at(89), note);
+    assert_eq!(due, nothing_before(f.at(90)), "looked at for that");
+    assert_eq!(f.lease.hold_left(f.at(90)), Some(10 * SECOND));
+    assert!(warned(&f.lease.due(f.at(90), note)));
+    assert!(!warned(&f.lease.due(f.at(91), note)), "once");
+    drop(f.lease.release(f.at(92)));
+    assert_eq!(f.lease.hold_left(f.at(92)), None, "it is let go");
+
+    let f = held(20 * SECOND);
+    assert!(warned(&f.lease.due(f.at(18), note)));
+    let left = f.lease.hold_left(f.at(18)).unwrap();
+    assert_eq!(left, f.lease.remaining(f.at(18)), "what is left indeed");
+    f.lease.lose(LossReason::Deleted);
+    assert_eq!(f.lease.hold_left(f.at(18)), None);
+}
+
+#[test]
+fn each_holder_of_a_lease_handed_over_is_warned_of_its_own_hold() {
+    let f = lease(|terms| limit(terms, 100 * SECOND));
+    let next = next_of(&f, f.at(5)).unwrap();
+    for second in [25, 45, 65, 85] {
+        next.ttl_changed(f.at(second), f.at(second), 30 * SECOND);
+    }
+    assert!(!warned(&next.due(f.at(94), note)));
+    assert!(warned(&next.due(f.at(95), note)));
+}
+
+#[test]
+fn a_hold_without_an_end_is_not_warned_of() {
+    for hold in [None, Some(Duration::MAX)] {
+        let f = lease(|terms| {
+            if let Some(hold) = hold {
+                limit(terms, hold);
+            }
+        });
+        assert_eq!(f.lease.due(f.at(9), note), nothing_before(f.at(10)));
+    }
+}

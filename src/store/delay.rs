@@ -1,0 +1,65 @@
+//! What is told of a guard's release that could not be done at once: that it is late, and how it ended,
+//! each once, whatever becomes of it. Sees to neither.
+
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+use crate::key::Key;
+
+/// News of a release that could not be done at once.
+#[derive(Debug)]
+pub(crate) enum Delay {
+    /// It is followed up in the background.
+    Began(Error),
+    /// Redis has answered after all; or it was given up.
+    Ended { confirmed: bool },
+}
+
+/// Told the news, with the key and the fencing token. Quick; never blocks; takes no lock that is held
+/// while a store is asked for something: it may be called under a lane's.
+pub(crate) type DelayHook = Arc<dyn Fn(&Key, u64, Delay) + Send + Sync>;
+
+/// Goes along with a release. Dropped before that is confirmed, it tells that it was given up.
+pub(crate) struct Follower {
+    hook: DelayHook,
+    key: Key,
+    token: u64,
+    began: bool,
+    confirmed: bool,
+}
+
+impl Follower {
+    pub(crate) fn new(hook: &DelayHook, key: &Key, token: u64) -> Self {
+        Self {
+            hook: Arc::clone(hook),
+            key: key.clone(),
+            token,
+            began: false,
+            confirmed: false,
+        }
+    }
+
+    /// It could not be done at once.
+    pub(crate) fn delay(&mut self, error: &Error) {
+        if !std::mem::replace(&mut self.began, true) {
+            (self.hook)(&self.key, self.token, Delay::Began(error.clone()));
+        }
+    }
+
+    /// Redis has answered: the key is not this lease's any more.
+    pub(crate) fn confirm(mut self) {
+        self.confirmed = true;
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let confirmed = self.confirmed;
+        if !confirmed {
+            self.delay(&Error::new(ErrorKind::Timeout, "the release was given up"));
+        }
+        if self.began {
+            (self.hook)(&self.key, self.token, Delay::Ended { confirmed });
+        }
+    }
+}

@@ -1,0 +1,41 @@
+use crossbeam_channel::unbounded;
+
+use super::*;
+use crate::id::LeaseId;
+use crate::lease::{Options, Terms};
+
+fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
+    let options = Options {
+        ttl: Duration::from_secs(30),
+        renew_every: None,
+        max_hold: None,
+        checked: false,
+    };
+    let now = Moment::now();
+    let lease = |_| {
+        let key = Key::new("", "k", 16).unwrap();
+        let terms = Terms::of_grant(key, LeaseId::random(), 7, options, now, now);
+        Arc::new(Lease::new(terms, Arc::clone(courier), None))
+    };
+    (0..count).map(lease).collect()
+}
+
+#[test]
+fn renewals_that_wait_are_gathered_into_batches_and_none_is_forgotten() {
+    let courier = Courier::start(&Crew::new(), None).unwrap();
+    let (jobs, inbox) = unbounded();
+    for count in [1, 1, MAX_BATCH - 3, 1, 1] {
+        jobs.send(Job::Renew(leases(count, &courier))).unwrap();
+    }
+    jobs.send(Job::Stop).unwrap();
+    let mut batch = leases(1, &courier);
+    let Some(Job::Renew(mut rest)) = gather(&mut batch, &inbox) else {
+        panic!("there is one too many for a batch")
+    };
+    assert_eq!((batch.len(), rest.len()), (MAX_BATCH, 1));
+    let next = gather(&mut rest, &inbox);
+    assert!(matches!(next, Some(Job::Stop)));
+    assert_eq!(rest.len(), 2);
+    assert!(gather(&mut rest, &inbox).is_none(), "nothing waits");
+    courier.stop();
+}

@@ -1,0 +1,274 @@
+//! A process with a client forks. In the child nothing of the client does anything but say so; the
+//! parent does not notice. This process itself never forks: one that it starts for the purpose does.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fork::{Fork, waitpid_nohang};
+use leasehold::{Client, Error, ErrorKind, LossReason, LostSignal, MutexGuard};
+use leasehold_testbed::{Reply, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::child::{self, Child};
+use crate::steady::steady;
+use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, is_held, secs, server};
+
+/// What a fork ends with when all was as it should be; anything else may come of a crash.
+const WELL: i32 = 42;
+
+/// Runs `work` in a fork of this process, which then ends; fails unless it does well, and soon.
+#[track_caller]
+fn in_a_fork(work: impl FnOnce()) {
+    match fork::fork().unwrap() {
+        Fork::Parent(pid) => assert_ends_well(pid),
+        Fork::Child => end_with(work),
+    }
+}
+
+/// The end of a fork. By itself, an end of its one thread would be taken for a good one.
+fn end_with(work: impl FnOnce()) -> ! {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(()) => exit(WELL),
+        Err(_) => exit(1),
+    }
+}
+
+#[track_caller]
+fn assert_ends_well(pid: i32) {
+    let mut status = None;
+    let ended = eventually(2 * SOON, || {
+        status = waitpid_nohang(pid).unwrap();
+        status.is_some()
+    });
+    if !ended {
+        let pid = Pid::from_raw(pid).expect("it is a process");
+        let _ = kill_process(pid, Signal::KILL);
+        panic!("the fork hangs");
+    }
+    // As wait(2) has it: the exit code is in the second byte.
+    assert_eq!(status, Some(WELL << 8), "the fork failed");
+}
+
+#[track_caller]
+fn assert_forked<T>(result: Result<T, Error>) {
+    let error = result.err().expect("it is not this process's");
+    assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&std::process::id().to_string()), "{text}");
+}
+
+/// Everything that a client, a mutex and a guard can be asked for.
+fn try_everything(client: &Client, guard: MutexGuard) {
+    let mutex = client.mutex("another");
+    assert_forked(mutex.lock());
+    assert_forked(mutex.try_lock());
+    assert_forked(mutex.try_lock_for(secs(1)));
+    assert_forked(mutex.with(|_| ()));
+    assert_forked(client.with_lock("another", || ()));
+    assert_forked(client.shutdown(secs(1)));
+    assert!(guard.is_lost());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_forked(guard.check());
+    assert_forked(guard.extend(secs(70)));
+    assert_eq!(guard.lost_signal().try_recv(), Ok(LossReason::Forked));
+    guard.on_lost(|_| panic!("nobody is there to run it"));
+    assert!(guard.fencing_token() > 0 && guard.key() == "held");
+    assert_forked(guard.unlock());
+    let _ = format!("{client:?} {mutex:?} {}", client.holder_id());
+}
+
+/// The ids of the connections that the server has, but that of who asks.
+fn connections(server: &str) -> Vec<String> {
+    let mut connection = redis::Client::open(server)
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    let list: String = redis::cmd("CLIENT")
+        .arg("LIST")
+        .query(&mut connection)
+        .unwrap();
+    let others = list.lines().filter(|line| !line.contains("cmd=client"));
+    let id = |line: &str| line.split(' ').next().map(str::to_owned);
+    others.filter_map(id).collect()
+}
+
+struct Family {
+    client: Client,
+    recorder: Arc<Recorder>,
+    held: MutexGuard,
+    dropped: MutexGuard,
+    renewed: MutexGuard,
+    lost: LostSignal,
+}
+
+/// A client with held and renewed locks and all its connections.
+fn family(url: &str) -> Family {
+    let recorder = Recorder::new();
+    let client = steady(url)
+        .ttl(LONG_TTL)
+        .events(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    let [held, dropped] = ["held", "dropped"].map(|key| client.mutex(key).lock().unwrap());
+    let renewed = client.mutex("renewed").ttl(secs(3)).renew(true);
+    let family = Family {
+        renewed: renewed.lock().unwrap(),
+        lost: held.lost_signal(),
+        client,
+        recorder,
+        held,
+        dropped,
+    };
+    // By then its wake-up connection is open, and the keys are watched.
+    family.recorder.wait_for(1, What::Renewed, "renewed");
+    family
+}
+
+#[test]
+#[ignore = "run by the tests of this module, in a process of its own"]
+fn a_parent() {
+    let Some(url) = child::url() else { return };
+    let Family {
+        client,
+        recorder,
+        held,
+        dropped,
+        renewed,
+        lost,
+    } = family(&url);
+    let before = connections(&url);
+    let mut seen = None;
+    let value = client.with_lock("with", || {
+        if let Fork::Parent(pid) = fork::fork().unwrap() {
+            seen = Some(pid);
+        }
+        1
+    });
+    let Some(pid) = seen else {
+        // The child: what was begun before the fork ends here, too.
+        end_with(move || {
+            assert_forked(value);
+            assert!(lost.try_recv().is_err());
+            drop(lost);
+            try_everything(&client, held);
+            drop((dropped, renewed, client));
+        });
+    };
+    assert_eq!(value.unwrap(), 1);
+    assert_ends_well(pid);
+    // A renewal over the connections that the child had as well; nobody made others.
+    recorder.wait_for_more(2, What::Renewed, "renewed");
+    assert_eq!(connections(&url), before);
+    for guard in [&held, &dropped, &renewed] {
+        guard.check().unwrap();
+    }
+    assert!(lost.try_recv().is_err());
+    for key in ["held", "dropped", "renewed", "with"] {
+        assert_eq!(recorder.count(What::Lost, key), 0);
+        assert_eq!(recorder.count(What::RenewalFailed, key), 0);
+    }
+    child::tell("unharmed");
+    // The test deletes one of the keys: without wake-ups that would show in twenty seconds.
+    assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
+    renewed.unlock().unwrap();
+    drop(dropped);
+    client.shutdown(SOON).unwrap();
+}
+
+#[test]
+fn what_a_forked_child_does_with_locks_of_its_parent_changes_nothing_there() {
+    let server = server();
+    let parent = Child::start("forked::a_parent", &server.url());
+    assert_eq!(parent.told(4 * SOON), "unharmed");
+    for key in ["held", "dropped", "renewed"] {
+        assert!(is_held(&server, key), "{key} was let go");
+    }
+    ask(&server, &["DEL", "leasehold:held"]);
+    parent.finish(2 * SOON);
+    for key in ["held", "dropped", "renewed", "with"] {
+        assert!(!is_held(&server, key), "{key} was not let go");
+    }
+}
+
+#[test]
+#[ignore = "run by the tests of this module, in a process of its own"]
+fn a_busy_parent() {
+    let Some(url) = child::url() else { return };
+    let client = steady(&url).ttl(LONG_TTL).build().unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..4)
+        .map(|n| {
+            let (client, over) = (client.clone(), Arc::clone(&over));
+            Task::start(move || {
+                while !over.load(Ordering::Relaxed) {
+                    client.with_lock(["one", "two"][n % 2], || ()).unwrap();
+                }
+            })
+        })
+        .collect();
+    let mutex = client.mutex("held");
+    for _ in 0..50 {
+        let guard = mutex.lock().unwrap();
+        let signal = guard.lost_signal();
+        // What the fork has is a copy of all of this; here it lives on.
+        let mut copies = Some((client.clone(), signal, guard));
+        in_a_fork(|| {
+            let (client, signal, guard) = copies.take().expect("they were just put there");
+            drop(signal);
+            try_everything(&client, guard);
+        });
+        let (.., guard) = copies.expect("they were taken in the fork only");
+        guard.unlock().unwrap();
+    }
+    over.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.within(SOON, "the last round");
+    }
+}
+
+#[test]
+fn a_fork_in_the_midst_of_everything_waits_for_no_thread_that_is_not_there() {
+    let server = server();
+    Child::start("forked::a_busy_parent", &server.url()).finish(12 * SOON);
+}
+
+#[test]
+#[ignore = "run by the tests of this module, in a process of its own"]
+fn two_sides() {
+    let Some(url) = child::url() else { return };
+    // As servers do with their workers.
+    let forked = fork::fork().unwrap();
+    let use_own_client = |key| {
+        let recorder = Recorder::new();
+        let client = steady(&url)
+            .ttl(secs(3))
+            .events(Arc::clone(&recorder))
+            .build()
+            .unwrap();
+        let own = client.mutex(key).lock().unwrap();
+        for _ in 0..20 {
+            client.with_lock("both's", || ()).unwrap();
+        }
+        recorder.wait_for(1, What::Renewed, key);
+        own.unlock().unwrap();
+        client.shutdown(SOON).unwrap();
+    };
+    match forked {
+        Fork::Child => end_with(|| use_own_client("child's")),
+        Fork::Parent(pid) => {
+            use_own_client("parent's");
+            assert_ends_well(pid);
+        }
+    }
+}
+
+#[test]
+fn clients_made_on_both_sides_of_a_fork_work() {
+    let server = server();
+    Child::start("forked::two_sides", &server.url()).finish(4 * SOON);
+    let keys = ["EXISTS", "leasehold:child's", "leasehold:parent's"];
+    assert_eq!(ask(&server, &keys), Reply::Int(0));
+}

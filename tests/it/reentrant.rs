@@ -1,0 +1,374 @@
+//! Locks that a thread may take again while it has them: who shares a count and who does not, when
+//! the lock becomes free, and what a thread leaves that ends with it.
+
+use std::cell::RefCell;
+use std::mem::forget;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex as Shared};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{
+    Client, ErrorKind, EventLock, Events, LossReason, LostSignal, ReentrantGuard, ReentrantMutex,
+};
+use leasehold_testbed::Server;
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
+    expires_in, in_redis, is_held, millis, secs, server, told_within, within,
+};
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
+}
+
+#[test]
+fn a_thread_takes_its_lock_again_without_asking_redis() {
+    let server = server();
+    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let mutex = client.reentrant_mutex("k");
+    let outer = mutex.lock().unwrap();
+    server.stop();
+    let again = [
+        mutex.lock().unwrap(),
+        mutex.try_lock().unwrap().unwrap(),
+        mutex.try_lock_for(millis(0)).unwrap().unwrap(),
+        mutex.try_lock_until(Instant::now()).unwrap().unwrap(),
+    ];
+    let depth = mutex.with(|guard| guard.depth()).unwrap();
+    assert_eq!(depth, 6);
+    for guard in &again {
+        assert_eq!(guard.fencing_token(), outer.fencing_token());
+        assert_eq!(guard.depth(), 5);
+    }
+    for guard in again {
+        guard.unlock().unwrap();
+    }
+    assert_eq!(outer.depth(), 1);
+    server.resume();
+    outer.unlock().unwrap();
+    assert!(!is_held(&server, "k"));
+}
+
+/// All orders of `left`, put behind `begun`.
+fn orders(begun: Vec<usize>, left: &[usize]) -> Vec<Vec<usize>> {
+    if left.is_empty() {
+        return vec![begun];
+    }
+    let mut all = Vec::new();
+    for next in left {
+        let begun = begun.iter().chain([next]).copied().collect();
+        let left: Vec<usize> = left.iter().filter(|one| *one != next).copied().collect();
+        all.extend(orders(begun, &left));
+    }
+    all
+}
+
+#[test]
+fn the_lock_is_free_once_the_last_guard_has_gone_in_whatever_order() {
+    let server = server();
+    let client = client(&server);
+    let other = steady(&server.url()).build().unwrap().mutex("k");
+    let mutex = client.reentrant_mutex("k");
+    for order in orders(Vec::new(), &[0, 1, 2]) {
+        for unlocked in [true, false] {
+            let mut guards = [(); 3].map(|()| Some(mutex.lock().unwrap()));
+            for (gone, which) in order.iter().enumerate() {
+                assert!(is_held(&server, "k"), "{order:?}: free after {gone}");
+                assert!(other.try_lock().unwrap().is_none());
+                let guard = guards[*which].take().unwrap();
+                assert_eq!(guard.depth(), 3 - gone);
+                if unlocked {
+                    guard.unlock().unwrap();
+                } else {
+                    drop(guard);
+                }
+            }
+            let free = other.try_lock_for(SOON).unwrap();
+            free.expect("free after three").unlock().unwrap();
+        }
+    }
+}
+
+#[test]
+fn threads_of_one_client_keep_each_other_out() {
+    let server = server();
+    let mutex = client(&server).reentrant_mutex("k");
+    let outer = mutex.lock().unwrap();
+    let inner = mutex.lock().unwrap();
+    // The very same value: it is the thread that counts.
+    let theirs = mutex.clone();
+    let (tried, waits) = channel();
+    let waiter = Task::start(move || {
+        tried.send(theirs.try_lock().unwrap().is_none()).unwrap();
+        let guard = theirs.lock().unwrap();
+        (guard.depth(), guard.fencing_token())
+    });
+    assert!(waits.recv_timeout(SOON).unwrap(), "the other thread got in");
+    drop(outer);
+    thread::sleep(millis(50));
+    assert!(!waiter.is_done(), "held by the inner guard still");
+    let token = inner.fencing_token();
+    drop(inner);
+    let (depth, next) = waiter.within(SOON, "its turn");
+    assert_eq!(depth, 1, "a count of its own");
+    assert!(next > token);
+}
+
+#[test]
+fn threads_that_nest_their_locks_are_inside_one_at_a_time() {
+    const THREADS: usize = 8;
+    const ROUNDS: usize = 30;
+    let server = server();
+    let clients = [client(&server), client(&server)];
+    let witness = Arc::new(Witness::default());
+    let tasks: Vec<_> = (0..THREADS)
+        .map(|n| {
+            let mutex = clients[n % 2].reentrant_mutex("k");
+            let witness = Arc::clone(&witness);
+            Task::start(move || {
+                for _ in 0..ROUNDS {
+                    let outer = mutex.lock().unwrap();
+                    let inside = witness.enter(&outer);
+                    let inner = mutex.lock().unwrap();
+                    drop(outer);
+                    assert_eq!(mutex.with(|guard| guard.depth()).unwrap(), 2);
+                    drop(inside);
+                    drop(inner);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(secs(60), "nesting");
+    }
+    assert_eq!(witness.entries(), THREADS * ROUNDS);
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn clients_share_no_count_and_values_of_one_client_and_key_do() {
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let outer = one.reentrant_mutex("k").lock().unwrap();
+    assert!(two.reentrant_mutex("k").try_lock().unwrap().is_none());
+    assert!(one.mutex("k").try_lock().unwrap().is_none(), "a plain one");
+    let inner = one.clone().mutex("k").reentrant().lock().unwrap();
+    assert_eq!(inner.depth(), 2);
+    let elsewhere = one.reentrant_mutex("other").lock().unwrap();
+    assert_eq!(elsewhere.depth(), 1, "another key");
+    drop((outer, inner, elsewhere));
+
+    // One that has gone is not taken for the next that is built in its place.
+    for _ in 0..3 {
+        let client = client(&server);
+        let guard = client.reentrant_mutex("k").lock().unwrap();
+        assert_eq!(guard.depth(), 1);
+    }
+}
+
+#[test]
+fn the_settings_of_the_first_take_count() {
+    let server = server();
+    let client = client(&server);
+    let short = client.mutex("k").ttl(secs(20)).reentrant();
+    let outer = short.lock().unwrap();
+    let inner = client.mutex("k").ttl(secs(50)).reentrant().lock().unwrap();
+    assert!(inner.remaining() <= secs(20));
+    assert!(expires_in(&server, "k").unwrap() <= secs(20));
+    outer.extend(secs(40)).unwrap();
+    assert!(inner.remaining() > secs(30), "one lease for both");
+}
+
+#[test]
+fn a_lock_that_was_lost_is_not_taken_again() {
+    let server = server();
+    let client = client(&server);
+    let mutex = client.reentrant_mutex("k");
+    let outer = mutex.lock().unwrap();
+    let inner = mutex.lock().unwrap();
+    ask(&server, &["DEL", &in_redis("k")]);
+    assert_eq!(told_within(SOON, &outer.lost_signal()), LossReason::Deleted);
+    let errors = [
+        mutex.lock().unwrap_err(),
+        mutex.try_lock().unwrap_err(),
+        mutex.try_lock_for(millis(1)).unwrap_err(),
+        mutex.with(|_| ()).unwrap_err(),
+        inner.unlock().unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
+        assert_eq!(error.key(), Some("k"));
+    }
+    assert!(!is_held(&server, "k"), "it was not granted anew");
+    assert!(outer.unlock().unwrap_err().is_lease_lost());
+    let anew = mutex.lock().unwrap();
+    assert_eq!(anew.depth(), 1);
+    anew.unlock().unwrap();
+}
+
+#[test]
+fn work_that_panics_deep_inside_gives_up_what_it_took() {
+    let server = server();
+    let mutex = client(&server).reentrant_mutex("k");
+    let outer = mutex.lock().unwrap();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        mutex.with(|_| mutex.with(|_| panic!("a test's own panic")))
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(outer.depth(), 1);
+    outer.unlock().unwrap();
+    assert!(!is_held(&server, "k"));
+}
+
+/// Takes the lock anew when it is told that it was let go, once.
+struct TakesAnew(Shared<Option<ReentrantMutex>>);
+
+thread_local!(static TAKEN: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
+
+impl Events for TakesAnew {
+    fn released(&self, _: EventLock<'_>, _: Duration, _: bool) {
+        if let Some(mutex) = self.0.lock().unwrap().take() {
+            TAKEN.set(Some(mutex.lock().unwrap()));
+        }
+    }
+}
+
+#[test]
+fn a_lock_taken_anew_while_it_is_let_go_can_be_taken_again() {
+    let server = server();
+    for unlocked in [true, false] {
+        let events = Arc::new(TakesAnew(Shared::default()));
+        let client = steady(&server.url()).events(Arc::clone(&events));
+        let mutex = client.build().unwrap().reentrant_mutex("k");
+        *events.0.lock().unwrap() = Some(mutex.clone());
+        let guard = mutex.lock().unwrap();
+        if unlocked {
+            guard.unlock().unwrap();
+        } else {
+            drop(guard);
+        }
+        let again = mutex.try_lock().unwrap().expect("this thread has it");
+        assert_eq!(again.depth(), 2);
+        drop(again);
+        TAKEN.take().unwrap().unlock().unwrap();
+        assert!(!is_held(&server, "k"));
+    }
+}
+
+#[test]
+fn an_invalid_key_is_told_by_each_form_of_asking() {
+    let server = server();
+    let mutex = client(&server).reentrant_mutex("");
+    let errors = [
+        mutex.lock().unwrap_err(),
+        mutex.try_lock().unwrap_err(),
+        mutex.with(|_| ()).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::InvalidKey);
+    }
+}
+
+/// Has a thread take the lock twice, let go as `leave` does, and end.
+fn ended(
+    mutex: &ReentrantMutex,
+    leave: impl FnOnce(ReentrantGuard) + Send + 'static,
+) -> LostSignal {
+    let mutex = mutex.clone();
+    let thread = thread::spawn(move || {
+        let (outer, inner) = (mutex.lock().unwrap(), mutex.lock().unwrap());
+        let lost = outer.lost_signal();
+        leave(outer);
+        drop(inner);
+        lost
+    });
+    thread.join().unwrap()
+}
+
+#[test]
+fn a_thread_that_ends_with_the_lock_in_hand_keeps_others_out_until_its_validity_ends() {
+    let server = server();
+    let recorder = Recorder::new();
+    let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
+    let client = client.events(Arc::clone(&recorder)).build().unwrap();
+    let mutex = client.reentrant_mutex("k");
+    let lost = ended(&mutex, forget);
+    assert!(is_held(&server, "k"), "nobody knows where the work stands");
+    assert!(lost.try_recv().is_err());
+    assert!(mutex.try_lock().unwrap().is_none(), "not this thread's");
+    let (here, elsewhere) = (mutex.clone(), steady(&server.url()).build().unwrap());
+    let waiters = [
+        Task::start(move || here.with(|_| ())),
+        Task::start(move || elsewhere.mutex("k").with(|_| ())),
+    ];
+    assert_eq!(told_within(SOON, &lost), LossReason::ThreadEnded);
+    recorder.wait_for(1, What::Lost, "k");
+    for waiter in waiters {
+        waiter.within(SOON, "its turn after the ttl").unwrap();
+    }
+}
+
+#[test]
+fn a_lock_with_a_ttl_of_its_own_ends_with_that_and_tells_that_its_thread_has_ended() {
+    let server = server();
+    let mutex = client(&server).mutex("k").ttl(secs(1)).reentrant();
+    let lost = ended(&mutex, |guard| {
+        Box::leak(Box::new(guard));
+    });
+    assert_eq!(told_within(SOON, &lost), LossReason::ThreadEnded);
+    let client = client(&server);
+    within(SOON, "the next", move || client.mutex("k").with(|_| ())).unwrap();
+}
+
+#[test]
+fn a_guard_that_goes_with_its_thread_lets_go() {
+    thread_local!(static KEPT: RefCell<Vec<ReentrantGuard>> = const { RefCell::new(Vec::new()) });
+    let server = server();
+    // One is set up before the thread's list of holds, and one after it: either may go first. With it
+    // goes the client.
+    for before in [true, false] {
+        let mutex = client(&server).reentrant_mutex("k");
+        let thread = thread::spawn(move || {
+            if before {
+                KEPT.with_borrow(|_| ());
+            }
+            let guard = mutex.lock().unwrap();
+            let lost = guard.lost_signal();
+            KEPT.with_borrow_mut(|kept| kept.push(guard));
+            lost
+        });
+        let lost = thread.join().unwrap();
+        assert_all_become_free(&server);
+        assert!(lost.try_recv().is_err(), "let go, not lost");
+    }
+}
+
+#[test]
+fn a_thread_that_ends_without_the_lock_costs_its_next_holder_nothing() {
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
+    let mutex = client.build().unwrap().reentrant_mutex("k");
+    let (handed_over, waits) = channel::<()>();
+    let theirs = mutex.clone();
+    let (begun, began) = channel();
+    let thread = thread::spawn(move || {
+        let guard = theirs.lock().unwrap();
+        begun.send(()).unwrap();
+        waits.recv_timeout(SOON).unwrap();
+        drop(guard);
+    });
+    began.recv_timeout(SOON).unwrap();
+    let waiting = mutex.clone();
+    let holder = Task::start(move || {
+        let guard = waiting.lock().unwrap();
+        // Renewed for longer than the ttl.
+        guard.lost_signal().recv_timeout(secs(4))
+    });
+    handed_over.send(()).unwrap();
+    thread.join().unwrap();
+    let lost = holder.within(SOON, "a hold of some seconds");
+    assert!(lost.is_err(), "{lost:?}");
+}
