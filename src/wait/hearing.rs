@@ -90,9 +90,11 @@ impl Listener for Hearing {
 
     fn all_changed(&self) {
         self.queues.wake_first();
-        let held = self.watchdog.all_watched();
+        // Also those that have not been held for long enough to be watched.
+        let (mut held, now) = (self.queues.holders(), self.watchdog.now());
+        held.retain(|lease| lease.live_for(now).is_some());
         if !held.is_empty() {
-            self.store.watch(held);
+            self.watchdog.watch_keys(&held);
         }
     }
 

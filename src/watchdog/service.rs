@@ -19,7 +19,7 @@ use crate::event::EventLock;
 use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
-use crate::store::{Chore, Command, Reply, Request, Store, Watched};
+use crate::store::{Chore, Command, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
@@ -131,11 +131,6 @@ impl Watchdog {
     /// The lease of this client whose key Redis was asked to tell about.
     pub(crate) fn watched(&self, key: &Key) -> Option<Arc<Lease>> {
         self.watched.get(key)
-    }
-
-    /// All keys that Redis is to tell about because this client holds them.
-    pub(crate) fn all_watched(&self) -> Vec<Watched> {
-        self.watched.all(self.now())
     }
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
@@ -267,12 +262,15 @@ impl Watchdog {
     }
 
     /// Has Redis tell what happens to the keys. If it cannot now, it is asked once it can.
-    fn watch_keys(&self, leases: &[Arc<Lease>]) {
+    pub(crate) fn watch_keys(&self, leases: &[Arc<Lease>]) {
+        let mut keys = Vec::new();
         for lease in leases {
-            lease.watch(|| self.watched.insert(lease));
+            lease.watch(|| {
+                self.watched.insert(lease);
+                keys.push(watched(lease));
+            });
         }
-        self.store
-            .watch(leases.iter().map(|lease| watched(lease)).collect());
+        self.store.watch(keys);
     }
 
     /// Passes on those that may be renewed, each at once: the next check may be slow.
