@@ -8,6 +8,7 @@ mod fencing;
 mod grants;
 mod ground;
 mod losses;
+mod memory_face;
 mod operating;
 mod reentry;
 mod releases;
