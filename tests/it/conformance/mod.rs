@@ -99,7 +99,9 @@ macro_rules! every_behaviour_on {
                 an_adopted_lock_is_renewed_by_who_adopted_it;
             reentry:
                 a_mutex_is_not_reentrant
-                threads_of_one_client_do_not_enter_one_anothers_locks;
+                threads_of_one_client_do_not_enter_one_anothers_locks
+                a_reentrant_lock_is_free_after_as_many_releases
+                a_reentrant_lock_keeps_other_threads_of_its_client_out;
             fencing:
                 tokens_rise_with_every_grant
                 a_late_holders_write_is_refused;
@@ -120,6 +122,7 @@ macro_rules! every_behaviour_of_a_server_on {
                 a_server_that_stands_still_is_an_error_and_no_hang
                 a_failed_release_is_reported
                 a_failed_renewal_is_told_and_then_the_loss
+                data_is_not_written_after_a_loss
                 no_key_or_connection_is_left_behind;
         }
     };

@@ -128,6 +128,28 @@ pub fn a_failed_renewal_is_told_and_then_the_loss(ground: &mut dyn Serving) {
     assert!(guard.unlock().unwrap_err().is_lease_lost());
 }
 
+pub fn data_is_not_written_after_a_loss(ground: &mut dyn Serving) {
+    let client = ground.client();
+    let server = ground.server();
+    let guard = client.mutex("k").lock().unwrap();
+    let write = |what: &str, lose: &dyn Fn()| {
+        guard.transaction(|_, pipe| {
+            pipe.set("data", what);
+            lose();
+            Ok(())
+        })
+    };
+    write("held", &|| ()).unwrap();
+    // In the middle of it, by another connection than its own.
+    let outcome = write("lost", &|| {
+        ask(server, &["SET", &in_redis("k"), "the thief's"]);
+    });
+    assert!(outcome.unwrap_err().is_lease_lost());
+    assert!(write("late", &|| ()).unwrap_err().is_lease_lost());
+    let data = ask(server, &["GET", "data"]);
+    assert_eq!(data.as_text(), Some("held"));
+}
+
 pub fn no_key_or_connection_is_left_behind(ground: &mut dyn Serving) {
     let (one, two) = (ground.client(), ground.client());
     let held = one.mutex("k").lock().unwrap();

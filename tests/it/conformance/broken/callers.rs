@@ -58,4 +58,10 @@ fn a_client_id_shared_by_threads_lets_them_into_one_anothers_locks() {
         within(SOON, "a thread's try", move || mutex.try_lock().unwrap())
     });
     assert!(threads[0].is_some() && threads[1].is_none());
+    drop(threads);
+    let entered = client.reentrant_mutex("k").lock().unwrap();
+    let mutex = client.reentrant_mutex("k");
+    let other = std::thread::spawn(move || mutex.try_lock().unwrap().is_some());
+    assert!(!other.join().unwrap(), "nor by what its own thread may");
+    entered.unlock().unwrap();
 }

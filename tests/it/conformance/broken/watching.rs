@@ -1,7 +1,8 @@
 //! What goes wrong when a transaction on the data does not watch the lock, or not where it runs.
 
 use crate::conformance::broken::raw::Raw;
-use crate::support::{LONG_TTL, ask, server};
+use crate::steady::steady;
+use crate::support::{LONG_TTL, ask, in_redis, server};
 
 const DATA: &str = "data";
 
@@ -34,6 +35,18 @@ fn watch_on_another_connection_than_the_transactions_stops_nothing() {
     assert!(!write(&mut holder, "refused"));
     let data = ask(&server, &["GET", DATA]);
     assert_eq!(data.as_text(), Some("of a lock that was lost"));
+
+    // As ours does it.
+    let client = steady(&server.url()).build().unwrap();
+    ask(&server, &["DEL", &in_redis("k")]);
+    let guard = client.mutex("k").lock().unwrap();
+    let refused = guard.transaction(|_, pipe| {
+        pipe.set(DATA, "ours");
+        ask(&server, &["SET", &in_redis("k"), "thief"]);
+        Ok(())
+    });
+    assert!(refused.unwrap_err().is_lease_lost());
+    assert_eq!(ask(&server, &["GET", DATA]), data);
 }
 
 #[test]
