@@ -120,6 +120,7 @@ macro_rules! every_behaviour_of_a_server_on {
                 a_key_overwritten_is_told_as_taken_over_and_by_whom
                 renewal_survives_broken_connections
                 a_server_that_stands_still_is_an_error_and_no_hang
+                a_grant_that_comes_too_late_to_be_believed_is_asked_for_again
                 a_failed_release_is_reported
                 a_failed_renewal_is_told_and_then_the_loss
                 data_is_not_written_after_a_loss

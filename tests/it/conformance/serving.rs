@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use leasehold::{ErrorKind, LossReason};
-use leasehold_testbed::{Reply, eventually};
+use leasehold_testbed::{Proxy, Reply, eventually};
 
 use crate::conformance::ground::Serving;
+use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, TIMEOUT, What, ask, connections, expires_in, in_redis,
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis,
     kill_connections, lease_of, millis, secs, told_within, value_of,
 };
 
@@ -104,6 +105,22 @@ pub fn a_server_that_stands_still_is_an_error_and_no_hang(ground: &mut dyn Servi
     // What was asked for meanwhile and granted late is given back.
     let free = eventually(SOON, || value_of(ground.server(), "k").is_none());
     assert!(free);
+}
+
+pub fn a_grant_that_comes_too_late_to_be_believed_is_asked_for_again(ground: &mut dyn Serving) {
+    let proxy = Proxy::start(ground.server().port()).unwrap();
+    let brief = secs(1);
+    let builder = steady(&proxy.url()).ttl(brief).patience(brief);
+    let client = builder.build().unwrap();
+    client.with_lock("before", || ()).unwrap();
+    proxy.hold_replies(true);
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    // Granted, and over before the answer is here: as after a pause of the whole machine.
+    assert!(eventually(SOON, || value_of(ground.server(), "k").is_some()));
+    std::thread::sleep(brief * 3 / 2);
+    proxy.hold_replies(false);
+    waiter.within(SOON, "another try").unlock().unwrap();
 }
 
 pub fn a_failed_release_is_reported(ground: &mut dyn Serving) {
