@@ -90,12 +90,8 @@ impl Listener for Hearing {
 
     fn all_changed(&self) {
         self.queues.wake_first();
-        // Also those that have not been held for long enough to be watched.
-        let (mut held, now) = (self.queues.holders(), self.watchdog.now());
-        held.retain(|lease| lease.live_for(now).is_some());
-        if !held.is_empty() {
-            self.watchdog.watch_keys(&held);
-        }
+        // Also what has not been held for long enough to be watched.
+        self.watchdog.watch_keys(&self.queues.holders());
     }
 
     fn seen(&self, watched: &Watched, value: Option<&[u8]>) {

@@ -270,7 +270,9 @@ impl Watchdog {
                 keys.push(watched(lease));
             });
         }
-        self.store.watch(keys);
+        if !keys.is_empty() {
+            self.store.watch(keys);
+        }
     }
 
     /// Passes on those that may be renewed, each at once: the next check may be slow.
