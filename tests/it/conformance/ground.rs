@@ -89,8 +89,8 @@ impl Ground for Redis {
     }
 }
 
-/// What only a store with a server of its own has: other programs that change its keys, connections
-/// that break, an end. [`Memory`] has none of that, and that is all it does not have.
+/// What only a store with a server of its own has: other programs that change its keys, data beside
+/// the locks, connections that break, an end. That is all that [`Memory`] does not have.
 pub trait Serving: Ground {
     fn server(&mut self) -> &mut Server;
 }

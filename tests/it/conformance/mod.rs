@@ -1,4 +1,5 @@
-//! What a lock has to do, shown on every store: one list of behaviours, run on each ground.
+//! What a lock has to do, shown on every store: one list of behaviours, run on each ground; and, in
+//! `broken`, what known designs do instead. docs/conformance.md says which statement each test holds.
 //!
 //! A behaviour that is in no list below is dead code, which is refused; so none is left out for one
 //! store.
