@@ -7,6 +7,7 @@ mod forcing;
 mod headers;
 mod inspecting;
 mod line;
+mod not_the_holder;
 mod tokens;
 mod turns;
 
