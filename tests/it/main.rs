@@ -18,6 +18,7 @@ mod faults_rare;
 mod faults_release;
 mod guards;
 mod hand_offs;
+mod hand_overs;
 mod inspecting;
 mod leftovers;
 mod order;
