@@ -16,6 +16,7 @@ mod faults_hold;
 mod faults_proxy;
 mod faults_rare;
 mod faults_release;
+mod fenced;
 mod guards;
 mod hand_offs;
 mod hand_overs;
