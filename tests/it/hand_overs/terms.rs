@@ -9,8 +9,8 @@ use leasehold_testbed::eventually;
 use super::{adopt, client, lock};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_line, in_redis, is_held, millis,
-    secs, server, told_within, value_of, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_line, in_redis, is_held, lease_of,
+    millis, secs, server, told_within, value_of, wait_for_line,
 };
 
 #[test]
@@ -113,6 +113,35 @@ fn the_adopters_of_one_client_hand_off_under_rising_tokens() {
     guard.unlock().unwrap();
     let next = lock(&new, "k").fencing_token();
     assert!(next > *tokens.last().unwrap());
+}
+
+/// A token has room for so many: one more would be that of a later grant.
+#[test]
+fn an_adopter_hands_off_no_more_often_than_is_left_of_the_grant() {
+    let server = server();
+    let builder = || {
+        steady(&server.url())
+            .ttl(LONG_TTL)
+            .hand_offs(2)
+            .hand_off_time(10 * SOON)
+    };
+    let [old, new] = [(); 2].map(|()| builder().build().unwrap());
+    let next = |client: &leasehold::Client, held: leasehold::MutexGuard| {
+        let mutex = client.mutex("k");
+        let next = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+        drop(held);
+        next.within(SOON, "a turn")
+    };
+    let first = lock(&old, "k");
+    let token = first.fencing_token();
+    let second = next(&old, first);
+    let adopted = adopt(&new, &second.hand_over().unwrap());
+    let third = next(&new, adopted);
+    assert_eq!(third.fencing_token(), token + 2);
+    let lease = lease_of(&server, "k");
+    let fourth = next(&new, third);
+    assert_ne!(lease_of(&server, "k"), lease, "a grant by Redis");
+    assert!(fourth.fencing_token() > token + 1023);
 }
 
 /// Such a client's own waiters stand in line in Redis, too: once they have it they are in no line.
