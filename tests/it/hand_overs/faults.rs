@@ -10,7 +10,7 @@ use leasehold_testbed::{Proxy, eventually};
 use super::{adopt, client, lock, refused};
 use crate::support::{
     LONG_TTL, SOON, Task, assert_all_become_free, builder, is_held, kill_connections, lease_of,
-    secs, server, value_of, within,
+    millis, secs, server, value_of, within,
 };
 
 /// A client behind the proxy with one lane; it has connected.
@@ -185,4 +185,35 @@ fn a_ticket_of_a_restarted_server_is_refused() {
         error.kind() == ErrorKind::NotHeld
     });
     assert!(refused);
+}
+
+/// Another thread reads the answer, in time for itself: who asked has given up by then.
+#[test]
+fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).lanes(1);
+    let late = builder.command_timeout(secs(2)).build().unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let ticket = lock(&old, "k").hand_over().unwrap();
+    proxy.delay(millis(700));
+    // The first leads; the second leads when that is answered, and takes the third along.
+    let looks = ["first", "second"].map(|key| {
+        let mutex = late.mutex(key);
+        let look = Task::start(move || mutex.inspect());
+        thread::sleep(millis(100));
+        look
+    });
+    let outcome = late.adopt(&ticket);
+    proxy.delay(millis(0));
+    for look in looks {
+        let _ = look.within(SOON, "looking");
+    }
+    match outcome {
+        // A machine that is busy enough lets the third lead.
+        Ok(guard) => drop(guard),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
+    }
+    assert_all_become_free(&server);
 }
