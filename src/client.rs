@@ -164,8 +164,8 @@ impl Client {
     ///
     /// # Errors
     /// `NotHeld` if it was adopted before, or nobody did in time; `InvalidTicket` if this is no ticket,
-    /// or is one for another prefix; `InvalidConfig` if its ttl is beyond this client's bounds. After
-    /// `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
+    /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
+    /// client's bounds. After `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
     /// background. If not, the ticket is still good.
     ///
     /// ```

@@ -97,8 +97,9 @@ impl MutexGuard {
 
     /// Hands the lock over to another process: this guard is over, the lock stays held, and whoever
     /// is given the returned ticket can [adopt](Client::adopt) it, once. Token, ttl, renewal and what is left of
-    /// `max_hold` go along. The ttl is put back first; nobody renews until it is adopted, and without
-    /// that the lock is free when its ttl ends.
+    /// `max_hold` go along. The ttl is put back first (unless it is a promise); nobody renews until it is
+    /// adopted, and without that the lock is free when its ttl ends. What passes until then is not counted
+    /// by `max_hold`.
     ///
     /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
     /// the lock is worth.
