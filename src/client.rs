@@ -16,6 +16,7 @@ use crate::id::HolderId;
 use crate::key::Key;
 use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
+use crate::observe;
 use crate::process::Process;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
@@ -350,6 +351,7 @@ impl Drop for Home {
 
 impl Handle {
     fn new(server: Server, config: Config) -> Result<Self, Error> {
+        observe::describe();
         let holder = HolderId::of_this_process();
         let crew = Crew::new();
         let clock = match &server {
@@ -363,7 +365,7 @@ impl Handle {
         };
         let courier = Courier::start(&crew, config.events.clone())?;
         let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
-        let delays = config.events.is_some().then(|| {
+        let delays = (config.events.is_some() || observe::IS_ON).then(|| {
             let delayed = Arc::clone(&delayed);
             Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
         });
