@@ -166,7 +166,8 @@ impl Client {
     /// # Errors
     /// `NotHeld` if it was adopted before, or nobody did in time; `InvalidTicket` if this is no ticket,
     /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
-    /// client's bounds. After `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
+    /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
+    /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
     /// background. If not, the ticket is still good.
     ///
     /// ```
@@ -188,9 +189,8 @@ impl Client {
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
         self.check_process()?;
         let ticket = Ticket::read(ticket, &self.handle().config)?;
-        let key = ticket.key.clone();
-        let adopted = self.handle().waits.adopt(ticket);
-        let lease = adopted.map_err(|error| error.with_key(key.name()))?;
+        let adopted = self.handle().waits.adopt(&ticket);
+        let lease = adopted.map_err(|error| error.with_key(ticket.key.name()))?;
         Ok(MutexGuard::new(lease, self.clone()))
     }
 
