@@ -13,6 +13,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
+use crate::observe;
 use crate::process::Process;
 use crate::store::{Reply, Request, TransactionConnection};
 use crate::wait::release_of;
@@ -45,6 +46,7 @@ pub struct MutexGuard {
     lease: Arc<Lease>,
     client: Client,
     granted_at: Moment,
+    observed: observe::Hold,
     let_go: bool,
 }
 
@@ -53,6 +55,7 @@ impl MutexGuard {
     pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
         Self {
             granted_at: client.now(),
+            observed: observe::Hold::begin(lease.event()),
             lease,
             client,
             let_go: false,
@@ -91,14 +94,20 @@ impl MutexGuard {
             }
         };
         client.waits.released(&self.lease);
-        self.tell_released(result.is_ok());
+        let outcome = match &result {
+            Ok(()) => "released",
+            Err(error) if error.is_lease_lost() => "lost",
+            Err(_) => "unconfirmed",
+        };
+        self.tell_released(outcome, result.is_ok());
         result.map_err(|error| error.with_key(self.key()))
     }
 
     /// Hands the lock over to another process: this guard is over, the lock stays held, and whoever
     /// is given the returned ticket can [adopt](Client::adopt) it, once. Token, ttl, renewal and what is left of
-    /// `max_hold` go along. The ttl is put back first; nobody renews until it is adopted, and without
-    /// that the lock is free when its ttl ends.
+    /// `max_hold` go along. The ttl is put back first (unless it is a promise); nobody renews until it is
+    /// adopted, and without that the lock is free when its ttl ends. What passes until then is not counted
+    /// by `max_hold`.
     ///
     /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
     /// the lock is worth.
@@ -123,7 +132,12 @@ impl MutexGuard {
             client.waits.released(&self.lease);
             Error::lost(reason).with_key(self.key())
         });
-        self.tell_released(result.is_ok());
+        let outcome = if result.is_ok() {
+            "handed_over"
+        } else {
+            "lost"
+        };
+        self.tell_released(outcome, result.is_ok());
         result.map(|ticket| ticket.to_string())
     }
 
@@ -349,11 +363,16 @@ impl MutexGuard {
         self.client.now()
     }
 
-    fn tell_released(&self, confirmed: bool) {
-        self.client.handle().courier.tell(|events| {
-            let held = self.now().since(self.granted_at);
-            events.released(self.lease.event(), held, confirmed);
-        });
+    /// Runs what is done under the lock.
+    pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.observed.run(work)
+    }
+
+    fn tell_released(&self, outcome: &'static str, confirmed: bool) {
+        let held = self.now().since(self.granted_at);
+        self.observed.ended(outcome, held);
+        let courier = &self.client.handle().courier;
+        courier.tell(|events| events.released(self.lease.event(), held, confirmed));
     }
 }
 
@@ -363,8 +382,8 @@ impl Drop for MutexGuard {
         if self.let_go || self.client.is_forked() {
             return;
         }
-        self.client.handle().waits.let_go(&self.lease);
-        self.tell_released(false);
+        let lost = self.client.handle().waits.let_go(&self.lease);
+        self.tell_released(if lost { "lost" } else { "dropped" }, false);
     }
 }
 

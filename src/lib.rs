@@ -17,6 +17,7 @@ mod lease;
 mod loss;
 mod memory;
 mod mutex;
+mod observe;
 mod process;
 mod reentrant;
 mod store;

@@ -49,10 +49,8 @@ impl LossReason {
 
     /// Whether the key may still be there, ours and of no use to anybody.
     pub(crate) fn may_leave_its_key(&self) -> bool {
-        !matches!(
-            self,
-            Self::Deleted | Self::TakenOver { .. } | Self::ForceUnlocked { .. }
-        )
+        // Who lets go by force tells before it does, and may then fail to.
+        !matches!(self, Self::Deleted | Self::TakenOver { .. })
     }
 }
 

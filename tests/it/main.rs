@@ -17,10 +17,13 @@ mod faults_hold;
 mod faults_proxy;
 mod faults_rare;
 mod faults_release;
+mod fenced;
 #[cfg(unix)]
 mod forked;
 mod guards;
 mod hand_offs;
+mod hand_overs;
+mod inspecting;
 mod leftovers;
 mod order;
 mod reentrant;
