@@ -72,8 +72,8 @@ impl Memory {
         Builder::of_memory(Arc::clone(&self.0))
     }
 
-    /// Moves the clock of this store and of all its clients ahead, as if the machine had slept for so
-    /// long: what expires meanwhile is lost, and is lost when this returns; locks that are still held then
+    /// Moves the clock of this store and of all its clients ahead, by a year at most, as if the machine
+    /// had slept for so long: what expires meanwhile is lost, and is lost when this returns; locks that are still held then
     /// and due for renewal have been renewed. To let more than a ttl pass and keep what is held, move
     /// in steps of less than two thirds of it.
     ///
@@ -93,13 +93,15 @@ impl Memory {
         self.0.advance(by);
     }
 
-    /// Forgets everything, as a Redis that restarts without its memory: whoever holds a lock loses it.
+    /// Forgets everything, as a Redis that restarts without its memory: whoever holds a lock loses it,
+    /// and has lost it when this returns.
     ///
     /// ```
     /// let memory = leasehold::Memory::new();
     /// let client = memory.client()?;
     /// let guard = client.mutex("k").lock()?;
     /// memory.flush();
+    /// assert!(guard.is_lost());
     /// assert!(!client.mutex("k").is_locked()?);
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -124,9 +124,10 @@ impl Lease {
         Some(asked.saturating_sub(every))
     }
 
-    /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`.
+    /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`. One
+    /// whose validity has ended is lost then.
     pub(crate) fn settled(&self, now: Moment, patience: Duration) {
-        let mut state = self.state.lock();
+        let mut state = self.at(now);
         loop {
             let is_renewed =
                 self.terms.options.renew_every.is_some() && state.ending.is_none() && !state.capped;

@@ -22,8 +22,11 @@ pub(super) enum Attempt {
     FellOut,
     /// The caller's own deadline came before an answer: nothing was learnt.
     OutOfTime,
-    /// Worth another try: Redis could not be asked, or gave no answer.
-    Failed(Error),
+    /// Worth another try: Redis could not be asked, or gave no answer, from then on.
+    Failed {
+        since: Moment,
+        error: Error,
+    },
 }
 
 impl Waits {
@@ -79,7 +82,11 @@ impl Waits {
                 });
                 match granted {
                     Ok(lease) => Ok(Attempt::Granted(lease)),
-                    Err(late) if late.is_unavailable() => Ok(Attempt::Failed(late)),
+                    // Redis did answer. However long that took, no outage is known of before now.
+                    Err(late) if late.is_unavailable() => Ok(Attempt::Failed {
+                        since: self.watchdog.now(),
+                        error: late,
+                    }),
                     Err(error) => Err(error),
                 }
             }
@@ -110,7 +117,10 @@ impl Waits {
                     ErrorKind::Timeout if deadline < asked_at.after(self.command_timeout) => {
                         Ok(Attempt::OutOfTime)
                     }
-                    ErrorKind::Timeout | ErrorKind::Unavailable => Ok(Attempt::Failed(error)),
+                    ErrorKind::Timeout | ErrorKind::Unavailable => Ok(Attempt::Failed {
+                        since: asked_at,
+                        error,
+                    }),
                     _ => Err(error),
                 }
             }

@@ -90,10 +90,8 @@ impl Listener for Hearing {
 
     fn all_changed(&self) {
         self.queues.wake_first();
-        let held = self.watchdog.all_watched();
-        if !held.is_empty() {
-            self.store.watch(held);
-        }
+        // Also what has not been held for long enough to be watched.
+        self.watchdog.watch_keys(&self.queues.holders());
     }
 
     fn seen(&self, watched: &Watched, value: Option<&[u8]>) {

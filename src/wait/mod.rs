@@ -368,8 +368,8 @@ impl Waits {
                 wait.met = Some(None);
             }
             Attempt::OutOfTime => wait.rest = Rest::Polling,
-            Attempt::Failed(error) => {
-                let ongoing = self.failed(now, wait.met.take().flatten(), error);
+            Attempt::Failed { since, error } => {
+                let ongoing = self.failed(since, wait.met.take().flatten(), error);
                 // Told once it is known to all: who hears of it finds it so.
                 self.tell(wait.wanted, |events, lock| {
                     events.unavailable(lock, &ongoing.error);
@@ -390,9 +390,9 @@ impl Waits {
         }
     }
 
-    /// An attempt made at `now` failed, as the one before it did if that met with `before`.
-    fn failed(&self, now: Moment, before: Option<Ongoing>, error: Error) -> Ongoing {
-        let (mut ongoing, is_news) = self.outage.begin(now, self.watchdog.now(), error);
+    /// An attempt failed from `since` on, as the one before it did if that met with `before`.
+    fn failed(&self, since: Moment, before: Option<Ongoing>, error: Error) -> Ongoing {
+        let (mut ongoing, is_news) = self.outage.begin(since, self.watchdog.now(), error);
         if is_news {
             // Those behind us now have an end to their patience.
             self.queues.wake_all();

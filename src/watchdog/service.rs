@@ -20,7 +20,7 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Chore, Command, Reply, Request, Store, Watched};
+use crate::store::{Chore, Command, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
@@ -134,11 +134,6 @@ impl Watchdog {
         self.watched.get(key)
     }
 
-    /// All keys that Redis is to tell about because this client holds them.
-    pub(crate) fn all_watched(&self) -> Vec<Watched> {
-        self.watched.all(self.now())
-    }
-
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
         for lease in self.agenda.stop() {
@@ -189,8 +184,9 @@ impl Watchdog {
         let (renewals, watches) = self.attend(self.agenda.due());
         self.renew(&renewals);
         self.watch_keys(&watches);
+        let deadline = self.now().after(self.command_timeout);
         for lease in held {
-            lease.settled(now, self.command_timeout);
+            lease.settled(now, deadline.since(self.now()));
         }
     }
 
@@ -268,12 +264,17 @@ impl Watchdog {
     }
 
     /// Has Redis tell what happens to the keys. If it cannot now, it is asked once it can.
-    fn watch_keys(&self, leases: &[Arc<Lease>]) {
+    pub(crate) fn watch_keys(&self, leases: &[Arc<Lease>]) {
+        let mut keys = Vec::new();
         for lease in leases {
-            lease.watch(|| self.watched.insert(lease));
+            lease.watch(|| {
+                self.watched.insert(lease);
+                keys.push(watched(lease));
+            });
         }
-        self.store
-            .watch(leases.iter().map(|lease| watched(lease)).collect());
+        if !keys.is_empty() {
+            self.store.watch(keys);
+        }
     }
 
     /// Passes on those that may be renewed, each at once: the next check may be slow.

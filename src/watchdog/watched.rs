@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::clock::Moment;
 use crate::key::{Key, KeyMap};
 use crate::lease::Lease;
 use crate::store::Watched;
@@ -31,14 +30,6 @@ impl WatchedLeases {
 
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Lease>> {
         self.0.lock().get(key).cloned()
-    }
-
-    /// All that can still be lost.
-    pub(crate) fn all(&self, now: Moment) -> Vec<Watched> {
-        // A lease locks this list under its own lock: its state is not asked for under the list's.
-        let leases: Vec<Arc<Lease>> = self.0.lock().values().cloned().collect();
-        let live = leases.iter().filter(|lease| lease.live_for(now).is_some());
-        live.map(|lease| watched(lease)).collect()
     }
 }
 

@@ -164,3 +164,33 @@ fn a_home_is_found_at_the_start_of_a_path_only() {
     assert!(!names_a_home(&format!("src/{home}/mod.rs")));
     assert!(!names_a_home(&format!("/usr/bin:/{home}/linuxbrew/bin")));
 }
+
+#[test]
+fn every_test_that_the_table_of_conformance_names_exists() {
+    let table = fs::read_to_string(root().join("docs/conformance.md")).expect("it is there");
+    let sources = files_ending("tests/it", "rs");
+    let exists = |name: &str| {
+        let (module, test) = name.rsplit_once("::").expect("a path");
+        let file = Path::new("tests/it").join(module.replace("::", "/"));
+        let places = [file.with_extension("rs"), file.join("mod.rs")];
+        let (declared, listed) = (format!("\nfn {test}("), format!("\npub fn {test}("));
+        let holds = |text: &str| text.contains(&declared) || text.contains(&listed);
+        let mut there = sources.iter().filter(|(path, _)| places.contains(path));
+        there.any(|(_, text)| holds(text))
+    };
+    let names: Vec<&str> = table
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .collect();
+    assert!(names.len() > 50, "the table is read wrongly: {names:?}");
+    let missing: Vec<_> = names
+        .into_iter()
+        .filter(|name| !exists(name))
+        .map(str::to_owned)
+        .collect();
+    none(
+        &missing,
+        "docs/conformance.md names a test that does not exist",
+    );
+}

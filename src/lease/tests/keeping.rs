@@ -166,6 +166,19 @@ fn a_hold_without_an_end_is_not_warned_of() {
 }
 
 #[test]
+fn a_lease_whose_validity_has_ended_is_lost_once_it_has_settled_and_is_not_waited_for() {
+    let f = lease(|_| {});
+    // Its renewal is in hand, and hangs.
+    f.lease.due(f.at(10), note);
+    assert!(f.lease.begin_renewal(f.at(10)).is_some());
+    let (_keep, lost) = f.lease.signal(f.at(10));
+    let started = std::time::Instant::now();
+    f.lease.settled(f.at(30), 60 * SECOND);
+    assert!(started.elapsed() < 30 * SECOND);
+    assert_eq!(lost.try_recv(), Ok(LossReason::Expired));
+}
+
+#[test]
 fn a_renewal_knows_for_how_long_it_has_been_due() {
     let f = lease(|_| {});
     assert_eq!(f.lease.begin_renewal(f.at(12)), Some(2 * SECOND));

@@ -1,0 +1,57 @@
+//! Fencing tokens: each grant's is greater than that of every grant before, whoever had it, and a
+//! fenced value refuses what comes late.
+
+use leasehold::{ErrorKind, MutexGuard};
+
+use crate::conformance::ground::Ground;
+use crate::support::Task;
+
+pub fn tokens_rise_with_every_grant(ground: &dyn Ground) {
+    let clients: Vec<_> = (0..3).map(|_| ground.client()).collect();
+    let mut last = 0;
+    let mut rises = |guard: &MutexGuard, after: &str| {
+        let token = guard.fencing_token();
+        assert!(token > last, "{token} after {last}, {after}");
+        last = token;
+    };
+    for client in clients.iter().cycle().take(9) {
+        let guard = client.mutex("k").lock().unwrap();
+        rises(&guard, "a release");
+        guard.unlock().unwrap();
+    }
+    let ttl = ground.ttl();
+    let expired = clients[0].mutex("k").ttl(ttl).lock().unwrap();
+    rises(&expired, "a release");
+    ground.pass(ttl + ttl / 10);
+    let forced = clients[1].mutex("k").lock().unwrap();
+    rises(&forced, "an expiry");
+    clients[2].mutex("k").force_unlock().unwrap();
+    let held = clients[2].mutex("k").lock().unwrap();
+    rises(&held, "a release by force");
+    let mutex = clients[2].mutex("k");
+    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    drop(held);
+    let handed = waiter.within(crate::support::SOON, "its turn");
+    rises(&handed, "a hand-off");
+    ground.forget();
+    let guard = clients[0].mutex("k").lock().unwrap();
+    rises(&guard, "a loss of all memory");
+}
+
+pub fn a_late_holders_write_is_refused(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let ttl = ground.ttl();
+    let late = one.mutex("k").ttl(ttl).lock().unwrap();
+    let value = one.fenced_value("k");
+    assert_eq!(value.read().unwrap(), None);
+    value.write(late.fencing_token(), "early").unwrap();
+    ground.pass(ttl + ttl / 10);
+    let next = two.mutex("k").lock().unwrap();
+    let of_next = two.fenced_value("k");
+    of_next.write(next.fencing_token(), "next").unwrap();
+    let refused = value.write(late.fencing_token(), "late").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::StaleToken);
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"next"[..]));
+    of_next.write(next.fencing_token(), "again").unwrap();
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"again"[..]));
+}

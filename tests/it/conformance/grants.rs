@@ -1,0 +1,132 @@
+//! How a lock is granted: to one at a time, for a ttl that stands from the first moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::conformance::ground::Ground;
+use crate::support::{LONG_TTL, SOON, Task, Witness};
+
+/// Threads of several clients, each with what it does.
+fn by_many(ground: &dyn Ground, work: impl Fn(&leasehold::Client) + Send + Sync + 'static) {
+    let work = Arc::new(work);
+    let clients: Vec<_> = (0..3).map(|_| ground.client()).collect();
+    let tasks: Vec<_> = clients
+        .iter()
+        .cycle()
+        .take(9)
+        .map(|client| {
+            let (client, work) = (client.clone(), Arc::clone(&work));
+            Task::start(move || work(&client))
+        })
+        .collect();
+    for task in tasks {
+        task.within(4 * SOON, "a thread's part");
+    }
+}
+
+pub fn a_count_is_right_over_clients_and_threads(ground: &dyn Ground) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let online = Arc::clone(&count);
+    by_many(ground, move |client| {
+        for _ in 0..10 {
+            let raise = || {
+                let seen = online.load(Ordering::Relaxed);
+                thread::yield_now();
+                online.store(seen + 1, Ordering::Relaxed);
+            };
+            client.with_lock("online", raise).unwrap();
+        }
+    });
+    assert_eq!(count.load(Ordering::Relaxed), 90);
+}
+
+pub fn holders_are_inside_one_at_a_time(ground: &dyn Ground) {
+    let witness = Arc::new(Witness::default());
+    let seen = Arc::clone(&witness);
+    by_many(ground, move |client| {
+        for _ in 0..10 {
+            let guard = client.mutex("k").lock().unwrap();
+            let inside = seen.enter(&guard);
+            thread::yield_now();
+            drop(inside);
+        }
+    });
+    assert_eq!(witness.entries(), 90);
+}
+
+pub fn locks_of_other_names_are_not_in_the_way(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let item = one.mutex("market:item:1").lock().unwrap();
+    let other = two.mutex("market:item:2").try_lock().unwrap();
+    assert!(other.is_some());
+    assert!(two.mutex("market:item:1").try_lock().unwrap().is_none());
+    item.unlock().unwrap();
+}
+
+pub fn clients_of_other_prefixes_are_not_in_the_way(ground: &dyn Ground) {
+    let billing = ground.builder().prefix("billing:").build().unwrap();
+    let _held = billing.mutex("k").lock().unwrap();
+    assert!(ground.client().mutex("k").try_lock().unwrap().is_some());
+}
+
+pub fn contention_is_no_error(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let held = one.mutex("k").lock().unwrap();
+    for client in [&one, &two] {
+        assert!(client.mutex("k").try_lock().unwrap().is_none());
+    }
+    held.unlock().unwrap();
+    assert!(two.mutex("k").try_lock().unwrap().is_some());
+}
+
+pub fn each_grant_has_an_id_of_its_own(ground: &dyn Ground) {
+    let client = ground.client();
+    let grant = || {
+        let guard = client.mutex("k").lock().unwrap();
+        let found = client.mutex("k").inspect().unwrap().unwrap();
+        guard.unlock().unwrap();
+        found.lease_id()
+    };
+    let (one, two) = (grant(), grant());
+    assert_ne!(one, two);
+    assert_eq!(one.len(), 32);
+}
+
+pub fn the_ttl_stands_from_the_first_moment(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let mutex = two.mutex("k");
+    for _ in 0..20 {
+        let guard = one.mutex("k").lock().unwrap();
+        let expires_in = mutex.inspect().unwrap().unwrap().expires_in();
+        assert!(expires_in.is_some_and(|left| left <= LONG_TTL));
+        assert!(guard.remaining() > LONG_TTL / 2);
+        guard.unlock().unwrap();
+    }
+}
+
+pub fn who_fails_to_take_it_does_not_prolong_it(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let ttl = ground.ttl();
+    let guard = one.mutex("k").ttl(ttl).lock().unwrap();
+    for _ in 0..4 {
+        assert!(two.mutex("k").ttl(ttl).try_lock().unwrap().is_none());
+        ground.pass(ttl / 8);
+    }
+    let found = two.mutex("k").inspect().unwrap().unwrap();
+    assert!(found.expires_in() <= Some(ttl / 2 + ttl / 8), "{found:?}");
+    drop(guard);
+}
+
+pub fn a_holder_that_crashed_keeps_it_for_its_ttl_only(ground: &dyn Ground) {
+    let ttl = ground.ttl();
+    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
+    let guard = one.mutex("k").lock().unwrap();
+    // As far as the store can see: nobody renews it, nobody lets it go.
+    std::mem::forget(guard);
+    one.shutdown(SOON).unwrap();
+    assert!(two.mutex("k").try_lock().unwrap().is_none());
+    ground.pass(ttl + ttl / 10);
+    let next = two.mutex("k").try_lock_for(SOON).unwrap();
+    assert!(next.is_some());
+}

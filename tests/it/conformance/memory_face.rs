@@ -1,0 +1,280 @@
+//! What only [`Memory`] has, as whoever writes unit tests uses it: a clock to move, a memory to lose,
+//! names, and nothing left behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use leasehold::{Client, LossReason, Memory};
+use leasehold_testbed::eventually;
+
+use crate::child::{self, Child};
+use crate::support::{Recorder, SOON, Task, What, Witness, millis, secs};
+
+/// The default, which is what memories are used with.
+const TTL: Duration = Duration::from_secs(30);
+
+#[test]
+fn steps_of_half_a_ttl_keep_every_lock_from_the_moment_it_was_taken() {
+    // The clock is moved while the timer of a lock just taken wakes up, as often as not.
+    for _ in 0..20 {
+        let memory = Memory::new();
+        let clients = [(); 3].map(|()| memory.client().unwrap());
+        let guards = clients.each_ref().map(|client| {
+            let key = client.holder_id().to_string();
+            client.mutex(&key).lock().unwrap()
+        });
+        for _ in 0..10 {
+            memory.advance(TTL / 2);
+            for guard in &guards {
+                guard.check().unwrap();
+                assert!(guard.remaining() > TTL * 9 / 10, "it has been renewed");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_longer_than_a_ttl_loses_every_lock_at_once() {
+    let memory = Memory::new();
+    let client = memory.client().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let (lost, waiting) = (guard.lost_signal(), client.mutex("k"));
+    let waiter = Task::start_and_see_asleep(move || waiting.lock().unwrap());
+    memory.advance(TTL);
+    assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Expired));
+    let next = waiter.within(SOON, "its turn");
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[test]
+fn who_waits_with_a_deadline_gives_up_when_the_clock_passes_it() {
+    let memory = Memory::new();
+    let clients = [(); 2].map(|()| memory.client().unwrap());
+    let _held = clients[0].mutex("k").lock().unwrap();
+    // Of the same client as the holder, and of another.
+    let waiters = clients.each_ref().map(|client| {
+        let mutex = client.mutex("k");
+        Task::start_and_see_asleep(move || mutex.try_lock_for(secs(12)).unwrap().is_none())
+    });
+    memory.advance(secs(15));
+    for waiter in waiters {
+        assert!(waiter.within(SOON, "its deadline"));
+    }
+}
+
+#[test]
+fn max_hold_is_met_when_the_clock_passes_it() {
+    let memory = Memory::new();
+    let client = memory.client().unwrap();
+    let guard = client.mutex("k").max_hold(secs(100)).lock().unwrap();
+    for _ in 0..6 {
+        memory.advance(secs(15));
+        guard.check().unwrap();
+    }
+    memory.advance(secs(15));
+    let error = guard.check().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::MaxHold));
+    assert!(!client.mutex("k").is_locked().unwrap());
+}
+
+#[test]
+fn the_clock_can_be_moved_by_as_much_as_there_is() {
+    let memory = Memory::new();
+    let client = memory.client().unwrap();
+    let mut last = 0;
+    for by in [Duration::MAX, Duration::MAX, secs(31), secs(31)] {
+        let guard = client.mutex("k").lock().unwrap();
+        assert!(guard.fencing_token() > last);
+        last = guard.fencing_token();
+        memory.advance(by);
+        assert!(guard.is_lost());
+    }
+    assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
+
+#[test]
+fn the_clock_can_be_moved_by_many_at_once_while_locks_are_taken() {
+    let memory = Memory::new();
+    let stop = Arc::new(AtomicBool::new(false));
+    let movers = [(); 2].map(|()| {
+        let (memory, stop) = (memory.clone(), Arc::clone(&stop));
+        Task::start(move || {
+            while !stop.load(Ordering::Relaxed) {
+                memory.advance(secs(5));
+                std::thread::yield_now();
+            }
+        })
+    });
+    let takers: Vec<_> = (0..4)
+        .map(|_| {
+            // The clock may pass every ttl again and again while somebody asks, or holds it.
+            let builder = memory.builder().patience(secs(1_000_000_000));
+            let client = builder.build().unwrap();
+            Task::start(move || {
+                for _ in 0..50 {
+                    drop(client.mutex("k").lock().unwrap());
+                }
+            })
+        })
+        .collect();
+    for taker in takers {
+        taker.within(4 * SOON, "its turns");
+    }
+    stop.store(true, Ordering::Relaxed);
+    for mover in movers {
+        mover.within(SOON, "its end");
+    }
+}
+
+#[test]
+fn what_a_flush_forgets_is_lost_at_once() {
+    let memory = Memory::new();
+    let clients = [(); 2].map(|()| memory.client().unwrap());
+    let guards = ["a", "b"].map(|key| clients[0].mutex(key).lock().unwrap());
+    clients[1].fenced_value("v").write(1, "x").unwrap();
+    memory.flush();
+    for guard in &guards {
+        let error = guard.check().unwrap_err();
+        assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
+    }
+    assert_eq!(clients[1].fenced_value("v").read().unwrap(), None);
+    let next = clients[1].mutex("a").try_lock().unwrap();
+    assert!(next.is_some());
+}
+
+#[test]
+fn clients_come_and_go_while_others_stay() {
+    let memory = Memory::new();
+    let stays = memory.client().unwrap();
+    let held = stays.mutex("k").lock().unwrap();
+    for _ in 0..5 {
+        let (holds, waits) = (memory.client().unwrap(), memory.client().unwrap());
+        let dropped = holds.mutex("dropped").lock().unwrap();
+        assert!(waits.mutex("k").try_lock_for(millis(1)).unwrap().is_none());
+        drop((holds, waits));
+        drop(dropped);
+        assert!(!stays.mutex("dropped").is_locked().unwrap());
+    }
+    memory.advance(TTL / 2);
+    held.unlock().unwrap();
+    assert!(!stays.mutex("k").is_locked().unwrap());
+}
+
+#[test]
+fn a_callback_may_move_the_clock_and_forget_everything() {
+    let memory = Memory::new();
+    let clients = [(); 2].map(|()| memory.client().unwrap());
+    let first = clients[0].mutex("first").lock().unwrap();
+    let second = clients[1].mutex("second").lock().unwrap();
+    let lost = second.lost_signal();
+    let mine = memory.clone();
+    first.on_lost(move |_| {
+        mine.advance(secs(1));
+        mine.flush();
+    });
+    clients[1].mutex("first").force_unlock().unwrap();
+    assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
+}
+
+#[test]
+fn a_name_is_one_memory_for_as_long_as_it_is_used() {
+    let open = || Client::open("memory://conformance-names").unwrap();
+    let (one, two) = (open(), open());
+    let unnamed = Client::open("memory://").unwrap();
+    let guard = one.mutex("k").lock().unwrap();
+    assert!(two.mutex("k").try_lock().unwrap().is_none());
+    assert!(unnamed.mutex("k").try_lock().unwrap().is_some());
+    drop((one, two));
+    assert!(open().mutex("k").is_locked().unwrap(), "its guard uses it");
+    let _ticket = guard.hand_over().unwrap();
+    assert!(!open().mutex("k").is_locked().unwrap(), "a new one");
+    for bad in ["memory://a b", "memory://a/b", "memory://ä"] {
+        let error = Client::open(bad).unwrap_err();
+        assert_eq!(error.kind(), leasehold::ErrorKind::InvalidConfig);
+    }
+}
+
+#[test]
+fn no_thread_or_memory_is_left_when_the_clients_have_gone() {
+    if child::threads().is_none() {
+        return;
+    }
+    let test = "conformance::memory_face::use_and_count_what_is_left";
+    Child::start(test, "memory://").finish(secs(120));
+}
+
+#[test]
+#[ignore = "the work of no_thread_or_memory_is_left_when_the_clients_have_gone, which starts it"]
+fn use_and_count_what_is_left() {
+    if child::url().is_none() {
+        return;
+    }
+    let before = child::threads().unwrap();
+    for _ in 0..5 {
+        let alive = use_everything();
+        let gone = eventually(SOON, || child::threads().unwrap() == before);
+        assert!(gone, "{} threads, not {before}", child::threads().unwrap());
+        let freed = eventually(SOON, || alive.upgrade().is_none());
+        assert!(freed, "something keeps the clients");
+    }
+}
+
+/// What the client and the store keep is gone once this is: each kept the recorder.
+fn use_everything() -> std::sync::Weak<Recorder> {
+    let (memory, recorder) = (Memory::new(), Recorder::new());
+    let client = || {
+        let builder = memory.builder().events(Arc::clone(&recorder));
+        builder.build().unwrap()
+    };
+    let (one, two) = (client(), client());
+    let held = one.mutex("k").lock().unwrap();
+    held.on_lost(|_| {});
+    let signal = held.lost_signal();
+    let waiting = two.mutex("k");
+    let waiter = Task::start_and_see_asleep(move || waiting.lock().unwrap());
+    memory.advance(secs(15));
+    recorder.wait_for(1, What::Renewed, "k");
+    drop(held);
+    let next = waiter.within(SOON, "its turn");
+    memory.flush();
+    memory.advance(secs(31));
+    drop((next, signal));
+    let _ticket = two.mutex("ticket").lock().unwrap().hand_over().unwrap();
+    two.shutdown(SOON).unwrap();
+    Arc::downgrade(&recorder)
+}
+
+#[test]
+fn many_threads_contend_on_one_memory() {
+    let memory = Memory::new();
+    let witness = Arc::new(Witness::default());
+    let clients = [(); 4].map(|()| memory.client().unwrap());
+    let threads: Vec<_> = clients
+        .iter()
+        .cycle()
+        .take(64)
+        .map(|client| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            Task::start(move || {
+                for _ in 0..5 {
+                    let guard = mutex.lock().unwrap();
+                    drop(witness.enter(&guard));
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.within(4 * SOON, "its turns");
+    }
+    assert_eq!(witness.entries(), 64 * 5);
+}
+
+#[test]
+fn data_in_a_memory_is_not_to_be_had_by_transactions() {
+    let client = Client::memory().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let refused = guard.transaction(|_, _| Ok(())).unwrap_err();
+    assert_eq!(refused.kind(), leasehold::ErrorKind::Unsupported);
+    guard.unlock().unwrap();
+}

@@ -1,0 +1,49 @@
+//! Who may come in again: nobody by a plain mutex, whichever thread of whichever client asks; the
+//! thread that has it by a reentrant one.
+
+use std::thread;
+
+use crate::conformance::ground::Ground;
+use crate::support::millis;
+
+pub fn a_mutex_is_not_reentrant(ground: &dyn Ground) {
+    let client = ground.client();
+    let guard = client.mutex("k").lock().unwrap();
+    assert!(client.mutex("k").try_lock().unwrap().is_none());
+    let waited = client.mutex("k").try_lock_for(millis(20)).unwrap();
+    assert!(waited.is_none());
+    guard.unlock().unwrap();
+}
+
+pub fn threads_of_one_client_do_not_enter_one_anothers_locks(ground: &dyn Ground) {
+    let client = ground.client();
+    let guard = client.mutex("k").lock().unwrap();
+    let other = client.clone();
+    let entered = thread::spawn(move || other.mutex("k").try_lock().unwrap().is_some());
+    assert!(!entered.join().unwrap());
+    guard.unlock().unwrap();
+}
+
+pub fn a_reentrant_lock_is_free_after_as_many_releases(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let mutex = one.reentrant_mutex("k");
+    let mut guards: Vec<_> = (0..3).map(|_| mutex.lock().unwrap()).collect();
+    assert_eq!(guards[0].depth(), 3);
+    while let Some(guard) = guards.pop() {
+        assert!(two.mutex("k").try_lock().unwrap().is_none());
+        guard.unlock().unwrap();
+    }
+    assert!(two.mutex("k").try_lock().unwrap().is_some());
+}
+
+pub fn a_reentrant_lock_keeps_other_threads_of_its_client_out(ground: &dyn Ground) {
+    let client = ground.client();
+    let guard = client.reentrant_mutex("k").lock().unwrap();
+    let other = client.clone();
+    let entered = thread::spawn(move || {
+        let reentrant = other.reentrant_mutex("k").try_lock().unwrap();
+        reentrant.is_some() || other.mutex("k").try_lock().unwrap().is_some()
+    });
+    assert!(!entered.join().unwrap());
+    guard.unlock().unwrap();
+}

@@ -1,0 +1,109 @@
+//! How a lock is let go: by its owner only, once, and with an answer.
+
+use leasehold::{ErrorKind, LossReason};
+use leasehold_testbed::eventually;
+
+use crate::conformance::ground::Ground;
+use crate::support::SOON;
+
+pub fn a_released_lock_is_free_at_once(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    one.mutex("k").lock().unwrap().unlock().unwrap();
+    assert!(!two.mutex("k").is_locked().unwrap());
+    assert!(two.mutex("k").try_lock().unwrap().is_some());
+}
+
+pub fn a_dropped_lock_is_free_soon(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    drop(one.mutex("k").lock().unwrap());
+    let free = eventually(SOON, || !two.mutex("k").is_locked().unwrap());
+    assert!(free);
+}
+
+pub fn a_late_release_leaves_the_next_holders_lock_alone(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let ttl = ground.ttl();
+    let late = one.mutex("k").ttl(ttl).lock().unwrap();
+    let later = one.mutex("l").ttl(ttl).lock().unwrap();
+    ground.pass(ttl + ttl / 10);
+    let next = [
+        two.mutex("k").lock().unwrap(),
+        two.mutex("l").lock().unwrap(),
+    ];
+    assert!(late.unlock().unwrap_err().is_lease_lost());
+    drop(later);
+    // What it wrote, if anything, is done before this.
+    assert!(one.mutex("l").try_lock().unwrap().is_none());
+    for guard in next {
+        let found = one.mutex(guard.key()).inspect().unwrap().unwrap();
+        assert_eq!(found.holder(), two.holder_id());
+        guard.unlock().unwrap();
+    }
+}
+
+pub fn a_release_of_an_expired_lock_is_told_to_who_asks(ground: &dyn Ground) {
+    let client = ground.client();
+    let ttl = ground.ttl();
+    let (told, silent) = (
+        client.mutex("told").ttl(ttl).lock().unwrap(),
+        client.mutex("silent").ttl(ttl).lock().unwrap(),
+    );
+    ground.pass(ttl);
+    let error = told.unlock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+    assert_eq!(error.key(), Some("told"));
+    drop(silent);
+    assert!(client.mutex("silent").try_lock().unwrap().is_some());
+}
+
+pub fn a_release_of_a_forgotten_lock_is_told(ground: &dyn Ground) {
+    let client = ground.client();
+    let guard = client.mutex("k").lock().unwrap();
+    ground.forget();
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
+}
+
+pub fn work_whose_lock_was_lost_has_no_value(ground: &dyn Ground) {
+    let client = ground.client();
+    let ttl = ground.ttl();
+    let outcome = client.mutex("k").ttl(ttl).with(|_| ground.pass(ttl));
+    assert!(outcome.unwrap_err().is_lease_lost());
+}
+
+pub fn work_is_not_done_without_the_lock(ground: &dyn Ground) {
+    let client = ground.client();
+    client.shutdown(SOON).unwrap();
+    let mut done = false;
+    let refused = client.with_lock("k", || done = true).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Shutdown);
+    assert!(!done);
+}
+
+pub fn work_that_panics_lets_go(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let work = std::panic::AssertUnwindSafe(|| one.with_lock("k", || panic!("as it should")));
+    assert!(std::panic::catch_unwind(work).is_err());
+    let free = eventually(SOON, || !two.mutex("k").is_locked().unwrap());
+    assert!(free);
+}
+
+pub fn letting_go_twice_is_harmless(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let guard = one.mutex("k").lock().unwrap();
+    assert!(two.mutex("k").force_unlock().unwrap().is_some());
+    assert!(two.mutex("k").force_unlock().unwrap().is_none());
+    let next = two.mutex("k").lock().unwrap();
+    assert!(guard.unlock().is_err());
+    assert!(two.mutex("k").is_locked().unwrap());
+    next.unlock().unwrap();
+}
+
+pub fn a_lock_is_let_go_on_whichever_thread(ground: &dyn Ground) {
+    let (one, two) = (ground.client(), ground.client());
+    let guard = one.mutex("k").lock().unwrap();
+    let unlocked = std::thread::spawn(move || guard.unlock()).join();
+    unlocked.unwrap().unwrap();
+    assert!(two.mutex("k").try_lock().unwrap().is_some());
+}

@@ -1,0 +1,189 @@
+//! What a lock does about other programs at its keys, and about a server that fails.
+
+use std::sync::Arc;
+
+use leasehold::{ErrorKind, LossReason};
+use leasehold_testbed::{Proxy, Reply, eventually};
+
+use crate::conformance::ground::Serving;
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis,
+    kill_connections, lease_of, millis, secs, told_within, value_of,
+};
+
+pub fn a_foreign_value_is_left_alone(ground: &mut dyn Serving) {
+    let client = ground.client();
+    let server = ground.server();
+    ask(server, &["SET", &in_redis("k"), "somebody's"]);
+    let mutex = client.mutex("k");
+    for refused in [
+        mutex.try_lock().map(drop).unwrap_err(),
+        mutex.lock().map(drop).unwrap_err(),
+        mutex.inspect().map(drop).unwrap_err(),
+        mutex.force_unlock().map(drop).unwrap_err(),
+    ] {
+        assert_eq!(refused.kind(), ErrorKind::Protocol);
+    }
+    assert_eq!(value_of(server, "k").as_deref(), Some("somebody's"));
+    assert_eq!(expires_in(server, "k"), None, "not healed, either");
+}
+
+pub fn a_lock_without_a_ttl_is_given_one_by_whoever_fails_to_take_it(ground: &mut dyn Serving) {
+    let (one, two) = (ground.client(), ground.client());
+    let server = ground.server();
+    let guard = one.mutex("k").lock().unwrap();
+    ask(server, &["PERSIST", &in_redis("k")]);
+    let found = two.mutex("k").inspect().unwrap().unwrap();
+    assert_eq!(found.expires_in(), None);
+    assert!(two.mutex("k").try_lock().unwrap().is_none());
+    let healed = expires_in(server, "k");
+    assert!(healed.is_some_and(|left| left <= LONG_TTL), "{healed:?}");
+    guard.unlock().unwrap();
+}
+
+pub fn a_key_deleted_by_hand_is_told_as_deleted(ground: &mut dyn Serving) {
+    let client = ground.client();
+    let guard = client.mutex("k").lock().unwrap();
+    let lost = guard.lost_signal();
+    ask(ground.server(), &["DEL", &in_redis("k")]);
+    assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
+}
+
+pub fn a_key_overwritten_is_told_as_taken_over_and_by_whom(ground: &mut dyn Serving) {
+    let (one, two) = (ground.client(), ground.client());
+    let server = ground.server();
+    let theirs = two.mutex("theirs").lock().unwrap();
+    let value = value_of(server, "theirs").unwrap();
+    let mine = one.mutex("k").lock().unwrap();
+    let lost = mine.lost_signal();
+    ask(server, &["SET", &in_redis("k"), &value]);
+    let by = Some(two.holder_id().clone());
+    let reason = LossReason::TakenOver { by };
+    assert_eq!(told_within(SOON, &lost), reason);
+    let error = mine.unlock().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&reason));
+    assert_eq!(value_of(server, "k"), Some(value));
+    theirs.unlock().unwrap();
+}
+
+pub fn renewal_survives_broken_connections(ground: &mut dyn Serving) {
+    let (ttl, recorder) = (secs(4), Recorder::new());
+    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
+    let client = builder.build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    recorder.wait_for(1, What::Renewed, "k");
+    let lease = lease_of(ground.server(), "k");
+    for _ in 0..2 {
+        kill_connections(ground.server());
+        recorder.wait_for_more(1, What::Renewed, "k");
+    }
+    assert_eq!(lease_of(ground.server(), "k"), lease, "never let go of");
+    guard.unlock().unwrap();
+}
+
+pub fn a_server_that_stands_still_is_an_error_and_no_hang(ground: &mut dyn Serving) {
+    let hasty = ground.builder().command_timeout(TIMEOUT);
+    let client = hasty.patience(TIMEOUT).connect_timeout(TIMEOUT);
+    let client = client.build().unwrap();
+    ground.server().stop();
+    let mutex = client.mutex("k");
+    let tried = crate::support::within(2 * SOON, "a try", move || {
+        [
+            mutex.try_lock().map(drop).unwrap_err(),
+            mutex.try_lock_for(millis(50)).map(drop).unwrap_err(),
+            mutex.lock().map(drop).unwrap_err(),
+            mutex.inspect().map(drop).unwrap_err(),
+        ]
+    });
+    ground.server().resume();
+    for error in tried {
+        assert!(error.is_unavailable(), "{error}");
+    }
+    // What was asked for meanwhile and granted late is given back.
+    let free = eventually(SOON, || value_of(ground.server(), "k").is_none());
+    assert!(free);
+}
+
+pub fn a_grant_that_comes_too_late_to_be_believed_is_asked_for_again(ground: &mut dyn Serving) {
+    let proxy = Proxy::start(ground.server().port()).unwrap();
+    let brief = secs(1);
+    let builder = steady(&proxy.url()).ttl(brief).patience(brief);
+    let client = builder.build().unwrap();
+    client.with_lock("before", || ()).unwrap();
+    proxy.hold_replies(true);
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    // Granted, and over before the answer is here: as after a pause of the whole machine.
+    assert!(eventually(SOON, || value_of(ground.server(), "k").is_some()));
+    std::thread::sleep(brief * 3 / 2);
+    proxy.hold_replies(false);
+    waiter.within(SOON, "another try").unlock().unwrap();
+}
+
+pub fn a_failed_release_is_reported(ground: &mut dyn Serving) {
+    let hasty = ground.builder().command_timeout(TIMEOUT);
+    let client = hasty.connect_timeout(TIMEOUT).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    ground.server().kill();
+    let error = guard.unlock().unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+}
+
+pub fn a_failed_renewal_is_told_and_then_the_loss(ground: &mut dyn Serving) {
+    let (ttl, recorder) = (ground.ttl(), Recorder::new());
+    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
+    let builder = builder.command_timeout(TIMEOUT).connect_timeout(TIMEOUT);
+    let client = builder.build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let lost = guard.lost_signal();
+    ground.server().kill();
+    recorder.wait_for(1, What::RenewalFailed, "k");
+    assert_eq!(told_within(SOON, &lost), LossReason::Expired);
+    assert!(guard.unlock().unwrap_err().is_lease_lost());
+}
+
+pub fn data_is_not_written_after_a_loss(ground: &mut dyn Serving) {
+    let client = ground.client();
+    let server = ground.server();
+    let guard = client.mutex("k").lock().unwrap();
+    let write = |what: &str, lose: &dyn Fn()| {
+        guard.transaction(|_, pipe| {
+            pipe.set("data", what);
+            lose();
+            Ok(())
+        })
+    };
+    write("held", &|| ()).unwrap();
+    // In the middle of it, by another connection than its own.
+    let outcome = write("lost", &|| {
+        ask(server, &["SET", &in_redis("k"), "the thief's"]);
+    });
+    assert!(outcome.unwrap_err().is_lease_lost());
+    assert!(write("late", &|| ()).unwrap_err().is_lease_lost());
+    let data = ask(server, &["GET", "data"]);
+    assert_eq!(data.as_text(), Some("held"));
+}
+
+pub fn no_key_or_connection_is_left_behind(ground: &mut dyn Serving) {
+    let (one, two) = (ground.client(), ground.client());
+    let held = one.mutex("k").lock().unwrap();
+    assert!(two.mutex("k").try_lock_for(millis(100)).unwrap().is_none());
+    drop(held);
+    one.with_lock("other", || ()).unwrap();
+    let ticket = two.mutex("k").lock().unwrap().hand_over().unwrap();
+    one.adopt(&ticket).unwrap().unlock().unwrap();
+    drop((one, two));
+    let server = ground.server();
+    assert!(eventually(SOON, || connections(server) == 0));
+    let keys = ask(server, &["KEYS", "*"]);
+    let Reply::Array(keys) = keys else {
+        panic!("KEYS answers with an array");
+    };
+    let keys: Vec<_> = keys.iter().filter_map(Reply::as_text).collect();
+    assert_eq!(keys, ["leasehold:~fence"]);
+    let channels = ask(server, &["PUBSUB", "CHANNELS"]);
+    assert_eq!(channels, Reply::Array(Vec::new()));
+}
