@@ -122,6 +122,27 @@ fn every_script_says_its_purpose_keys_arguments_and_results() {
 }
 
 #[test]
+fn every_example_is_in_the_readme_and_run_by_a_test() {
+    let root = root();
+    let text = |path| fs::read_to_string(root.join(path)).expect("it is there");
+    let (readme, tests) = (text("README.md"), text("tests/it/examples.rs"));
+    let mut forgotten = Vec::new();
+    for (path, _) in files_ending("examples", "rs") {
+        let name = path.file_stem().expect("it is a file").to_string_lossy();
+        if !readme.contains(&format!("[{name}](examples/{name}.rs)")) {
+            forgotten.push(format!("{name}: not in the README's table"));
+        }
+        if !tests.contains(&format!("run(\"{name}\"")) {
+            forgotten.push(format!("{name}: not run by tests/it/examples.rs"));
+        }
+    }
+    none(
+        &forgotten,
+        "an example that nobody finds, or that may not work",
+    );
+}
+
+#[test]
 fn no_file_names_a_path_of_one_machine() {
     let mut absolute = Vec::new();
     for (path, text) in files("") {
