@@ -12,7 +12,10 @@ for i, key in ipairs(KEYS) do
   if not result then
     result = 0
   elseif not result.err then
-    local micros, behind = string.match(result, '^lh1 ' .. from .. ' (%d+) %S+()')
+    local micros, behind
+    if string.sub(result, 1, 36) == 'lh1 ' .. from then
+      micros, behind = string.match(result, '^ (%d+) %S+()', 37)
+    end
     if not micros then
       result = string.sub(result, 1, 256)
     else

@@ -2,10 +2,18 @@
 -- KEYS: value keys, hashes with the fields `token` and `value`
 -- ARGV: none
 -- Returns: for one value key its result, for several an array of them. A result is 0: not there; a
---   string: the value; an error: refused.
+--   string: the value; an error: FOREIGN, what stands there is no value of ours; any other error:
+--   refused.
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
-  result = redis.pcall('HGET', key, 'value') or 0
+  local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
+  if seen == 0 or type(seen) == 'table' then
+    result = seen
+  elseif string.find(seen, '%D') or #tostring(seen) ~= 20 then
+    result = { err = 'FOREIGN a hash that is no fenced value' }
+  else
+    result = redis.pcall('HGET', key, 'value') or ''
+  end
   if results then results[i] = result end
 end
 return results or result

@@ -46,22 +46,25 @@ end
 local results, result = n > 1 and {}, nil
 for i = 1, n do
   local key, lease, by = KEYS[i + 1], ARGV[i], nil
-  if #lease > 32 then lease, by = string.sub(lease, 1, 32), string.sub(lease, 33) end
+  if string.sub(lease, 33, 33) == '!' then
+    lease, by = string.sub(lease, 1, 32), string.sub(lease, 33)
+  end
   result = redis.pcall('GET', key)
   if not result then
     result = 0
   elseif not result.err then
     if string.sub(result, 1, 36) == 'lh1 ' .. lease then
       if by then
-        local channel = 'leasehold/' .. string.match(result, '^%S+', 55)
+        local channel = 'leasehold/' .. (string.match(result, '^%S+', 55) or '')
         redis.pcall('PUBLISH', channel, lease .. ' ' .. by .. ' ' .. key)
       end
       local line = string.find(result, ' ', 55, true)
       result = line and pass_on(key, result, line) and 1 or redis.pcall('DEL', key)
     else
-      local first, last = string.find(result, ' ' .. lease .. ',%S+', 55)
+      local first = string.find(result, ' ' .. lease .. ',', 55, true)
       if first and string.sub(result, 1, 4) == 'lh1 ' then
-        local rest = string.sub(result, 1, first - 1) .. string.sub(result, last + 1)
+        local behind = string.find(result, ' ', first + 1, true) or #result + 1
+        local rest = string.sub(result, 1, first - 1) .. string.sub(result, behind)
         local set = redis.pcall('SET', key, rest, 'KEEPTTL')
         result = set.err and set or 1
       else

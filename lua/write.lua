@@ -7,12 +7,12 @@
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local token, value = ARGV[2 * i - 1], ARGV[2 * i]
-  local seen = redis.pcall('HGET', key, 'token')
-  if seen and seen.err then
+  local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
+  if type(seen) == 'table' then
     result = seen
-  elseif seen and #seen ~= 20 or not seen and redis.pcall('EXISTS', key) ~= 0 then
+  elseif seen ~= 0 and (string.find(seen, '%D') or #tostring(seen) ~= 20) then
     result = { err = 'FOREIGN a hash that is no fenced value' }
-  elseif seen and seen > token then
+  elseif seen ~= 0 and seen > token then
     result = seen
   else
     local set = redis.pcall('HSET', key, 'token', token, 'value', value)

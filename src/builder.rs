@@ -117,6 +117,14 @@ impl Builder {
         self
     }
 
+    /// How many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may be under
+    /// way at a time, each with a connection of its own. Others wait for one to end, for as long as for
+    /// a connection. 1 to 64. Defaults to 4.
+    pub fn transactions(mut self, transactions: usize) -> Self {
+        self.config.transactions = transactions;
+        self
+    }
+
     /// How often a lock passes from one thread of this client to the next that waits for it, without
     /// asking Redis, before other clients may have it. Dropped guards pass it on; [`MutexGuard::unlock`](crate::MutexGuard::unlock) and
     /// `with_lock` do not. 0 to 1,023; 0 switches it off. Defaults to 256.

@@ -22,6 +22,7 @@ use crate::store::{
     Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store,
 };
 use crate::thread::Crew;
+use crate::transaction::Transactions;
 use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
 use crate::watchdog::{Agenda, Watchdog};
 
@@ -71,6 +72,7 @@ pub(crate) struct Handle {
     pub(crate) courier: Arc<Courier>,
     pub(crate) waits: Waits,
     delayed: Arc<DelayedReleases>,
+    pub(crate) transactions: Transactions,
     holder: HolderId,
     crew: Crew,
 }
@@ -162,8 +164,8 @@ impl Client {
     ///
     /// # Errors
     /// `NotHeld` if it was adopted before, or nobody did in time; `InvalidTicket` if this is no ticket,
-    /// or is one for another prefix; `InvalidConfig` if its ttl is beyond this client's bounds. After
-    /// `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
+    /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
+    /// client's bounds. After `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
     /// background. If not, the ticket is still good.
     ///
     /// ```
@@ -401,6 +403,12 @@ impl Handle {
             config.patience,
             config.hand_offs,
         );
+        let transactions = Transactions::new(
+            Arc::clone(&store),
+            Arc::clone(&watchdog),
+            config.transactions,
+            config.connect_timeout,
+        );
         Ok(Self {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             config,
@@ -409,6 +417,7 @@ impl Handle {
             courier,
             waits,
             delayed,
+            transactions,
             holder,
             crew,
         })

@@ -15,6 +15,7 @@ pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 const MAX_KEY_BYTES: usize = 64 * 1024;
 const MAX_PREFIX_BYTES: usize = 256;
 const MAX_LANES: usize = 4;
+const MAX_TRANSACTIONS: usize = 64;
 /// A fencing token has ten bits for the number of the hand-off.
 const MAX_HAND_OFFS: u32 = 1023;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) command_timeout: Duration,
     pub(crate) patience: Duration,
     pub(crate) lanes: usize,
+    pub(crate) transactions: usize,
     pub(crate) hand_offs: HandOffs,
     pub(crate) events: Option<Arc<dyn Events>>,
 }
@@ -56,6 +58,7 @@ impl Default for Config {
             command_timeout: Duration::from_secs(1),
             patience: Duration::from_secs(5),
             lanes: 2,
+            transactions: 4,
             hand_offs: HandOffs {
                 count: 256,
                 time: Duration::from_millis(5),
@@ -96,12 +99,13 @@ impl Config {
         ] {
             duration(field, timeout, shortest, MAX_TIMEOUT)?;
         }
-        if !(1..=MAX_LANES).contains(&self.lanes) {
-            return Err(Error::invalid(
-                "lanes",
-                &format!("1 to {MAX_LANES}"),
-                self.lanes,
-            ));
+        for (field, count, most) in [
+            ("lanes", self.lanes, MAX_LANES),
+            ("transactions", self.transactions, MAX_TRANSACTIONS),
+        ] {
+            if !(1..=most).contains(&count) {
+                return Err(Error::invalid(field, &format!("1 to {most}"), count));
+            }
         }
         if self.hand_offs.count > MAX_HAND_OFFS {
             let wanted = format!("0 to {MAX_HAND_OFFS}");
@@ -178,6 +182,8 @@ mod tests {
                 "command_timeout",
             ),
             (refused(|c| c.lanes = 0), "lanes must be 1 to 4, not 0"),
+            (refused(|c| c.transactions = 0), "transactions must be 1 to"),
+            (refused(|c| c.transactions = 65), "1 to 64, not 65"),
             (refused(|c| c.prefix = "a\n".to_owned()), "prefix"),
         ];
         for (message, part) in cases {

@@ -35,6 +35,9 @@ pub enum ErrorKind {
     /// The wait for the lock was given up, as [`Mutex::cancelled_by`](crate::Mutex::cancelled_by)
     /// asked for.
     Cancelled,
+    /// A transaction was tried again and again, and each time somebody had changed what it watches.
+    /// Nothing was written, and the lock is still held.
+    Conflict,
     /// The client was shut down.
     Shutdown,
     /// The client was made before a fork, and this is the child: its threads are not here, and its
@@ -43,12 +46,16 @@ pub enum ErrorKind {
     /// fork copies what the parent's sleeping threads left in parking_lot's table of them; a new client's
     /// threads can trip over that.)
     Forked,
+    /// What cannot be done here: a transaction without a Redis to do it, or with a command in it that
+    /// would end it. Nothing was written.
+    Unsupported,
     /// A setting is out of its bounds; the message names the field and the value given.
     InvalidConfig,
     /// The key of a lock is empty, too long, or holds control characters.
     InvalidKey,
     /// Something that is not ours: a foreign value under the key of a lock, or a server that does
-    /// not speak Redis' protocol. It is left untouched.
+    /// not speak Redis' protocol. It is left untouched. Also a command of a transaction that Redis
+    /// refuses for what it found.
     Protocol,
 }
 
@@ -63,8 +70,10 @@ impl ErrorKind {
             Self::StaleToken => "the fencing token is too old",
             Self::LeaseLost => "the lock was lost",
             Self::Cancelled => "the wait was cancelled",
+            Self::Conflict => "others keep changing what is watched",
             Self::Shutdown => "the client is shut down",
             Self::Forked => "the client is another process's",
+            Self::Unsupported => "not supported",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",
             Self::Protocol => "unexpected data",

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use redis::{Pipeline, RedisResult};
 
 use crate::client::Client;
 use crate::clock::Moment;
@@ -13,7 +14,7 @@ use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::process::Process;
-use crate::store::{Reply, Request};
+use crate::store::{Reply, Request, TransactionConnection};
 use crate::wait::release_of;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
@@ -96,8 +97,9 @@ impl MutexGuard {
 
     /// Hands the lock over to another process: this guard is over, the lock stays held, and whoever
     /// is given the returned ticket can [adopt](Client::adopt) it, once. Token, ttl, renewal and what is left of
-    /// `max_hold` go along. The ttl is put back first; nobody renews until it is adopted, and without
-    /// that the lock is free when its ttl ends.
+    /// `max_hold` go along. The ttl is put back first (unless it is a promise); nobody renews until it is
+    /// adopted, and without that the lock is free when its ttl ends. What passes until then is not counted
+    /// by `max_hold`.
     ///
     /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
     /// the lock is worth.
@@ -274,6 +276,74 @@ impl MutexGuard {
     fn check_process(&self) -> Result<(), Error> {
         let checked = self.client.check_process();
         checked.map_err(|error| error.with_key(self.key()))
+    }
+
+    /// Changes data in this Redis, only if the lock is held at that very moment.
+    ///
+    /// `body` reads on `conn`, and puts what is to be written into `pipe`. That is then done all at once
+    /// (`MULTI`, `EXEC`) by Redis itself, if the lock's key has not changed since before `body` began
+    /// (`WATCH`): whoever has lost the lock writes nothing, even where the holder does not know of the
+    /// loss yet, or slept through it. `body` may `WATCH` more keys on `conn`, before it reads them; then
+    /// nothing is written if those have changed either, by whomever.
+    ///
+    /// If something has changed and the lock is still ours (it was renewed, somebody joined its line, a
+    /// key that `body` watches was written to), `body` runs again with an empty pipeline, up to a hundred
+    /// times. So it should do nothing but read and fill `pipe`: what it does elsewhere, or writes on
+    /// `conn`, is neither undone nor guarded. With an empty pipeline nothing is written, and all that was
+    /// read was read while the lock was held. What follows for the caller goes into `T`; the answers to the
+    /// commands in `pipe` are not kept.
+    ///
+    /// Names of keys are those in Redis: no prefix is put before them. Each answer is waited for as long
+    /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::transactions`](crate::Builder::transactions)
+    /// can be under way at a time, on connections that serve nothing else: however long `body` takes, it
+    /// holds up no renewal and no other lock. If it panics, nothing is written.
+    ///
+    /// # Errors
+    /// - `LeaseLost` if the lock is lost: nothing was written, and the guard says lost from now on.
+    /// - The error of `body`, as `source()`, with the kind that suits it: nothing was written.
+    /// - `Conflict` after too many changes in a row: nothing was written.
+    /// - `Unavailable` if Redis cannot be reached, refuses all writes, or all transactions of the client
+    ///   are busy for longer than [`connect_timeout`](crate::Builder::connect_timeout); `Denied` if the
+    ///   user may not use one of the commands; `Unsupported` if one of them would end the transaction:
+    ///   nothing was written.
+    /// - `Timeout` if everything was sent and no answer came: all of it was written, or will be as long
+    ///   as nothing watched changes, or nothing. Watch what must not be written twice.
+    /// - `Protocol` if Redis refused one of the writes for what it found, such as a list where a number
+    ///   should be: what the others wrote stays, as Redis takes nothing back. The message says which. (A
+    ///   command that Redis does not know keeps all of them from being done.)
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::redis::Commands;
+    ///
+    /// let guard = client.mutex("accounts").lock()?;
+    /// let move_50 = || {
+    ///     guard.transaction(|conn, pipe| {
+    ///         let balance: Option<i64> = conn.get("account:a")?;
+    ///         let enough = balance.unwrap_or(0) >= 50;
+    ///         if enough {
+    ///             pipe.decr("account:a", 50).incr("account:b", 50);
+    ///         }
+    ///         Ok(enough)
+    ///     })
+    /// };
+    /// assert!(!move_50()?, "nothing there");
+    /// guard.transaction(|_, pipe| {
+    ///     pipe.set("account:a", 60);
+    ///     Ok(())
+    /// })?;
+    /// assert!(move_50()?);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn transaction<T>(
+        &self,
+        body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
+    ) -> Result<T, Error> {
+        self.check_process()?;
+        let transactions = &self.client.handle().transactions;
+        let result = transactions.run(&self.lease, body);
+        result.map_err(|error| error.with_key(self.key()))
     }
 
     fn now(&self) -> Moment {

@@ -98,7 +98,7 @@ impl HeldLock {
         self.token
     }
 
-    /// For how long its guard has had it.
+    /// For how long this client has had it, however often its threads have passed it on since.
     pub fn age(&self) -> Duration {
         self.age
     }

@@ -22,6 +22,7 @@ mod reentrant;
 mod store;
 mod sync;
 mod thread;
+mod transaction;
 mod wait;
 mod watchdog;
 
@@ -37,6 +38,9 @@ pub use loss::LossReason;
 pub use memory::Memory;
 pub use mutex::Mutex;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
+pub use store::TransactionConnection;
 
 /// The channels of [`LostSignal`], with their `select!`.
 pub use crossbeam_channel;
+/// What transactions are written with: pipelines, commands, errors.
+pub use redis;

@@ -40,12 +40,17 @@ pub enum LossReason {
 }
 
 impl LossReason {
+    /// Why a lock is lost under whose key this was found.
+    pub(crate) fn of_value(value: Option<&[u8]>) -> Self {
+        value.map_or(Self::Deleted, |value| Self::TakenOver {
+            by: HolderId::of_value(value),
+        })
+    }
+
     /// Whether the key may still be there, ours and of no use to anybody.
     pub(crate) fn may_leave_its_key(&self) -> bool {
-        !matches!(
-            self,
-            Self::Deleted | Self::TakenOver { .. } | Self::ForceUnlocked { .. }
-        )
+        // Who lets go by force tells before it does, and may then fail to.
+        !matches!(self, Self::Deleted | Self::TakenOver { .. })
     }
 }
 

@@ -331,8 +331,9 @@ impl Mutex {
     /// in just that moment. The next in line has it then.
     ///
     /// For an operator's hand only: the holder may be at work, and goes on until it hears of it. It
-    /// loses the lock with [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked), at once if
-    /// it can be told, at its next renewal otherwise. A fencing token keeps its late writes out.
+    /// loses the lock at once with [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) if
+    /// it can be told; otherwise as soon as it looks, at its next renewal at the latest, as `Deleted` or
+    /// `TakenOver`. A fencing token keeps its late writes out.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether it was

@@ -26,6 +26,8 @@ impl Ticket {
     /// Reads a ticket for a client with these settings.
     pub(crate) fn read(text: &str, config: &Config) -> Result<Self, Error> {
         let invalid = |why: &str| Error::new(ErrorKind::InvalidTicket, why);
+        // It comes out of a file or a pipe with the end of its line.
+        let text = text.trim_end_matches(['\n', '\r']);
         let mut words = text.splitn(7, ' ');
         let mut word = || words.next().ok_or_else(|| invalid("it is cut short"));
         if word()? != VERSION {
@@ -92,7 +94,8 @@ impl fmt::Display for Ticket {
         write!(f, "{VERSION} {lease:?} {token} {ttl}")?;
         for duration in [renew_every, self.hold_left] {
             match duration {
-                Some(duration) => write!(f, " {}", duration.as_millis())?,
+                // No pause at all would be none that can be kept.
+                Some(duration) => write!(f, " {}", duration.as_millis().max(1))?,
                 None => f.write_str(" -")?,
             }
         }
@@ -139,6 +142,24 @@ mod tests {
             Ticket::read(&bounded.to_string(), &config).unwrap(),
             bounded
         );
+        let mut short = ticket("k ");
+        short.options.ttl = Duration::from_millis(10);
+        short.options.renew_every = Some(Duration::from_micros(500));
+        let read = Ticket::read(&short.to_string(), &config).unwrap();
+        assert_eq!(read.options.renew_every, Some(Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn the_end_of_a_line_is_no_part_of_a_ticket() {
+        let config = Config::default();
+        let plain = ticket("k ");
+        for end in ["\n", "\r\n"] {
+            assert_eq!(
+                Ticket::read(&format!("{plain}{end}"), &config).unwrap(),
+                plain
+            );
+        }
+        refused(&format!("{plain}\nx"), &config);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{
-    Connection, ConnectionInfo, IntoConnectionInfo, RedisError, Value, io::tcp::TcpSettings,
+    Connection, ConnectionInfo, ConnectionLike, IntoConnectionInfo, RedisError, RedisResult, Value,
+    io::tcp::TcpSettings,
 };
 
 use crate::error::{Error, ErrorKind};
@@ -184,26 +185,38 @@ impl Wire {
     }
 
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.connection
-            .send_packed_command(bytes)
-            .map_err(|e| self.broke(e))
+        self.put(bytes).map_err(no_answer)
     }
 
     /// The next answer, waited for about as long as `timeout`.
     pub(crate) fn receive(&mut self, timeout: Duration) -> Result<Value, Error> {
+        self.take(timeout).map_err(no_answer)
+    }
+
+    /// As [`send`](Self::send), with the error as redis-rs has it.
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> RedisResult<()> {
+        let sent = self.connection.send_packed_command(bytes);
+        sent.inspect_err(|_| self.broke())
+    }
+
+    /// As [`receive`](Self::receive), with the error as redis-rs has it.
+    pub(crate) fn take(&mut self, timeout: Duration) -> RedisResult<Value> {
         let timeout = timeout.max(Duration::from_millis(1));
         // Setting it is a system call: worth it only when what is left differs by much.
         if timeout < self.read_timeout.mul_f64(0.9) || timeout > self.read_timeout {
             self.connection
                 .set_read_timeout(Some(timeout))
-                .map_err(|e| self.broke(e))?;
+                .inspect_err(|_| self.broke())?;
             self.read_timeout = timeout;
         }
         loop {
             match self.connection.recv_response() {
                 Ok(Value::Push { .. }) => {}
                 Ok(value) => return Ok(value),
-                Err(e) => return Err(self.broke(e)),
+                Err(error) => {
+                    self.broke();
+                    return Err(error);
+                }
             }
         }
     }
@@ -222,12 +235,19 @@ impl Wire {
         self.broken
     }
 
-    fn broke(&mut self, error: RedisError) -> Error {
+    /// The number of the database it is for.
+    pub(crate) fn database(&self) -> i64 {
+        self.connection.get_db()
+    }
+
+    fn broke(&mut self) {
         self.broken = true;
         self.epoch.fetch_add(1, Ordering::AcqRel);
-        let kind = classify(&error);
-        Error::new(kind, error.to_string()).with_source(error)
     }
+}
+
+fn no_answer(error: RedisError) -> Error {
+    Error::new(classify(&error), error.to_string()).with_source(error)
 }
 
 /// What an error of redis-rs means to a caller.

@@ -23,10 +23,11 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) type Pool = r2d2::Pool<Connector>;
 
-/// Where `links` links find their connections. It makes them when they are asked for.
-pub(crate) fn pool(endpoint: &Arc<Endpoint>, links: usize) -> Pool {
+/// Where lanes and transactions find their connections, `size` at most. It makes them when they are
+/// asked for.
+pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
     r2d2::Pool::builder()
-        .max_size(links as u32)
+        .max_size(size as u32)
         .min_idle(Some(0))
         .test_on_check_out(false)
         .idle_timeout(None)
@@ -35,6 +36,27 @@ pub(crate) fn pool(endpoint: &Arc<Endpoint>, links: usize) -> Pool {
         .connection_timeout(RECONNECT_PAUSE * 2)
         .error_handler(Box::new(r2d2::NopErrorHandler))
         .build_unchecked(Connector(Arc::clone(endpoint)))
+}
+
+/// A connection for one transaction, within `timeout`.
+pub(crate) fn lend(
+    pool: &Pool,
+    endpoint: &Endpoint,
+    timeout: Duration,
+) -> Result<PooledConnection<Connector>, Error> {
+    let deadline = Moment::now().after(timeout);
+    loop {
+        match pool.get_timeout(deadline.since(Moment::now())) {
+            Ok(mut wire) if wire.is_stale() => wire.discard(),
+            Ok(wire) => return Ok(wire),
+            Err(timed_out) => {
+                return Err(endpoint.last_error().unwrap_or_else(|| {
+                    let message = "no connection in time";
+                    Error::new(ErrorKind::Unavailable, message).with_source(timed_out)
+                }));
+            }
+        }
+    }
 }
 
 /// Commands that share one script call, and so one answer.

@@ -14,13 +14,14 @@ pub(crate) mod model;
 mod node;
 mod pending;
 mod script;
+mod session;
 mod value;
 mod wakeups;
 
 use std::sync::Arc;
 
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::thread::Crew;
 
 pub(crate) use command::{Command, Reply, Request, Standing};
@@ -28,7 +29,9 @@ pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::Node;
-pub(crate) use value::{LockValue, hand_offs_of, holder_of, holds, stands_in_line};
+pub use session::TransactionConnection;
+pub(crate) use session::{Written, read_failed};
+pub(crate) use value::{LockValue, hand_offs_of, holds, stands_in_line};
 pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
@@ -63,6 +66,12 @@ pub(crate) trait Store: Send + Sync {
 
     /// Ends what [`listen`](Self::listen) began.
     fn stop_listening(&self);
+
+    /// A connection for one transaction.
+    fn lend(&self) -> Result<TransactionConnection, Error> {
+        let message = "a transaction needs a Redis";
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
 }
 
 /// When the background work of a store is wanted.

@@ -1,4 +1,5 @@
-//! One Redis: a few lanes, a connection for renewals, and one for wake-ups. Says which lane serves what, nothing else.
+//! One Redis: a few lanes, a connection for renewals, one for wake-ups, some for transactions. Says
+//! which lane serves what, nothing else.
 
 use std::sync::Arc;
 
@@ -12,13 +13,14 @@ use crate::store::connect::Endpoint;
 use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
 use crate::store::wakeups::Wakeups;
-use crate::store::{Bell, DelayHook, Listener, Store, Watched, link};
+use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
 use crate::thread::Crew;
 
 pub(crate) struct Node {
     /// The last one is for renewals: callers' traffic can never hold them up.
     lanes: Vec<Lane>,
     wakeups: Arc<Wakeups>,
+    common: Arc<Common>,
 }
 
 impl Node {
@@ -38,7 +40,7 @@ impl Node {
             config.command_timeout,
         );
         let common = Arc::new(Common {
-            pool: link::pool(&endpoint, lanes),
+            pool: link::pool(&endpoint, lanes + config.transactions),
             endpoint,
             names: Names {
                 holder,
@@ -52,6 +54,7 @@ impl Node {
         Self {
             lanes: (0..lanes).map(|_| Lane::new(Arc::clone(&common))).collect(),
             wakeups: Arc::new(wakeups),
+            common,
         }
     }
 
@@ -118,5 +121,17 @@ impl Store for Node {
 
     fn stop_listening(&self) {
         self.wakeups.stop();
+    }
+
+    fn lend(&self) -> Result<TransactionConnection, Error> {
+        let Common {
+            pool,
+            endpoint,
+            connect_timeout,
+            command_timeout,
+            ..
+        } = &*self.common;
+        let wire = link::lend(pool, endpoint, *connect_timeout)?;
+        Ok(TransactionConnection::new(wire, *command_timeout))
     }
 }

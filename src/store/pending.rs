@@ -98,11 +98,10 @@ impl Pending {
         let outcome = match (&self.command, outcome) {
             // Written before, on a connection that then broke: that first one may well have done
             // it. Either way the key is no longer this lease's.
-            (Command::Release { .. }, Ok(Reply::Missing | Reply::Taken { .. }))
-                if self.attempts > 0 && !self.ghost =>
-            {
-                Ok(Reply::Done)
-            }
+            (
+                Command::Release { .. } | Command::ForceUnlock { .. },
+                Ok(Reply::Missing | Reply::Taken { .. }),
+            ) if self.attempts > 0 && !self.ghost => Ok(Reply::Done),
             (_, outcome) => outcome,
         };
         match (&self.command, &outcome) {

@@ -42,12 +42,6 @@ pub(crate) fn hand_offs_of(token: u64) -> u32 {
     (token % (1 << TOKEN_SHIFT)) as u32
 }
 
-/// Who holds the lock with this value, where that can be read.
-pub(crate) fn holder_of(value: &[u8]) -> Option<HolderId> {
-    let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
-    text.split(' ').nth(2).map(HolderId::of_text)
-}
-
 /// Whether the value of a lock says that `lease` has it.
 pub(crate) fn holds(value: &[u8], lease: LeaseId) -> bool {
     let id = value.strip_prefix(b"lh1 ");
@@ -75,7 +69,6 @@ mod tests {
         assert!(holds(value, holder) && !holds(value, first) && !holds(b"lh1 short", holder));
         assert!([first, second].map(|id| stands_in_line(value, id)) == [true, true]);
         assert!([holder, none].map(|id| stands_in_line(value, id)) == [false, false]);
-        assert_eq!(holder_of(value).unwrap().as_str(), "host/1/a");
         let read = LockValue::of(value).unwrap();
         assert_eq!((read.lease, read.in_line), (holder, 2));
         assert_eq!(read.token, 1_795_263_780_943_818 << TOKEN_SHIFT);
@@ -86,7 +79,6 @@ mod tests {
     fn what_is_no_value_of_a_lock_is_not_read_as_one() {
         for value in ["", "lh1 ", "lh1 short", "something else", "lh2 a b c"] {
             assert_eq!(LockValue::of(value.as_bytes()), None, "{value}");
-            assert_eq!(holder_of(value.as_bytes()), None, "{value}");
         }
         assert_eq!(LockValue::of(b"\xff"), None);
     }

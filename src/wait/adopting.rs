@@ -38,7 +38,6 @@ impl Waits {
         let (key, lease) = (ticket.key.clone(), LeaseId::random());
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
-        options.max_hold = ticket.hold_left;
         let command = Command::Adopt {
             key: key.clone(),
             lease,

@@ -9,7 +9,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::loss::LossReason;
-use crate::store::{Command, Listener, Store, Watched, holder_of, holds, stands_in_line};
+use crate::store::{Command, Listener, Store, Watched, holds, stands_in_line};
 use crate::wait::local::LocalQueues;
 use crate::watchdog::Watchdog;
 
@@ -49,15 +49,9 @@ impl Hearing {
 
     /// A lease should have been found under the key, and was not.
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
-        let reason = match value {
-            None => LossReason::Deleted,
-            Some(value) => LossReason::TakenOver {
-                by: holder_of(value),
-            },
-        };
         let now = self.watchdog.watched(key);
         if let Some(held) = now.filter(|held| held.terms().id == lease) {
-            held.lose(reason);
+            held.lose(LossReason::of_value(value));
         }
     }
 }

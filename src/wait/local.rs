@@ -229,15 +229,21 @@ impl LocalQueues {
         }
     }
 
-    /// `lease` came to this client without a wait.
+    /// `lease` came to this client without a wait. Two cannot be held: the older one is lost.
     pub(crate) fn hold(&self, lease: &Arc<Lease>) {
         let key = &lease.terms().key;
         let mut shard = self.shard(key);
         let line = shard.entry(key.clone()).or_default();
-        let before = line.holder.replace(Arc::clone(lease));
+        let is_newer = |holder: &Arc<Lease>| holder.terms().token > lease.terms().token;
+        // It ended before this was told of, and a thread of ours has come to have the lock.
+        let lost = if line.holder.as_ref().is_some_and(is_newer) {
+            Some(Arc::clone(lease))
+        } else {
+            line.holder.replace(Arc::clone(lease))
+        };
         drop(shard);
-        if let Some(before) = before {
-            before.lose(LossReason::Deleted);
+        if let Some(lost) = lost {
+            lost.lose(LossReason::Deleted);
         }
     }
 

@@ -5,12 +5,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use r2d2::PooledConnection;
+
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::store::command::{Command, Reply, Standing};
-use crate::store::connect::Endpoint;
+use crate::store::connect::{Connector, Endpoint};
 use crate::store::memory::{Keyspace, News, Step};
 use crate::store::pending::Pending;
 use crate::store::script::Names;
@@ -22,6 +24,15 @@ pub(crate) type Pool = Arc<Server>;
 
 pub(crate) fn pool(_: &Arc<Endpoint>, _: usize) -> Pool {
     Server::new(Faults::default())
+}
+
+/// Models have no transactions.
+pub(crate) fn lend(
+    _: &Pool,
+    _: &Endpoint,
+    _: Duration,
+) -> Result<PooledConnection<Connector>, Error> {
+    Err(Error::new(ErrorKind::Unsupported, "a model"))
 }
 
 /// How often something may go wrong, and what.

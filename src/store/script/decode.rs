@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::{ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
+use crate::id::HolderId;
 use crate::store::command::Reply;
 use crate::store::connect;
 use crate::store::script::Kind;
@@ -119,7 +120,7 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
             expires_in: millis(*ms),
         },
         (Kind::Release | Kind::Renew | Kind::Adopt, Value::BulkString(bytes)) => Reply::Taken {
-            by: value::holder_of(bytes),
+            by: HolderId::of_value(bytes),
         },
         (Kind::Inspect, Value::BulkString(bytes)) => return inspected(bytes),
         (Kind::Read, Value::BulkString(bytes)) => Reply::Value(bytes.clone()),

@@ -29,10 +29,14 @@ fn lease(key: &Key) -> Arc<Lease> {
 }
 
 fn lease_of(key: &Key, id: LeaseId) -> Arc<Lease> {
+    lease_under(7, key, id)
+}
+
+fn lease_under(token: u64, key: &Key, id: LeaseId) -> Arc<Lease> {
     let courier = Courier::start(&Crew::new(), None).unwrap();
     courier.stop();
     let now = Moment::now();
-    let terms = Terms::of_grant(key.clone(), id, 7, OPTIONS, now, now);
+    let terms = Terms::of_grant(key.clone(), id, token, OPTIONS, now, now);
     Arc::new(Lease::new(terms, courier, None))
 }
 
@@ -223,4 +227,29 @@ fn a_wait_ends_when_it_is_cancelled_or_called() {
     assert_eq!(one.wait(soon()), Woken::Late);
     drop(stop);
     assert_eq!(one.wait(far()), Woken::Cancelled);
+}
+
+#[test]
+fn of_a_grant_that_was_adopted_and_a_later_one_the_later_one_is_held() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let now = Moment::now();
+    let [older, newer] = [1, 2].map(|token| lease_under(token, &key, LeaseId::random()));
+    for [first, second] in [[&older, &newer], [&newer, &older]] {
+        let [first, second] = [first, second].map(|lease| {
+            let lease = lease_under(lease.terms().token, &key, lease.terms().id);
+            queues.hold(&lease);
+            lease
+        });
+        let (lost, held) = if first.terms().token == 1 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        assert_eq!(lost.loss(now), Some(LossReason::Deleted));
+        assert_eq!(held.loss(now), None);
+        assert!(Arc::ptr_eq(&queues.holder(&key).unwrap(), &held));
+        queues.let_go(&held);
+        queues.let_go(&lost);
+        assert_eq!(queues.lines(), 0);
+    }
 }

@@ -52,6 +52,8 @@ fn a_client_with_a_setting_out_of_bounds_is_not_built() {
         ("command_timeout", "61s", |b| b.command_timeout(secs(61))),
         ("lanes", "0", |b| b.lanes(0)),
         ("lanes", "5", |b| b.lanes(5)),
+        ("transactions", "0", |b| b.transactions(0)),
+        ("transactions", "65", |b| b.transactions(65)),
         ("hand_offs", "1024", |b| b.hand_offs(1024)),
         ("hand_offs", "4294967295", |b| b.hand_offs(u32::MAX)),
         ("max_key_bytes", "0", |b| b.max_key_bytes(0)),

@@ -1,7 +1,20 @@
 //! The headers of the scripts, held against the code below them.
 
-use super::{ACQUIRE, FENCE, ONE, RELEASE, RENEW, TTL, TWO, call, connect, ends, kinds, value};
+use super::{
+    ACQUIRE, ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, call,
+    connect, ends, kinds, value,
+};
 use crate::support::{ask, server};
+
+const ALL: [(&str, &str); 7] = [
+    ("acquire", ACQUIRE),
+    ("release", RELEASE),
+    ("renew", RENEW),
+    ("adopt", ADOPT),
+    ("inspect", INSPECT),
+    ("write", WRITE),
+    ("read", READ),
+];
 
 /// The comment lines that a script begins with, and the code behind them.
 pub(super) fn halves(script: &str) -> (String, String) {
@@ -26,10 +39,8 @@ fn section<'a>(header: &'a str, title: &str) -> &'a str {
 }
 
 #[test]
-fn headers_agree_with_the_code_below_them() {
-    let server = server();
-    let mut redis = connect(&server);
-    for (name, script) in [("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW)] {
+fn headers_name_every_part_and_every_error() {
+    for (name, script) in ALL {
         let (header, code) = halves(script);
         for title in ["Purpose", "KEYS", "ARGV", "Returns"] {
             assert!(!section(&header, title).is_empty(), "{name}: {title}");
@@ -39,7 +50,42 @@ fn headers_agree_with_the_code_below_them() {
             let word = made.split(' ').next().unwrap();
             assert!(word == "ERR" || promised.contains(word), "{name}: {word}");
         }
+    }
+}
 
+/// What is said of one lock key under which nothing stands, and of several: one answer each.
+#[test]
+fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
+    let server = server();
+    let mut redis = connect(&server);
+    let token = "00000000000000000017";
+    for (script, fixed_args, per_key, absent) in [
+        (RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
+        (ADOPT, &["host/2/0"], &[ONE, TWO, TTL], 0),
+        (ADOPT, &["host/2/0"], &[ONE, TWO, ""], 0),
+        (INSPECT, &[], &[], 0),
+        (WRITE, &[], &[token, "text"], 1),
+        (READ, &[], &[], 0),
+    ] {
+        let fixed_keys: &[&str] = if script == RELEASE { &[FENCE] } else { &[] };
+        for n in [1, 2, 7] {
+            ask(&server, &["FLUSHALL"]);
+            let names: Vec<String> = (0..n).map(|n| format!("k{n}")).collect();
+            let mut keys = fixed_keys.to_vec();
+            keys.extend(names.iter().map(String::as_str));
+            let args = [fixed_args, &per_key.repeat(n)].concat();
+            let said = call(&mut redis, script, &keys, &args);
+            assert_eq!(said, vec![Said::Number(absent); n], "{script}");
+        }
+    }
+}
+
+#[test]
+fn headers_agree_with_the_code_below_them() {
+    let server = server();
+    let mut redis = connect(&server);
+    for (name, script) in [("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW)] {
+        let (header, _) = halves(script);
         // Called in the shape that the header draws, it answers in the shape that it promises.
         let (keys, args) = (section(&header, "KEYS"), section(&header, "ARGV"));
         let fixed_keys = keys.matches("[1] ").count();
@@ -76,5 +122,51 @@ fn headers_agree_with_the_code_below_them() {
                 assert!(!said.contains(&"refused"), "{name}: {out:?}");
             }
         }
+    }
+}
+
+/// The calls of Redis that use what is neither the clock, nor a channel of ours, nor a key that
+/// was declared.
+fn undeclared(code: &str) -> Vec<&str> {
+    let calls = code
+        .split("redis.")
+        .filter_map(|rest| rest.strip_prefix("call(").or(rest.strip_prefix("pcall(")));
+    let fine = |call: &&str| {
+        let mut args = call.split([',', ')']).map(str::trim);
+        let (command, first) = (args.next().unwrap(), args.next().unwrap());
+        match command {
+            "'TIME'" => true,
+            "'PUBLISH'" => first == "channel",
+            "'PUBSUB'" => first == "'NUMSUB'" && args.next() == Some("channel"),
+            "'GET'" | "'SET'" | "'DEL'" | "'PTTL'" | "'PEXPIRE'" | "'APPEND'" | "'HGET'"
+            | "'HSET'" | "'EXISTS'" => ["key", "counter", "KEYS[i + 1]"].contains(&first),
+            _ => false,
+        }
+    };
+    calls.filter(|call| !fine(call)).collect()
+}
+
+#[test]
+fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
+    for (_, script) in ALL {
+        let (_, code) = halves(script);
+        assert_eq!(undeclared(&code), [""; 0]);
+        for line in code.lines().map(str::trim_start) {
+            let named = line.starts_with("local key") || line.starts_with("local counter");
+            assert!(!named || line.contains(" = KEYS["), "{line}");
+            let channel = line.starts_with("local channel");
+            assert!(!channel || line.contains(" = 'leasehold/' .. "), "{line}");
+        }
+        assert!(!code.contains("os."), "no clock but that of Redis");
+    }
+    for bad in [
+        "redis.call('GET', other)",
+        "x = redis.pcall('SET', key, 1) or redis.pcall('DEL', value)",
+        "redis.pcall('APPEND', 'x', key)",
+        "redis.pcall('PUBLISH', key, 'text')",
+        "redis.pcall('MGET', key, other)",
+        "redis.pcall(command, key)",
+    ] {
+        assert_eq!(undeclared(bad).len(), 1, "{bad}");
     }
 }

@@ -1,20 +1,28 @@
 //! The Lua scripts, called directly on a real server, comments and all. Knows nothing of the
 //! library but what their headers say.
 
+mod adopting;
+mod fenced;
+mod forcing;
 mod headers;
+mod inspecting;
 mod line;
+mod not_the_holder;
 mod tokens;
 mod turns;
 
 use leasehold_testbed::{Reply, Server};
 use redis::{Connection, PubSub, Value};
 
-use self::headers::halves;
 use crate::support::{SOON, ask, server};
 
 const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/release.lua");
 const RENEW: &str = include_str!("../../../lua/renew.lua");
+const ADOPT: &str = include_str!("../../../lua/adopt.lua");
+const INSPECT: &str = include_str!("../../../lua/inspect.lua");
+const WRITE: &str = include_str!("../../../lua/write.lua");
+const READ: &str = include_str!("../../../lua/read.lua");
 
 const FENCE: &str = "p:~fence";
 const ONE: &str = "11111111111111111111111111111111";
@@ -383,51 +391,4 @@ fn without_memory_nothing_is_granted_and_what_is_held_lives_and_leaves() {
     assert!(ask(&server, &["PTTL", "own"]).as_int() > Some(60_000));
     let released = release(&mut redis, &["own", "own2"], &[ONE, ONE]);
     assert_eq!(ends(&released), ["done", "done"]);
-}
-
-/// The calls of Redis that use what is neither the clock, nor a channel of ours, nor a key that
-/// was declared.
-fn undeclared(code: &str) -> Vec<&str> {
-    let calls = code
-        .split("redis.")
-        .filter_map(|rest| rest.strip_prefix("call(").or(rest.strip_prefix("pcall(")));
-    let fine = |call: &&str| {
-        let mut args = call.split([',', ')']).map(str::trim);
-        let (command, first) = (args.next().unwrap(), args.next().unwrap());
-        match command {
-            "'TIME'" => true,
-            "'PUBLISH'" => first == "channel",
-            "'PUBSUB'" => first == "'NUMSUB'" && args.next() == Some("channel"),
-            "'GET'" | "'SET'" | "'DEL'" | "'PTTL'" | "'PEXPIRE'" | "'APPEND'" => {
-                ["key", "counter", "KEYS[i + 1]"].contains(&first)
-            }
-            _ => false,
-        }
-    };
-    calls.filter(|call| !fine(call)).collect()
-}
-
-#[test]
-fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
-    for script in [ACQUIRE, RELEASE, RENEW] {
-        let (_, code) = halves(script);
-        assert_eq!(undeclared(&code), [""; 0]);
-        for line in code.lines().map(str::trim_start) {
-            let named = line.starts_with("local key") || line.starts_with("local counter");
-            assert!(!named || line.contains(" = KEYS["), "{line}");
-            let channel = line.starts_with("local channel");
-            assert!(!channel || line.contains(" = 'leasehold/' .. "), "{line}");
-        }
-        assert!(!code.contains("os."), "no clock but that of Redis");
-    }
-    for bad in [
-        "redis.call('GET', other)",
-        "x = redis.pcall('SET', key, 1) or redis.pcall('DEL', value)",
-        "redis.pcall('APPEND', 'x', key)",
-        "redis.pcall('PUBLISH', key, 'text')",
-        "redis.pcall('MGET', key, other)",
-        "redis.pcall(command, key)",
-    ] {
-        assert_eq!(undeclared(bad).len(), 1, "{bad}");
-    }
 }

@@ -19,7 +19,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
     ("store", &["store"]),
     ("lease", &["lease"]),
     ("watchdog", &["watchdog"]),
-    ("wait", &["wait"]),
+    ("wait", &["wait", "transaction"]),
     (
         "primitives",
         &[

@@ -1,0 +1,150 @@
+//! Data in Redis changed only while a lock is held: the loop of `MutexGuard::transaction`. What it
+//! sends, and how, is the store's; it never touches the lock itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, select};
+use redis::{Pipeline, RedisResult};
+
+use crate::error::{Error, ErrorKind};
+use crate::lease::Lease;
+use crate::loss::LossReason;
+use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
+use crate::watchdog::Watchdog;
+
+/// Conflicts in a row until it is given up.
+const MAX_TRIES: u32 = 100;
+
+/// The transactions of a client: so many at a time, since each has a connection.
+pub(crate) struct Transactions {
+    store: Arc<dyn Store>,
+    watchdog: Arc<Watchdog>,
+    /// Holds as many messages as there are transactions under way, and has room for no more than may be.
+    begin: Sender<()>,
+    end: Receiver<()>,
+    /// How long to wait for another one to end.
+    patience: Duration,
+}
+
+/// The right to use a connection.
+struct Permit<'a>(&'a Receiver<()>);
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_recv();
+    }
+}
+
+impl Transactions {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        watchdog: Arc<Watchdog>,
+        at_once: usize,
+        patience: Duration,
+    ) -> Self {
+        let (begin, end) = bounded(at_once);
+        Self {
+            store,
+            watchdog,
+            begin,
+            end,
+            patience,
+        }
+    }
+
+    /// Runs `body` until what it put into the pipeline was written while `lease` was held.
+    pub(crate) fn run<T>(
+        &self,
+        lease: &Lease,
+        mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
+    ) -> Result<T, Error> {
+        // Before the connection, so that it ends after it.
+        let _permit = self.permit(lease)?;
+        let mut connection = None;
+        for _ in 0..MAX_TRIES {
+            let mut conn = self.look(lease, connection.take())?;
+            let mut pipe = Pipeline::new();
+            let read = body(&mut conn, &mut pipe).map_err(read_failed);
+            // Past its validity nothing is written, even if Redis still has the key.
+            match self.check(lease).and(read) {
+                Ok(value) => {
+                    if conn.exec(&mut pipe)? == Written::All {
+                        return Ok(value);
+                    }
+                }
+                Err(error) => {
+                    conn.leave();
+                    return Err(error);
+                }
+            }
+            connection = Some(conn);
+        }
+        // A lost lock says so, not that others wrote.
+        self.look(lease, connection)?.leave();
+        let message = format!("{MAX_TRIES} times in a row something changed that was watched");
+        Err(Error::new(ErrorKind::Conflict, message))
+    }
+
+    /// A connection that watches the lock, which is still ours.
+    fn look(
+        &self,
+        lease: &Lease,
+        connection: Option<TransactionConnection>,
+    ) -> Result<TransactionConnection, Error> {
+        self.check(lease)?;
+        let terms = lease.terms();
+        let mut conn = match connection {
+            Some(conn) => conn,
+            None => self.store.lend()?,
+        };
+        let mut seen = conn.look(&terms.key);
+        let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
+        if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
+            // It may have died while nobody used it. The next one is new.
+            conn = self.store.lend()?;
+            seen = conn.look(&terms.key);
+        }
+        let value = seen.map_err(nothing_asked)?;
+        if value.as_ref().is_some_and(|value| holds(value, terms.id)) {
+            return Ok(conn);
+        }
+        conn.leave();
+        let reason = LossReason::of_value(value.as_deref());
+        lease.lose(reason.clone());
+        self.check(lease)?;
+        Err(Error::lost(reason))
+    }
+
+    fn check(&self, lease: &Lease) -> Result<(), Error> {
+        let lost = lease.loss(self.watchdog.now());
+        lost.map_or(Ok(()), |reason| Err(Error::lost(reason)))
+    }
+
+    fn permit(&self, lease: &Lease) -> Result<Permit<'_>, Error> {
+        if self.begin.try_send(()).is_ok() {
+            return Ok(Permit(&self.end));
+        }
+        let (_keep, lost) = lease.signal(self.watchdog.now());
+        select! {
+            send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
+            recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),
+            default(self.patience) => {
+                let limit = self.begin.capacity().unwrap_or_default();
+                let patience = self.patience;
+                let message = format!("all {limit} transactions of the client are busy after {patience:?}");
+                Err(Error::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+}
+
+/// Redis was asked for nothing yet whose outcome could be unknown.
+fn nothing_asked(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Timeout => {
+            Error::new(ErrorKind::Unavailable, "no answer in time").with_source(error)
+        }
+        _ => error,
+    }
+}

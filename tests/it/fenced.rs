@@ -1,0 +1,276 @@
+//! Values that refuse writes under an old fencing token.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, ErrorKind};
+use leasehold_testbed::Server;
+
+use crate::child::{self, Child};
+use crate::steady::steady;
+use crate::support::{SOON, Task, ask, in_redis, is_held, millis, secs, server, within};
+
+/// For as much work as a test does, on the busiest of machines.
+const WORK: Duration = Duration::from_secs(120);
+const ROUNDS: usize = 40;
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).build().unwrap()
+}
+
+/// The number that a value holds; 0 if it was never written.
+fn number(client: &Client, name: &str) -> u64 {
+    let value = client.fenced_value(name).read().unwrap();
+    value.map_or(0, |value| {
+        String::from_utf8(value).unwrap().parse().unwrap()
+    })
+}
+
+/// Writes its token under its lock, over and over, and now and then under the token of before.
+fn write_tokens(client: &Client) {
+    let (mutex, value) = (client.mutex("k"), client.fenced_value("k"));
+    let mut before = None;
+    for _ in 0..ROUNDS {
+        let guard = mutex.lock().unwrap();
+        let token = guard.fencing_token();
+        value.write(token, token.to_string()).unwrap();
+        assert_eq!(number(client, "k"), token);
+        if let Some(before) = before.replace(token) {
+            let refused = value.write(before, "stale").unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::StaleToken, "{refused}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "the body of a process of its own"]
+fn write_tokens_in_a_process_of_its_own() {
+    let Some(url) = child::url() else { return };
+    let client = steady(&url).build().unwrap();
+    write_tokens(&client);
+    child::tell(number(&client, "k"));
+    child::wait_for_parent();
+}
+
+#[test]
+fn the_last_token_wins_and_reads_never_go_back() {
+    let server = server();
+    let client = client(&server);
+    let test = "fenced::write_tokens_in_a_process_of_its_own";
+    let children = [(); 2].map(|()| Child::start(test, &server.url()));
+    let done = Arc::new(AtomicBool::new(false));
+    let reader = {
+        let (client, done) = (client.clone(), Arc::clone(&done));
+        Task::start(move || {
+            let mut last = 0;
+            while !done.load(Ordering::Relaxed) {
+                let now = number(&client, "k");
+                assert!(last <= now, "{now} after {last}");
+                last = now;
+            }
+        })
+    };
+    let writers: Vec<_> = (0..4)
+        .map(|_| {
+            let client = client.clone();
+            Task::start(move || write_tokens(&client))
+        })
+        .collect();
+    for writer in writers {
+        writer.within(WORK, "writing");
+    }
+    for child in children {
+        child.told(WORK).parse::<u64>().unwrap();
+        child.finish(SOON);
+    }
+    done.store(true, Ordering::Relaxed);
+    reader.within(SOON, "reading");
+    let next = client.mutex("k").lock().unwrap().fencing_token();
+    assert!(number(&client, "k") < next);
+}
+
+/// No lock orders these: the comparison in Redis alone does.
+#[test]
+fn of_writes_in_any_order_that_with_the_greatest_token_stays() {
+    let server = server();
+    let clients = [(); 3].map(|()| client(&server));
+    let base = u64::MAX - 200;
+    thread::scope(|scope| {
+        for n in 0..12 {
+            let value = clients[n % 3].fenced_value("v");
+            scope.spawn(move || {
+                for step in 0..16 {
+                    // Each thread's own go up and down.
+                    let token = base + (step * 7 % 16) * 12 + n as u64;
+                    match value.write(token, token.to_string()) {
+                        Ok(()) => {}
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(number(&clients[0], "v"), base + 15 * 12 + 11);
+}
+
+#[test]
+fn a_stale_write_is_refused_with_both_tokens_and_an_equal_one_is_not() {
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("v");
+    assert_eq!(value.read().unwrap(), None);
+    value.write(1 << 53, "a").unwrap();
+    value.write(1 << 53, "b").unwrap();
+    let error = value.write((1 << 53) - 1, "c").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleToken);
+    assert_eq!(error.key(), Some("v"));
+    let text = error.to_string();
+    assert!(
+        text.contains("9007199254740992") && text.contains("9007199254740991"),
+        "{text}"
+    );
+    assert!(!error.is_unavailable() && !error.is_lease_lost());
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
+    value.write((1 << 53) + 1, "d").unwrap();
+    assert!(
+        value.write(1 << 53, "e").is_err(),
+        "doubles cannot tell them apart"
+    );
+    value.write(u64::MAX, "f").unwrap();
+    assert!(value.write(u64::MAX - 1, "g").is_err());
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"f"[..]));
+}
+
+#[test]
+fn values_come_back_byte_for_byte_also_many_at_once() {
+    let server = server();
+    let client = client(&server);
+    let every_byte: Vec<u8> = (0..=255).collect();
+    let values = [Vec::new(), b"\r\n".to_vec(), every_byte, vec![0; 1 << 20]];
+    thread::scope(|scope| {
+        for n in 0..8 {
+            let (client, values) = (&client, &values);
+            scope.spawn(move || {
+                let fenced = client.fenced_value(&format!("v{n}"));
+                for (token, bytes) in (1..).zip(values) {
+                    fenced.write(token, bytes).unwrap();
+                    assert_eq!(fenced.read().unwrap().as_ref(), Some(bytes));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_value_and_a_lock_of_one_name_have_nothing_to_do_with_each_other() {
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("k");
+    let guard = client.mutex("k").lock().unwrap();
+    value.write(guard.fencing_token(), "a").unwrap();
+    guard.unlock().unwrap();
+    assert!(!is_held(&server, "k") && !client.mutex("k").is_locked().unwrap());
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]));
+    let key = in_redis("~value:k");
+    assert_eq!(ask(&server, &["HGET", &key, "value"]).as_text(), Some("a"));
+    assert_eq!(ask(&server, &["PTTL", &key]).as_int(), Some(-1));
+    let other = steady(&server.url()).prefix("other:").build().unwrap();
+    assert_eq!(other.fenced_value("k").read().unwrap(), None);
+}
+
+#[test]
+fn names_are_held_to_the_rules_of_keys() {
+    let server = server();
+    let client = client(&server);
+    for name in ["", "~fence", "a\nb", &"x".repeat(1_025)] {
+        let value = client.fenced_value(name);
+        for error in [value.write(1, "a").unwrap_err(), value.read().unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name:?}: {error}");
+        }
+    }
+    assert_eq!(ask(&server, &["DBSIZE"]).as_int(), Some(0));
+    client
+        .fenced_value(&"x".repeat(1_024))
+        .write(1, "a")
+        .unwrap();
+}
+
+#[test]
+fn something_else_under_its_key_is_left_alone() {
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("v");
+    let key = in_redis("~value:v");
+    for command in [
+        &["SET", &key, "theirs"][..],
+        &["HSET", &key, "value", "theirs"],
+        &["HSET", &key, "token", "17", "value", "theirs"],
+    ] {
+        ask(&server, &["DEL", &key]);
+        ask(&server, command);
+        for error in [value.write(1, "a").unwrap_err(), value.read().unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{command:?}: {error}");
+            assert_eq!(error.key(), Some("v"));
+        }
+    }
+    assert_eq!(
+        ask(&server, &["HGET", &key, "value"]).as_text(),
+        Some("theirs")
+    );
+}
+
+#[test]
+fn an_outage_is_told_as_such_and_the_same_write_may_be_repeated() {
+    let mut server = server();
+    let builder = steady(&server.url()).command_timeout(millis(200));
+    let client = builder.connect_timeout(millis(400)).build().unwrap();
+    let value = client.fenced_value("v");
+    value.write(1, "a").unwrap();
+    server.stop();
+    let stopped = value.clone();
+    let errors = within(SOON, "giving up", move || {
+        [
+            stopped.write(2, "b").unwrap_err(),
+            stopped.read().unwrap_err(),
+        ]
+    });
+    for error in errors {
+        assert!(error.is_unavailable(), "{error}");
+        assert_eq!(error.key(), Some("v"));
+    }
+    server.resume();
+    let again = value.clone();
+    within(SOON, "writing again", move || {
+        while let Err(error) = again.write(2, "b") {
+            assert!(error.is_unavailable(), "{error}");
+        }
+    });
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
+    server.kill();
+    assert!(value.read().unwrap_err().is_unavailable());
+    client.shutdown(secs(5)).unwrap();
+    assert_eq!(value.write(3, "c").unwrap_err().kind(), ErrorKind::Shutdown);
+}
+
+#[test]
+fn who_may_not_is_told_so() {
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("v");
+    value.write(1, "a").unwrap();
+    for denied in ["hget", "hset"] {
+        ask(
+            &server,
+            &["ACL", "SETUSER", "default", &format!("-{denied}")],
+        );
+        let error = value.write(2, "b").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{denied}: {error}");
+        ask(
+            &server,
+            &["ACL", "SETUSER", "default", &format!("+{denied}")],
+        );
+    }
+    value.write(2, "b").unwrap();
+}

@@ -1,0 +1,219 @@
+//! Hand-overs while the network or Redis fails: a lock is never had twice, and never by nobody for
+//! longer than its ttl.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use leasehold::{Client, ErrorKind};
+use leasehold_testbed::{Proxy, eventually};
+
+use super::{adopt, client, lock, refused};
+use crate::support::{
+    LONG_TTL, SOON, Task, assert_all_become_free, builder, is_held, kill_connections, lease_of,
+    millis, secs, server, value_of, within,
+};
+
+/// A client behind the proxy with one lane; it has connected.
+fn behind(proxy: &Proxy) -> Client {
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).lanes(1);
+    let client = builder.command_timeout(SOON).build().unwrap();
+    client.mutex("warm").inspect().unwrap();
+    client
+}
+
+#[test]
+fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free() {
+    let server = server();
+    let old = client(&server);
+    let length = {
+        let proxy = Proxy::start(server.port()).unwrap();
+        let client = behind(&proxy);
+        let ticket = lock(&old, "key-000").hand_over().unwrap();
+        proxy.hold_requests(true);
+        let task = Task::start(move || client.adopt(&ticket));
+        assert!(eventually(SOON, || proxy.held_bytes() > 0));
+        let length = proxy.held_bytes();
+        proxy.hold_requests(false);
+        task.within(SOON, "adopting").unwrap().unlock().unwrap();
+        length
+    };
+    assert!((100..1_000).contains(&length), "{length} bytes");
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let n @ 0.. = next.fetch_add(1, Ordering::Relaxed)
+                    && n <= length
+                {
+                    let proxy = Proxy::start(server.port()).unwrap();
+                    let client = behind(&proxy);
+                    let key = format!("key-{n:03}");
+                    let ticket = lock(&old, &key).hand_over().unwrap();
+                    let before = lease_of(&server, &key).unwrap();
+                    proxy.cut_after(Some(n));
+                    match client.adopt(&ticket) {
+                        Ok(guard) => {
+                            guard.extend(2 * LONG_TTL).unwrap();
+                            guard.unlock().unwrap();
+                        }
+                        Err(error) => {
+                            assert!(error.is_unavailable(), "{n}: {error}");
+                            let undone = || lease_of(&server, &key).is_none_or(|id| id == before);
+                            assert!(eventually(SOON, undone), "{n}: had by nobody");
+                            // What was not adopted is still to be had, once.
+                            match old.adopt(&ticket) {
+                                Ok(guard) => guard.unlock().unwrap(),
+                                Err(error) => {
+                                    assert_eq!(error.kind(), ErrorKind::NotHeld, "{n}: {error}");
+                                }
+                            }
+                        }
+                    }
+                    assert!(!is_held(&server, &key), "{n} of {length} bytes");
+                }
+            });
+        }
+    });
+    assert_all_become_free(&server);
+}
+
+/// It comes to Redis when its caller has given up: what it takes is given back.
+#[test]
+fn an_adoption_that_comes_late_is_undone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let late = builder(&proxy.url())
+        .ttl(LONG_TTL)
+        .lanes(1)
+        .build()
+        .unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let ticket = lock(&old, "k").hand_over().unwrap();
+    let value = value_of(&server, "k");
+    proxy.hold_requests(true);
+    let error = refused(&late, &ticket);
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!(error.key(), Some("k"));
+    assert_eq!(value_of(&server, "k"), value, "the ticket is still good");
+    proxy.hold_requests(false);
+    assert_all_become_free(&server);
+    assert_eq!(refused(&old, &ticket).kind(), ErrorKind::NotHeld);
+}
+
+#[test]
+fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let late = builder(&proxy.url())
+        .ttl(LONG_TTL)
+        .lanes(1)
+        .build()
+        .unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let ticket = lock(&old, "k").hand_over().unwrap();
+    proxy.hold_requests(true);
+    assert_eq!(refused(&late, &ticket).kind(), ErrorKind::Timeout);
+    let guard = adopt(&old, &ticket);
+    let value = value_of(&server, "k");
+    proxy.hold_requests(false);
+    assert!(eventually(SOON, || proxy.held_bytes() == 0));
+    // Behind all that is owed.
+    late.shutdown(secs(5)).unwrap();
+    assert_eq!(value_of(&server, "k"), value);
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+}
+
+/// Connections that the server closed while they were idle: nothing is known of that yet.
+#[test]
+fn after_a_restart_of_all_connections_nothing_is_had_by_nobody() {
+    let server = server();
+    let [old, new] = [(); 2].map(|()| client(&server));
+    for _ in 0..5 {
+        let ticket = lock(&old, "k").hand_over().unwrap();
+        kill_connections(&server);
+        match new.adopt(&ticket) {
+            Ok(guard) => guard.unlock().unwrap(),
+            Err(error) => {
+                assert!(error.is_unavailable(), "{error}");
+                match new.adopt(&ticket) {
+                    Ok(guard) => guard.unlock().unwrap(),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}"),
+                }
+            }
+        }
+        assert!(eventually(SOON, || !is_held(&server, "k")));
+    }
+}
+
+#[test]
+fn a_lock_is_handed_over_while_redis_is_stopped_and_adopted_when_it_is_back() {
+    let server = server();
+    let old = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let new = client(&server);
+    let guard = lock(&old, "k");
+    let token = guard.fencing_token();
+    server.stop();
+    let ticket = within(SOON, "handing over", move || guard.hand_over().unwrap());
+    let adopter = old.clone();
+    let stopped = ticket.clone();
+    let error = within(SOON, "giving up", move || refused(&adopter, &stopped));
+    assert!(error.is_unavailable(), "{error}");
+    server.resume();
+    // Whether the first one was carried out after all is not known, and it is undone then.
+    match new.adopt(&ticket) {
+        Ok(guard) => {
+            assert_eq!(guard.fencing_token(), token);
+            guard.unlock().unwrap();
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}"),
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_ticket_of_a_restarted_server_is_refused() {
+    let mut server = server();
+    let [old, new] = [(); 2].map(|()| client(&server));
+    let ticket = lock(&old, "k").hand_over().unwrap();
+    server.restart().unwrap();
+    let refused = eventually(SOON, || {
+        let error = refused(&new, &ticket);
+        assert!(error.is_unavailable() || error.kind() == ErrorKind::NotHeld);
+        error.kind() == ErrorKind::NotHeld
+    });
+    assert!(refused);
+}
+
+/// Another thread reads the answer, in time for itself: who asked has given up by then.
+#[test]
+fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).lanes(1);
+    let late = builder.command_timeout(secs(2)).build().unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let ticket = lock(&old, "k").hand_over().unwrap();
+    proxy.delay(millis(700));
+    // The first leads; the second leads when that is answered, and takes the third along.
+    let looks = ["first", "second"].map(|key| {
+        let mutex = late.mutex(key);
+        let look = Task::start(move || mutex.inspect());
+        thread::sleep(millis(100));
+        look
+    });
+    let outcome = late.adopt(&ticket);
+    proxy.delay(millis(0));
+    for look in looks {
+        let _ = look.within(SOON, "looking");
+    }
+    match outcome {
+        // A machine that is busy enough lets the third lead.
+        Ok(guard) => drop(guard),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
+    }
+    assert_all_become_free(&server);
+}

@@ -1,0 +1,178 @@
+//! What can be seen of locks: who has one in Redis, which ones a client has; and how a lock is taken
+//! away from whoever has it.
+
+mod forcing;
+mod held;
+
+use std::thread;
+
+use leasehold::{Client, ErrorKind, MutexGuard};
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, expires_in, in_redis, lease_of, millis, secs, server, value_of,
+    wait_for_line, within,
+};
+
+/// Hands off within itself for as long as any test takes.
+fn client(server: &Server) -> Client {
+    let builder = steady(&server.url()).ttl(LONG_TTL);
+    let builder = builder.hand_offs(1023).hand_off_time(10 * SOON);
+    builder.build().unwrap()
+}
+
+fn lock(client: &Client, key: &str) -> MutexGuard {
+    let mutex = client.mutex(key);
+    within(SOON, "locking", move || mutex.lock().unwrap())
+}
+
+#[test]
+fn a_lock_is_seen_as_it_is() {
+    let server = server();
+    let [owner, looker, waiter] = [(); 3].map(|()| client(&server));
+    let mutex = looker.mutex("k");
+    assert!(mutex.inspect().unwrap().is_none() && !mutex.is_locked().unwrap());
+    let guard = lock(&owner, "k");
+    for waiting in 0..=2 {
+        let found = mutex.inspect().unwrap().expect("it is held");
+        assert_eq!(found.holder(), owner.holder_id());
+        assert_eq!(Some(found.lease_id()), lease_of(&server, "k"));
+        assert_eq!(found.fencing_token(), guard.fencing_token());
+        let left = found.expires_in().expect("it has a ttl");
+        assert!(left > LONG_TTL / 2 && left <= LONG_TTL, "{left:?}");
+        assert_eq!(found.clients_waiting(), waiting);
+        assert!(mutex.is_locked().unwrap());
+        if waiting < 2 {
+            // Two threads of one client stand in line once.
+            for _ in 0..2 {
+                let mutex = [&looker, &waiter][waiting].mutex("k");
+                drop(Task::start(move || mutex.lock().map(drop)));
+            }
+            wait_for_line(&server, "k", waiting + 1);
+        }
+    }
+    guard.unlock().unwrap();
+    assert!(eventually(SOON, || !mutex.is_locked().unwrap()));
+}
+
+#[test]
+fn a_lock_that_was_passed_on_within_its_client_shows_the_token_of_the_grant() {
+    let server = server();
+    let client = client(&server);
+    let guard = lock(&client, "k");
+    let token = guard.fencing_token();
+    let mutex = client.mutex("k");
+    let next = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    drop(guard);
+    let guard = next.within(SOON, "a hand-off");
+    assert_eq!(guard.fencing_token(), token + 1);
+    let found = client.mutex("k").inspect().unwrap().unwrap();
+    assert_eq!(found.fencing_token(), token);
+}
+
+#[test]
+fn an_expired_lock_is_free_and_an_endless_one_has_no_end() {
+    let server = server();
+    let client = client(&server);
+    let mutex = client.mutex("k");
+    let guard = mutex.clone().ttl(millis(50)).lock().unwrap();
+    assert!(eventually(SOON, || mutex.inspect().unwrap().is_none()));
+    drop(guard);
+    let guard = lock(&client, "k");
+    ask(&server, &["PERSIST", &in_redis("k")]);
+    let found = mutex.inspect().unwrap().unwrap();
+    assert_eq!(found.expires_in(), None);
+    assert_eq!(found.holder(), client.holder_id());
+    assert_eq!(
+        expires_in(&server, "k"),
+        None,
+        "it is not healed by looking"
+    );
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn what_is_no_lock_is_an_error_that_shows_it() {
+    let server = server();
+    let client = client(&server);
+    let mutex = client.mutex("k");
+    let key = in_redis("k");
+    for (command, shown) in [
+        (vec!["SET", &key, "theirs"], "theirs"),
+        (vec!["SET", &key, ""], ""),
+        (vec!["SET", &key, "lh1 cut off"], "lh1 cut off"),
+        (vec!["SET", &key, "lh2 a b c"], "lh2"),
+        (vec!["RPUSH", &key, "theirs"], "WRONGTYPE"),
+        (vec!["HSET", &key, "token", "1"], "WRONGTYPE"),
+    ] {
+        ask(&server, &["DEL", &key]);
+        ask(&server, &command);
+        let before = ask(&server, &["DUMP", &key]).to_string();
+        for error in [
+            mutex.inspect().map(|_| ()).unwrap_err(),
+            mutex.is_locked().map(|_| ()).unwrap_err(),
+            mutex.force_unlock().map(|_| ()).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{command:?}: {error}");
+            assert_eq!(error.key(), Some("k"));
+            assert!(error.to_string().contains(shown), "{command:?}: {error}");
+        }
+        assert_eq!(ask(&server, &["DUMP", &key]).to_string(), before);
+    }
+    let error = client.mutex("").inspect().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidKey, "{error}");
+}
+
+#[test]
+fn looking_changes_nothing_for_anybody() {
+    let server = server();
+    let [owner, looker, other] = [(); 3].map(|()| client(&server));
+    let guard = lock(&owner, "k");
+    let mutex = other.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 1);
+    let changes = || {
+        let info = ask(&server, &["INFO", "persistence"]);
+        let text = info.as_text().unwrap().to_owned();
+        let line = text.lines().find(|line| line.starts_with("rdb_changes"));
+        line.map(str::to_owned)
+    };
+    let (before, value) = (changes(), value_of(&server, "k"));
+    let left = expires_in(&server, "k").unwrap();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    assert!(looker.mutex("k").is_locked().unwrap());
+                }
+            });
+        }
+    });
+    assert_eq!((changes(), value_of(&server, "k")), (before, value));
+    assert!(expires_in(&server, "k").unwrap() <= left);
+    guard.unlock().unwrap();
+    waiter.within(SOON, "its turn").unlock().unwrap();
+}
+
+#[test]
+fn a_client_that_is_shut_down_or_cut_off_says_so() {
+    let server = server();
+    let client = client(&server);
+    let impatient = steady(&server.url()).command_timeout(millis(200));
+    let impatient = impatient.build().unwrap();
+    server.stop();
+    let error = within(SOON, "giving up", move || {
+        impatient.mutex("k").inspect().unwrap_err()
+    });
+    assert!(error.is_unavailable(), "{error}");
+    assert_eq!(error.key(), Some("k"));
+    server.resume();
+    client.shutdown(secs(5)).unwrap();
+    for error in [
+        client.mutex("k").inspect().map(|_| ()).unwrap_err(),
+        client.mutex("k").force_unlock().map(|_| ()).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+    }
+}

@@ -1,0 +1,217 @@
+//! How a grant passes to the holder of a ticket: under a new lease id, with its token, its line and no
+//! shorter a life.
+
+use leasehold_testbed::Server;
+use redis::Connection;
+
+use super::{
+    ADOPT, FENCE, INSPECT, RENEW, Said, TTL, TWO, call, come, connect, ends, go, granted, heard,
+    holder, kinds, lease, line_up, listen, place, release, text_of, ttl_of, value,
+};
+use crate::support::{ask, server};
+
+/// The adopter: nobody else has this number.
+const ADOPTER: usize = 9;
+
+/// [`ADOPTER`] comes with the ticket of caller `from`.
+fn adopt(connection: &mut Connection, key: &str, from: &str, ttl: &str) -> Said {
+    let args = [&holder(ADOPTER), from, &lease(ADOPTER), ttl];
+    call(connection, ADOPT, &[key], &args).remove(0)
+}
+
+/// For how long the key lives that was adopted.
+#[track_caller]
+fn adopted(said: &Said) -> i64 {
+    match said {
+        Said::Number(left) if *left > 0 => *left,
+        other => panic!("not adopted: {other:?}"),
+    }
+}
+
+/// As what a value is adopted that begins with this holder.
+fn renamed(value: &str) -> String {
+    let whose = |n: usize| format!("lh1 {} ", lease(n));
+    let value = value.replacen(&whose(0), &whose(ADOPTER), 1);
+    value.replacen(&holder(0), &holder(ADOPTER), 1)
+}
+
+#[test]
+fn who_adopts_has_the_lock_under_its_own_name_with_the_token_and_the_line_of_before() {
+    let server = server();
+    let mut redis = connect(&server);
+    for line in [&[][..], &[TTL], &["5000", "0", "90000"]] {
+        for ttl in ["", TTL] {
+            let before = line_up(&mut redis, "k", line);
+            let counter = text_of(&server, FENCE);
+            adopted(&adopt(&mut redis, "k", &lease(0), ttl));
+            assert_eq!(text_of(&server, "k"), Some(renamed(&before)));
+            assert_eq!(text_of(&server, FENCE), counter, "no token was used up");
+            ask(&server, &["DEL", "k"]);
+        }
+    }
+}
+
+#[test]
+fn who_stood_in_line_before_is_served_when_the_adopter_lets_go() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[0, 1, 2, ADOPTER].map(holder));
+    line_up(&mut redis, "k", &[TTL, TTL]);
+    adopted(&adopt(&mut redis, "k", &lease(0), TTL));
+    assert_eq!(kinds(&[come(&mut redis, "k", 3, TTL)]), ["waiting"]);
+    assert_eq!(heard(&server, &mut ear), [], "nobody's turn has come");
+    assert_eq!(ends(&[go(&mut redis, "k", 0)]), ["taken"]);
+    assert_eq!(ends(&[go(&mut redis, "k", ADOPTER)]), ["done"]);
+    let value = text_of(&server, "k").unwrap();
+    let line = place(2, TTL) + &place(3, TTL);
+    assert!(value.starts_with(&format!("lh1 {} ", lease(1))), "{value}");
+    assert!(value.ends_with(&line), "{value}");
+    assert_eq!(heard(&server, &mut ear).len(), 1);
+}
+
+#[test]
+fn a_ttl_is_put_back_where_that_is_asked_and_never_shortened() {
+    let server = server();
+    let mut redis = connect(&server);
+    for (left, asked, wanted) in [
+        (5_000, "60000", 50_000..=60_000),
+        (60_000, "5000", 50_000..=60_000),
+        (60_000, "", 50_000..=60_000),
+        (5_000, "", 1..=5_000),
+        (5_000, "0", 1..=5_000),
+    ] {
+        let left: i64 = left;
+        ask(&server, &["SET", "k", &value(TWO), "PX", &left.to_string()]);
+        let said = adopted(&adopt(&mut redis, "k", TWO, asked));
+        assert!(wanted.contains(&said), "{left} and {asked:?}: {said}");
+        let ttl = ttl_of(&server, "k");
+        assert!(wanted.contains(&ttl) && ttl <= said, "{said}: {ttl}");
+    }
+}
+
+/// It was granted for a time: nobody may have it for ever.
+#[test]
+fn a_key_without_a_ttl_gets_one() {
+    let server = server();
+    let mut redis = connect(&server);
+    ask(&server, &["SET", "k", &value(TWO)]);
+    assert_eq!(adopted(&adopt(&mut redis, "k", TWO, TTL)), 60_000);
+    assert!((1..=60_000).contains(&ttl_of(&server, "k")));
+    ask(&server, &["SET", "k", &value(TWO)]);
+    assert_eq!(adopted(&adopt(&mut redis, "k", TWO, "")), 1);
+    assert_ne!(ttl_of(&server, "k"), -1);
+}
+
+#[test]
+fn a_ticket_is_good_once() {
+    let server = server();
+    let mut redis = connect(&server);
+    line_up(&mut redis, "k", &[TTL]);
+    adopted(&adopt(&mut redis, "k", &lease(0), TTL));
+    let value = text_of(&server, "k").unwrap();
+    assert_eq!(
+        adopt(&mut redis, "k", &lease(0), TTL),
+        Said::Text(value.clone())
+    );
+    let args = [holder(0), lease(0), lease(0), TTL.to_owned()];
+    let args = args.each_ref().map(String::as_str);
+    assert_eq!(
+        call(&mut redis, ADOPT, &["k"], &args),
+        [Said::Text(value.clone())],
+        "nor for who gave it away"
+    );
+    assert_eq!(text_of(&server, "k"), Some(value));
+}
+
+fn prepare(server: &Server) {
+    ask(server, &["FLUSHALL"]);
+    ask(server, &["SET", "own", &value(TWO), "PX", "5000"]);
+    ask(server, &["SET", "own2", &value(TWO), "PX", "5000"]);
+    ask(server, &["SET", "theirs", &value(&lease(7)), "PX", "5000"]);
+    ask(server, &["SET", "cut", &format!("lh1 {TWO}"), "PX", "5000"]);
+    ask(server, &["SET", "text", TWO, "PX", "5000"]);
+    ask(server, &["SET", "long", &"x".repeat(5_000), "PX", "5000"]);
+    ask(server, &["RPUSH", "list", "theirs"]);
+}
+
+#[test]
+fn one_key_that_cannot_be_adopted_costs_the_others_nothing() {
+    let server = server();
+    let mut redis = connect(&server);
+    let keys = [
+        "own", "none", "theirs", "cut", "text", "long", "list", "own2",
+    ];
+    let mut args = vec![holder(ADOPTER)];
+    for n in 0..keys.len() {
+        args.extend([TWO.to_owned(), lease(20 + n), TTL.to_owned()]);
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    prepare(&server);
+    let together = call(&mut redis, ADOPT, &keys, &args);
+    let wanted = [
+        Said::Number(60_000),
+        Said::Number(0),
+        Said::Text(value(&lease(7))),
+        Said::Text(format!("lh1 {TWO}")),
+        Said::Text(TWO.to_owned()),
+        Said::Text("x".repeat(256)),
+    ];
+    assert_eq!(together[..6], wanted);
+    assert!(together[6].text().starts_with("WRONGTYPE"), "{together:?}");
+    assert_eq!(adopted(&together[7]), 60_000);
+    for key in ["theirs", "cut", "text", "long"] {
+        assert!(ttl_of(&server, key) <= 5_000, "{key}");
+    }
+    prepare(&server);
+    let alone = keys.iter().enumerate().map(|(n, key)| {
+        let args = [args[0], TWO, &lease(20 + n), TTL];
+        call(&mut redis, ADOPT, &[key], &args).remove(0)
+    });
+    assert_eq!(alone.collect::<Vec<_>>(), together);
+}
+
+#[test]
+fn a_lease_id_is_not_read_as_a_pattern() {
+    let server = server();
+    let mut redis = connect(&server);
+    let before = line_up(&mut redis, "k", &[TTL]);
+    for from in [".*", "%x+", &"%x".repeat(32), &".".repeat(32), "", "%"] {
+        let said = adopt(&mut redis, "k", from, TTL);
+        assert_eq!(said, Said::Text(before.clone()), "{from}");
+        assert_eq!(text_of(&server, "k"), Some(before.clone()), "{from}");
+    }
+}
+
+#[test]
+fn without_memory_nothing_is_adopted_and_the_ticket_stays_good() {
+    let server = server();
+    let mut redis = connect(&server);
+    let before = line_up(&mut redis, "k", &[TTL]);
+    ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    let said = adopt(&mut redis, "k", &lease(0), TTL);
+    assert!(said.text().starts_with("OOM"), "{said:?}");
+    assert_eq!(text_of(&server, "k"), Some(before));
+    assert_eq!(
+        call(&mut redis, INSPECT, &["k"], &[]).len(),
+        1,
+        "who looks uses no memory"
+    );
+    let renewed = call(&mut redis, RENEW, &["k"], &[&lease(0), TTL]);
+    assert_eq!(ends(&renewed), ["done"]);
+    ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
+    adopted(&adopt(&mut redis, "k", &lease(0), TTL));
+    assert_eq!(
+        ends(&release(&mut redis, &["k"], &[&lease(ADOPTER)])),
+        ["done"]
+    );
+}
+
+#[test]
+fn a_later_grant_has_a_greater_token_than_what_was_adopted() {
+    let server = server();
+    let mut redis = connect(&server);
+    let before = granted(&come(&mut redis, "k", 0, ""));
+    adopted(&adopt(&mut redis, "k", &lease(0), TTL));
+    go(&mut redis, "k", ADOPTER);
+    assert!(granted(&come(&mut redis, "k", 1, "")) > before);
+}

@@ -1,0 +1,151 @@
+//! Fenced values: which writes are accepted, and what is read then.
+
+use leasehold_testbed::Reply;
+use redis::Connection;
+
+use super::{READ, Said, WRITE, call, connect, say};
+use crate::support::{ask, server};
+
+fn write(connection: &mut Connection, key: &str, token: u64, text: &str) -> Said {
+    let token = format!("{token:020}");
+    call(connection, WRITE, &[key], &[&token, text]).remove(0)
+}
+
+fn read(connection: &mut Connection, key: &str) -> Said {
+    call(connection, READ, &[key], &[]).remove(0)
+}
+
+#[test]
+fn a_write_is_accepted_unless_its_token_is_smaller() {
+    let server = server();
+    let mut redis = connect(&server);
+    let edges = [0, 1, 9, 10, 1 << 53, 1 << 63, u64::MAX - 1, u64::MAX];
+    let near = |edge: u64| (edge.saturating_sub(2)..=edge.saturating_add(2)).collect::<Vec<_>>();
+    let mut tokens: Vec<u64> = edges.into_iter().flat_map(near).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    for (n, seen) in tokens.iter().enumerate() {
+        for (m, token) in tokens.iter().enumerate() {
+            ask(&server, &["DEL", "v"]);
+            assert_eq!(write(&mut redis, "v", *seen, "before"), Said::Number(1));
+            let said = write(&mut redis, "v", *token, "after");
+            if m < n {
+                assert_eq!(said, Said::Text(format!("{seen:020}")), "{token}");
+            } else {
+                assert_eq!(said, Said::Number(1), "{token} after {seen}");
+            }
+            let text = if m < n { "before" } else { "after" };
+            assert_eq!(read(&mut redis, "v"), Said::Text(text.to_owned()));
+            let kept = ask(&server, &["HGET", "v", "token"]);
+            assert_eq!(kept.to_string(), format!("{:020}", seen.max(token)));
+        }
+    }
+}
+
+#[test]
+fn a_value_comes_back_byte_for_byte() {
+    let server = server();
+    let mut redis = connect(&server);
+    let every_byte: Vec<u8> = (0..=255).collect();
+    for value in [
+        &b""[..],
+        b"0",
+        b"\r\n$3\r\nabc\r\n",
+        &every_byte,
+        &vec![0xff; 1 << 20],
+    ] {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(WRITE).arg(1).arg("v").arg(format!("{:020}", 7));
+        let said: i64 = eval.arg(value).query(&mut redis).unwrap();
+        assert_eq!(said, 1);
+        let mut eval = redis::cmd("EVAL");
+        let back: redis::Value = eval.arg(READ).arg(1).arg("v").query(&mut redis).unwrap();
+        assert_eq!(back, redis::Value::BulkString(value.to_vec()));
+    }
+}
+
+#[test]
+fn what_is_no_fenced_value_is_neither_written_nor_read() {
+    let server = server();
+    let mut redis = connect(&server);
+    let digits = "1".repeat(20);
+    for foreign in [
+        "SET v theirs",
+        "RPUSH v theirs",
+        "HSET v name theirs",
+        "HSET v value theirs",
+        "HSET v token 17 value theirs",
+        "HSET v token 000000000000000000001 value theirs",
+        "HSET v token 0000000000000000000a value theirs",
+        "HSET v token 0000000000000000000\u{e9} value theirs",
+        "HSET v token -0000000000000000001 value theirs",
+    ] {
+        ask(&server, &["DEL", "v"]);
+        say(&server, foreign);
+        let before = ask(&server, &["DUMP", "v"]).to_string();
+        for said in [
+            write(&mut redis, "v", u64::MAX, "ours"),
+            read(&mut redis, "v"),
+        ] {
+            let Said::Error(text) = &said else {
+                panic!("{foreign}: {said:?}");
+            };
+            let named = text.starts_with("FOREIGN ") || text.starts_with("WRONGTYPE ");
+            assert!(named, "{foreign}: {text}");
+        }
+        assert_eq!(ask(&server, &["DUMP", "v"]).to_string(), before);
+    }
+    // In the company of others, too.
+    ask(&server, &["SET", "x", "theirs"]);
+    let args = [&*digits, "a", &digits, "b", &digits, "c"];
+    let said = call(&mut redis, WRITE, &["a", "x", "c"], &args);
+    assert!(matches!(said[1], Said::Error(_)), "{said:?}");
+    assert_eq!([&said[0], &said[2]], [&Said::Number(1); 2]);
+    let said = call(&mut redis, READ, &["a", "x", "none", "c"], &[]);
+    assert!(matches!(said[1], Said::Error(_)), "{said:?}");
+    assert_eq!(
+        [&said[0], &said[2], &said[3]],
+        [
+            &Said::Text("a".to_owned()),
+            &Said::Number(0),
+            &Said::Text("c".to_owned())
+        ]
+    );
+}
+
+#[test]
+fn a_refusal_is_not_taken_for_something_else_that_stands_there() {
+    let server = server();
+    let mut redis = connect(&server);
+    for denied in ["hget", "exists"] {
+        ask(
+            &server,
+            &["ACL", "SETUSER", "default", &format!("-{denied}")],
+        );
+        for said in [write(&mut redis, "v", 1, "a"), read(&mut redis, "v")] {
+            assert!(matches!(said, Said::Error(_)), "{denied}: {said:?}");
+            assert!(!said.text().contains("FOREIGN"), "{denied}: {said:?}");
+        }
+        ask(
+            &server,
+            &["ACL", "SETUSER", "default", &format!("+{denied}")],
+        );
+    }
+    assert_eq!(ask(&server, &["EXISTS", "v"]), Reply::Int(0));
+    write(&mut redis, "v", 1, "a");
+    ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    let said = write(&mut redis, "v", 2, "b");
+    assert!(said.text().starts_with("OOM"), "{said:?}");
+    assert_eq!(read(&mut redis, "v"), Said::Text("a".to_owned()));
+}
+
+#[test]
+fn a_value_has_no_ttl_and_keeps_one_that_it_was_given() {
+    let server = server();
+    let mut redis = connect(&server);
+    write(&mut redis, "v", 1, "a");
+    assert_eq!(ask(&server, &["PTTL", "v"]), Reply::Int(-1));
+    ask(&server, &["PEXPIRE", "v", "60000"]);
+    write(&mut redis, "v", 2, "b");
+    assert!(ask(&server, &["PTTL", "v"]).as_int() > Some(0));
+}

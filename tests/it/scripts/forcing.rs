@@ -1,0 +1,154 @@
+//! A lock that is let go by somebody else's will: its owner is told first, and who stands in line is
+//! served as always.
+
+use redis::Connection;
+
+use super::{
+    FENCE, ONE, Said, TTL, TWO, come, connect, ends, go, heard, holder, kinds, lease, line_up,
+    listen, place, release, text_of, ttl_of, value,
+};
+use crate::support::{ask, server};
+
+const BY: &str = "!host/8/0";
+
+/// What the will of [`BY`] looks like, that the lease is let go.
+fn by_force(lease: &str) -> String {
+    format!("{lease}{BY}")
+}
+
+fn force(connection: &mut Connection, key: &str, n: usize) -> Said {
+    release(connection, &[key], &[&by_force(&lease(n))]).remove(0)
+}
+
+#[test]
+fn the_owner_is_told_by_whom_before_anything_changes() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    ask(&server, &["CONFIG", "SET", "notify-keyspace-events", "KA"]);
+    let mut ear = listen(&mut clients, &[0, 1].map(holder));
+    for (line, change) in [(&[][..], "del"), (&[TTL], "set")] {
+        for key in ["k", "a b: ü"] {
+            line_up(&mut redis, key, line);
+            let changes = format!("__keyspace@0__:{key}");
+            ear.subscribe(&changes).unwrap();
+            assert_eq!(ends(&[force(&mut redis, key, 0)]), ["done"]);
+            let told = heard(&server, &mut ear);
+            let first = (
+                format!("leasehold/{}", holder(0)),
+                format!("{} {BY} {key}", lease(0)),
+            );
+            assert_eq!(told[0], first);
+            assert_eq!(told[1], (changes.clone(), change.to_owned()));
+            ear.unsubscribe(&changes).unwrap();
+            ask(&server, &["DEL", key]);
+        }
+    }
+}
+
+#[test]
+fn the_next_in_line_gets_it_and_the_others_stay_in_line() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[1, 2, 3].map(holder));
+    let before = line_up(&mut redis, "k", &[TTL, "5000", "90000"]);
+    assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
+    let value = text_of(&server, "k").unwrap();
+    let micros: Vec<&str> = [&before, &value]
+        .map(|value| value.split(' ').nth(2).unwrap())
+        .to_vec();
+    assert!(micros[0] < micros[1], "{micros:?}");
+    let line = place(2, "5000") + &place(3, "90000");
+    let wanted = format!("lh1 {} {} {}{line}", lease(1), micros[1], holder(1));
+    assert_eq!(value, wanted);
+    let told = (
+        format!("leasehold/{}", holder(1)),
+        format!("{} {} k", lease(1), micros[1]),
+    );
+    assert_eq!(heard(&server, &mut ear), [told]);
+    assert_eq!(ends(&[go(&mut redis, "k", 0)]), ["taken"], "it is over");
+    for n in 1..=3 {
+        assert_eq!(ends(&[go(&mut redis, "k", n)]), ["done"]);
+    }
+    assert_eq!(text_of(&server, "k"), None);
+}
+
+#[test]
+fn an_owner_that_cannot_be_told_loses_it_all_the_same() {
+    let server = server();
+    let mut redis = connect(&server);
+    line_up(&mut redis, "k", &[]);
+    assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"], "has gone");
+    line_up(&mut redis, "k", &[]);
+    ask(&server, &["ACL", "SETUSER", "default", "resetchannels"]);
+    assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
+    assert_eq!(text_of(&server, "k"), None);
+    assert_eq!(kinds(&[come(&mut redis, "k", 1, "")]), ["granted"]);
+}
+
+#[test]
+fn one_key_that_is_not_let_go_by_force_costs_the_others_nothing() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &["host/1/0".to_owned()]);
+    let keys = ["own", "none", "theirs", "cut", "text", "list", "own2"];
+    let leases = [ONE, ONE, ONE, ONE, ONE, ONE, TWO].map(by_force);
+    let leases = leases.each_ref().map(String::as_str);
+    let prepare = || {
+        ask(&server, &["FLUSHALL"]);
+        ask(&server, &["SET", "own", &value(ONE), "PX", TTL]);
+        ask(&server, &["SET", "own2", &value(TWO), "PX", TTL]);
+        ask(&server, &["SET", "theirs", &value(TWO), "PX", TTL]);
+        // It says whose it is, and not who that is.
+        ask(&server, &["SET", "cut", &format!("lh1 {ONE}"), "PX", TTL]);
+        ask(&server, &["SET", "text", ONE]);
+        ask(&server, &["RPUSH", "list", "theirs"]);
+    };
+    let wanted = [
+        "done", "missing", "taken", "done", "taken", "refused", "done",
+    ];
+    prepare();
+    let together = release(&mut redis, &[&[FENCE][..], &keys].concat()[1..], &leases);
+    assert_eq!(ends(&together), wanted);
+    assert_eq!(heard(&server, &mut ear).len(), 2, "of the two whole ones");
+    assert_eq!(text_of(&server, "theirs"), Some(value(TWO)));
+    prepare();
+    let each = keys.into_iter().zip(leases);
+    let alone = each.flat_map(|(key, id)| release(&mut redis, &[key], &[id]));
+    assert_eq!(alone.collect::<Vec<_>>(), together);
+}
+
+/// Whoever asks for it has looked who has it.
+#[test]
+fn nobody_but_the_named_owner_is_hit_and_nothing_is_told_to_others() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[0, 1, 2].map(holder));
+    let before = line_up(&mut redis, "k", &[TTL]);
+    let owner = lease(0);
+    let left = ttl_of(&server, "k");
+    for lease in [
+        by_force(&lease(2)),
+        // No holder stands behind the id.
+        format!("{owner}0"),
+        format!("{owner}0{BY}"),
+        format!("{owner} {BY}"),
+        format!("{}{BY}", &owner[1..]),
+        format!("{BY}{owner}"),
+    ] {
+        let said = release(&mut redis, &["k"], &[&lease]).remove(0);
+        assert_eq!(said, Said::Text(before.clone()), "{lease}");
+        assert_eq!(text_of(&server, "k"), Some(before.clone()), "{lease}");
+    }
+    assert!(ttl_of(&server, "k") <= left);
+    assert_eq!(heard(&server, &mut ear), []);
+}
+
+#[test]
+fn without_memory_it_is_let_go_of_all_the_same() {
+    let server = server();
+    let mut redis = connect(&server);
+    line_up(&mut redis, "k", &["0"]);
+    ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
+    assert_eq!(text_of(&server, "k"), None, "as for any release");
+}

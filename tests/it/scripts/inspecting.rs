@@ -1,0 +1,66 @@
+//! What can be seen of a lock's key, and that looking changes nothing.
+
+use super::{INSPECT, ONE, Said, TTL, call, connect, line_up, text_of, ttl_of, value};
+use crate::support::{ask, server};
+
+#[test]
+fn what_stands_under_each_key_is_told_with_its_ttl() {
+    let server = server();
+    let mut redis = connect(&server);
+    let contended = line_up(&mut redis, "line", &[TTL, "0"]);
+    ask(&server, &["SET", "endless", &value(ONE)]);
+    ask(&server, &["SET", "text", "a\nb\u{e9}"]);
+    ask(&server, &["SET", "empty", ""]);
+    ask(&server, &["SET", "long", &"x".repeat(500)]);
+    ask(&server, &["RPUSH", "list", "theirs"]);
+    let keys = ["line", "none", "endless", "text", "empty", "long", "list"];
+    let together = call(&mut redis, INSPECT, &keys, &[]);
+
+    let (left, found) = together[0].text().split_once(' ').map_or_else(
+        || panic!("{together:?}"),
+        |(left, found)| (left.parse::<i64>().unwrap(), found.to_owned()),
+    );
+    assert!((1..=60_000).contains(&left), "{left}");
+    assert_eq!(found, contended);
+    let wanted = [
+        Said::Number(0),
+        Said::Text(format!("-1 {}", value(ONE))),
+        Said::Error("FOREIGN a?b??".to_owned()),
+        Said::Error("FOREIGN ".to_owned()),
+        Said::Error(format!("FOREIGN {}", "x".repeat(64))),
+    ];
+    for (said, wanted) in together[1..].iter().zip(&wanted) {
+        assert_eq!(said.text().trim_end(), wanted.text().trim_end());
+    }
+    assert!(matches!(&together[6], Said::Error(text) if text.starts_with("FOREIGN WRONGTYPE")));
+
+    let alone = keys[1..]
+        .iter()
+        .flat_map(|key| call(&mut redis, INSPECT, &[key], &[]));
+    assert_eq!(alone.collect::<Vec<_>>(), together[1..]);
+}
+
+#[test]
+fn looking_changes_nothing_and_needs_no_memory() {
+    let server = server();
+    let mut redis = connect(&server);
+    let value = line_up(&mut redis, "k", &[TTL]);
+    ask(&server, &["SET", "endless", &value]);
+    ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    let dirty = || {
+        let info = ask(&server, &["INFO", "persistence"]);
+        let text = info.as_text().unwrap().to_owned();
+        text.lines()
+            .find(|line| line.starts_with("rdb_changes"))
+            .map(str::to_owned)
+    };
+    let (changes, left) = (dirty(), ttl_of(&server, "k"));
+    for _ in 0..100 {
+        let said = call(&mut redis, INSPECT, &["k", "endless", "none"], &[]);
+        assert!(!matches!(said[0], Said::Error(_)), "{said:?}");
+    }
+    assert_eq!(dirty(), changes);
+    assert!(ttl_of(&server, "k") <= left);
+    assert_eq!(ttl_of(&server, "endless"), -1, "not healed either");
+    assert_eq!(text_of(&server, "k"), Some(value));
+}

@@ -1,0 +1,226 @@
+//! Whoever is not the holder of a lock: what it tries, by whatever lease id, changes nothing.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use leasehold_testbed::Server;
+use redis::{Connection, Value};
+
+use super::{
+    ACQUIRE, ADOPT, FENCE, RELEASE, RENEW, Said, TTL, call, connect, ends, holder, release, text_of,
+};
+use crate::support::{ask, server};
+
+/// Generated attempts in all, and how many of them are made between two looks.
+const ATTEMPTS: usize = 100_000;
+const BATCH: usize = 1_000;
+/// Locks, of which each second one has a line.
+const KEYS: usize = 40;
+
+/// Numbers from a seed: SplitMix64.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
+
+    /// A lease id with at least one letter in it.
+    fn lease(&mut self) -> String {
+        let id = format!("{:016x}{:016x}", self.next(), self.next());
+        format!("{}f", &id[1..])
+    }
+}
+
+/// A lock with everybody who ever had to do with it.
+struct Lock {
+    key: String,
+    holder: String,
+    /// Of those who had it before: one let go of it, one gave it away with a ticket.
+    former: [String; 2],
+    line: Vec<String>,
+}
+
+impl Lock {
+    fn make(redis: &mut Connection, numbers: &mut Numbers, n: usize) -> Self {
+        let key = format!("k{n}");
+        let [first, ticket, owner] = [(); 3].map(|()| numbers.lease());
+        let mut come = |lease: &str, stands: &str| {
+            let args = [&*holder(numbers.below(9)), lease, "900000", stands];
+            call(redis, ACQUIRE, &[FENCE, &key], &args).remove(0)
+        };
+        come(&first, "");
+        assert_eq!(ends(&release(redis, &[&key], &[&first])), ["done"]);
+        let mut come = |lease: &str, stands: &str| {
+            let args = [&*holder(n % 9), lease, "900000", stands];
+            call(redis, ACQUIRE, &[FENCE, &key], &args).remove(0)
+        };
+        assert!(matches!(come(&ticket, ""), Said::Text(_)));
+        let line: Vec<String> = (0..n % 2 * 4).map(|_| numbers.lease()).collect();
+        for (lease, stands) in line.iter().zip(["0", TTL, "5000", "0"]) {
+            assert!(matches!(come(lease, stands), Said::Number(_)));
+        }
+        let args = [&*holder(1), &ticket, &owner, ""];
+        let said = call(redis, ADOPT, &[&key], &args);
+        assert!(matches!(said[0], Said::Number(_)), "{said:?}");
+        Self {
+            key,
+            holder: owner,
+            former: [first, ticket],
+            line,
+        }
+    }
+}
+
+/// A lease id that is not the holder's of `lock`; and none of its line, which may leave it.
+fn not_its_own(numbers: &mut Numbers, locks: &[Lock], lock: &Lock) -> String {
+    let own = &lock.holder;
+    let at = numbers.below(own.len());
+    let id = match numbers.below(8) {
+        0 => numbers.lease(),
+        1 => {
+            let digit = *numbers.one_of(b"0123456789abcdefABCDEF gz.-%") as char;
+            format!("{}{digit}{}", &own[..at], &own[at + 1..])
+        }
+        2 => own[..at].to_owned(),
+        3 => format!("{own}{}", numbers.below(10)),
+        4 => own.to_uppercase(),
+        5 => numbers.one_of(&lock.former).clone(),
+        6 => numbers.one_of(locks).holder.clone(),
+        _ => {
+            let other = numbers.one_of(locks);
+            let theirs = other.line.iter().chain(&other.former).collect::<Vec<_>>();
+            (*numbers.one_of(&theirs)).clone()
+        }
+    };
+    if id == *own || lock.line.contains(&id) {
+        return numbers.lease();
+    }
+    id
+}
+
+/// One script call with up to four attempts of one kind.
+fn attempt(numbers: &mut Numbers, locks: &[Lock]) -> (redis::Cmd, usize) {
+    let n = 1 + numbers.below(4);
+    let kind = numbers.below(4);
+    let (mut keys, mut args) = (Vec::new(), Vec::new());
+    let script = match kind {
+        0 | 1 => RELEASE,
+        2 => RENEW,
+        _ => ADOPT,
+    };
+    if script == RELEASE {
+        keys.push(FENCE.to_owned());
+    }
+    if script == ADOPT {
+        args.push(holder(numbers.below(9)));
+    }
+    for _ in 0..n {
+        let lock = numbers.one_of(locks);
+        let mut id = not_its_own(numbers, locks, lock);
+        // Who stands in line may not renew or adopt either.
+        if kind >= 2 && !lock.line.is_empty() && numbers.below(4) == 0 {
+            id = numbers.one_of(&lock.line).clone();
+        }
+        let ttl = (*numbers.one_of(&["", "1", TTL, "86400000"])).to_owned();
+        keys.push(lock.key.clone());
+        match kind {
+            0 => args.push(id),
+            1 => args.push(format!("{id}!{}", holder(8))),
+            2 => args.extend([id, if ttl.is_empty() { TTL.to_owned() } else { ttl }]),
+            _ => args.extend([id, numbers.lease(), ttl]),
+        }
+    }
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(script).arg(keys.len()).arg(keys).arg(args);
+    (eval, n)
+}
+
+/// All values, and all ttls in ms.
+fn seen(redis: &mut Connection, locks: &[Lock]) -> (Vec<Vec<u8>>, Vec<i64>) {
+    let mut look = redis::pipe();
+    for lock in locks {
+        look.cmd("GET").arg(&lock.key);
+    }
+    let values = look.query(redis).unwrap();
+    let mut look = redis::pipe();
+    for lock in locks {
+        look.cmd("PTTL").arg(&lock.key);
+    }
+    (values, look.query(redis).unwrap())
+}
+
+fn assert_refused(value: &Value, seed: u64) {
+    match value {
+        Value::BulkString(found) => assert!(found.starts_with(b"lh1 "), "seed {seed}: {found:?}"),
+        Value::Array(values) => values.iter().for_each(|value| assert_refused(value, seed)),
+        other => panic!("seed {seed}: it was done: {other:?}"),
+    }
+}
+
+#[test]
+fn whoever_is_not_the_holder_changes_nothing() {
+    let seed = std::env::var("LEASEHOLD_IT_SEED").map_or_else(
+        |_| {
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap()
+                .as_nanos() as u64
+        },
+        |seed| seed.parse().expect("a number"),
+    );
+    let server = server();
+    let mut redis = connect(&server);
+    let mut numbers = Numbers(seed);
+    let locks: Vec<Lock> = (0..KEYS)
+        .map(|n| Lock::make(&mut redis, &mut numbers, n))
+        .collect();
+    let counter = text_of(&server, FENCE);
+    let mut made = 0;
+    while made < ATTEMPTS {
+        let started = Instant::now();
+        let (values, ttls) = seen(&mut redis, &locks);
+        let mut batch = redis::pipe();
+        let end = made + BATCH;
+        while made < end {
+            let (call, attempts) = attempt(&mut numbers, &locks);
+            batch.add_command(call);
+            made += attempts;
+        }
+        let said: Vec<Value> = batch.query(&mut redis).unwrap();
+        said.iter().for_each(|value| assert_refused(value, seed));
+        let (values_then, ttls_then) = seen(&mut redis, &locks);
+        let passed = started.elapsed().as_millis() as i64 + 1;
+        assert_eq!(values_then, values, "seed {seed}");
+        for (before, after) in ttls.iter().zip(&ttls_then) {
+            let range = before - passed..=*before;
+            assert!(range.contains(after), "seed {seed}: {after} in {range:?}");
+        }
+    }
+    assert_eq!(text_of(&server, FENCE), counter, "seed {seed}");
+    let keys = ask(&server, &["DBSIZE"]).as_int();
+    assert_eq!(keys, Some(KEYS as i64 + 1), "seed {seed}");
+    all_can_let_go(&server, &mut redis, &locks);
+}
+
+/// The holders themselves are not refused: the attempts were what they should be.
+fn all_can_let_go(server: &Server, redis: &mut Connection, locks: &[Lock]) {
+    for Lock { key, holder, .. } in locks {
+        let renewed = call(redis, RENEW, &[key], &[holder, "999000"]);
+        assert_eq!(ends(&renewed), ["done"]);
+        assert_eq!(ends(&release(redis, &[key], &[holder])), ["done"]);
+        let now = text_of(server, key);
+        assert!(now.is_none_or(|value| !value.contains(holder)));
+    }
+}

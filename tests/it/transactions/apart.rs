@@ -1,0 +1,205 @@
+//! Transactions have connections of their own: they hold up nobody else, and a bounded number of them
+//! is under way.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
+use leasehold::{Client, ErrorKind, LossReason, MutexGuard};
+use leasehold_testbed::{Server, eventually};
+
+use super::{DATA, assert_writes, client, watch, write};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, ask, connections, in_redis, millis, secs, server,
+    wake_up_connections,
+};
+
+/// A transaction whose closure hangs until `go_on` ends; returns once it does.
+fn hang(client: &Client, key: &str, go_on: &Receiver<()>) -> Task<MutexGuard> {
+    let (guard, go_on) = (client.mutex(key).lock().unwrap(), go_on.clone());
+    let (hangs, hanging) = bounded(1);
+    let task = Task::start(move || {
+        // A renewal in between may have it run twice.
+        let (_, result) = write(&guard, |_| {
+            let _ = hangs.try_send(());
+            let _ = go_on.recv();
+        });
+        result.unwrap();
+        guard
+    });
+    hanging.recv_timeout(SOON).unwrap();
+    task
+}
+
+#[test]
+fn closures_that_hang_hold_up_no_renewal_and_no_other_lock() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = steady(&server.url())
+        .ttl(secs(10))
+        .renew_ratio(0.05)
+        .lanes(1)
+        .transactions(2)
+        .connect_timeout(millis(1500))
+        .events(recorder.clone())
+        .build()
+        .unwrap();
+    let (end, go_on) = bounded(0);
+    let hanging = ["a", "b"].map(|key| hang(&client, key, &go_on));
+    let held = client.mutex("held").lock().unwrap();
+    for key in ["held", "a", "b"] {
+        recorder.wait_for_more(2, What::Renewed, key);
+    }
+    for n in 0..20 {
+        client.with_lock(&format!("other-{n}"), || ()).unwrap();
+    }
+    let (runs, result) = write(&held, |_| ());
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("all 2 transactions"), "{error}");
+    assert_eq!(runs, 0);
+    drop(end);
+    for task in hanging {
+        let guard = task.within(SOON, "the transactions that hung");
+        guard.unlock().unwrap();
+    }
+    write(&held, |_| ()).1.unwrap();
+    held.unlock().unwrap();
+}
+
+#[test]
+fn more_transactions_than_may_be_at_a_time_wait_for_each_other() {
+    let server = server();
+    let builder = steady(&server.url()).ttl(LONG_TTL).transactions(2);
+    let client = builder.build().unwrap();
+    let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for n in 0..12 {
+            let guard = client.mutex(&format!("lock-{n}")).lock().unwrap();
+            let (inside, most) = (&inside, &most);
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    let done = guard.transaction(|_, pipe| {
+                        let others = inside.fetch_add(1, Ordering::SeqCst);
+                        most.fetch_max(others + 1, Ordering::SeqCst);
+                        pipe.incr("done", 1);
+                        std::thread::sleep(millis(1));
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        Ok(())
+                    });
+                    done.unwrap();
+                }
+            });
+        }
+    });
+    let done = ask(&server, &["GET", "done"]);
+    let done: usize = done.as_text().unwrap().parse().unwrap();
+    assert!(most.load(Ordering::SeqCst) <= 2, "{most:?} at a time");
+    assert_eq!(done, 12 * 10);
+    // Two lanes, renewals, wake-ups, and two transactions.
+    assert!(connections(&server) <= 6);
+}
+
+/// What ends the wait of a transaction for another one to end.
+fn end_of_a_wait(end_it: impl FnOnce(&Server, &Client)) -> LossReason {
+    let server = server();
+    let builder = steady(&server.url()).ttl(LONG_TTL).transactions(1);
+    let client = builder.connect_timeout(secs(60)).build().unwrap();
+    let (end, go_on) = unbounded();
+    let guard = client.mutex("a").lock().unwrap();
+    let (hangs, hanging) = bounded(1);
+    let hung = Task::start(move || {
+        guard.transaction(|_, _| {
+            hangs.send(()).unwrap();
+            let _ = go_on.recv();
+            Ok(())
+        })
+    });
+    hanging.recv_timeout(SOON).unwrap();
+    let waiting = client.mutex("k").lock().unwrap();
+    let waiting = Task::start_and_see_asleep(move || write(&waiting, |_| ()).1);
+    end_it(&server, &client);
+    let error = waiting.within(SOON, "a transaction that waits");
+    drop::<leasehold::crossbeam_channel::Sender<()>>(end);
+    let _ = hung.within(SOON, "the other transaction");
+    error.unwrap_err().loss_reason().unwrap().clone()
+}
+
+#[test]
+fn a_transaction_that_waits_gives_up_when_its_lock_is_lost_or_its_client_ends() {
+    let lost = end_of_a_wait(|server, _| drop(ask(server, &["DEL", &in_redis("k")])));
+    assert_eq!(lost, LossReason::Deleted);
+    let ended = end_of_a_wait(|_, client| {
+        // The other one's closure goes on, and nobody waits for that.
+        client.shutdown(SOON).unwrap();
+    });
+    assert_eq!(ended, LossReason::Shutdown);
+}
+
+/// How often anybody has connected to the server.
+fn made(server: &Server) -> usize {
+    let stats = ask(server, &["INFO", "stats"]);
+    let text = stats.as_text().unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("total_connections_received:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_connection_serves_one_transaction_after_another_however_they_end() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let mut foreign = {
+        let redis = redis::Client::open(server.url()).unwrap();
+        redis.get_connection_with_timeout(SOON).unwrap()
+    };
+    assert_writes(&server, &guard);
+    // One is made to watch the lock.
+    assert!(eventually(SOON, || wake_up_connections(&server) == 1));
+    let before = made(&server);
+    for n in 0..20 {
+        let done = guard.transaction(|_, pipe| {
+            pipe.set(DATA, n);
+            Ok(())
+        });
+        done.unwrap();
+        let failed = guard.transaction(|conn, _| {
+            watch(conn, DATA)?;
+            let message = (redis::ErrorKind::Extension, "the closure's own");
+            Err::<(), _>(message.into())
+        });
+        failed.unwrap_err();
+        let mut runs = 0;
+        let again = guard.transaction(|conn, pipe| {
+            watch(conn, DATA)?;
+            runs += 1;
+            if runs == 1 {
+                redis::cmd("INCR").arg(DATA).exec(&mut foreign)?;
+            }
+            pipe.incr(DATA, 1);
+            Ok(())
+        });
+        again.unwrap();
+        assert_eq!(runs, 2);
+    }
+    // But the one that asks now.
+    assert_eq!(made(&server) - before, 1);
+}
+
+#[test]
+fn a_connection_whose_closure_panicked_is_thrown_away() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    assert_writes(&server, &guard);
+    assert!(eventually(SOON, || wake_up_connections(&server) == 1));
+    let before = made(&server);
+    for _ in 0..3 {
+        let panics = || guard.transaction::<()>(|_, _| panic!("a closure's own"));
+        catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
+    }
+    // The one that asks now, and two in the place of those of before.
+    assert_eq!(made(&server) - before, 3);
+}

@@ -1,0 +1,167 @@
+//! Something that is watched changes while the lock is still ours: the closure runs again, on what is
+//! there now.
+
+use leasehold::ErrorKind;
+use leasehold::redis::Commands;
+
+use super::{DATA, assert_writes, client, data, set, watch, write};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, secs, server, wait_for_line,
+};
+
+#[test]
+fn a_renewal_in_between_costs_another_run_and_nothing_else() {
+    let (server, recorder) = (server(), Recorder::new());
+    let builder = steady(&server.url()).ttl(secs(10)).renew_ratio(0.05);
+    let client = builder.events(recorder.clone()).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let (runs, result) = write(&guard, |run| {
+        if run == 1 {
+            recorder.wait_for_more(1, What::Renewed, "k");
+        }
+    });
+    result.unwrap();
+    assert!(runs > 1);
+    assert_eq!(data(&server), Some(format!("written in run {runs}")));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lock_that_its_closure_extends_is_written_under_all_the_same() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let (runs, result) = write(&guard, |run| {
+        if run == 1 {
+            guard.extend(2 * LONG_TTL).unwrap();
+        }
+    });
+    result.unwrap();
+    assert_eq!(runs, 2);
+}
+
+#[test]
+fn somebody_who_joins_the_line_costs_another_run_and_nothing_else() {
+    let server = server();
+    let (one, two) = (client(&server), client(&server));
+    let guard = one.mutex("k").lock().unwrap();
+    let mut waiting = None;
+    let (runs, result) = write(&guard, |run| {
+        if run == 1 {
+            let mutex = two.mutex("k");
+            waiting = Some(Task::start(move || mutex.lock().unwrap()));
+            wait_for_line(&server, "k", 1);
+        }
+    });
+    result.unwrap();
+    assert_eq!(runs, 2);
+    guard.unlock().unwrap();
+    let next = waiting.unwrap().within(SOON, "waiting for the lock");
+    assert_writes(&server, &next);
+}
+
+#[test]
+fn a_foreign_writer_of_a_watched_key_makes_the_closure_read_again() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    set(&server, "a");
+    let mut seen = Vec::new();
+    let read = guard.transaction(|conn, pipe| {
+        watch(conn, DATA)?;
+        let value: String = conn.get(DATA)?;
+        seen.push(value.clone());
+        pipe.append(DATA, "!");
+        if seen.len() <= 2 {
+            ask(&server, &["APPEND", DATA, "b"]);
+        }
+        Ok(value)
+    });
+    assert_eq!(read.unwrap(), "abb");
+    assert_eq!(seen, ["a", "ab", "abb"]);
+    // What earlier runs wanted to write is forgotten.
+    assert_eq!(data(&server).as_deref(), Some("abb!"));
+}
+
+#[test]
+fn a_key_that_nobody_watches_may_change() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let (runs, result) = write(&guard, |_| set(&server, "somebody else's"));
+    result.unwrap();
+    assert_eq!(runs, 1);
+    assert_eq!(data(&server).as_deref(), Some("written in run 1"));
+}
+
+#[test]
+fn what_only_reads_has_read_all_of_it_at_one_time() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    ask(&server, &["MSET", "a", "1", "b", "1"]);
+    let mut runs = 0;
+    let read = guard.transaction(|conn, _| {
+        runs += 1;
+        redis::cmd("WATCH").arg(&["a", "b"]).exec(conn)?;
+        let a: u32 = conn.get("a")?;
+        if runs == 1 {
+            ask(&server, &["MSET", "a", "2", "b", "2"]);
+        }
+        Ok((a, conn.get::<_, u32>("b")?))
+    });
+    assert_eq!(read.unwrap(), (2, 2));
+}
+
+#[test]
+fn a_foreign_writer_without_end_is_a_conflict_that_says_how_often_it_was_tried() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let mut runs = 0;
+    let result = guard.transaction(|conn, pipe| {
+        runs += 1;
+        watch(conn, DATA)?;
+        pipe.set("written", runs);
+        set(&server, &format!("foreign {runs}"));
+        Ok(())
+    });
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    assert_eq!(error.key(), Some("k"));
+    assert!(
+        error.to_string().contains(&format!("{runs} times")),
+        "{error}"
+    );
+    assert_eq!(ask(&server, &["EXISTS", "written"]).as_int(), Some(0));
+    guard.check().unwrap();
+    assert_writes(&server, &guard);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lock_that_is_stolen_during_a_conflict_is_lost() {
+    let server = super::silent_server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    for stolen_in_run in [2, 100] {
+        let guard = client.mutex(&format!("k{stolen_in_run}")).lock().unwrap();
+        let mut runs = 0;
+        let result = guard.transaction(|conn, pipe| {
+            runs += 1;
+            watch(conn, DATA)?;
+            pipe.set("written", runs);
+            set(&server, &format!("foreign {runs}"));
+            if runs == stolen_in_run {
+                ask(&server, &["DEL", &in_redis(guard.key())]);
+            }
+            Ok(())
+        });
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+        assert_eq!(runs, stolen_in_run);
+    }
+    assert_eq!(ask(&server, &["EXISTS", "written"]).as_int(), Some(0));
+    guard.unlock().unwrap();
+}

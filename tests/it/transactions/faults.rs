@@ -1,0 +1,161 @@
+//! The network fails during a transaction: nothing is written, or its outcome is said to be unknown.
+
+use std::error::Error as _;
+
+use leasehold::redis::{Commands, RedisResult};
+use leasehold::{Client, ErrorKind};
+use leasehold_testbed::{Proxy, Server, eventually};
+
+use super::{DATA, assert_writes, client, data, write};
+use crate::support::{
+    LONG_TTL, SOON, TIMEOUT, ask, builder, in_redis, kill_connections, millis, server,
+};
+
+/// A server behind a proxy, and a client of that, with short time-outs.
+fn behind_a_proxy() -> (Server, Proxy, Client) {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let client = builder(&proxy.url()).ttl(LONG_TTL).build().unwrap();
+    (server, proxy, client)
+}
+
+#[test]
+fn connections_that_died_while_nobody_used_them_cost_nothing() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let other = client.mutex("other").lock().unwrap();
+    for _ in 0..3 {
+        // Two connections, and both die.
+        let nested = guard.transaction(|_, _| {
+            assert_writes(&server, &other);
+            Ok(())
+        });
+        nested.unwrap();
+        kill_connections(&server);
+    }
+    assert_writes(&server, &other);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_connection_that_is_killed_during_the_closure_writes_nothing() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let result = guard.transaction(|conn, pipe| {
+        pipe.set(DATA, "x");
+        kill_connections(&server);
+        conn.get::<_, Option<String>>(DATA)
+    });
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.source().is_some());
+    assert_eq!(data(&server), None);
+    guard.check().unwrap();
+    assert_writes(&server, &guard);
+}
+
+#[test]
+fn a_connection_that_is_killed_before_the_writes_leaves_their_outcome_unknown() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    let (runs, result) = write(&guard, |_| kill_connections(&server));
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!((runs, data(&server)), (1, None));
+    guard.check().unwrap();
+    assert_writes(&server, &guard);
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn writes_whose_answer_does_not_come_in_time_have_an_unknown_outcome() {
+    let (server, proxy, client) = behind_a_proxy();
+    let guard = client.mutex("k").lock().unwrap();
+    let (runs, result) = write(&guard, |_| proxy.hold_replies(true));
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!(error.key(), Some("k"));
+    assert!(error.source().is_some());
+    assert_eq!(runs, 1, "never repeated: it may have been done");
+    assert_eq!(data(&server).as_deref(), Some("written in run 1"));
+    proxy.hold_replies(false);
+    // The late answer is nobody's.
+    ask(&server, &["DEL", DATA]);
+    assert_writes(&server, &guard);
+}
+
+#[test]
+fn writes_that_arrive_after_the_lock_was_lost_are_not_done() {
+    let (server, proxy, client) = behind_a_proxy();
+    let guard = client.mutex("k").lock().unwrap();
+    let (_, result) = write(&guard, |_| proxy.hold_requests(true));
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout);
+    ask(&server, &["DEL", &in_redis("k")]);
+    let held = proxy.held_bytes();
+    assert!(held > 0, "they are still under way");
+    proxy.hold_requests(false);
+    assert!(eventually(SOON, || proxy.held_bytes() == 0));
+    let written = eventually(millis(200), || data(&server).is_some());
+    assert!(!written, "{:?}", data(&server));
+}
+
+#[test]
+fn a_closure_that_takes_no_notice_of_a_broken_connection_writes_nothing() {
+    let (server, proxy, client) = behind_a_proxy();
+    let guard = client.mutex("k").lock().unwrap();
+    let mut later = Vec::new();
+    let result = guard.transaction(|conn, pipe| {
+        pipe.set(DATA, "x");
+        proxy.hold_replies(true);
+        let read: RedisResult<Option<String>> = conn.get(DATA);
+        assert!(read.unwrap_err().is_timeout());
+        proxy.hold_replies(false);
+        for _ in 0..3 {
+            let read: RedisResult<Option<String>> = conn.get("other");
+            later.push(read.is_err());
+        }
+        Ok(())
+    });
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(later, [true; 3]);
+    assert_eq!(data(&server), None);
+    assert_writes(&server, &guard);
+}
+
+#[test]
+fn a_read_that_times_out_leaves_no_outcome_unknown() {
+    let (server, proxy, client) = behind_a_proxy();
+    let guard = client.mutex("k").lock().unwrap();
+    let result = guard.transaction(|conn, pipe| {
+        pipe.set(DATA, "x");
+        proxy.hold_replies(true);
+        conn.get::<_, Option<String>>(DATA)
+    });
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    proxy.hold_replies(false);
+    assert_eq!(data(&server), None);
+    guard.check().unwrap();
+}
+
+#[test]
+fn without_an_answer_to_the_first_look_the_closure_does_not_run() {
+    let (server, proxy, client) = behind_a_proxy();
+    let guard = client.mutex("k").lock().unwrap();
+    assert_writes(&server, &guard);
+    proxy.hold_replies(true);
+    let (runs, result) = write(&guard, |_| ());
+    let error = result.unwrap_err();
+    assert_eq!(
+        error.kind(),
+        ErrorKind::Unavailable,
+        "after {TIMEOUT:?}: {error}"
+    );
+    assert_eq!(runs, 0);
+    proxy.hold_replies(false);
+    assert_writes(&server, &guard);
+}
