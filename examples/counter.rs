@@ -10,7 +10,7 @@ use std::error::Error;
 use std::thread;
 
 use leasehold::Client;
-use redis::Commands;
+use leasehold::redis::{self, Commands};
 
 const ROUNDS: u64 = 25;
 

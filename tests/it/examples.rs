@@ -130,6 +130,18 @@ fn cancellation_ends_the_wait() {
 }
 
 #[test]
+fn transaction_moves_money_only_while_the_lock_is_held() {
+    let printed = run("transaction", &[], &server().url());
+    let lines = [
+        "first: Some(10)\n",
+        "second: None\n",
+        "third: the lock was lost (\"example:money\")",
+        "10 here, 50 there",
+    ];
+    assert_lines(&printed, &lines);
+}
+
+#[test]
 fn unit_testing_needs_no_server() {
     let printed = run("unit_testing", &[], "nowhere");
     assert_lines(&printed, &["all as it should be\n"]);
