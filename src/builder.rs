@@ -103,7 +103,7 @@ impl Builder {
         self
     }
 
-    /// For how long [`Mutex::lock`] rides out an outage of Redis before it fails. Waiting for
+    /// For how long [`Mutex::lock`](crate::Mutex::lock) rides out an outage of Redis before it fails. Waiting for
     /// somebody else to let go does not count. Defaults to 5 s.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.config.patience = patience;
