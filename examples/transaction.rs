@@ -23,7 +23,7 @@ fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold:
         }
         pipe.decr("example:money:a", amount);
         pipe.incr("example:money:b", amount);
-        // Known from what was read here: the answers to what is in `pipe` come later.
+        // From what was read here: the answers to what is in `pipe` are not kept.
         Ok(Some(there - amount))
     })
 }

@@ -27,6 +27,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "client",
             "fenced",
             "guard",
+            "guide",
             "held",
             "memory",
             "mutex",
@@ -82,7 +83,7 @@ pub fn sleeps(path: &Path, text: &str) -> Vec<String> {
 }
 
 /// The names that lib.rs puts at the crate's top, each with the module it comes from.
-fn reexports(lib: &str) -> HashMap<String, String> {
+pub fn reexports(lib: &str) -> HashMap<String, String> {
     let file = syn::parse_file(lib).expect("lib.rs is Rust");
     let mut names = HashMap::new();
     for item in &file.items {
