@@ -1,5 +1,6 @@
 //! The repository's own rules, held by tests. Reads files, changes none.
 
+mod documented;
 mod layers;
 
 use std::fs;
@@ -98,6 +99,37 @@ fn the_library_sleeps_in_wait_only() {
         &sleepers,
         "thread::sleep outside src/wait; wait on what you wait for",
     );
+}
+
+#[test]
+fn every_public_item_is_seen_in_use_in_its_docs() {
+    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("the library has a lib.rs");
+    let public = layers::reexports(&lib);
+    let mut silent = Vec::new();
+    for (path, text) in files_ending("src", "rs") {
+        let module = layers::module_of(&path);
+        let own = public
+            .iter()
+            .filter(|(_, from)| Some(*from) == module.as_ref());
+        let own = own.map(|(name, _)| name.clone()).collect();
+        for name in documented::never_shown(&text, &own) {
+            silent.push(format!("{}: {name}", path.display()));
+        }
+    }
+    none(
+        &silent,
+        "no example in its docs, nor (of a function) in those of its type",
+    );
+}
+
+#[test]
+fn the_guide_tells_of_every_error_and_every_loss() {
+    let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
+    let page = text("docs/failures.md");
+    for (file, name) in [("src/error.rs", "ErrorKind"), ("src/loss.rs", "LossReason")] {
+        let told = documented::first_column(&page, name);
+        assert_eq!(told, documented::variants(&text(file), name), "{name}");
+    }
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn layer(module: &str) -> Option<usize> {
 }
 
 /// The module of the library that a file belongs to: `src/lease/held.rs` is `lease`.
-fn module_of(path: &Path) -> Option<String> {
+pub fn module_of(path: &Path) -> Option<String> {
     let first = path.strip_prefix("src").ok()?.components().next()?;
     let name = first.as_os_str().to_string_lossy();
     Some(name.strip_suffix(".rs").unwrap_or(&name).to_owned())
