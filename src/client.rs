@@ -16,6 +16,7 @@ use crate::id::HolderId;
 use crate::key::Key;
 use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
+use crate::observe;
 use crate::process::Process;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
@@ -165,7 +166,8 @@ impl Client {
     /// # Errors
     /// `NotHeld` if it was adopted before, or nobody did in time; `InvalidTicket` if this is no ticket,
     /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
-    /// client's bounds. After `Timeout` or `Unavailable` it is unknown whether it was adopted: if so, it is let go in the
+    /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
+    /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
     /// background. If not, the ticket is still good.
     ///
     /// ```
@@ -187,9 +189,8 @@ impl Client {
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
         self.check_process()?;
         let ticket = Ticket::read(ticket, &self.handle().config)?;
-        let key = ticket.key.clone();
-        let adopted = self.handle().waits.adopt(ticket);
-        let lease = adopted.map_err(|error| error.with_key(key.name()))?;
+        let adopted = self.handle().waits.adopt(&ticket);
+        let lease = adopted.map_err(|error| error.with_key(ticket.key.name()))?;
         Ok(MutexGuard::new(lease, self.clone()))
     }
 
@@ -350,6 +351,7 @@ impl Drop for Home {
 
 impl Handle {
     fn new(server: Server, config: Config) -> Result<Self, Error> {
+        observe::describe();
         let holder = HolderId::of_this_process();
         let crew = Crew::new();
         let clock = match &server {
@@ -363,7 +365,7 @@ impl Handle {
         };
         let courier = Courier::start(&crew, config.events.clone())?;
         let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
-        let delays = config.events.is_some().then(|| {
+        let delays = (config.events.is_some() || observe::IS_ON).then(|| {
             let delayed = Arc::clone(&delayed);
             Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
         });

@@ -13,6 +13,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
+use crate::observe;
 use crate::process::Process;
 use crate::store::{Reply, Request, TransactionConnection};
 use crate::wait::release_of;
@@ -47,6 +48,7 @@ pub struct MutexGuard {
     lease: Arc<Lease>,
     client: Client,
     granted_at: Moment,
+    observed: observe::Hold,
     let_go: bool,
 }
 
@@ -55,6 +57,7 @@ impl MutexGuard {
     pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
         Self {
             granted_at: client.now(),
+            observed: observe::Hold::begin(lease.event()),
             lease,
             client,
             let_go: false,
@@ -93,7 +96,12 @@ impl MutexGuard {
             }
         };
         client.waits.released(&self.lease);
-        self.tell_released(result.is_ok());
+        let outcome = match &result {
+            Ok(()) => "released",
+            Err(error) if error.is_lease_lost() => "lost",
+            Err(_) => "unconfirmed",
+        };
+        self.tell_released(outcome, result.is_ok());
         result.map_err(|error| error.with_key(self.key()))
     }
 
@@ -126,7 +134,12 @@ impl MutexGuard {
             client.waits.released(&self.lease);
             Error::lost(reason).with_key(self.key())
         });
-        self.tell_released(result.is_ok());
+        let outcome = if result.is_ok() {
+            "handed_over"
+        } else {
+            "lost"
+        };
+        self.tell_released(outcome, result.is_ok());
         result.map(|ticket| ticket.to_string())
     }
 
@@ -352,11 +365,16 @@ impl MutexGuard {
         self.client.now()
     }
 
-    fn tell_released(&self, confirmed: bool) {
-        self.client.handle().courier.tell(|events| {
-            let held = self.now().since(self.granted_at);
-            events.released(self.lease.event(), held, confirmed);
-        });
+    /// Runs what is done under the lock.
+    pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.observed.run(work)
+    }
+
+    fn tell_released(&self, outcome: &'static str, confirmed: bool) {
+        let held = self.now().since(self.granted_at);
+        self.observed.ended(outcome, held);
+        let courier = &self.client.handle().courier;
+        courier.tell(|events| events.released(self.lease.event(), held, confirmed));
     }
 }
 
@@ -366,8 +384,8 @@ impl Drop for MutexGuard {
         if self.let_go || self.client.is_forked() {
             return;
         }
-        self.client.handle().waits.let_go(&self.lease);
-        self.tell_released(false);
+        let lost = self.client.handle().waits.let_go(&self.lease);
+        self.tell_released(if lost { "lost" } else { "dropped" }, false);
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`guarantees`]: what a lock promises, what not, what fencing adds, and what happens when.
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
+//! - [`observability`]: events, spans, metrics, and what to be woken for.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock and redlock.
 
 /// A page. Of two definitions of a link the first counts: here pages are modules and not files.
@@ -20,4 +21,5 @@ macro_rules! page {
 page!(guarantees, "../docs/guarantees.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(failures, "../docs/failures.md");
+page!(observability, "../docs/observability.md");
 page!(coming_from, "../docs/coming_from.md");

@@ -3,6 +3,7 @@
 #![doc = "[coming from another library]: guide::coming_from"]
 #![doc = "[failures]: guide::failures"]
 #![doc = "[guarantees]: guide::guarantees"]
+#![doc = "[observability]: guide::observability"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 // Models replace what talks to Redis.
@@ -26,6 +27,7 @@ mod lease;
 mod loss;
 mod memory;
 mod mutex;
+mod observe;
 mod process;
 mod reentrant;
 mod store;

@@ -281,7 +281,7 @@ impl Mutex {
     /// ```
     pub fn with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
         let guard = self.lock()?;
-        let value = work(&guard);
+        let value = guard.run(|| work(&guard));
         match guard.unlock() {
             Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
             _ => Ok(value),

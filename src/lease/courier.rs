@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::error::Error;
 use crate::event::Events;
 use crate::key::Key;
+use crate::observe;
 use crate::thread::Crew;
 
 type Errand = Box<dyn FnOnce() + Send>;
@@ -79,6 +80,13 @@ impl Courier {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
             self.run(move || event(&*events));
+        }
+    }
+
+    /// Tells what is observed, on the courier's thread; costs nothing when nothing is.
+    pub(crate) fn observe_later(&self, tell: impl FnOnce() + Send + 'static) {
+        if observe::IS_ON {
+            self.run(tell);
         }
     }
 

@@ -31,6 +31,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::clock::Moment;
 use crate::event::EventLock;
 use crate::loss::LossReason;
+use crate::observe;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use check::Check;
@@ -355,14 +356,16 @@ impl Lease {
             // What it owns goes where user code may run.
             self.courier.run(move || drop(check));
         }
-        let (key, token) = (self.terms.key.clone(), self.terms.token);
+        let (key, fencing_token) = (self.terms.key.clone(), self.terms.token);
         self.courier.lost(&key);
+        let (lost, why) = (key.clone(), reason.clone());
+        self.courier.observe_later(move || {
+            let key = lost.name();
+            observe::lost(EventLock { key, fencing_token }, &why);
+        });
         self.courier.tell_later(move |events| {
-            let lock = EventLock {
-                key: key.name(),
-                fencing_token: token,
-            };
-            events.lost(lock, &reason);
+            let key = key.name();
+            events.lost(EventLock { key, fencing_token }, &reason);
         });
     }
 }

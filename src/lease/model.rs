@@ -138,10 +138,10 @@ fn model_a_lease_let_expire_is_never_due_for_renewal_again() {
         };
         thread::scope(|scope| {
             scope.spawn(|| lease.let_expire(LossReason::NotRenewed));
-            scope.spawn(|| change(lease.begin_renewal(start)));
+            scope.spawn(|| change(lease.begin_renewal(start).is_some()));
             scope.spawn(|| change(lease.begin_ttl_change(start, || start)));
         });
-        assert!(!lease.begin_renewal(start));
+        assert!(lease.begin_renewal(start).is_none());
         let later = start.after(20 * SECOND);
         let due = lease.due(later, |_, _| Some(TimerNote(1, 1)));
         assert!(matches!(due, Due::Held { renew: false, .. }), "{due:?}");

@@ -111,12 +111,17 @@ impl Lease {
         may
     }
 
-    /// Begins a renewal. False if the ttl is being changed, or if there is to be none any more.
-    pub(crate) fn begin_renewal(&self, now: Moment) -> bool {
+    /// Begins a renewal. Says since when it was due; nothing if the ttl is being changed, or if there is to
+    /// be none any more.
+    pub(crate) fn begin_renewal(&self, now: Moment) -> Option<Duration> {
         let mut state = self.at(now);
-        let may = state.phase == Phase::Held && !state.ttl_changing && state.ending.is_none();
-        state.ttl_changing |= may;
-        may
+        if state.phase != Phase::Held || state.ttl_changing || state.ending.is_some() {
+            return None;
+        }
+        state.ttl_changing = true;
+        let asked = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
+        let every = self.terms.options.renew_every.unwrap_or_default();
+        Some(asked.saturating_sub(every))
     }
 
     /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`.

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::id::HolderId;
 use crate::key;
+use crate::observe;
 use crate::store::command::{Command, Request, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::lane::{Common, Lane};
@@ -88,9 +89,14 @@ impl Store for Node {
     }
 
     fn settle(&self) -> bool {
-        self.lanes
-            .iter()
-            .fold(false, |left, lane| lane.settle() | left)
+        let mut left = false;
+        for (index, lane) in self.lanes.iter().enumerate() {
+            left |= lane.settle();
+            if observe::IS_ON {
+                observe::debts(index, lane.debts());
+            }
+        }
+        left
     }
 
     fn flush(&self, deadline: Moment) -> Result<(), Error> {

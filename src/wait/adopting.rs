@@ -9,6 +9,7 @@ use crate::lease::{Lease, Terms, Ticket};
 use crate::loss::LossReason;
 use crate::store::{Command, Reply, Request, hand_offs_of};
 use crate::wait::Waits;
+use crate::wait::pause::Pause;
 
 impl Waits {
     /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
@@ -32,9 +33,32 @@ impl Waits {
         })
     }
 
-    /// Goes on with the grant of a ticket.
-    pub(crate) fn adopt(&self, ticket: Ticket) -> Result<Arc<Lease>, Error> {
-        self.check_open()?;
+    /// Goes on with the grant of a ticket. Rides out an outage, but never asks twice under one lease id:
+    /// what an unanswered try has taken is given back, and the next one then finds it gone.
+    pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
+        let started = self.watchdog.now();
+        let mut pause = Pause::new();
+        pause.for_an_outage();
+        let adopted = loop {
+            self.check_open()?;
+            match self.try_adopt(ticket) {
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    let pause = pause.next();
+                    if self.watchdog.now().since(started) + pause >= self.patience {
+                        return Err(error);
+                    }
+                    std::thread::sleep(pause);
+                }
+                tried => break tried?,
+            }
+        };
+        let waited = self.watchdog.now().since(started);
+        self.courier
+            .tell(|events| events.acquired(adopted.event(), waited));
+        Ok(adopted)
+    }
+
+    fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
         let (key, lease) = (ticket.key.clone(), LeaseId::random());
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
@@ -64,9 +88,6 @@ impl Waits {
         terms.hand_offs = hand_offs_of(ticket.token);
         let adopted = self.granted(terms, None)?;
         self.queues.hold(&adopted);
-        let waited = self.watchdog.now().since(asked_at);
-        self.courier
-            .tell(|events| events.acquired(adopted.event(), waited));
         Ok(adopted)
     }
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::event::{EventLock, Events};
 use crate::key::Key;
 use crate::lease::Courier;
+use crate::observe;
 use crate::store::Delay;
 
 pub(crate) struct DelayedReleases {
@@ -33,6 +34,11 @@ impl DelayedReleases {
         match delay {
             Delay::Began(error) => {
                 open.insert(release.clone());
+                let ((key, fencing_token), why) = (release.clone(), error.clone());
+                self.courier.observe_later(move || {
+                    let key = key.name();
+                    observe::release_delayed(EventLock { key, fencing_token }, &why);
+                });
                 self.tell(release, move |events, lock| {
                     events.release_delayed(lock, &error);
                 });

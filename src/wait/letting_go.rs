@@ -6,23 +6,27 @@ use std::time::Duration;
 use crate::id::LeaseId;
 use crate::key::Key;
 use crate::lease::Lease;
+use crate::loss::LossReason;
+use crate::observe;
 use crate::store::Command;
 use crate::wait::local::Place;
 use crate::wait::{Waits, Wanted};
 
 impl Waits {
-    /// A dropped lease: passes it on to the next of this client, or lets go of it in Redis.
-    pub(crate) fn let_go(&self, lease: &Arc<Lease>) {
+    /// A dropped lease: passes it on to the next of this client, or lets go of it in Redis. True if it
+    /// was lost before.
+    pub(crate) fn let_go(&self, lease: &Arc<Lease>) -> bool {
         if self.hand_over(lease) {
-            return;
+            return false;
         }
         let now = self.watchdog.now();
         let lost = self.watchdog.release(lease, now).err();
-        if lost.is_none_or(|reason| reason.may_leave_its_key()) {
+        if lost.as_ref().is_none_or(LossReason::may_leave_its_key) {
             self.store.post(release_of(lease));
         }
         // Only now: who waits here then asks behind it.
         self.queues.let_go(lease);
+        lost.is_some()
     }
 
     fn hand_over(&self, lease: &Arc<Lease>) -> bool {
@@ -40,6 +44,7 @@ impl Waits {
         });
         if let Some((next, ended)) = handed {
             self.watchdog.succeed(lease, &ended, &next);
+            observe::handed_off();
         }
         done
     }

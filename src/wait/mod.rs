@@ -23,6 +23,7 @@ use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
 use crate::key::Key;
 use crate::lease::{Check, Courier, Lease, Options};
+use crate::observe;
 use crate::store::{Standing, Store, Watched};
 use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
@@ -160,14 +161,33 @@ impl Waits {
         wanted: &Wanted,
         until: Until,
     ) -> Result<Option<Arc<Lease>>, Error> {
+        let observed = observe::Wait::begin(wanted.key.name());
         let started = self.watchdog.now();
-        let attach = |error: Error| error.with_key(wanted.key.name());
-        let lease = loop {
+        let taken = self.take(wanted, until, started);
+        let taken = taken.map_err(|error| error.with_key(wanted.key.name()));
+        // Only now: it runs user code, and the next in line can be told before.
+        let waited = self.watchdog.now().since(started);
+        let lease = taken.as_ref().map(Option::as_deref);
+        observed.ended(lease.map(|lease| lease.map(Lease::event)), waited);
+        if let Ok(Some(lease)) = lease {
+            self.courier
+                .tell(|events| events.acquired(lease.event(), waited));
+        }
+        taken
+    }
+
+    fn take(
+        &self,
+        wanted: &Wanted,
+        until: Until,
+        started: Moment,
+    ) -> Result<Option<Arc<Lease>>, Error> {
+        loop {
             let place = match until {
                 // Whoever waits here already is before us.
                 Until::Now => match self.queues.join_if_empty(&wanted.key, wanted.options) {
                     Some(place) => place,
-                    None => return self.behind_others().map_err(attach),
+                    None => return self.behind_others(),
                 },
                 _ => {
                     let cancel = wanted.cancel.as_ref();
@@ -189,27 +209,22 @@ impl Waits {
                     if let Some(other) = place.leave_with(&lease) {
                         self.let_go(&other);
                     }
-                    break lease;
+                    return Ok(Some(lease));
                 }
                 Ok(Some(Got::Handed(lease))) => {
                     self.leave(wanted, place);
                     if lease.live_for(self.watchdog.now()).is_some() {
-                        break lease;
+                        return Ok(Some(lease));
                     }
                     // It slept through what was left of the validity.
                     self.let_go(&lease);
                 }
                 other => {
                     self.leave(wanted, place);
-                    return other.map(|_| None).map_err(attach);
+                    return other.map(|_| None);
                 }
             }
-        };
-        // Only now: it runs user code, and the next in line can be told before.
-        let waited = self.watchdog.now().since(started);
-        self.courier
-            .tell(|events| events.acquired(lease.event(), waited));
-        Ok(Some(lease))
+        }
     }
 
     /// What to tell somebody who does not wait, while others do.

@@ -75,7 +75,8 @@ impl Client {
     /// As a guard that is dropped, or as one that is unlocked.
     fn let_go(&self, lease: &Arc<Lease>, is_there: bool) {
         if chance(2) {
-            return self.waits.let_go(lease);
+            self.waits.let_go(lease);
+            return;
         }
         let now = Moment::now();
         if self.watchdog.release(lease, now).is_ok() {
@@ -229,7 +230,9 @@ fn model_a_lease_handed_to_who_gives_up_finds_another_or_is_let_go() {
             work.run(client, until);
         };
         let patient = || assert!(work.run(client, Until::Forever));
-        let lets_go = || client.waits.let_go(&lease);
+        let lets_go = || {
+            client.waits.let_go(&lease);
+        };
         let clock = || pass(2 * SECOND);
         run(&server, &clients, &[&gives_up, &lets_go, &patient, &clock]);
         assert_nothing_is_left(&server, &clients);
@@ -258,7 +261,9 @@ fn model_who_waits_is_woken_when_the_lock_is_lost() {
             lease.lose(LossReason::Deleted);
         };
         // Nobody has to wait for whoever has lost it.
-        let lets_go = || client.waits.let_go(&lease);
+        let lets_go = || {
+            client.waits.let_go(&lease);
+        };
         let late = chance(2);
         let meanwhile = || {
             if !late {

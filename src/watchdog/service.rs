@@ -15,10 +15,11 @@ use crossbeam_channel::Receiver;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::event::EventLock;
+use crate::event::Events;
 use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
+use crate::observe;
 use crate::store::{Chore, Command, Reply, Request, Store, Watched};
 use crate::sync::Mutex;
 use crate::thread::Crew;
@@ -288,8 +289,10 @@ impl Watchdog {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
         // One that is being extended is left to that: its end sets the next renewal.
-        let begun = leases.iter().filter(|lease| lease.begin_renewal(asked_at));
-        let begun: Vec<&Arc<Lease>> = begun.collect();
+        let (begun, late): (Vec<&Arc<Lease>>, Vec<Duration>) = leases
+            .iter()
+            .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))
+            .unzip();
         let ttls: Vec<Duration> = begun
             .iter()
             .map(|lease| lease.ttl_to_ask(asked_at))
@@ -300,8 +303,10 @@ impl Watchdog {
             .map(|(lease, ttl)| renewal(lease, *ttl, deadline))
             .collect();
         self.store.execute(&mut requests);
-        for ((lease, ttl), request) in begun.into_iter().zip(ttls).zip(requests) {
+        let asked = begun.into_iter().zip(ttls).zip(late);
+        for (((lease, ttl), late), request) in asked.zip(requests) {
             let outcome = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
+            observe::renewal(&outcome, late);
             self.tell_renewed(lease, outcome);
             self.rearm(lease);
         }
@@ -348,13 +353,17 @@ impl Watchdog {
         let lease = Arc::clone(lease);
         match outcome {
             Err(error) if error.is_lease_lost() => {}
-            outcome => self.courier.tell_later(move |events| {
-                let lock: EventLock<'_> = lease.event();
-                match &outcome {
-                    Ok(()) => events.renewed(lock),
-                    Err(error) => events.renewal_failed(lock, error),
-                }
-            }),
+            Ok(()) => {
+                self.courier
+                    .tell_later(move |events| events.renewed(lease.event()));
+            }
+            Err(error) => {
+                let (failed, why) = (Arc::clone(&lease), error.clone());
+                let observed = move || observe::renewal_failed(failed.event(), &why);
+                self.courier.observe_later(observed);
+                let told = move |events: &dyn Events| events.renewal_failed(lease.event(), &error);
+                self.courier.tell_later(told);
+            }
         }
     }
 }

@@ -46,13 +46,14 @@ const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check 
 
 /// Needs no server. Clippy's `--all-targets` compiles examples and benches too.
 #[rustfmt::skip]
-const STATIC_CHECKS: [Check; 2] = [
+const STATIC_CHECKS: [Check; 3] = [
     check("format", &["fmt", "--all", "--check"]),
     check("clippy", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    check("clippy, features", &["clippy", "--locked", "--all-features", "--all-targets", "--", "-D", "warnings"]),
 ];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     // Not built by `--test`; an integration test runs each of them.
     check("examples", &["build", "--locked", "--workspace", "--examples"]),
@@ -61,6 +62,7 @@ const CHECKS: [Check; 6] = [
         "integration tests",
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
+    check("feature tests", &["test", "--locked", "--all-features", "--test", "observed"]),
     check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
     Check {
         name: "docs",

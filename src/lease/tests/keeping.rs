@@ -23,7 +23,10 @@ fn a_lease_let_expire_is_renewed_no_more_and_lost_for_that_reason() {
     f.lease.due(f.at(10), note);
     f.lease.let_expire(LossReason::NotRenewed);
     f.lease.let_expire(LossReason::Deleted);
-    assert!(!f.lease.begin_renewal(f.at(10)), "one that was due");
+    assert!(
+        f.lease.begin_renewal(f.at(10)).is_none(),
+        "one that was due"
+    );
     let end = f.asked_at.after(validity(30 * SECOND));
     assert_eq!(f.lease.due(f.at(11), note), nothing_before(end));
     assert!(next_of(&f, f.at(1)).is_none(), "it is handed to nobody");
@@ -36,8 +39,8 @@ fn changes_of_the_ttl_under_way_bring_back_no_renewal() {
     for confirmed in [true, false] {
         let f = lease(|_| {});
         f.lease.due(f.at(10), note);
-        assert!(f.lease.begin_renewal(f.at(10)));
-        assert!(!f.lease.begin_renewal(f.at(10)), "one at a time");
+        assert!(f.lease.begin_renewal(f.at(10)).is_some());
+        assert!(f.lease.begin_renewal(f.at(10)).is_none(), "one at a time");
         f.lease.let_expire(LossReason::NotRenewed);
         if confirmed {
             f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
@@ -63,11 +66,11 @@ fn a_check_that_says_no_once_ends_renewal_for_good() {
     let asked = AtomicUsize::new(0);
     let f = checked(move || asked.fetch_add(1, Ordering::SeqCst) != 1);
     assert!(f.lease.may_be_renewed());
-    assert!(f.lease.begin_renewal(f.at(10)));
+    assert!(f.lease.begin_renewal(f.at(10)).is_some());
     f.lease.ttl_changed(f.at(10), f.at(10), 30 * SECOND);
     assert!(!f.lease.may_be_renewed());
     assert!(f.lease.may_be_renewed(), "it has changed its mind");
-    assert!(!f.lease.begin_renewal(f.at(20)), "too late");
+    assert!(f.lease.begin_renewal(f.at(20)).is_none(), "too late");
     assert_eq!(f.lease.loss(f.at(40)), Some(LossReason::NotRenewed));
 }
 
@@ -160,4 +163,16 @@ fn a_hold_without_an_end_is_not_warned_of() {
         });
         assert_eq!(f.lease.due(f.at(9), note), nothing_before(f.at(10)));
     }
+}
+
+#[test]
+fn a_renewal_knows_for_how_long_it_has_been_due() {
+    let f = lease(|_| {});
+    assert_eq!(f.lease.begin_renewal(f.at(12)), Some(2 * SECOND));
+    f.lease.ttl_unchanged(f.at(12), 30 * SECOND, Some(f.at(13)));
+    let again = f.lease.begin_renewal(f.at(13));
+    assert_eq!(again, Some(3 * SECOND), "tried again");
+    f.lease.ttl_changed(f.at(13), f.at(13), 3600 * SECOND);
+    let extended = f.lease.begin_renewal(f.at(14));
+    assert_eq!(extended, Some(Duration::ZERO), "not due at all");
 }

@@ -150,6 +150,11 @@ impl Lane {
         state.led || !state.debts.is_empty() || !state.queue.is_empty()
     }
 
+    /// How many releases are to be written again.
+    pub(crate) fn debts(&self) -> usize {
+        self.state.lock().debts.len()
+    }
+
     fn claim(&self, state: &mut State) -> Option<Leadership<'_>> {
         if state.led {
             return None;

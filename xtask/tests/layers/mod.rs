@@ -13,7 +13,8 @@ const LAYERS: [(&str, &[&str]); 6] = [
     (
         "ground",
         &[
-            "error", "key", "id", "clock", "event", "config", "loss", "process", "sync", "thread",
+            "error", "key", "id", "clock", "event", "config", "loss", "observe", "process", "sync",
+            "thread",
         ],
     ),
     ("store", &["store"]),

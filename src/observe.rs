@@ -1,0 +1,226 @@
+//! What the features `tracing` and `metrics` tell, under the names of docs/observability.md. Without them
+//! nothing is left of it. Decides nothing; what it calls is user code, so it is called where that may run.
+
+#![cfg_attr(
+    not(all(feature = "metrics", feature = "tracing")),
+    allow(unused_variables)
+)]
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+use crate::event::EventLock;
+use crate::loss::LossReason;
+
+/// Whether there is anything to tell. Where it is not, what leads there is compiled away.
+pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
+
+/// A call that wants a lock, from its begin to its end.
+pub(crate) struct Wait {
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
+
+impl Wait {
+    pub(crate) fn begin(key: &str) -> Self {
+        Self {
+            #[cfg(feature = "tracing")]
+            span: tracing::debug_span!(
+                target: "leasehold",
+                "leasehold.wait",
+                key,
+                token = tracing::field::Empty,
+                outcome = tracing::field::Empty,
+            ),
+        }
+    }
+
+    /// It ended with a grant, without one, or with an error.
+    pub(crate) fn ended(self, granted: Result<Option<EventLock<'_>>, &Error>, waited: Duration) {
+        let outcome = match granted {
+            Ok(Some(_)) => "granted",
+            Ok(None) => "contended",
+            Err(error) => name_of(error.kind()),
+        };
+        #[cfg(feature = "tracing")]
+        {
+            if let Ok(Some(lock)) = granted {
+                self.span.record("token", lock.fencing_token);
+            }
+            self.span.record("outcome", outcome);
+        }
+        #[cfg(feature = "metrics")]
+        {
+            metrics::counter!("leasehold_waits_total", "outcome" => outcome).increment(1);
+            metrics::histogram!("leasehold_wait_seconds").record(waited);
+        }
+    }
+}
+
+/// A guard, from the grant to its end.
+pub(crate) struct Hold {
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
+
+impl Hold {
+    pub(crate) fn begin(lock: EventLock<'_>) -> Self {
+        Self {
+            #[cfg(feature = "tracing")]
+            span: tracing::debug_span!(
+                target: "leasehold",
+                "leasehold.hold",
+                key = lock.key,
+                token = lock.fencing_token,
+                outcome = tracing::field::Empty,
+            ),
+        }
+    }
+
+    /// Runs what is done under the lock; what that tells belongs to the span.
+    pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        #[cfg(feature = "tracing")]
+        return self.span.in_scope(work);
+        #[cfg(not(feature = "tracing"))]
+        work()
+    }
+
+    pub(crate) fn ended(&self, outcome: &'static str, held: Duration) {
+        #[cfg(feature = "tracing")]
+        self.span.record("outcome", outcome);
+        #[cfg(feature = "metrics")]
+        {
+            metrics::counter!("leasehold_holds_total", "outcome" => outcome).increment(1);
+            metrics::histogram!("leasehold_hold_seconds").record(held);
+        }
+    }
+}
+
+/// A lock passed to the next thread of its client.
+pub(crate) fn handed_off() {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_hand_offs_total").increment(1);
+}
+
+/// A renewal was answered, which had been due for so long when it was asked for.
+pub(crate) fn renewal(outcome: &Result<(), Error>, late: Duration) {
+    #[cfg(feature = "metrics")]
+    {
+        let outcome = match outcome {
+            Ok(()) => "renewed",
+            Err(error) if error.is_lease_lost() => "lost",
+            Err(_) => "failed",
+        };
+        metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
+        metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+    }
+}
+
+pub(crate) fn renewal_failed(lock: EventLock<'_>, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "leasehold", key = lock.key, token = lock.fencing_token, %error, "renewal failed"
+    );
+}
+
+pub(crate) fn lost(lock: EventLock<'_>, reason: &LossReason) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "leasehold", key = lock.key, token = lock.fencing_token, %reason, "lock lost"
+    );
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_losses_total", "reason" => name_of_loss(reason)).increment(1);
+}
+
+pub(crate) fn release_delayed(lock: EventLock<'_>, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "leasehold", key = lock.key, token = lock.fencing_token, %error, "release delayed"
+    );
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_releases_delayed_total").increment(1);
+}
+
+/// A lane owes so many releases that could not be done yet.
+pub(crate) fn debts(lane: usize, count: usize) {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(count as f64);
+}
+
+/// Says what the metrics mean, to a recorder that wants to know.
+pub(crate) fn describe() {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+        let counters = [
+            (
+                "leasehold_waits_total",
+                "Calls that wanted a lock, by outcome",
+            ),
+            (
+                "leasehold_holds_total",
+                "Guards that have ended, by outcome",
+            ),
+            (
+                "leasehold_hand_offs_total",
+                "Locks passed on within a client",
+            ),
+            (
+                "leasehold_renewals_total",
+                "Renewals of held locks, by outcome",
+            ),
+            ("leasehold_losses_total", "Locks lost while held, by reason"),
+            (
+                "leasehold_releases_delayed_total",
+                "Releases not done at once",
+            ),
+        ];
+        for (name, what) in counters {
+            describe_counter!(name, Unit::Count, what);
+        }
+        let histograms = [
+            ("leasehold_wait_seconds", "How long calls waited for a lock"),
+            ("leasehold_hold_seconds", "How long guards held a lock"),
+            (
+                "leasehold_renewal_lateness_seconds",
+                "How late renewals were asked for",
+            ),
+        ];
+        for (name, what) in histograms {
+            describe_histogram!(name, Unit::Seconds, what);
+        }
+        describe_gauge!(
+            "leasehold_lane_debts",
+            Unit::Count,
+            "Releases that a lane owes"
+        );
+    }
+}
+
+/// The name of an error's kind, as a value of a label.
+fn name_of(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::Timeout => "timeout",
+        ErrorKind::Denied => "denied",
+        ErrorKind::Cancelled => "cancelled",
+        ErrorKind::Shutdown => "shutdown",
+        ErrorKind::Protocol => "protocol",
+        _ => "other",
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn name_of_loss(reason: &LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired => "expired",
+        LossReason::TakenOver { .. } => "taken_over",
+        LossReason::Deleted => "deleted",
+        LossReason::ForceUnlocked { .. } => "force_unlocked",
+        LossReason::MaxHold => "max_hold",
+        LossReason::NotRenewed => "not_renewed",
+        LossReason::ThreadEnded => "thread_ended",
+        LossReason::Shutdown => "shutdown",
+        LossReason::Forked => "forked",
+    }
+}

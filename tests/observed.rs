@@ -1,0 +1,271 @@
+//! What the features `tracing` and `metrics` tell. A binary of its own, because both have one receiver per
+//! process.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::time::Duration;
+
+use leasehold::crossbeam_channel::{Sender, unbounded};
+use leasehold::{Client, EventLock, Events, Memory};
+use leasehold_testbed::{Server, eventually};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+
+const SOON: Duration = Duration::from_secs(20);
+
+type Fields = HashMap<&'static str, String>;
+
+/// A span that has ended, or an event, with the name of the span that it was told in.
+#[derive(Clone, Debug)]
+struct Told {
+    name: String,
+    fields: Fields,
+    within: Option<&'static str>,
+}
+
+#[derive(Clone, Default)]
+struct Notebook(Arc<Mutex<Vec<Told>>>);
+
+struct Fill<'a>(&'a mut Fields);
+
+impl Visit for Fill<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let text = format!("{value:?}").trim_matches('"').to_owned();
+        self.0.insert(field.name(), text);
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields::new();
+        attributes.record(&mut Fill(&mut fields));
+        context.span(id).unwrap().extensions_mut().insert(fields);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let span = context.span(id).unwrap();
+        let mut extensions = span.extensions_mut();
+        values.record(&mut Fill(extensions.get_mut::<Fields>().unwrap()));
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        let span = context.span(&id).unwrap();
+        let fields = span.extensions_mut().remove::<Fields>().unwrap();
+        self.0.lock().unwrap().push(Told {
+            name: span.name().to_owned(),
+            fields,
+            within: span.parent().map(|parent| parent.name()),
+        });
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::new();
+        event.record(&mut Fill(&mut fields));
+        self.0.lock().unwrap().push(Told {
+            name: fields.remove("message").unwrap_or_default(),
+            fields,
+            within: context.event_span(event).map(|span| span.name()),
+        });
+    }
+}
+
+struct Receivers {
+    notebook: Notebook,
+    numbers: Snapshotter,
+}
+
+static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
+    let notebook = Notebook::default();
+    let subscriber = tracing_subscriber::registry().with(notebook.clone());
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let recorder = DebuggingRecorder::new();
+    let numbers = recorder.snapshotter();
+    recorder.install().unwrap();
+    Mutex::new(Receivers { notebook, numbers })
+});
+
+/// One test at a time, from an empty notebook and with no numbers.
+fn receivers() -> MutexGuard<'static, Receivers> {
+    let receivers = RECEIVERS
+        .lock()
+        .unwrap_or_else(|failed| failed.into_inner());
+    receivers.notebook.0.lock().unwrap().clear();
+    receivers.numbers();
+    receivers
+}
+
+impl Receivers {
+    /// What was told since the last time, of spans and events of this name.
+    fn told(&self, name: &str) -> Vec<Told> {
+        let all = self.notebook.0.lock().unwrap();
+        all.iter()
+            .filter(|told| told.name == name)
+            .cloned()
+            .collect()
+    }
+
+    /// What was counted and recorded since the last time: `name{label=value}`, and how much or how often.
+    fn numbers(&self) -> HashMap<String, f64> {
+        let number = |value: DebugValue| match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(level) => level.into_inner(),
+            DebugValue::Histogram(values) => values.len() as f64,
+        };
+        let snapshot = self.numbers.snapshot().into_vec();
+        let named = snapshot.into_iter().map(|(key, _, _, value)| {
+            let key = key.key();
+            let labels = key.labels();
+            let labels: String = labels
+                .map(|label| format!("{{{}={}}}", label.key(), label.value()))
+                .collect();
+            (format!("{}{labels}", key.name()), number(value))
+        });
+        named.collect()
+    }
+}
+
+#[test]
+fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
+    let receivers = receivers();
+    let client = Client::memory().unwrap();
+    let mutex = client.mutex("invoice:42");
+    let token = mutex
+        .with(|guard| {
+            assert!(mutex.try_lock().unwrap().is_none());
+            tracing::info!("at work");
+            guard.fencing_token()
+        })
+        .unwrap();
+    drop(mutex.lock().unwrap());
+    client.shutdown(SOON).unwrap();
+    assert!(mutex.lock().is_err());
+
+    let of = |told: &[Told], field: &str| -> Vec<String> {
+        told.iter()
+            .map(|one| one.fields.get(field).cloned().unwrap_or_default())
+            .collect()
+    };
+    let waits = receivers.told("leasehold.wait");
+    assert_eq!(
+        of(&waits, "outcome"),
+        ["granted", "contended", "granted", "shutdown"]
+    );
+    assert_eq!(of(&waits, "key"), ["invoice:42"; 4]);
+    assert_eq!(of(&waits, "token")[0], token.to_string());
+    assert_eq!(of(&waits, "token")[1], "");
+    let holds = receivers.told("leasehold.hold");
+    assert_eq!(of(&holds, "outcome"), ["released", "dropped"]);
+    assert_eq!(of(&holds, "token")[0], token.to_string());
+    assert_eq!(receivers.told("at work")[0].within, Some("leasehold.hold"));
+    assert_eq!(
+        waits[1].within,
+        Some("leasehold.hold"),
+        "a wait within a hold"
+    );
+    let numbers = receivers.numbers();
+    assert_eq!(numbers["leasehold_waits_total{outcome=granted}"], 2.0);
+    assert_eq!(numbers["leasehold_waits_total{outcome=contended}"], 1.0);
+    assert_eq!(numbers["leasehold_waits_total{outcome=shutdown}"], 1.0);
+    assert_eq!(numbers["leasehold_wait_seconds"], 4.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=released}"], 1.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=dropped}"], 1.0);
+    assert_eq!(numbers["leasehold_hold_seconds"], 2.0);
+}
+
+#[test]
+fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
+    let receivers = receivers();
+    let memory = Memory::new();
+    let client = memory.client().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let (key, token) = ("k".to_owned(), guard.fencing_token().to_string());
+    memory.advance(Duration::from_secs(31));
+    assert!(eventually(SOON, || !receivers.told("lock lost").is_empty()));
+    let told = receivers.told("lock lost").remove(0).fields;
+    assert_eq!((&told["key"], &told["token"]), (&key, &token));
+    assert!(!told["reason"].is_empty());
+    drop(guard);
+    let numbers = receivers.numbers();
+    let losses: f64 = numbers
+        .iter()
+        .filter(|(name, _)| name.starts_with("leasehold_losses_total"))
+        .map(|(_, count)| count)
+        .sum();
+    assert_eq!(losses, 1.0, "{numbers:?}");
+    assert_eq!(numbers["leasehold_holds_total{outcome=lost}"], 1.0);
+}
+
+#[test]
+fn renewals_are_counted_with_how_late_they_were() {
+    let receivers = receivers();
+    let memory = Memory::new();
+    let guards: Vec<_> = ["a", "b", "c"]
+        .map(|key| memory.client().unwrap().mutex(key).lock().unwrap())
+        .into();
+    memory.advance(Duration::from_secs(12));
+    let numbers = receivers.numbers();
+    assert_eq!(numbers["leasehold_renewals_total{outcome=renewed}"], 3.0);
+    assert_eq!(numbers["leasehold_renewal_lateness_seconds"], 3.0);
+    drop(guards);
+}
+
+/// Says when somebody waits.
+struct Waits(Sender<()>);
+
+impl Events for Waits {
+    fn contended(&self, _: EventLock<'_>, _: Duration) {
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn hand_offs_are_counted() {
+    let receivers = receivers();
+    let (waits, waiting) = unbounded();
+    let client = Memory::new()
+        .builder()
+        .events(Arc::new(Waits(waits)))
+        .hand_off_time(SOON)
+        .build()
+        .unwrap();
+    let mutex = client.mutex("k");
+    let first = mutex.lock().unwrap();
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| mutex.lock().unwrap().fencing_token());
+        waiting.recv_timeout(SOON).unwrap();
+        let token = first.fencing_token();
+        drop(first);
+        assert_eq!(next.join().unwrap(), token + 1);
+    });
+    assert_eq!(receivers.numbers()["leasehold_hand_offs_total"], 1.0);
+}
+
+#[test]
+fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
+    let receivers = receivers();
+    let server = Server::start().unwrap();
+    let client = Client::builder(&server.url())
+        .lanes(1)
+        .command_timeout(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    server.stop();
+    assert!(guard.unlock().is_err());
+    let owed = |receivers: &Receivers| {
+        let numbers = receivers.numbers();
+        numbers.get("leasehold_lane_debts{lane=0}").copied()
+    };
+    assert!(eventually(SOON, || owed(&receivers) == Some(1.0)));
+    assert!(eventually(SOON, || !receivers
+        .told("release delayed")
+        .is_empty()));
+    server.resume();
+    assert!(eventually(SOON, || owed(&receivers) == Some(0.0)));
+    assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
