@@ -123,6 +123,23 @@ fn every_public_item_is_seen_in_use_in_its_docs() {
 }
 
 #[test]
+fn every_page_of_the_guide_is_in_the_readme_and_in_the_api_docs() {
+    let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
+    let (readme, guide) = (text("README.md"), text("src/guide.rs"));
+    let mut forgotten = Vec::new();
+    for (path, _) in files_ending("docs", "md") {
+        let page = path.display().to_string();
+        if !readme.contains(&format!("]: {page}")) {
+            forgotten.push(format!("{page}: not in the README's table"));
+        }
+        if !guide.contains(&format!("\"../{page}\"")) {
+            forgotten.push(format!("{page}: not in src/guide.rs"));
+        }
+    }
+    none(&forgotten, "a page that nobody finds");
+}
+
+#[test]
 fn the_guide_tells_of_every_error_and_every_loss() {
     let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
     let page = text("docs/failures.md");
