@@ -21,6 +21,37 @@ use crate::store::{Endpoint, MemoryServer, redacted};
 ///     .build_lazy()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
+///
+/// Every setting, with its default where it has one:
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let url = server.url();
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use leasehold::{Client, Events};
+///
+/// struct Silent;
+/// impl Events for Silent {}
+///
+/// let client = Client::builder(&url)
+///     .prefix("leasehold:")
+///     .ttl(Duration::from_secs(30))
+///     .max_ttl(Duration::from_secs(24 * 60 * 60))
+///     .renew_ratio(1.0 / 3.0)
+///     .max_hold(Duration::from_secs(600)) // none, without this
+///     .max_key_bytes(1024)
+///     .connect_timeout(Duration::from_secs(1))
+///     .command_timeout(Duration::from_secs(1))
+///     .patience(Duration::from_secs(5))
+///     .lanes(2)
+///     .transactions(4)
+///     .hand_offs(256)
+///     .hand_off_time(Duration::from_millis(5))
+///     .events(Arc::new(Silent))
+///     .build()?; // connects once
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
     place: Place,
@@ -32,7 +63,7 @@ enum Place {
     Memory(Arc<MemoryServer>),
 }
 
-/// Every setter can be seen in use in the example of [`Builder`]; they differ in what they set only.
+/// Every method can be seen in use in the examples of [`Builder`].
 impl Builder {
     pub(crate) fn of_url(url: &str) -> Self {
         Self::of(Place::Url(url.to_owned()))
@@ -103,7 +134,7 @@ impl Builder {
         self
     }
 
-    /// For how long [`Mutex::lock`] rides out an outage of Redis before it fails. Waiting for
+    /// For how long [`Mutex::lock`](crate::Mutex::lock) rides out an outage of Redis before it fails. Waiting for
     /// somebody else to let go does not count. Defaults to 5 s.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.config.patience = patience;

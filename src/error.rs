@@ -94,6 +94,21 @@ impl ErrorKind {
 ///     .unwrap_err();
 /// assert_eq!(error.to_string(), "invalid configuration: ttl must be 10ms to 86400s, not 0ns");
 /// ```
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// use leasehold::{ErrorKind, LossReason};
+///
+/// let guard = client.mutex("invoice:42").lock()?;
+/// client.shutdown(std::time::Duration::from_secs(2))?;
+/// let error = guard.unlock().unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::LeaseLost);
+/// assert_eq!(error.key(), Some("invoice:42"));
+/// assert_eq!(error.loss_reason(), Some(&LossReason::Shutdown));
+/// assert!(error.is_lease_lost() && !error.is_unavailable());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Error(Box<Repr>);
 
@@ -106,6 +121,7 @@ struct Repr {
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
+/// Every method can be seen in use in the examples of [`Error`].
 impl Error {
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {

@@ -6,6 +6,17 @@ use crate::error::Error;
 use crate::loss::LossReason;
 
 /// A lock that an event is about. More may be told later.
+///
+/// ```
+/// use leasehold::{EventLock, Events, LossReason};
+///
+/// struct Alarms;
+/// impl Events for Alarms {
+///     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
+///         eprintln!("lost {}, granted under token {}: {reason}", lock.key, lock.fencing_token);
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct EventLock<'a> {

@@ -34,10 +34,12 @@ use crate::wait::release_of;
 /// # let server = leasehold_testbed::Server::start().unwrap();
 /// # let client = leasehold::Client::open(&server.url())?;
 /// let guard = client.mutex("invoice:42").lock()?;
+/// println!("{} under token {}", guard.key(), guard.fencing_token());
 /// for line in ["a", "b"] {
-///     guard.check()?;
-///     println!("{line}");
+///     guard.check()?; // `is_lost()` with an error to return
+///     println!("{line}, and {:?} left even without renewal", guard.remaining());
 /// }
+/// assert!(!guard.is_lost());
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```

@@ -48,8 +48,9 @@ impl fmt::Debug for LeaseId {
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
 /// # let client = leasehold::Client::open(&server.url()).unwrap();
-/// let holder = client.holder_id().to_string();
-/// assert_eq!(holder.split('/').count(), 3);
+/// let holder = client.holder_id();
+/// assert_eq!(holder.as_str().split('/').count(), 3);
+/// println!("I am {holder}");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HolderId(Arc<str>);

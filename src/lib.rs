@@ -1,3 +1,10 @@
+// Of two definitions of a link the first counts: here pages are modules and not files.
+#![doc = "[choosing a ttl]: guide::choosing_a_ttl"]
+#![doc = "[coming from another library]: guide::coming_from"]
+#![doc = "[failures]: guide::failures"]
+#![doc = "[guarantees]: guide::guarantees"]
+#![doc = "[observability]: guide::observability"]
+#![doc = ""]
 #![doc = include_str!("../README.md")]
 // Models replace what talks to Redis.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
@@ -10,6 +17,9 @@ mod error;
 mod event;
 mod fenced;
 mod guard;
+// The Rust in it is run by the crate snippets/.
+#[cfg(all(doc, not(doctest)))]
+pub mod guide;
 mod held;
 mod id;
 mod key;

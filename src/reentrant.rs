@@ -56,6 +56,13 @@ impl ReentrantMutex {
     }
 
     /// The name of the lock, as it was given; empty if it was not a valid one.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// assert_eq!(client.reentrant_mutex("k").key(), "k");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn key(&self) -> &str {
         self.mutex.key()
     }
@@ -171,8 +178,19 @@ impl ReentrantMutex {
 /// A lock in hand, once more or for the first time; it is let go when the last guard of its thread
 /// has gone.
 ///
-/// All that a [`MutexGuard`] can be asked can be asked of it. It stays on its thread, whose lock it
-/// is:
+/// All that a [`MutexGuard`] can be asked can be asked of it:
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// let guard = client.reentrant_mutex("invoice:42").lock()?;
+/// guard.check()?;
+/// assert!(guard.fencing_token() > 0);
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// It stays on its thread, whose lock it is:
 ///
 /// ```compile_fail,E0277
 /// fn elsewhere(guard: leasehold::ReentrantGuard) {

@@ -1,5 +1,6 @@
 //! What the features `tracing` and `metrics` tell. A binary of its own, because both have one receiver per
 //! process.
+#![cfg(all(feature = "metrics", feature = "tracing"))]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;

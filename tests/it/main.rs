@@ -9,6 +9,7 @@ mod contention_faults;
 mod drop_order;
 mod early_loss;
 mod events;
+mod examples;
 mod exclusion;
 mod expiry;
 mod fakes;

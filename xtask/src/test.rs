@@ -53,8 +53,10 @@ const STATIC_CHECKS: [Check; 3] = [
 ];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
+    // Not built by `--test`; an integration test runs each of them.
+    check("examples", &["build", "--locked", "--workspace", "--examples"]),
     // Most of what they do is to wait for time-outs and ttls: more of them than cores at a time.
     check(
         "integration tests",

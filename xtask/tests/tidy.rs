@@ -1,5 +1,6 @@
 //! The repository's own rules, held by tests. Reads files, changes none.
 
+mod documented;
 mod layers;
 
 use std::fs;
@@ -101,6 +102,54 @@ fn the_library_sleeps_in_wait_only() {
 }
 
 #[test]
+fn every_public_item_is_seen_in_use_in_its_docs() {
+    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("the library has a lib.rs");
+    let public = layers::reexports(&lib);
+    let mut silent = Vec::new();
+    for (path, text) in files_ending("src", "rs") {
+        let module = layers::module_of(&path);
+        let own = public
+            .iter()
+            .filter(|(_, from)| Some(*from) == module.as_ref());
+        let own = own.map(|(name, _)| name.clone()).collect();
+        for name in documented::never_shown(&text, &own) {
+            silent.push(format!("{}: {name}", path.display()));
+        }
+    }
+    none(
+        &silent,
+        "no example in its docs, nor (of a function) in those of its type",
+    );
+}
+
+#[test]
+fn every_page_of_the_guide_is_in_the_readme_and_in_the_api_docs() {
+    let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
+    let (readme, guide) = (text("README.md"), text("src/guide.rs"));
+    let mut forgotten = Vec::new();
+    for (path, _) in files_ending("docs", "md") {
+        let page = path.display().to_string();
+        if !readme.contains(&format!("]: {page}")) {
+            forgotten.push(format!("{page}: not in the README's table"));
+        }
+        if !guide.contains(&format!("\"../{page}\"")) {
+            forgotten.push(format!("{page}: not in src/guide.rs"));
+        }
+    }
+    none(&forgotten, "a page that nobody finds");
+}
+
+#[test]
+fn the_guide_tells_of_every_error_and_every_loss() {
+    let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
+    let page = text("docs/failures.md");
+    for (file, name) in [("src/error.rs", "ErrorKind"), ("src/loss.rs", "LossReason")] {
+        let told = documented::first_column(&page, name);
+        assert_eq!(told, documented::variants(&text(file), name), "{name}");
+    }
+}
+
+#[test]
 fn every_script_says_its_purpose_keys_arguments_and_results() {
     let mut silent = Vec::new();
     for (path, text) in files_ending("lua", "lua") {
@@ -119,6 +168,27 @@ fn every_script_says_its_purpose_keys_arguments_and_results() {
         }
     }
     none(&silent, "a script's header is its contract");
+}
+
+#[test]
+fn every_example_is_in_the_readme_and_run_by_a_test() {
+    let root = root();
+    let text = |path| fs::read_to_string(root.join(path)).expect("it is there");
+    let (readme, tests) = (text("README.md"), text("tests/it/examples.rs"));
+    let mut forgotten = Vec::new();
+    for (path, _) in files_ending("examples", "rs") {
+        let name = path.file_stem().expect("it is a file").to_string_lossy();
+        if !readme.contains(&format!("[{name}](examples/{name}.rs)")) {
+            forgotten.push(format!("{name}: not in the README's table"));
+        }
+        if !tests.contains(&format!("run(\"{name}\"")) {
+            forgotten.push(format!("{name}: not run by tests/it/examples.rs"));
+        }
+    }
+    none(
+        &forgotten,
+        "an example that nobody finds, or that may not work",
+    );
 }
 
 #[test]

@@ -28,6 +28,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "client",
             "fenced",
             "guard",
+            "guide",
             "held",
             "memory",
             "mutex",
@@ -43,7 +44,7 @@ fn layer(module: &str) -> Option<usize> {
 }
 
 /// The module of the library that a file belongs to: `src/lease/held.rs` is `lease`.
-fn module_of(path: &Path) -> Option<String> {
+pub fn module_of(path: &Path) -> Option<String> {
     let first = path.strip_prefix("src").ok()?.components().next()?;
     let name = first.as_os_str().to_string_lossy();
     Some(name.strip_suffix(".rs").unwrap_or(&name).to_owned())
@@ -83,7 +84,7 @@ pub fn sleeps(path: &Path, text: &str) -> Vec<String> {
 }
 
 /// The names that lib.rs puts at the crate's top, each with the module it comes from.
-fn reexports(lib: &str) -> HashMap<String, String> {
+pub fn reexports(lib: &str) -> HashMap<String, String> {
     let file = syn::parse_file(lib).expect("lib.rs is Rust");
     let mut names = HashMap::new();
     for item in &file.items {

@@ -1,0 +1,52 @@
+//! A counter that is raised by reading and writing: right only if nobody comes in between.
+//!
+//! Two clients stand for two processes here; each is shared by two threads. Start the example several
+//! times at once, on as many machines as you like: no update is lost.
+//!
+//! `cargo run --example counter`, with the address of your Redis in `REDIS_URL`.
+
+use std::env;
+use std::error::Error;
+use std::thread;
+
+use leasehold::Client;
+use leasehold::redis::{self, Commands};
+
+const ROUNDS: u64 = 25;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
+    let clients = [Client::open(&url)?, Client::open(&url)?];
+
+    thread::scope(|scope| {
+        // `clone` costs nothing: all clones share the connections and the watchdog.
+        let threads: Vec<_> = clients
+            .iter()
+            .flat_map(|client| [client.clone(), client.clone()])
+            .map(|client| scope.spawn(|| raise(client, &url)))
+            .collect();
+        for thread in threads {
+            thread.join().expect("it does not panic")?;
+        }
+        Ok::<(), Box<dyn Error + Send + Sync>>(())
+    })
+    .map_err(|error| error.to_string())?;
+
+    let mut redis = redis::Client::open(url)?.get_connection()?;
+    let total: u64 = redis.get("example:counter")?;
+    println!("raised {} times, the counter is {total}", 4 * ROUNDS);
+    Ok(())
+}
+
+fn raise(client: Client, url: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut redis = redis::Client::open(url)?.get_connection()?;
+    for _ in 0..ROUNDS {
+        // Waits, runs the closure, lets go; also if it panics. The first `?` is the lock's: had it
+        // been lost meanwhile, that would be `LeaseLost`. The second one is the closure's own.
+        client.with_lock("counter", || {
+            let online: Option<u64> = redis.get("example:counter")?;
+            redis.set::<_, _, ()>("example:counter", online.unwrap_or(0) + 1)
+        })??;
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! One of several candidates leads. Each stands again when it has lost the lead, so there is a leader
+//! again soon after one has crashed, was cut off, or was deposed.
+//!
+//! The candidates are threads with a client each here; they would be processes on several machines.
+//! `main` plays the operator who deposes three leaders, and then ends it all.
+//!
+//! `cargo run --example leader`, with the address of your Redis in `REDIS_URL`.
+
+use std::env;
+use std::error::Error;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::Client;
+use leasehold::crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
+    let client = || {
+        Client::builder(&url)
+            .ttl(Duration::from_secs(5)) // for so long nobody leads after a crash
+            .build()
+    };
+    let (stop, stopped) = bounded(0);
+    let (tell, elected) = unbounded();
+    let mut candidates = Vec::new();
+    for name in ["north", "south"] {
+        let (client, stopped, tell) = (client()?, stopped.clone(), tell.clone());
+        candidates.push(thread::spawn(move || stand(name, &client, &stopped, &tell)));
+    }
+
+    let operator = client()?;
+    for _ in 0..3 {
+        let name = elected.recv()?;
+        println!("{name} is deposed");
+        operator.mutex("leader").force_unlock()?;
+    }
+    elected.recv()?;
+    drop(stop);
+    for candidate in candidates {
+        candidate.join().expect("it does not panic")?;
+    }
+    println!("nobody leads: {:?}", operator.mutex("leader").inspect()?);
+    Ok(())
+}
+
+fn stand(
+    name: &'static str,
+    client: &Client,
+    stopped: &Receiver<()>,
+    tell: &Sender<&'static str>,
+) -> Result<(), leasehold::Error> {
+    let mutex = client.mutex("leader");
+    loop {
+        // With `lock()` it would be told at once when the place is free. To ask now and then is kinder
+        // to many candidates, and shows how not to block.
+        let Some(guard) = mutex.try_lock()? else {
+            select! {
+                recv(stopped) -> _ => return Ok(()),
+                default(Duration::from_millis(200)) => continue,
+            }
+        };
+        println!("{name} leads, with token {}", guard.fencing_token());
+        let _ = tell.send(name);
+        let lost = guard.lost_signal();
+        loop {
+            select! {
+                // Told at the end of the validity at the latest, also when Redis cannot be reached:
+                // by then nobody else can lead yet.
+                recv(lost) -> reason => {
+                    println!("{name} steps down: {}", reason.expect("its channel is kept open"));
+                    break;
+                }
+                recv(stopped) -> _ => return Ok(()), // dropping the guard lets go
+                default(Duration::from_millis(50)) => {
+                    // A small piece of the leader's work, so that a loss is noticed soon.
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A service object whose methods each take care of their lock themselves, and call one another.
+//!
+//! With a plain mutex, `deposit_less_fee` would wait for itself for ever. A reentrant one counts: the
+//! methods inside ask nobody, and the lock is let go when the outermost is done.
+//!
+//! `cargo run --example reentrant`, with the address of your Redis in `REDIS_URL`.
+
+use std::env;
+use std::error::Error;
+
+use leasehold::{Client, FencedValue, ReentrantMutex};
+
+struct Account {
+    mutex: ReentrantMutex,
+    balance: FencedValue,
+}
+
+impl Account {
+    fn new(client: &Client, name: &str) -> Self {
+        Self {
+            mutex: client.reentrant_mutex(name),
+            balance: client.fenced_value(name),
+        }
+    }
+
+    fn balance(&self) -> Result<i64, Box<dyn Error>> {
+        match self.balance.read()? {
+            Some(text) => Ok(String::from_utf8(text)?.parse()?),
+            None => Ok(0),
+        }
+    }
+
+    /// Reads, adds, writes: nobody may come in between.
+    fn deposit(&self, amount: i64) -> Result<(), Box<dyn Error>> {
+        self.mutex.with(|guard| {
+            println!("  {amount:+}, with the lock taken {} times", guard.depth());
+            let after = self.balance()? + amount;
+            // A guard that came late would be refused here.
+            self.balance
+                .write(guard.fencing_token(), after.to_string())?;
+            Ok(())
+        })?
+    }
+
+    /// Two steps that are seen together or not at all, by everybody who asks for the lock.
+    fn deposit_less_fee(&self, amount: i64, fee: i64) -> Result<(), Box<dyn Error>> {
+        self.mutex.with(|_| {
+            self.deposit(amount)?;
+            self.deposit(-fee)
+        })?
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
+    let account = Account::new(&Client::open(&url)?, "example:account:7");
+    let before = account.balance()?;
+    account.deposit(10)?;
+    account.deposit_less_fee(100, 2)?;
+    println!("the balance rose by {}", account.balance()? - before);
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! Money that is moved between two accounts in Redis, only while the lock is held.
+//!
+//! What lies in the same Redis as the lock needs no fencing token: Redis itself looks, at the moment of
+//! writing, whether the lock is still this holder's. All is written or nothing.
+//!
+//! `cargo run --example transaction`, with the address of your Redis in `REDIS_URL`.
+
+use std::env;
+use std::error::Error;
+
+use leasehold::redis::{self, Commands, cmd};
+use leasehold::{Client, MutexGuard};
+
+/// What is left after it; `None` if there is too little.
+fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold::Error> {
+    guard.transaction(|conn, pipe| {
+        // For writers that do not ask for the lock: if one of them changes the balance before ours is
+        // written, this closure runs again. So it should do nothing but read and fill `pipe`.
+        cmd("WATCH").arg("example:money:a").exec(conn)?;
+        let there: i64 = conn.get::<_, Option<i64>>("example:money:a")?.unwrap_or(0);
+        if there < amount {
+            return Ok(None);
+        }
+        pipe.decr("example:money:a", amount);
+        pipe.incr("example:money:b", amount);
+        // From what was read here: the answers to what is in `pipe` are not kept.
+        Ok(Some(there - amount))
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
+    let mut redis = redis::Client::open(url.as_str())?.get_connection()?;
+    redis.mset::<_, _, ()>(&[("example:money:a", 60), ("example:money:b", 0)])?;
+
+    let client = Client::open(&url)?;
+    let guard = client.mutex("example:money").lock()?;
+    println!("first: {:?}", move_money(&guard, 50)?);
+    println!("second: {:?}", move_money(&guard, 50)?);
+
+    // Somebody takes the lock away. Whatever this holder knows of it, it writes nothing.
+    client.mutex("example:money").force_unlock()?;
+    match move_money(&guard, 5) {
+        Err(error) if error.is_lease_lost() => println!("third: {error}"),
+        other => println!("this must not happen: {other:?}"),
+    }
+    let (a, b): (i64, i64) = redis.mget(&["example:money:a", "example:money:b"])?;
+    println!("{a} here, {b} there");
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! How to test code that uses locks: without a server, and without waiting.
+//!
+//! `Memory` keeps locks as Redis does, in this process. Its clock can be moved, and it can forget
+//! everything; so what happens once a year in production happens here in a microsecond.
+//!
+//! `cargo run --example unit_testing` (in your project these are `#[test]`s).
+
+use std::error::Error;
+use std::time::Duration;
+
+use leasehold::{Client, ErrorKind, LossReason, Memory};
+
+/// The code under test: takes a client, does not make one. Imports all rows, or as many as it may.
+fn import(client: &Client, rows: &mut dyn Iterator<Item = u32>) -> Result<u32, leasehold::Error> {
+    let guard = client.mutex("import").lock()?;
+    let mut sum = 0;
+    for row in rows {
+        guard.check()?; // between two rows, so that a lost lock does little harm
+        sum += row;
+    }
+    guard.unlock()?;
+    Ok(sum)
+}
+
+fn imports_all_rows() -> Result<(), Box<dyn Error>> {
+    let client = Client::memory()?;
+    assert_eq!(import(&client, &mut [1, 2, 3].into_iter())?, 6);
+    assert!(!client.mutex("import").is_locked()?, "let go at the end");
+    Ok(())
+}
+
+fn stops_when_the_process_slept_for_longer_than_the_ttl() -> Result<(), Box<dyn Error>> {
+    let memory = Memory::new();
+    let mut rows = [1, 2, 3].into_iter().inspect(|row| {
+        if *row == 2 {
+            memory.advance(Duration::from_secs(60)); // the ttl is 30 s
+        }
+    });
+    let error = import(&memory.client()?, &mut rows).expect_err("it slept for too long");
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+    assert_eq!(rows.next(), Some(3), "left alone");
+    Ok(())
+}
+
+fn is_kept_out_by_another_machine() -> Result<(), Box<dyn Error>> {
+    let memory = Memory::new();
+    let (here, there) = (memory.client()?, memory.client()?);
+    let guard = there.mutex("import").lock()?;
+    let wait = Duration::from_millis(10);
+    assert!(here.mutex("import").try_lock_for(wait)?.is_none());
+    guard.unlock()?;
+    assert_eq!(import(&here, &mut [1].into_iter())?, 1);
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    imports_all_rows()?;
+    stops_when_the_process_slept_for_longer_than_the_ttl()?;
+    is_kept_out_by_another_machine()?;
+    println!("all as it should be");
+    Ok(())
+}

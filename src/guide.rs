@@ -1,0 +1,27 @@
+//! The guide: the pages of docs/, as they stand there, in these docs. Nothing else; compiled for them only.
+//!
+//! - [`guarantees`]: what a lock promises, what not, what fencing adds, and what happens when.
+//! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
+//! - [`failures`]: every error and every reason for a loss, and what to do then.
+//! - [`observability`]: events, spans, metrics, and what to be woken for.
+//! - [`conformance`]: what is asked of a lock, line by line, and the tests that hold it.
+//! - [`coming_from`]: for users of redis-py, Redisson, rslock and redlock.
+
+/// A page. Of two definitions of a link the first counts: here pages are modules and not files.
+macro_rules! page {
+    ($name:ident, $file:literal) => {
+        #[doc = "[choosing a ttl]: choosing_a_ttl"]
+        #[doc = "[failures]: failures"]
+        #[doc = "[guarantees]: guarantees"]
+        #[doc = ""]
+        #[doc = include_str!($file)]
+        pub mod $name {}
+    };
+}
+
+page!(guarantees, "../docs/guarantees.md");
+page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
+page!(failures, "../docs/failures.md");
+page!(observability, "../docs/observability.md");
+page!(conformance, "../docs/conformance.md");
+page!(coming_from, "../docs/coming_from.md");
