@@ -164,7 +164,8 @@ impl Client {
     /// terms and under its fencing token. Nobody else can have had it in between.
     ///
     /// # Errors
-    /// `NotHeld` if it was adopted before, or nobody did in time; `InvalidTicket` if this is no ticket,
+    /// `NotHeld` if it was adopted before, or nobody did in time, or the answer to a first try was lost and
+    /// what it adopted has been given back; `InvalidTicket` if this is no ticket,
     /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
     /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
     /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
@@ -319,6 +320,10 @@ impl Client {
     pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.check_process()?;
         self.handle().ask(command)
+    }
+
+    pub(crate) fn process(&self) -> Process {
+        self.0.process
     }
 
     /// Whether this process was forked off the client's own.

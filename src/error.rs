@@ -24,7 +24,8 @@ pub enum ErrorKind {
     /// Redis refuses this client: wrong password, missing permission.
     Denied,
     /// The lock that was to be adopted is not held under that ticket: it was adopted before, has
-    /// expired, or was let go by force.
+    /// expired, or was let go by force. Also where the answer to a first try was lost, and what that had
+    /// adopted has been given back.
     NotHeld,
     /// What was to be adopted is no ticket, or is one for other settings; the message says why.
     InvalidTicket,
@@ -51,7 +52,7 @@ pub enum ErrorKind {
     Unsupported,
     /// A setting is out of its bounds; the message names the field and the value given.
     InvalidConfig,
-    /// The key of a lock is empty, too long, or holds control characters.
+    /// The key of a lock is empty, too long, begins with `~`, or holds control characters.
     InvalidKey,
     /// Something that is not ours: a foreign value under the key of a lock, or a server that does
     /// not speak Redis' protocol. It is left untouched. Also a command of a transaction that Redis

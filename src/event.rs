@@ -61,7 +61,8 @@ pub trait Events: Send + Sync + 'static {
     /// its validity if a thread of this client has it. Once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A guard was let go after so long. `confirmed` if Redis has confirmed the release of a lock
-    /// that was held until then; otherwise it was lost before, or its release is under way.
+    /// that was held until then, or if the lock was handed over to another client; otherwise it was lost
+    /// before, or its release is under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// The release of a lock that a guard held could not be done at once, whether it was dropped or
     /// unlocked: Redis is away, or refuses. It is repeated in the background for as long as Redis may

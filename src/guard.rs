@@ -15,8 +15,7 @@ use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
 use crate::process::Process;
-use crate::store::{Reply, Request, TransactionConnection};
-use crate::wait::release_of;
+use crate::store::TransactionConnection;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
 ///
@@ -74,28 +73,8 @@ impl MutexGuard {
     pub fn unlock(mut self) -> Result<(), Error> {
         self.check_process()?;
         self.let_go = true;
-        let now = self.now();
-        let client = self.client.handle();
-        let released = client.watchdog.release(&self.lease, now);
-        let result = match released {
-            Err(reason) => {
-                self.give_back_after(&reason);
-                Err(Error::lost(reason))
-            }
-            Ok(()) => {
-                let deadline = now.after(client.config.command_timeout);
-                let mut request = [Request::new(release_of(&self.lease), deadline)];
-                client.store.execute(&mut request);
-                let [request] = request;
-                match request.into_outcome() {
-                    Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
-                    Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error),
-                }
-            }
-        };
-        client.waits.released(&self.lease);
+        let waits = &self.client.handle().waits;
+        let result = waits.let_go_confirmed(&self.lease);
         let outcome = match &result {
             Ok(()) => "released",
             Err(error) if error.is_lease_lost() => "lost",
@@ -110,6 +89,10 @@ impl MutexGuard {
     /// `max_hold` go along. The ttl is put back first (unless it is a promise); nobody renews until it is
     /// adopted, and without that the lock is free when its ttl ends. What passes until then is not counted
     /// by `max_hold`.
+    ///
+    /// The old holder and the new one have the same token: have the answers to what you wrote under it
+    /// before you hand over. A check ([`renew_while`](crate::Mutex::renew_while)) stays behind, so the adopter of
+    /// such a lock gets it unrenewed, and extends it or is done within the ttl.
     ///
     /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
     /// the lock is worth.
@@ -128,12 +111,9 @@ impl MutexGuard {
     pub fn hand_over(mut self) -> Result<String, Error> {
         self.check_process()?;
         self.let_go = true;
-        let client = self.client.handle();
-        let result = client.waits.hand_out(&self.lease).map_err(|reason| {
-            self.give_back_after(&reason);
-            client.waits.released(&self.lease);
-            Error::lost(reason).with_key(self.key())
-        });
+        let waits = &self.client.handle().waits;
+        let result = waits.hand_out(&self.lease);
+        let result = result.map_err(|error| error.with_key(self.key()));
         let outcome = if result.is_ok() {
             "handed_over"
         } else {
@@ -141,13 +121,6 @@ impl MutexGuard {
         };
         self.tell_released(outcome, result.is_ok());
         result.map(|ticket| ticket.to_string())
-    }
-
-    /// A lease that is lost may still have its key.
-    fn give_back_after(&self, reason: &LossReason) {
-        if reason.may_leave_its_key() {
-            self.client.handle().store.post(release_of(&self.lease));
-        }
     }
 
     /// The name of the lock.
@@ -311,7 +284,8 @@ impl MutexGuard {
     /// Names of keys are those in Redis: no prefix is put before them. Each answer is waited for as long
     /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::transactions`](crate::Builder::transactions)
     /// can be under way at a time, on connections that serve nothing else: however long `body` takes, it
-    /// holds up no renewal and no other lock. If it panics, nothing is written.
+    /// holds up no renewal and no other lock. If it panics, nothing is written. A
+    /// [`Memory`](crate::Memory) has none of it: `Unsupported`.
     ///
     /// # Errors
     /// - `LeaseLost` if the lock is lost: nothing was written, and the guard says lost from now on.
@@ -322,7 +296,8 @@ impl MutexGuard {
     ///   user may not use one of the commands; `Unsupported` if one of them would end the transaction:
     ///   nothing was written.
     /// - `Timeout` if everything was sent and no answer came: all of it was written, or will be as long
-    ///   as nothing watched changes, or nothing. Watch what must not be written twice.
+    ///   as nothing watched changes and this guard has the lock, or nothing. Watch what must not be
+    ///   written twice.
     /// - `Protocol` if Redis refused one of the writes for what it found, such as a list where a number
     ///   should be: what the others wrote stays, as Redis takes nothing back. The message says which. (A
     ///   command that Redis does not know keeps all of them from being done.)
@@ -357,7 +332,7 @@ impl MutexGuard {
     ) -> Result<T, Error> {
         self.check_process()?;
         let transactions = &self.client.handle().transactions;
-        let result = transactions.run(&self.lease, body);
+        let result = transactions.run(&self.lease, self.client.process(), body);
         result.map_err(|error| error.with_key(self.key()))
     }
 
@@ -370,7 +345,7 @@ impl MutexGuard {
         self.observed.run(work)
     }
 
-    fn tell_released(&self, outcome: &'static str, confirmed: bool) {
+    fn tell_released(&mut self, outcome: &'static str, confirmed: bool) {
         let held = self.now().since(self.granted_at);
         self.observed.ended(outcome, held);
         let courier = &self.client.handle().courier;
@@ -381,7 +356,11 @@ impl MutexGuard {
 impl Drop for MutexGuard {
     fn drop(&mut self) {
         // In a forked child it is the parent's; what can still end of it is kept by the leaked client.
-        if self.let_go || self.client.is_forked() {
+        if self.client.is_forked() {
+            self.observed.forget();
+            return;
+        }
+        if self.let_go {
             return;
         }
         let lost = self.client.handle().waits.let_go(&self.lease);

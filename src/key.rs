@@ -64,6 +64,10 @@ impl Key {
             .map(|name| Self::under(prefix, name))
     }
 
+    pub(crate) fn prefix_length(&self) -> usize {
+        self.prefix as usize
+    }
+
     /// The name that its caller gave.
     pub(crate) fn name(&self) -> &str {
         &self.full[self.prefix as usize..]

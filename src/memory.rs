@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::store::MemoryServer;
 
 /// A store without a server, for the tests of what uses locks: its clients exclude each other as they
-/// would on a Redis, within this process. Semantics are those of a real one; a test of this library
-/// compares them, command by command.
+/// would on a Redis, within this process. Locks and fenced values are as on a real one; a test of this library
+/// compares them, command by command. Transactions need a real one.
 ///
 /// Time goes on by itself, and can be moved: [`advance`](Self::advance). A URL names one, too:
 /// `memory://` is a new one, `memory://orders` the one of that name in this process.

@@ -1,12 +1,17 @@
 //! What the features `tracing` and `metrics` tell, under the names of docs/observability.md. Without them
-//! nothing is left of it. Decides nothing; what it calls is user code, so it is called where that may run.
+//! nothing is left of it. Decides nothing; what it calls is user code, so it is called where that may run, and
+//! a panic in it stays here.
 
 #![cfg_attr(
     not(all(feature = "metrics", feature = "tracing")),
-    allow(unused_variables)
+    allow(unused_imports, unused_variables, dead_code)
 )]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
+
+#[cfg(feature = "tracing")]
+use tracing::{Span, field::Empty};
 
 use crate::error::{Error, ErrorKind};
 use crate::event::EventLock;
@@ -15,23 +20,35 @@ use crate::loss::LossReason;
 /// Whether there is anything to tell. Where it is not, what leads there is compiled away.
 pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
 
+/// A panic in what is told stays here.
+fn quietly(tell: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(tell));
+}
+
+#[cfg(feature = "tracing")]
+fn span(make: impl FnOnce() -> Span) -> Span {
+    catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|_| Span::none())
+}
+
 /// A call that wants a lock, from its begin to its end.
 pub(crate) struct Wait {
     #[cfg(feature = "tracing")]
-    span: tracing::Span,
+    span: Span,
 }
 
 impl Wait {
     pub(crate) fn begin(key: &str) -> Self {
         Self {
             #[cfg(feature = "tracing")]
-            span: tracing::debug_span!(
-                target: "leasehold",
-                "leasehold.wait",
-                key,
-                token = tracing::field::Empty,
-                outcome = tracing::field::Empty,
-            ),
+            span: span(|| {
+                tracing::debug_span!(
+                    target: "leasehold",
+                    "leasehold.wait",
+                    key,
+                    token = Empty,
+                    outcome = Empty,
+                )
+            }),
         }
     }
 
@@ -43,37 +60,40 @@ impl Wait {
             Err(error) => name_of(error.kind()),
         };
         #[cfg(feature = "tracing")]
-        {
+        quietly(|| {
+            let span = self.span;
             if let Ok(Some(lock)) = granted {
-                self.span.record("token", lock.fencing_token);
+                span.record("token", lock.fencing_token);
             }
-            self.span.record("outcome", outcome);
-        }
+            span.record("outcome", outcome);
+        });
         #[cfg(feature = "metrics")]
-        {
+        quietly(|| {
             metrics::counter!("leasehold_waits_total", "outcome" => outcome).increment(1);
             metrics::histogram!("leasehold_wait_seconds").record(waited);
-        }
+        });
     }
 }
 
 /// A guard, from the grant to its end.
 pub(crate) struct Hold {
     #[cfg(feature = "tracing")]
-    span: tracing::Span,
+    span: Span,
 }
 
 impl Hold {
     pub(crate) fn begin(lock: EventLock<'_>) -> Self {
         Self {
             #[cfg(feature = "tracing")]
-            span: tracing::debug_span!(
-                target: "leasehold",
-                "leasehold.hold",
-                key = lock.key,
-                token = lock.fencing_token,
-                outcome = tracing::field::Empty,
-            ),
+            span: span(|| {
+                tracing::debug_span!(
+                    target: "leasehold",
+                    "leasehold.hold",
+                    key = lock.key,
+                    token = lock.fencing_token,
+                    outcome = Empty,
+                )
+            }),
         }
     }
 
@@ -85,21 +105,30 @@ impl Hold {
         work()
     }
 
-    pub(crate) fn ended(&self, outcome: &'static str, held: Duration) {
+    pub(crate) fn ended(&mut self, outcome: &'static str, held: Duration) {
         #[cfg(feature = "tracing")]
-        self.span.record("outcome", outcome);
+        quietly(|| {
+            let span = std::mem::replace(&mut self.span, Span::none());
+            span.record("outcome", outcome);
+        });
         #[cfg(feature = "metrics")]
-        {
+        quietly(|| {
             metrics::counter!("leasehold_holds_total", "outcome" => outcome).increment(1);
             metrics::histogram!("leasehold_hold_seconds").record(held);
-        }
+        });
+    }
+
+    /// In a forked child nothing is told: what would hear it is the parent's.
+    pub(crate) fn forget(&mut self) {
+        #[cfg(feature = "tracing")]
+        std::mem::forget(std::mem::replace(&mut self.span, Span::none()));
     }
 }
 
 /// A lock passed to the next thread of its client.
 pub(crate) fn handed_off() {
     #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_hand_offs_total").increment(1);
+    quietly(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
 }
 
 /// A renewal was answered, which had been due for so long when it was asked for.
@@ -111,8 +140,10 @@ pub(crate) fn renewal(outcome: &Result<(), Error>, late: Duration) {
             Err(error) if error.is_lease_lost() => "lost",
             Err(_) => "failed",
         };
-        metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
-        metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+        quietly(|| {
+            metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
+            metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+        });
     }
 }
 
@@ -144,13 +175,15 @@ pub(crate) fn release_delayed(lock: EventLock<'_>, error: &Error) {
 /// A lane owes so many releases that could not be done yet.
 pub(crate) fn debts(lane: usize, count: usize) {
     #[cfg(feature = "metrics")]
-    metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(count as f64);
+    quietly(|| {
+        metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(count as f64);
+    });
 }
 
 /// Says what the metrics mean, to a recorder that wants to know.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
-    {
+    quietly(|| {
         use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
         let counters = [
             (
@@ -194,7 +227,7 @@ pub(crate) fn describe() {
             Unit::Count,
             "Releases that a lane owes"
         );
-    }
+    });
 }
 
 /// The name of an error's kind, as a value of a label.

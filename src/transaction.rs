@@ -10,6 +10,7 @@ use redis::{Pipeline, RedisResult};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
+use crate::process::Process;
 use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
 use crate::watchdog::Watchdog;
 
@@ -57,19 +58,29 @@ impl Transactions {
     pub(crate) fn run<T>(
         &self,
         lease: &Lease,
+        process: Process,
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
     ) -> Result<T, Error> {
         // Before the connection, so that it ends after it.
-        let _permit = self.permit(lease)?;
+        let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
             let mut conn = self.look(lease, connection.take())?;
             let mut pipe = Pipeline::new();
             let read = body(&mut conn, &mut pipe).map_err(read_failed);
+            if let Err(forked) = process.check() {
+                // They are the parent's, which goes on with them.
+                std::mem::forget((conn, permit));
+                return Err(forked);
+            }
             // Past its validity nothing is written, even if Redis still has the key.
             match self.check(lease).and(read) {
                 Ok(value) => {
-                    if conn.exec(&mut pipe)? == Written::All {
+                    let written = conn.exec(&mut pipe).inspect_err(|_| {
+                        // It may arrive yet: until the key has changed, nobody else may have the lock.
+                        lease.bind_to_holder();
+                    })?;
+                    if written == Written::All {
                         return Ok(value);
                     }
                 }
@@ -101,7 +112,8 @@ impl Transactions {
         let mut seen = conn.look(&terms.key);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
-            // It may have died while nobody used it. The next one is new.
+            // It may have died while nobody used it. The next one is new, and has its place in the pool.
+            drop(conn);
             conn = self.store.lend()?;
             seen = conn.look(&terms.key);
         }

@@ -70,6 +70,8 @@ struct State {
     watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
     ttl_changing: bool,
+    /// It is not to be handed over within the client.
+    bound: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
     listeners: Option<Box<Listeners>>,
@@ -155,6 +157,7 @@ impl Lease {
                 warn_at,
                 watched: false,
                 ttl_changing: false,
+                bound: false,
                 timer: None,
                 listeners: None,
             }),
@@ -230,6 +233,7 @@ impl Lease {
             && state.ending.is_none()
             && !state.ttl_changing
             && !state.capped
+            && !state.bound
             && (2 * whole / 3..=whole).contains(&left);
         if !may {
             return None;
@@ -254,6 +258,7 @@ impl Lease {
             warn_at: options.hold_near_its_end(now),
             watched: false,
             ttl_changing: false,
+            bound: false,
             timer: None,
             listeners: None,
         };
@@ -267,6 +272,12 @@ impl Lease {
             ttl_settled: Condvar::new(),
         };
         Some((Arc::new(next), ended))
+    }
+
+    /// It is not handed over within the client any more: something that was sent counts on its key to
+    /// change before anybody else has the lock.
+    pub(crate) fn bind_to_holder(&self) {
+        self.state.lock().bound = true;
     }
 
     /// Ends the lease against its owner's will, and tells. Nothing if it is over already.

@@ -98,6 +98,17 @@ impl Lease {
         state.ending.get_or_insert(reason);
     }
 
+    /// Whether its validity is to end: it is not renewed any more.
+    pub(crate) fn is_let_expire(&self) -> bool {
+        self.state.lock().ending.is_some()
+    }
+
+    /// Redis was found to have its key until then.
+    pub(crate) fn key_lives(&self, until: Moment) {
+        let mut state = self.state.lock();
+        state.key_until = state.key_until.max(until);
+    }
+
     /// Asks its check, on this thread, whether it is to be renewed now; once that says no, never
     /// again.
     pub(crate) fn may_be_renewed(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::config::{Config, check_max_hold};
+use crate::config::{Config, MIN_TTL};
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::key::Key;
@@ -12,14 +12,16 @@ use crate::lease::Options;
 const VERSION: &str = "lht1";
 
 /// What its adopter has to know of a grant. As text: version, lease id, token, ttl, pause between
-/// renewals and what is left of `max_hold` (in ms, or `-`), and the key as it stands in Redis.
+/// renewals and what is left of `max_hold` (or `-`), for how long Redis may have the key at most (all
+/// in ms), the length of the prefix, and the key as it stands in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) key: Key,
     pub(crate) lease: LeaseId,
     pub(crate) token: u64,
+    /// Its `max_hold` is what is left of that.
     pub(crate) options: Options,
-    pub(crate) hold_left: Option<Duration>,
+    pub(crate) key_left: Duration,
 }
 
 impl Ticket {
@@ -28,7 +30,7 @@ impl Ticket {
         let invalid = |why: &str| Error::new(ErrorKind::InvalidTicket, why);
         // It comes out of a file or a pipe with the end of its line.
         let text = text.trim_end_matches(['\n', '\r']);
-        let mut words = text.splitn(7, ' ');
+        let mut words = text.splitn(9, ' ');
         let mut word = || words.next().ok_or_else(|| invalid("it is cut short"));
         if word()? != VERSION {
             let wanted = format!("it does not begin with {VERSION:?}");
@@ -37,25 +39,30 @@ impl Ticket {
         let lease = LeaseId::decode(word()?).ok_or_else(|| invalid("it names no lease"))?;
         let token = number(word()?).ok_or_else(|| invalid("it has no fencing token"))?;
         let ttl = millis(word()?)?.ok_or_else(|| invalid("it has no ttl"))?;
-        let (renew_every, hold_left) = (millis(word()?)?, millis(word()?)?);
+        let (renew_every, max_hold) = (millis(word()?)?, millis(word()?)?);
+        let key_left = millis(word()?)?.ok_or_else(|| invalid("it does not say when it ends"))?;
+        let prefix_length = number(word()?);
         let full = word()?;
-        let name = full.strip_prefix(&*config.prefix).ok_or_else(|| {
+        let name = full.strip_prefix(&*config.prefix);
+        let name = name.filter(|_| prefix_length == Some(config.prefix.len() as u64));
+        let name = name.ok_or_else(|| {
             let prefix = &config.prefix;
             invalid(&format!("{full:?} is not under this client's {prefix:?}"))
         })?;
         let key = Key::new(&config.prefix, name, config.max_key_bytes)?;
         let attach = |error: Error| error.with_key(key.name());
-        config.check_ttl("ttl of the ticket", ttl).map_err(attach)?;
-        if let Some(left) = hold_left {
-            check_max_hold(left).map_err(attach)?;
+        if ttl.min(max_hold.unwrap_or(ttl)) < MIN_TTL {
+            let error = Error::new(ErrorKind::NotHeld, "hardly anything was left of it");
+            return Err(attach(error));
         }
+        config.check_ttl("ttl of the ticket", ttl).map_err(attach)?;
         if renew_every.is_some_and(|every| every.is_zero() || every >= ttl) {
             return Err(invalid("it is never renewed in time"));
         }
         let options = Options {
             ttl,
             renew_every,
-            max_hold: hold_left,
+            max_hold,
             checked: false,
         };
         Ok(Self {
@@ -63,7 +70,7 @@ impl Ticket {
             lease,
             token,
             options,
-            hold_left,
+            key_left,
         })
     }
 }
@@ -88,18 +95,22 @@ fn millis(word: &str) -> Result<Option<Duration>, Error> {
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Options {
-            ttl, renew_every, ..
+            ttl,
+            renew_every,
+            max_hold,
+            ..
         } = self.options;
         let (lease, token, ttl) = (self.lease, self.token, ttl.as_millis());
         write!(f, "{VERSION} {lease:?} {token} {ttl}")?;
-        for duration in [renew_every, self.hold_left] {
+        for duration in [renew_every, max_hold] {
             match duration {
                 // No pause at all would be none that can be kept.
                 Some(duration) => write!(f, " {}", duration.as_millis().max(1))?,
                 None => f.write_str(" -")?,
             }
         }
-        write!(f, " {}", self.key.in_redis())
+        let (left, prefix) = (self.key_left.as_millis(), self.key.prefix_length());
+        write!(f, " {left} {prefix} {}", self.key.in_redis())
     }
 }
 
@@ -119,7 +130,7 @@ mod tests {
                 max_hold: None,
                 checked: false,
             },
-            hold_left: None,
+            key_left: Duration::from_secs(31),
         }
     }
 
@@ -136,8 +147,7 @@ mod tests {
         assert_eq!(Ticket::read(&plain.to_string(), &config).unwrap(), plain);
         let mut bounded = ticket("k");
         bounded.options.renew_every = None;
-        bounded.hold_left = Some(Duration::from_secs(3));
-        bounded.options.max_hold = bounded.hold_left;
+        bounded.options.max_hold = Some(Duration::from_secs(3));
         assert_eq!(
             Ticket::read(&bounded.to_string(), &config).unwrap(),
             bounded
@@ -172,9 +182,14 @@ mod tests {
         assert!(refused("", &config).contains("does not begin"));
         assert!(refused("lht1", &config).contains("cut short"));
         assert!(refused(&good.replace(" 30000 ", " x "), &config).contains("\"x\""));
-        assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("not 3ms"));
+        assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("hardly anything"));
+        let long = good.replace(" 30000 ", " 999999999 ");
+        assert!(refused(&long, &config).contains("not 999999.999s"));
         assert!(refused(&good.replace(" 10000 ", " 30000 "), &config).contains("renewed in time"));
         assert!(refused(&good.replace(":k", ":~fence"), &config).contains("reserved"));
+        config.prefix = "leasehold:k".to_owned();
+        let nested = refused(&good.replace(":k", ":kk"), &config);
+        assert!(nested.contains("leasehold:kk"), "{nested}");
         config.prefix = "billing:".to_owned();
         let other = refused(&good, &config);
         assert!(

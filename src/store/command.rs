@@ -44,6 +44,8 @@ pub(crate) enum Command {
         lease: LeaseId,
         from: LeaseId,
         ttl: Duration,
+        /// For how long Redis may have the key then.
+        longest: Duration,
         renew: bool,
     },
     /// Say who has the key.
@@ -83,7 +85,10 @@ impl Command {
                 key, lease, ttl, ..
             }
             | Self::Adopt {
-                key, lease, ttl, ..
+                key,
+                lease,
+                longest: ttl,
+                ..
             } => Some(Self::Release {
                 key: key.clone(),
                 lease: *lease,

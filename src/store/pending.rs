@@ -158,6 +158,8 @@ impl Pending {
                     Next::Owed(ghost)
                 })
             }
+            // Should the first one arrive after all, it must not undo what was written meanwhile.
+            Command::Write { .. } => self.unsent(error),
             _ if again && self.is_wanted() => Next::Again(self),
             _ => self.unsent(error),
         }

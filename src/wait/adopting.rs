@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Lease, Terms, Ticket};
-use crate::loss::LossReason;
 use crate::store::{Command, Reply, Request, hand_offs_of};
 use crate::wait::Waits;
 use crate::wait::pause::Pause;
@@ -14,22 +13,35 @@ use crate::wait::pause::Pause;
 impl Waits {
     /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
     /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
-    pub(crate) fn hand_out(&self, lease: &Arc<Lease>) -> Result<Ticket, LossReason> {
+    pub(crate) fn hand_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let terms = lease.terms();
-        if terms.options.renew_every.is_some() {
+        let mut options = terms.options;
+        if lease.is_let_expire() {
+            options.renew_every = None;
+        }
+        if options.renew_every.is_some() {
             let ttl = lease.ttl_to_ask(self.watchdog.now());
             // What it tells, the lease knows as well.
             let _ = self.watchdog.extend(lease, ttl);
         }
+        if options.checked {
+            // Its check stays here, and without one nobody could stop its renewal.
+            options.renew_every = None;
+        }
         let now = self.watchdog.now();
-        self.watchdog.release(lease, now)?;
-        self.queues.let_go(lease);
+        if let Err(reason) = self.watchdog.release(lease, now) {
+            let lost = self.give_back_lost(lease, reason);
+            self.queues.let_go(lease);
+            return Err(lost);
+        }
+        self.queues.hand_out(lease);
+        options.max_hold = terms.hold_until.map(|until| until.since(now));
         Ok(Ticket {
             key: terms.key.clone(),
             lease: terms.id,
             token: terms.token,
-            options: terms.options,
-            hold_left: terms.hold_until.map(|until| until.since(now)),
+            options,
+            key_left: lease.key_until().since(now),
         })
     }
 
@@ -67,26 +79,29 @@ impl Waits {
             lease,
             from: ticket.lease,
             ttl: options.first_ttl(),
+            longest: options.first_ttl().max(ticket.key_left),
             renew: options.renew_every.is_some(),
         };
         let mut request = [Request::new(command, asked_at.after(self.command_timeout))];
         self.store.execute(&mut request);
         let [request] = request;
-        match request.into_outcome()? {
-            Reply::Adopted { expires_in } if options.renew_every.is_none() => {
-                options.ttl = expires_in;
-            }
-            Reply::Adopted { .. } => {}
+        let expires_in = match request.into_outcome()? {
+            Reply::Adopted { expires_in } => expires_in,
             Reply::Taken { by: Some(holder) } => {
                 let message = format!("{holder} has the lock now");
                 return Err(Error::new(ErrorKind::NotHeld, message));
             }
             _ => return Err(Error::new(ErrorKind::NotHeld, "")),
+        };
+        if options.renew_every.is_none() {
+            options.ttl = expires_in;
         }
         let now = self.watchdog.now();
         let mut terms = Terms::of_grant(key.clone(), lease, ticket.token, options, asked_at, now);
         terms.hand_offs = hand_offs_of(ticket.token);
         let adopted = self.granted(terms, None)?;
+        // It may have been extended before.
+        adopted.key_lives(now.after(expires_in));
         self.queues.hold(&adopted);
         Ok(adopted)
     }

@@ -70,8 +70,7 @@ impl Listener for Hearing {
     }
 
     fn forced(&self, key: &Key, lease: LeaseId, by: HolderId) {
-        let held = self.queues.holder(key);
-        if let Some(held) = held.filter(|held| held.terms().id == lease) {
+        if let Some(held) = self.queues.forced(key, lease, &by) {
             held.lose(LossReason::ForceUnlocked { by });
         }
     }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::id::LeaseId;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::Command;
+use crate::store::{Command, Reply, Request};
 use crate::wait::local::Place;
 use crate::wait::{Waits, Wanted};
 
@@ -29,6 +30,36 @@ impl Waits {
         lost.is_some()
     }
 
+    /// As [`let_go`](Self::let_go), but passes nothing on, and waits for Redis to confirm it.
+    pub(crate) fn let_go_confirmed(&self, lease: &Lease) -> Result<(), Error> {
+        let now = self.watchdog.now();
+        let result = match self.watchdog.release(lease, now) {
+            Err(reason) => Err(self.give_back_lost(lease, reason)),
+            Ok(()) => {
+                let deadline = now.after(self.command_timeout);
+                let mut request = [Request::new(release_of(lease), deadline)];
+                self.store.execute(&mut request);
+                let [request] = request;
+                match request.into_outcome() {
+                    Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
+                    Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        self.queues.let_go(lease);
+        result
+    }
+
+    /// A lease that is lost may still have its key.
+    pub(super) fn give_back_lost(&self, lease: &Lease, reason: LossReason) -> Error {
+        if reason.may_leave_its_key() {
+            self.store.post(release_of(lease));
+        }
+        Error::lost(reason)
+    }
+
     fn hand_over(&self, lease: &Arc<Lease>) -> bool {
         let terms = lease.terms();
         let now = self.watchdog.now();
@@ -47,11 +78,6 @@ impl Waits {
             observe::handed_off();
         }
         done
-    }
-
-    /// A lock of this client was let go: whoever of it waits first may try at once.
-    pub(crate) fn released(&self, lease: &Lease) {
-        self.queues.let_go(lease);
     }
 
     /// Leaves the line without the lock, and gives back what came too late.
@@ -78,7 +104,7 @@ impl Waits {
 }
 
 /// The release of what `lease` has in Redis, or may have.
-pub(crate) fn release_of(lease: &Lease) -> Command {
+pub(super) fn release_of(lease: &Lease) -> Command {
     Command::Release {
         key: lease.terms().key.clone(),
         lease: lease.terms().id,

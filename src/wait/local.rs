@@ -5,24 +5,30 @@
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
+mod waiter;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded, select};
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::clock::{Clock, Moment};
-use crate::id::LeaseId;
+use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, Options};
 use crate::loss::LossReason;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
+use crate::wait::handed_out::HandedOut;
+
+use waiter::Waiter;
+pub(crate) use waiter::Woken;
 
 const SHARDS: usize = 64;
 
 pub(crate) struct LocalQueues {
     clock: Clock,
+    handed_out: HandedOut,
     shards: Box<[Mutex<KeyMap<Line>>]>,
 }
 
@@ -31,6 +37,8 @@ struct Line {
     waiters: VecDeque<Arc<Waiter>>,
     holder: Option<Arc<Lease>>,
     claim: Option<Claim>,
+    /// The lease that was last ended here by another client's will, before anybody entered on it.
+    forced: Option<(LeaseId, HolderId)>,
 }
 
 /// What was asked of Redis for the line, and may stand in line there. It outlasts the waiter that
@@ -55,21 +63,6 @@ pub(crate) struct Place<'a> {
     left: bool,
 }
 
-struct Waiter {
-    options: Options,
-    state: Mutex<State>,
-    changed: Condvar,
-    /// Rung as well, for one that waits for something else besides.
-    bell: Option<Sender<()>>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Latched: a wake-up that comes before the sleep is not lost.
-    woken: bool,
-    handed: Option<Arc<Lease>>,
-}
-
 /// What somebody in line can do now.
 #[derive(Debug)]
 pub(crate) enum Turn {
@@ -83,19 +76,14 @@ pub(crate) enum Turn {
     Granted(Claim, u64),
 }
 
-/// Why a sleep ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Woken {
-    Called,
-    Cancelled,
-    /// The time is up.
-    Late,
-}
-
 impl LocalQueues {
     pub(crate) fn new(clock: Clock) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { clock, shards }
+        Self {
+            clock,
+            handed_out: HandedOut::default(),
+            shards,
+        }
     }
 
     /// Takes the last place in line. `cancel` ends sleeps there when it is ready.
@@ -123,12 +111,7 @@ impl LocalQueues {
         cancel: Option<&'a Receiver<()>>,
     ) -> Place<'a> {
         let (bell, rung) = cancel.map(|_| bounded(1)).unzip();
-        let waiter = Arc::new(Waiter {
-            options,
-            state: Mutex::new(State::default()),
-            changed: Condvar::new(),
-            bell,
-        });
+        let waiter = Arc::new(Waiter::new(options, bell));
         let line = shard.entry(key.clone()).or_default();
         line.waiters.push_back(Arc::clone(&waiter));
         Place {
@@ -156,6 +139,14 @@ impl LocalQueues {
         drop(holder);
     }
 
+    /// As [`let_go`](Self::let_go), of a lease whose key goes to another client.
+    pub(crate) fn hand_out(&self, lease: &Lease) {
+        let (id, until) = (lease.terms().id, lease.key_until());
+        // First: the line forgets it.
+        self.handed_out.insert(id, until, self.clock.now());
+        self.let_go(lease);
+    }
+
     /// Passes the lock on to the first in line, if there is one and `pass_on` gives a lease for its
     /// options. `pass_on` is called under the line's lock.
     pub(crate) fn hand_over(
@@ -178,7 +169,7 @@ impl LocalQueues {
         line.waiters.pop_front();
         let before = line.holder.replace(Arc::clone(&next));
         // Under the line's lock: who leaves finds itself in line or finds the lease.
-        first.state.lock().handed = Some(next);
+        first.hand(next);
         drop(shard);
         first.ring();
         drop(before);
@@ -211,6 +202,9 @@ impl LocalQueues {
     /// Redis has granted `key` to `lease`, which should stand in line for one of ours. False if
     /// nobody knows of it.
     pub(crate) fn granted(&self, key: &Key, lease: LeaseId, token: u64) -> bool {
+        if self.handed_out.contains(lease) {
+            return true;
+        }
         let mut shard = self.shard(key);
         let Some(line) = shard.get_mut(key) else {
             return false;
@@ -247,9 +241,19 @@ impl LocalQueues {
         }
     }
 
-    /// Who of this client has `key`, or has not let go of it yet.
-    pub(crate) fn holder(&self, key: &Key) -> Option<Arc<Lease>> {
-        self.shard(key).get(key)?.holder.clone()
+    /// `lease` was ended by the will of `by`: returns whoever of this client has it. Where it is not
+    /// entered on yet, it will not be believed in.
+    pub(crate) fn forced(&self, key: &Key, lease: LeaseId, by: &HolderId) -> Option<Arc<Lease>> {
+        let mut shard = self.shard(key);
+        let line = shard.get_mut(key)?;
+        let holder = line.holder.as_ref();
+        if let Some(holder) = holder.filter(|holder| holder.terms().id == lease) {
+            return Some(Arc::clone(holder));
+        }
+        line.forced = Some((lease, by.clone()));
+        line.claim.take_if(|claim| claim.lease == lease);
+        line.wake();
+        None
     }
 
     pub(crate) fn holders(&self) -> Vec<Arc<Lease>> {
@@ -315,21 +319,6 @@ impl Line {
     }
 }
 
-impl Waiter {
-    fn wake(&self) {
-        self.state.lock().woken = true;
-        self.ring();
-    }
-
-    fn ring(&self) {
-        self.changed.notify_one();
-        if let Some(bell) = &self.bell {
-            // Full: it has been rung already, and will look.
-            let _ = bell.try_send(());
-        }
-    }
-}
-
 impl Place<'_> {
     pub(crate) fn turn(&self, now: Moment) -> Turn {
         let shard = self.queues.shard(self.key);
@@ -350,7 +339,7 @@ impl Place<'_> {
 
     /// The lease that was handed over to it, if one was: it has left the line with that.
     pub(crate) fn handed(&self) -> Option<Arc<Lease>> {
-        self.waiter.state.lock().handed.take()
+        self.waiter.handed()
     }
 
     /// What to ask Redis for: what stands in line there on equal terms, or else `fresh`. With it,
@@ -390,31 +379,8 @@ impl Place<'_> {
 
     /// Sleeps until woken or cancelled, but not past `until`.
     pub(crate) fn wait(&self, until: Moment) -> Woken {
-        loop {
-            let mut state = self.waiter.state.lock();
-            loop {
-                if std::mem::take(&mut state.woken) || state.handed.is_some() {
-                    return Woken::Called;
-                }
-                let left = until.since(self.queues.clock.now());
-                if left.is_zero() {
-                    return Woken::Late;
-                }
-                if self.cancel.is_some() {
-                    break;
-                }
-                self.waiter.changed.wait_for(&mut state, left);
-            }
-            drop(state);
-            let Some((cancel, bell)) = &self.cancel else {
-                continue;
-            };
-            select! {
-                recv(bell) -> _ => {}
-                recv(cancel) -> _ => return Woken::Cancelled,
-                default(until.since(self.queues.clock.now())) => {}
-            }
-        }
+        let cancel = self.cancel.as_ref().map(|(cancel, rung)| (*cancel, rung));
+        self.waiter.sleep(until, &self.queues.clock, cancel)
     }
 
     /// Leaves the line with the lock, which Redis has granted. Returns what has to be given back: a
@@ -428,10 +394,14 @@ impl Place<'_> {
         line.claim.take_if(|claim| claim.lease == lease.terms().id);
         let before = line.holder.replace(Arc::clone(lease));
         let handed = self.handed();
+        let forced = line.forced.take();
         drop(shard);
         if let Some(before) = before {
             // Redis has granted the lock anew: whoever still believes in it has lost it.
             before.lose(LossReason::Deleted);
+        }
+        if let Some((_, by)) = forced.filter(|(id, _)| *id == lease.terms().id) {
+            lease.lose(LossReason::ForceUnlocked { by });
         }
         handed
     }

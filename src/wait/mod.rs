@@ -3,6 +3,7 @@
 mod adopting;
 mod asking;
 mod delayed;
+mod handed_out;
 mod hearing;
 mod letting_go;
 mod local;
@@ -31,7 +32,6 @@ use crate::watchdog::Watchdog;
 use asking::Attempt;
 pub(crate) use delayed::DelayedReleases;
 pub(crate) use hearing::Hearing;
-pub(crate) use letting_go::release_of;
 pub(crate) use local::LocalQueues;
 use local::{Place, Turn, Woken};
 use outage::{Ongoing, Outage};
@@ -204,26 +204,27 @@ impl Waits {
                 met: None,
                 told: false,
             };
-            match self.wait(&mut wait) {
+            let lease = match self.wait(&mut wait) {
                 Ok(Some(Got::Granted(lease))) => {
                     if let Some(other) = place.leave_with(&lease) {
                         self.let_go(&other);
                     }
-                    return Ok(Some(lease));
+                    lease
                 }
                 Ok(Some(Got::Handed(lease))) => {
                     self.leave(wanted, place);
-                    if lease.live_for(self.watchdog.now()).is_some() {
-                        return Ok(Some(lease));
-                    }
-                    // It slept through what was left of the validity.
-                    self.let_go(&lease);
+                    lease
                 }
                 other => {
                     self.leave(wanted, place);
                     return other.map(|_| None);
                 }
+            };
+            if lease.live_for(self.watchdog.now()).is_some() {
+                return Ok(Some(lease));
             }
+            // It slept through what was left of the validity, or it was let go by force just now.
+            self.let_go(&lease);
         }
     }
 

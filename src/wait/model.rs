@@ -12,10 +12,8 @@ use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::loss::LossReason;
 use crate::store::model::{Direct, Server};
-use crate::store::{Reply, Request};
 use crate::sync::Mutex;
 use crate::sync::model::{chance, check, choice, pass};
-use crate::wait::letting_go::release_of;
 use crate::watchdog::Agenda;
 
 const RUNS: usize = 1000;
@@ -78,17 +76,9 @@ impl Client {
             self.waits.let_go(lease);
             return;
         }
-        let now = Moment::now();
-        if self.watchdog.release(lease, now).is_ok() {
-            let mut request = [Request::new(release_of(lease), now.after(SECOND))];
-            self.store.execute(&mut request);
-            let [request] = request;
-            let own = request.into_outcome().ok() == Some(Reply::Done);
-            assert!(own || !is_there, "it was not its own");
-        } else {
-            self.store.post(release_of(lease));
-        }
-        self.waits.released(lease);
+        let done = self.waits.let_go_confirmed(lease);
+        let was_lost = lease.loss(Moment::now()).is_some();
+        assert!(done.is_ok() || was_lost || !is_there, "it was not its own");
     }
 }
 

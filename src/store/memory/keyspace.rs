@@ -106,6 +106,7 @@ impl Keyspace {
                 from,
                 ttl,
                 renew,
+                ..
             } => Ok(self.adopt(key, *lease, *from, renew.then_some(*ttl), step)),
             Command::Inspect { key } => self.inspect(key, step),
             Command::Write { key, token, value } => self.write(key, *token, value, step),

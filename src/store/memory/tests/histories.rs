@@ -68,7 +68,7 @@ fn command() -> impl Strategy<Value = Command> {
             Command::Renew { key, lease, ttl }
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>()).prop_map(
-            |(key, lease, from, ttl, renew)| Command::Adopt { key, lease, from, ttl, renew }
+            |(key, lease, from, ttl, renew)| Command::Adopt { key, lease, from, ttl, longest: ttl, renew }
         ),
         1 => key().prop_map(|key| Command::Inspect { key }),
         1 => (token, vec(any::<u8>(), 0..4)).prop_map(|(token, value)| {

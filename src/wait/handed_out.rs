@@ -1,0 +1,45 @@
+//! The leases of this client whose grants are on their way to another one. What is heard of them late is
+//! not this client's to give back.
+
+use std::collections::HashMap;
+
+use crate::clock::Moment;
+use crate::id::LeaseId;
+use crate::sync::Mutex;
+
+/// Each with the end of its key, after which it is forgotten.
+#[derive(Default)]
+pub(super) struct HandedOut(Mutex<HashMap<LeaseId, Moment>>);
+
+impl HandedOut {
+    pub(super) fn insert(&self, lease: LeaseId, until: Moment, now: Moment) {
+        let mut leases = self.0.lock();
+        leases.retain(|_, until| *until > now);
+        leases.insert(lease, until);
+    }
+
+    pub(super) fn contains(&self, lease: LeaseId) -> bool {
+        self.0.lock().contains_key(&lease)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_was_handed_out_is_known_until_the_end_of_its_key() {
+        let handed_out = HandedOut::default();
+        let [first, second] = [(); 2].map(|()| LeaseId::random());
+        let now = Moment::now();
+        let later = now.after(Duration::from_secs(1));
+        handed_out.insert(first, later, now);
+        handed_out.insert(second, later.after(Duration::from_secs(1)), now);
+        assert!(handed_out.contains(first) && handed_out.contains(second));
+        handed_out.insert(LeaseId::random(), later, later);
+        assert!(!handed_out.contains(first) && handed_out.contains(second));
+    }
+}
