@@ -135,19 +135,19 @@ impl Lease {
         Some(asked.saturating_sub(every))
     }
 
-    /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`. One
-    /// whose validity has ended is lost then.
-    pub(crate) fn settled(&self, now: Moment, patience: Duration) {
+    /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`;
+    /// false if it has not. One whose validity has ended is lost then.
+    pub(crate) fn settled(&self, now: Moment, patience: Duration) -> bool {
         let mut state = self.at(now);
         loop {
             let is_renewed =
                 self.terms.options.renew_every.is_some() && state.ending.is_none() && !state.capped;
             let is_due = is_renewed && state.renew_at.is_none_or(|at| at <= now);
             if state.phase != Phase::Held || !is_due {
-                return;
+                return true;
             }
             if self.ttl_settled.wait_for(&mut state, patience).timed_out() {
-                return;
+                return false;
             }
         }
     }

@@ -1,3 +1,4 @@
+mod handing_on;
 mod keeping;
 
 use std::sync::Arc;

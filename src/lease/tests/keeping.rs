@@ -172,9 +172,7 @@ fn a_lease_whose_validity_has_ended_is_lost_once_it_has_settled_and_is_not_waite
     f.lease.due(f.at(10), note);
     assert!(f.lease.begin_renewal(f.at(10)).is_some());
     let (_keep, lost) = f.lease.signal(f.at(10));
-    let started = std::time::Instant::now();
-    f.lease.settled(f.at(30), 60 * SECOND);
-    assert!(started.elapsed() < 30 * SECOND);
+    assert!(f.lease.settled(f.at(30), 60 * SECOND));
     assert_eq!(lost.try_recv(), Ok(LossReason::Expired));
 }
 
@@ -188,4 +186,48 @@ fn a_renewal_knows_for_how_long_it_has_been_due() {
     f.lease.ttl_changed(f.at(13), f.at(13), 3600 * SECOND);
     let extended = f.lease.begin_renewal(f.at(14));
     assert_eq!(extended, Some(Duration::ZERO), "not due at all");
+}
+
+#[test]
+fn a_checked_lease_that_is_looked_at_before_it_is_due_is_asked_when_it_is() {
+    let f = checked(|| true);
+    let early = f.lease.due(f.at(5), note);
+    assert!(matches!(early, Due::Held { renew: false, .. }), "{early:?}");
+    let due = f.lease.due(f.at(10), note);
+    assert!(matches!(due, Due::Held { renew: true, .. }), "{due:?}");
+}
+
+fn is_settled(f: &Fixture, now: Moment) -> bool {
+    f.lease.settled(now, SECOND / 100)
+}
+
+#[test]
+fn only_a_renewal_that_is_due_is_waited_for() {
+    let waited_for = lease(|_| {});
+    assert!(is_settled(&waited_for, waited_for.at(5)), "not due yet");
+    assert!(!is_settled(&waited_for, waited_for.at(10)), "due");
+    let due = waited_for.lease.due(waited_for.at(10), note);
+    assert!(matches!(due, Due::Held { renew: true, .. }));
+    assert!(!is_settled(&waited_for, waited_for.at(10)), "in hand");
+    std::thread::scope(|scope| {
+        let settling = scope.spawn(|| waited_for.lease.settled(waited_for.at(10), 60 * SECOND));
+        let (now, asked_at) = (waited_for.at(10), waited_for.at(10));
+        assert!(waited_for.lease.begin_renewal(now).is_some());
+        waited_for.lease.ttl_changed(now, asked_at, 30 * SECOND);
+        assert!(settling.join().unwrap());
+    });
+
+    let never_renewed = lease(|terms| terms.options.renew_every = None);
+    assert!(is_settled(&never_renewed, never_renewed.at(10)));
+    let ending = lease(|_| {});
+    ending.lease.let_expire(LossReason::NotRenewed);
+    assert!(is_settled(&ending, ending.at(10)));
+    let capped = lease(|terms| limit(terms, 25 * SECOND));
+    capped
+        .lease
+        .ttl_changed(capped.at(1), capped.at(1), 30 * SECOND);
+    assert!(is_settled(&capped, capped.at(10)));
+    let released = lease(|_| {});
+    drop(released.lease.release(released.at(1)).0);
+    assert!(is_settled(&released, released.at(10)));
 }

@@ -1,0 +1,130 @@
+//! What the next holder of a lease gets, and what is told to whom.
+
+use super::*;
+use crate::event::Events;
+
+#[test]
+fn a_lease_bound_to_its_holder_is_not_handed_over() {
+    let f = lease(|_| {});
+    f.lease.bind_to_holder();
+    assert!(next_of(&f, f.at(1)).is_none());
+}
+
+#[test]
+fn the_next_holder_has_a_max_hold_of_its_own() {
+    let f = lease(|terms| {
+        terms.options.max_hold = Some(100 * SECOND);
+        terms.hold_until = Some(terms.asked_at.after(100 * SECOND));
+    });
+    let next = next_of(&f, f.at(5)).unwrap();
+    assert_eq!(next.terms().hold_until, Some(f.at(105)));
+}
+
+#[test]
+fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
+    for watched in [false, true] {
+        let f = lease(|_| {});
+        if watched {
+            f.lease.watch(|| {});
+        }
+        let next = next_of(&f, f.at(1)).unwrap();
+        let due = next.due(f.at(2), note);
+        let watch = matches!(due, Due::Held { watch: true, .. });
+        assert_eq!(watch, !watched);
+    }
+}
+
+#[test]
+fn at_the_very_end_of_its_validity_a_lease_is_not_live() {
+    let f = lease(|terms| {
+        terms.options.max_hold = Some(20 * SECOND);
+        terms.hold_until = Some(terms.asked_at.after(20 * SECOND));
+    });
+    f.lease.ttl_changed(f.at(1), f.at(1), 30 * SECOND);
+    assert_eq!(f.lease.live_for(f.at(19)), Some(SECOND));
+    assert_eq!(f.lease.live_for(f.at(20)), None);
+    assert_eq!(f.lease.hold_left(f.at(19)), Some(SECOND));
+    assert_eq!(f.lease.hold_left(f.at(20)), None);
+}
+
+#[test]
+fn what_redis_may_keep_is_counted_from_the_answer_with_an_allowance() {
+    let f = lease(|_| {});
+    // Later than what its grant allows.
+    f.lease.ttl_changed(f.at(20), f.at(1), 5000 * SECOND);
+    assert_eq!(f.lease.key_until(), f.at(20 + 5100));
+    f.lease.key_lives(f.at(8000));
+    assert_eq!(f.lease.key_until(), f.at(8000));
+    f.lease.key_lives(f.at(1));
+    assert_eq!(f.lease.key_until(), f.at(8000), "never less");
+}
+
+/// Panics when it goes.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a test's own panic");
+    }
+}
+
+#[test]
+fn a_panic_in_what_a_callback_owns_does_not_reach_who_lets_go() {
+    let f = lease(|_| {});
+    let bomb = Bomb;
+    f.lease.on_lost(f.at(1), Box::new(move |_| drop(bomb)));
+    let (ended, released) = f.lease.release(f.at(1));
+    assert_eq!(released, Ok(()));
+    drop(ended);
+}
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Events for Count {
+    fn renewed(&self, _: EventLock<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn acquired(&self, _: EventLock<'_>, _: Duration) {
+        self.0.fetch_add(10, Ordering::SeqCst);
+        panic!("a test's own panic");
+    }
+}
+
+#[test]
+fn events_are_told_at_once_or_later_and_a_panic_in_one_stays_there() {
+    let crew = Crew::new();
+    let count = Arc::new(Count::default());
+    let events: Arc<dyn Events> = Arc::clone(&count) as _;
+    let courier = Courier::start(&crew, Some(events)).unwrap();
+    let key = "k";
+    let lock = move || EventLock {
+        key,
+        fencing_token: 1,
+    };
+    courier.tell(|events| events.acquired(lock(), SECOND));
+    assert_eq!(count.0.load(Ordering::SeqCst), 10);
+    courier.tell_later(move |events| events.renewed(lock()));
+    courier.stop();
+    assert!(crew.has_ended_by(Moment::now().after(60 * SECOND)));
+    assert_eq!(count.0.load(Ordering::SeqCst), 11);
+}
+
+#[test]
+fn who_of_the_client_is_to_know_of_a_loss_is_told_of_each() {
+    let f = lease(|_| {});
+    let lost = Arc::new(AtomicUsize::new(0));
+    let hook = {
+        let lost = Arc::clone(&lost);
+        move |key: &Key| {
+            assert_eq!(key.name(), "k");
+            lost.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    f.courier.when_lost(hook);
+    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(LossReason::Deleted);
+    assert_eq!(lost.load(Ordering::SeqCst), 1);
+    f.finish();
+}
