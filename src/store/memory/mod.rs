@@ -158,13 +158,19 @@ impl MemoryServer {
     }
 
     fn look(&self, holder: &HolderId, listener: &dyn Listener, watched: &Watched) {
-        let mut watchers = self.watchers.lock();
-        let of_key = watchers.entry(watched.key.clone()).or_default();
-        if !of_key.contains(holder) {
-            of_key.push(holder.clone());
-        }
-        drop(watchers);
-        let value = self.change(holder, |keyspace, step| keyspace.text(&watched.key, step));
+        let value = self.change(holder, |keyspace, step| {
+            let value = keyspace.text(&watched.key, step);
+            // One that is not there is seen to be gone, and need not be told of again. Under the lock of
+            // the keys: nothing changes in between.
+            if value.is_some() {
+                let mut watchers = self.watchers.lock();
+                let of_key = watchers.entry(watched.key.clone()).or_default();
+                if !of_key.contains(holder) {
+                    of_key.push(holder.clone());
+                }
+            }
+            value
+        });
         listener.seen(watched, value.as_deref().map(str::as_bytes));
     }
 }
