@@ -192,7 +192,8 @@ impl Builder {
     /// Builds the client without connecting: Redis may come up later.
     ///
     /// # Errors
-    /// `InvalidConfig` names the field and the value.
+    /// `InvalidConfig` names the field and the value. `Forked` if it is for a [`Memory`](crate::Memory) that
+    /// another process made.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let (server, config) = self.check()?;
         Client::start(server, config)
@@ -211,6 +212,9 @@ impl Builder {
                 }
             },
         };
+        if let Server::Memory(memory) = &server {
+            memory.process().check()?;
+        }
         Ok((server, config))
     }
 }

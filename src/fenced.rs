@@ -58,8 +58,9 @@ impl FencedValue {
     ///
     /// # Errors
     /// `StaleToken` if it was last written under a greater token: nothing is changed. `Timeout` and
-    /// `Unavailable` leave open whether it was written, or will be yet; to write the same again under the
-    /// same token does no harm. `Protocol` if something else stands under the key in Redis.
+    /// `Unavailable` leave open whether it was written, or will be yet: a write is not repeated by itself,
+    /// not even where a connection that was idle turns out to be closed. Write the same again under the
+    /// same token: that does no harm. `Protocol` if something else stands under the key in Redis.
     pub fn write(&self, fencing_token: u64, value: impl AsRef<[u8]>) -> Result<(), Error> {
         let key = self.key.clone()?;
         let command = Command::Write {

@@ -16,6 +16,10 @@ use crate::store::MemoryServer;
 /// Time goes on by itself, and can be moved: [`advance`](Self::advance). A URL names one, too:
 /// `memory://` is a new one, `memory://orders` the one of that name in this process.
 ///
+/// None goes along with a fork: in the child its clock and what it keeps are not to be moved any more, and
+/// clients of it fail with [`Forked`](crate::ErrorKind::Forked). Make a new one there, and one without a
+/// name: names are the parent's.
+///
 /// ```
 /// use std::time::Duration;
 /// use leasehold::{ErrorKind, Memory};
@@ -49,7 +53,7 @@ impl Memory {
     /// A client of this one, with all defaults.
     ///
     /// # Errors
-    /// `Unavailable` if its threads cannot be started.
+    /// `Unavailable` if its threads cannot be started; `Forked` in a child of the process that made it.
     ///
     /// ```
     /// let client = leasehold::Memory::new().client()?;
@@ -90,7 +94,9 @@ impl Memory {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn advance(&self, by: Duration) {
-        self.0.advance(by);
+        if self.0.process().is_current() {
+            self.0.advance(by);
+        }
     }
 
     /// Forgets everything, as a Redis that restarts without its memory: whoever holds a lock loses it,
@@ -106,7 +112,9 @@ impl Memory {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn flush(&self) {
-        self.0.flush();
+        if self.0.process().is_current() {
+            self.0.flush();
+        }
     }
 }
 

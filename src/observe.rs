@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 #[cfg(feature = "tracing")]
-use tracing::{Span, field::Empty};
+use tracing::{Span, field::Empty, span::Entered};
 
 use crate::error::{Error, ErrorKind};
 use crate::event::EventLock;
@@ -100,8 +100,7 @@ impl Hold {
     /// Runs what is done under the lock; what that tells belongs to the span.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         #[cfg(feature = "tracing")]
-        return self.span.in_scope(work);
-        #[cfg(not(feature = "tracing"))]
+        let _scope = Scope::of(&self.span);
         work()
     }
 
@@ -122,6 +121,24 @@ impl Hold {
     pub(crate) fn forget(&mut self) {
         #[cfg(feature = "tracing")]
         std::mem::forget(std::mem::replace(&mut self.span, Span::none()));
+    }
+}
+
+/// From the begin of some work in a span to its end.
+#[cfg(feature = "tracing")]
+struct Scope<'a>(Option<Entered<'a>>);
+
+#[cfg(feature = "tracing")]
+impl<'a> Scope<'a> {
+    fn of(span: &'a Span) -> Self {
+        Self(catch_unwind(AssertUnwindSafe(|| span.enter())).ok())
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Drop for Scope<'_> {
+    fn drop(&mut self) {
+        quietly(|| drop(self.0.take()));
     }
 }
 

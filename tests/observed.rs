@@ -4,12 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Sender, unbounded};
 use leasehold::{Client, EventLock, Events, Memory};
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::{Reply, Server, eventually};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -29,6 +32,28 @@ struct Told {
     within: Option<&'static str>,
 }
 
+/// While it is on, the subscriber and the recorder panic at everything that they are told.
+static PANICKING: AtomicBool = AtomicBool::new(false);
+
+fn panic_if_asked_to() {
+    assert!(!PANICKING.load(Ordering::SeqCst), "a receiver's own panic");
+}
+
+struct Panicking;
+
+impl Panicking {
+    fn begin() -> Self {
+        PANICKING.store(true, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        PANICKING.store(false, Ordering::SeqCst);
+    }
+}
+
 #[derive(Clone, Default)]
 struct Notebook(Arc<Mutex<Vec<Told>>>);
 
@@ -43,18 +68,29 @@ impl Visit for Fill<'_> {
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        panic_if_asked_to();
         let mut fields = Fields::new();
         attributes.record(&mut Fill(&mut fields));
         context.span(id).unwrap().extensions_mut().insert(fields);
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        panic_if_asked_to();
         let span = context.span(id).unwrap();
         let mut extensions = span.extensions_mut();
         values.record(&mut Fill(extensions.get_mut::<Fields>().unwrap()));
     }
 
+    fn on_enter(&self, _: &Id, _: Context<'_, S>) {
+        panic_if_asked_to();
+    }
+
+    fn on_exit(&self, _: &Id, _: Context<'_, S>) {
+        panic_if_asked_to();
+    }
+
     fn on_close(&self, id: Id, context: Context<'_, S>) {
+        panic_if_asked_to();
         let span = context.span(&id).unwrap();
         let fields = span.extensions_mut().remove::<Fields>().unwrap();
         self.0.lock().unwrap().push(Told {
@@ -65,6 +101,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        panic_if_asked_to();
         let mut fields = Fields::new();
         event.record(&mut Fill(&mut fields));
         self.0.lock().unwrap().push(Told {
@@ -72,6 +109,40 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
             fields,
             within: context.event_span(event).map(|span| span.name()),
         });
+    }
+}
+
+struct Numbers(DebuggingRecorder);
+
+impl Recorder for Numbers {
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
+        panic_if_asked_to();
+        self.0.describe_counter(key, unit, text);
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
+        panic_if_asked_to();
+        self.0.describe_gauge(key, unit, text);
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
+        panic_if_asked_to();
+        self.0.describe_histogram(key, unit, text);
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        panic_if_asked_to();
+        self.0.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        panic_if_asked_to();
+        self.0.register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        panic_if_asked_to();
+        self.0.register_histogram(key, metadata)
     }
 }
 
@@ -86,7 +157,8 @@ static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
     tracing::subscriber::set_global_default(subscriber).unwrap();
     let recorder = DebuggingRecorder::new();
     let numbers = recorder.snapshotter();
-    recorder.install().unwrap();
+    let installed = metrics::set_global_recorder(Numbers(recorder));
+    assert!(installed.is_ok(), "it is the only one");
     Mutex::new(Receivers { notebook, numbers })
 });
 
@@ -269,4 +341,70 @@ fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
     server.resume();
     assert!(eventually(SOON, || owed(&receivers) == Some(0.0)));
     assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
+
+/// Says when a lock was renewed.
+struct Renewals(Sender<()>);
+
+impl Events for Renewals {
+    fn renewed(&self, _: EventLock<'_>) {
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
+    let _receivers = receivers();
+    let _panicking = Panicking::begin();
+    let server = Server::start().unwrap();
+    let (renews, renewed) = unbounded();
+    let client = Client::builder(&server.url())
+        .ttl(Duration::from_secs(10))
+        .renew_ratio(0.05)
+        .lanes(1)
+        .command_timeout(Duration::from_millis(500))
+        .hand_off_time(SOON)
+        .events(Arc::new(Renewals(renews)))
+        .build()
+        .unwrap();
+    let mutex = client.mutex("k");
+    let is_held = || server.command(&["EXISTS", "leasehold:k"]).unwrap() == Reply::Int(1);
+    // Again: a thread that was lost the first time is missed the second.
+    for _ in 0..2 {
+        assert_eq!(mutex.with(|_| 1).unwrap(), 1);
+        let guard = mutex.lock().unwrap();
+        for _ in 0..3 {
+            renewed.recv_timeout(SOON).unwrap();
+        }
+        assert!(mutex.try_lock().unwrap().is_none());
+        let guard = std::thread::scope(|scope| {
+            let next = scope.spawn(|| mutex.lock().unwrap());
+            drop(guard);
+            next.join().unwrap()
+        });
+        let lost = guard.lost_signal();
+        server.command(&["DEL", "leasehold:k"]).unwrap();
+        lost.recv_timeout(SOON).unwrap();
+        drop(guard);
+        let guard = mutex.lock().unwrap();
+        server.stop();
+        assert!(guard.unlock().is_err());
+        server.resume();
+        assert!(eventually(SOON, || !is_held()), "what is owed is done");
+        drop(mutex.lock().unwrap());
+        assert!(eventually(SOON, || !is_held()));
+        renewed.try_iter().for_each(drop);
+    }
+}
+
+#[test]
+fn a_panic_of_the_callers_own_passes_through_a_subscriber_that_panics() {
+    let _receivers = receivers();
+    let client = Client::memory().unwrap();
+    let panicking = Panicking::begin();
+    let work = || client.with_lock("k", || panic!("the caller's own"));
+    let panic = catch_unwind(AssertUnwindSafe(work)).unwrap_err();
+    drop(panicking);
+    assert_eq!(panic.downcast_ref(), Some(&"the caller's own"));
+    assert!(!client.mutex("k").is_locked().unwrap());
 }

@@ -345,6 +345,14 @@ fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes(
 }
 
 #[test]
+fn a_lease_bound_to_its_holder_is_not_handed_over_and_is_released_as_any_other() {
+    let f = lease(|_| {});
+    f.lease.bind_to_holder();
+    assert!(next_of(&f, f.at(1)).is_none());
+    assert_eq!(f.lease.release(f.at(1)).1, Ok(()));
+}
+
+#[test]
 fn a_renewal_that_was_due_is_due_for_the_next_holder() {
     let f = lease(|terms| terms.options.renew_every = Some(5 * SECOND));
     let due = f.lease.due(f.at(5), note);

@@ -6,11 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, ErrorKind};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::child::{self, Child};
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, in_redis, is_held, millis, secs, server, within};
+use crate::support::{
+    SOON, Task, ask, in_redis, is_held, kill_connections, millis, script_calls, secs, server,
+    within,
+};
 
 /// For as much work as a test does, on the busiest of machines.
 const WORK: Duration = Duration::from_secs(120);
@@ -273,4 +276,66 @@ fn who_may_not_is_told_so() {
         );
     }
     value.write(2, "b").unwrap();
+}
+
+/// A write that comes late could undo what was written meanwhile, under the same token by another thread.
+#[test]
+fn a_write_whose_answer_is_lost_is_not_repeated_by_itself() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let client = steady(&proxy.url()).lanes(1).build().unwrap();
+    let value = client.fenced_value("v");
+    value.write(1, "a").unwrap();
+    let before = script_calls(&server);
+    proxy.hold_replies(true);
+    let lost = value.clone();
+    let task = Task::start(move || lost.write(2, "b"));
+    assert!(eventually(SOON, || script_calls(&server) > before));
+    proxy.cut_all();
+    proxy.hold_replies(false);
+    let error = task.within(SOON, "writing").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(error.key(), Some("v"));
+    assert_eq!(script_calls(&server), before + 1);
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
+    value.write(2, "c").unwrap();
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"c"[..]));
+}
+
+#[test]
+fn a_write_cut_after_any_number_of_its_bytes_is_done_once_at_most_and_then_succeeds() {
+    let server = server();
+    for n in (0..260).step_by(13) {
+        let proxy = Proxy::start(server.port()).unwrap();
+        let client = steady(&proxy.url()).lanes(1).build().unwrap();
+        let value = client.fenced_value(&format!("v{n}"));
+        assert_eq!(value.read().unwrap(), None);
+        let before = script_calls(&server);
+        proxy.cut_after(Some(n));
+        let first = value.write(1, "a");
+        proxy.cut_after(None);
+        assert!(script_calls(&server) <= before + 1, "cut at {n}");
+        if let Err(error) = first {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{n}: {error}");
+            value.write(1, "a").unwrap();
+        }
+        assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]), "{n}");
+    }
+}
+
+/// Nobody has noticed yet, so the write is sent, and what became of it is not known.
+#[test]
+fn on_a_connection_that_died_while_it_was_idle_the_second_try_writes() {
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("v");
+    for token in 1..=5 {
+        value.write(token, "a").unwrap();
+        kill_connections(&server);
+        let error = value.write(token, "b").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]));
+        value.write(token, "b").unwrap();
+        assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
+    }
 }

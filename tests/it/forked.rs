@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fork::{Fork, waitpid_nohang};
-use leasehold::{Client, Error, ErrorKind, LossReason, LostSignal, MutexGuard};
+use leasehold::{Client, Error, ErrorKind, LossReason, LostSignal, Memory, MutexGuard};
 use leasehold_testbed::{Reply, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -233,6 +233,81 @@ fn a_busy_parent() {
 fn a_fork_in_the_midst_of_everything_waits_for_no_thread_that_is_not_there() {
     let server = server();
     Child::start("forked::a_busy_parent", &server.url()).finish(12 * SOON);
+}
+
+#[test]
+#[ignore = "run by the tests of this module, in a process of its own"]
+fn a_parent_in_a_transaction() {
+    let Some(url) = child::url() else { return };
+    let client = steady(&url).ttl(LONG_TTL).transactions(1).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let mut in_child = false;
+    let result = guard.transaction(|_, pipe| {
+        pipe.incr("data", 1);
+        // The parent's goes on when all is done in the child.
+        match fork::fork().unwrap() {
+            Fork::Parent(pid) => assert_ends_well(pid),
+            Fork::Child => in_child = true,
+        }
+        Ok(())
+    });
+    if in_child {
+        end_with(|| {
+            assert_forked(result);
+            assert_forked(guard.transaction(|_, _| Ok(())));
+            drop((guard, client));
+        });
+    }
+    result.unwrap();
+    // Its connection is as good as before, and so is the one permit.
+    let again = guard.transaction(|_, pipe| {
+        pipe.incr("data", 10);
+        Ok(())
+    });
+    again.unwrap();
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_transaction_whose_closure_forks_ends_in_the_child_and_is_done_once_in_the_parent() {
+    let server = server();
+    Child::start("forked::a_parent_in_a_transaction", &server.url()).finish(4 * SOON);
+    assert_eq!(ask(&server, &["GET", "data"]).as_text(), Some("11"));
+    assert!(!is_held(&server, "k"));
+}
+
+#[test]
+#[ignore = "run by the tests of this module, in a process of its own"]
+fn a_parent_with_a_memory() {
+    if child::url().is_none() {
+        return;
+    }
+    let memory = Memory::new();
+    let named = Client::open("memory://forked").unwrap();
+    let guard = memory.client().unwrap().mutex("k").lock().unwrap();
+    let lost = guard.lost_signal();
+    in_a_fork(|| {
+        memory.advance(secs(31));
+        memory.flush();
+        assert!(lost.try_recv().is_err(), "it is the parent's");
+        assert_forked(memory.client());
+        assert_forked(memory.builder().build_lazy());
+        assert_forked(Client::open("memory://forked"));
+        let own = Memory::new();
+        let client = own.client().unwrap();
+        let guard = client.mutex("k").lock().unwrap();
+        own.advance(secs(31));
+        assert!(guard.is_lost());
+    });
+    guard.check().unwrap();
+    memory.flush();
+    assert_eq!(lost.try_recv(), Ok(LossReason::Deleted));
+    named.with_lock("k", || ()).unwrap();
+}
+
+#[test]
+fn a_memory_stays_with_the_process_that_made_it() {
+    Child::start("forked::a_parent_with_a_memory", "memory://").finish(4 * SOON);
 }
 
 #[test]

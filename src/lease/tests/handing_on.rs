@@ -4,13 +4,6 @@ use super::*;
 use crate::event::Events;
 
 #[test]
-fn a_lease_bound_to_its_holder_is_not_handed_over() {
-    let f = lease(|_| {});
-    f.lease.bind_to_holder();
-    assert!(next_of(&f, f.at(1)).is_none());
-}
-
-#[test]
 fn the_next_holder_has_a_max_hold_of_its_own() {
     let f = lease(|terms| {
         terms.options.max_hold = Some(100 * SECOND);

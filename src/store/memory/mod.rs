@@ -16,6 +16,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::id::HolderId;
 use crate::key::KeyMap;
+use crate::process::Process;
 use crate::store::command::{Command, Request, Standing};
 use crate::store::{Listener, Store, Watched};
 use crate::thread::Crew;
@@ -24,6 +25,7 @@ pub(crate) use keyspace::{Keyspace, News, Step};
 
 /// What the clients of one memory share.
 pub(crate) struct MemoryServer {
+    process: Process,
     clock: Clock,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
@@ -37,6 +39,7 @@ static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::n
 impl MemoryServer {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
+            process: Process::current(),
             clock: Clock::movable(),
             keyspace: Mutex::default(),
             listeners: Mutex::default(),
@@ -67,6 +70,11 @@ impl MemoryServer {
             named.insert(name.to_owned(), Arc::downgrade(&server));
             server
         })))
+    }
+
+    /// The process that made it; in a fork of that nothing of it may be touched.
+    pub(crate) fn process(&self) -> Process {
+        self.process
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -150,13 +158,19 @@ impl MemoryServer {
     }
 
     fn look(&self, holder: &HolderId, listener: &dyn Listener, watched: &Watched) {
-        let mut watchers = self.watchers.lock();
-        let of_key = watchers.entry(watched.key.clone()).or_default();
-        if !of_key.contains(holder) {
-            of_key.push(holder.clone());
-        }
-        drop(watchers);
-        let value = self.change(holder, |keyspace, step| keyspace.text(&watched.key, step));
+        let value = self.change(holder, |keyspace, step| {
+            let value = keyspace.text(&watched.key, step);
+            // One that is not there is seen to be gone, and need not be told of again. Under the lock of
+            // the keys: nothing changes in between.
+            if value.is_some() {
+                let mut watchers = self.watchers.lock();
+                let of_key = watchers.entry(watched.key.clone()).or_default();
+                if !of_key.contains(holder) {
+                    of_key.push(holder.clone());
+                }
+            }
+            value
+        });
         listener.seen(watched, value.as_deref().map(str::as_bytes));
     }
 }

@@ -3,6 +3,7 @@
 
 mod histories;
 mod server;
+mod watching;
 
 use std::time::Duration;
 

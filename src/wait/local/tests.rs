@@ -40,6 +40,10 @@ fn lease_under(token: u64, key: &Key, id: LeaseId) -> Arc<Lease> {
     Arc::new(Lease::new(terms, courier, None))
 }
 
+fn operator() -> HolderId {
+    HolderId::of_text("host/1/0")
+}
+
 fn join<'a>(queues: &'a LocalQueues, key: &'a Key) -> Place<'a> {
     queues.join(key, OPTIONS, None)
 }
@@ -203,6 +207,50 @@ fn a_grant_that_comes_before_its_answer_is_kept() {
     assert!(queues.granted(&key, asked, 9));
     assert_eq!(one.wait(far()), Woken::Called);
     assert!(matches!(one.turn(Moment::now()), Turn::Granted(_, 9)));
+}
+
+#[test]
+fn what_is_let_go_by_force_before_anybody_enters_is_asked_for_anew() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let asked = LeaseId::random();
+    one.claim(asked, Moment::now());
+    assert!(queues.granted(&key, asked, 9));
+    assert_eq!(one.wait(soon()), Woken::Called);
+    assert!(queues.forced(&key, asked, &operator()).is_none());
+    assert_eq!(one.wait(soon()), Woken::Called);
+    assert!(!one.claims(asked) && is_first(&one));
+    assert_eq!(two.wait(soon()), Woken::Late, "it is not its turn");
+}
+
+#[test]
+fn a_lease_let_go_by_force_while_its_answer_was_under_way_is_lost_when_it_is_entered_on() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let [forced, other] = [(); 2].map(|()| lease(&key));
+    one.claim(forced.terms().id, Moment::now());
+    queues.forced(&key, forced.terms().id, &operator());
+    assert!(one.leave_with(&forced).is_none());
+    let by = operator();
+    let reason = LossReason::ForceUnlocked { by };
+    assert_eq!(forced.loss(Moment::now()), Some(reason));
+    assert!(is_first(&two), "it holds nobody up");
+    assert!(two.leave_with(&other).is_none());
+    assert_eq!(other.loss(Moment::now()), None, "it is another");
+}
+
+#[test]
+fn who_has_a_lease_that_is_let_go_by_force_is_found() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert!(
+        queues
+            .forced(&key, LeaseId::random(), &operator())
+            .is_none()
+    );
+    let found = queues.forced(&key, held.terms().id, &operator()).unwrap();
+    assert!(Arc::ptr_eq(&found, &held));
 }
 
 #[test]

@@ -3,14 +3,15 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use leasehold::{Client, ErrorKind};
-use leasehold_testbed::{Proxy, eventually};
+use leasehold::{Client, ErrorKind, MutexGuard};
+use leasehold_testbed::{Proxy, Reply, eventually};
 
 use super::{adopt, client, lock, refused};
 use crate::support::{
-    LONG_TTL, SOON, Task, assert_all_become_free, builder, is_held, kill_connections, lease_of,
-    millis, secs, server, value_of, within,
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, builder, expires_in, in_redis, is_held,
+    kill_connections, lease_of, millis, secs, server, told_within, value_of, within,
 };
 
 /// A client behind the proxy with one lane; it has connected.
@@ -19,6 +20,18 @@ fn behind(proxy: &Proxy) -> Client {
     let client = builder.command_timeout(SOON).build().unwrap();
     client.mutex("warm").inspect().unwrap();
     client
+}
+
+const SHORT_TTL: Duration = Duration::from_secs(1);
+/// Longer than that, and than the time-out of a connection that is made meanwhile.
+const OUTAGE: Duration = Duration::from_secs(4);
+
+/// Redis keeps it for ten minutes.
+fn lock_extended(client: &Client) -> MutexGuard {
+    let mutex = client.mutex("k").ttl(SHORT_TTL).renew(true);
+    let guard = mutex.lock().unwrap();
+    guard.extend(secs(600)).unwrap();
+    guard
 }
 
 #[test]
@@ -212,4 +225,81 @@ fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
     }
     assert_all_become_free(&server);
+}
+
+/// Messages are hints and may come twice, or late. Only what nobody here knows of is given back.
+#[test]
+fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
+    let server = server();
+    let [old, new] = [(); 2].map(|()| client(&server));
+    let channel = format!("leasehold/{}", old.holder_id());
+    let guard = lock(&old, "k");
+    let value = value_of(&server, "k").unwrap();
+    let words: Vec<&str> = value.split(' ').collect();
+    let granted = format!("{} {} {}", words[1], words[2], in_redis("k"));
+    let tell = |text: &str| ask(&server, &["PUBLISH", &channel, text]) == Reply::Int(1);
+    assert!(eventually(SOON, || tell(&granted)), "it hears");
+    let ticket = guard.hand_over().unwrap();
+    assert!(tell(&granted));
+    // In order: whatever was heard before has been dealt with once this is.
+    let mark = lock(&old, "mark");
+    let lease = lease_of(&server, "mark").unwrap();
+    assert!(tell(&format!("{lease} !host/1/0 {}", in_redis("mark"))));
+    told_within(SOON, &mark.lost_signal());
+    // Behind what was written of the key.
+    old.mutex("k").inspect().unwrap();
+    let guard = adopt(&new, &ticket);
+    assert!(tell(&granted));
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+
+    let lost = value.replace(words[1], &"0".repeat(32));
+    ask(&server, &["SET", &in_redis("k"), &lost, "PX", "60000"]);
+    assert!(tell(&granted.replace(words[1], &"0".repeat(32))));
+    let free = eventually(SOON, || !is_held(&server, "k"));
+    assert!(free, "nobody knows of it, and nobody lets go of it");
+}
+
+/// Its ttl is that of its renewals: Redis keeps it for longer.
+#[test]
+fn an_extended_lock_that_was_adopted_is_free_soon_after_an_outage_in_which_it_was_dropped() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let new = behind(&proxy);
+    let guard = lock_extended(&old);
+    let guard = adopt(&new, &guard.hand_over().unwrap());
+    proxy.refuse(true);
+    proxy.cut_all();
+    drop(guard);
+    thread::sleep(OUTAGE);
+    proxy.refuse(false);
+    let free = eventually(2 * SOON, || !is_held(&server, "k"));
+    assert!(free, "had by nobody for {:?}", expires_in(&server, "k"));
+}
+
+#[test]
+fn the_unanswered_adoption_of_an_extended_lock_is_undone_after_the_outage() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).lanes(1);
+    let late = builder.command_timeout(SOON).patience(millis(1)).build();
+    let late = late.unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let guard = lock_extended(&old);
+    let before = lease_of(&server, "k");
+    let ticket = guard.hand_over().unwrap();
+    proxy.hold_replies(true);
+    let adopter = late.clone();
+    let task = Task::start(move || adopter.adopt(&ticket));
+    assert!(eventually(SOON, || lease_of(&server, "k") != before));
+    proxy.refuse(true);
+    proxy.cut_all();
+    assert!(task.within(SOON, "adopting").is_err());
+    thread::sleep(OUTAGE);
+    proxy.hold_replies(false);
+    proxy.refuse(false);
+    let free = eventually(2 * SOON, || !is_held(&server, "k"));
+    assert!(free, "had by nobody for {:?}", expires_in(&server, "k"));
 }

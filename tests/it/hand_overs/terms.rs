@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use leasehold::LossReason;
+use leasehold::{LossReason, Memory};
 use leasehold_testbed::eventually;
 
 use super::{adopt, client, lock};
@@ -210,4 +210,37 @@ fn renewals_of_before_do_not_trouble_the_adopter() {
     for guard in adopted {
         guard.unlock().unwrap();
     }
+}
+
+/// The check stays with its process, and without it nobody could end the renewal.
+#[test]
+fn a_lock_with_a_check_is_not_renewed_by_its_adopter() {
+    let memory = Memory::new();
+    let [old, new] = [(); 2].map(|()| memory.client().unwrap());
+    let guard = old.mutex("k").ttl(secs(30)).renew_while(|| true);
+    let guard = guard.lock().unwrap();
+    memory.advance(secs(15));
+    let guard = adopt(&new, &guard.hand_over().unwrap());
+    assert!(guard.remaining() > secs(25), "put back at the hand-over");
+    memory.advance(secs(15));
+    guard.check().unwrap();
+    memory.advance(secs(15));
+    assert_eq!(
+        guard.lost_signal().recv_timeout(SOON),
+        Ok(LossReason::Expired)
+    );
+    assert!(!new.mutex("k").is_locked().unwrap());
+}
+
+#[test]
+fn a_lock_whose_check_has_said_no_is_handed_over_with_what_is_left_of_its_ttl() {
+    let memory = Memory::new();
+    let [old, new] = [(); 2].map(|()| memory.client().unwrap());
+    let guard = old.mutex("k").ttl(secs(30)).renew_while(|| false);
+    let guard = guard.lock().unwrap();
+    memory.advance(secs(15));
+    let guard = adopt(&new, &guard.hand_over().unwrap());
+    assert!(guard.remaining() <= secs(15), "{guard:?}");
+    memory.advance(secs(15));
+    assert!(guard.is_lost() && !new.mutex("k").is_locked().unwrap());
 }

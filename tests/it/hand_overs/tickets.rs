@@ -148,7 +148,7 @@ fn what_is_forged_is_refused_and_changes_nothing() {
     let held = lock(&old, "held");
     let ticket = lock(&old, "k").hand_over().unwrap();
     let [one, other] = ["k", "held"].map(|key| (value_of(&server, key), key));
-    let words: Vec<&str> = ticket.splitn(7, ' ').collect();
+    let words: Vec<&str> = ticket.splitn(9, ' ').collect();
     let with = |n: usize, word: &str| {
         let mut words = words.clone();
         words[n] = word;
@@ -158,19 +158,23 @@ fn what_is_forged_is_refused_and_changes_nothing() {
     let mut forged = vec![
         with(1, &"0".repeat(32)),
         with(1, &words[1].chars().rev().collect::<String>()),
-        with(6, &in_redis("held")),
-        with(6, &in_redis("none")),
-        with(6, "other:k"),
-        with(6, &in_redis("~fence")),
-        with(6, &in_redis("~value:k")),
-        with(6, &in_redis("")),
-        with(6, ""),
+        with(8, &in_redis("held")),
+        with(8, &in_redis("none")),
+        with(8, "other:k"),
+        with(8, &in_redis("~fence")),
+        with(8, &in_redis("~value:k")),
+        with(8, &in_redis("")),
+        with(8, ""),
         with(3, &max),
         with(3, "0"),
         with(4, "60000"),
         with(4, &max),
         with(4, "0"),
         with(5, "0"),
+        with(6, "-"),
+        with(7, "0"),
+        with(7, "11"),
+        with(7, &max),
         with(2, "-1"),
         with(2, "18446744073709551616"),
         format!("{ticket} "),
@@ -212,6 +216,23 @@ fn what_is_forged_is_refused_and_changes_nothing() {
     held.check().unwrap();
     adopt(&new, &format!("{ticket}\n")).unlock().unwrap();
     held.unlock().unwrap();
+}
+
+/// The keys look alike in Redis, and the locks have other names.
+#[test]
+fn a_ticket_for_a_prefix_that_nests_in_the_other_is_refused() {
+    let server = server();
+    let [outer, inner] = ["a:", "a:b:"].map(|prefix| {
+        let builder = steady(&server.url()).ttl(LONG_TTL).prefix(prefix);
+        builder.build().unwrap()
+    });
+    for (own, other, name) in [(&outer, &inner, "b:k"), (&inner, &outer, "k")] {
+        let ticket = lock(own, name).hand_over().unwrap();
+        let error = refused(other, &ticket);
+        assert_eq!(error.kind(), ErrorKind::InvalidTicket, "{error}");
+        assert!(error.to_string().contains("a:b:k"), "{error}");
+        adopt(own, &ticket).unlock().unwrap();
+    }
 }
 
 #[test]

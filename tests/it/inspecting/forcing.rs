@@ -10,9 +10,11 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::{client, lock};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, builder, is_held, lease_of, millis, secs, server,
-    told_within, value_of, wait_for_line, wake_up_connections,
+    LONG_TTL, Recorder, SOON, Task, What, ask, builder, in_redis, is_held, lease_of, millis, secs,
+    server, told_within, value_of, wait_for_line, wake_up_connections,
 };
+
+const RELEASE: &str = include_str!("../../../lua/release.lua");
 
 /// A client that hears what Redis tells.
 fn hearing(server: &Server, recorder: &Arc<Recorder>) -> Client {
@@ -273,4 +275,45 @@ fn what_is_said_of_other_leases_or_makes_no_sense_ends_nothing() {
     guard.check().unwrap();
     assert_eq!(recorder.count(What::Lost, "k"), 0);
     guard.unlock().unwrap();
+}
+
+/// Its holder hears of both at once: it may be in the midst of entering on it.
+#[test]
+fn a_grant_that_is_let_go_by_force_at_once_is_not_believed_in() {
+    let server = server();
+    let [owner, waits, operator] = [(); 3].map(|()| client(&server));
+    let mut redis = redis::Client::open(server.url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    for round in 0..5 {
+        let key = format!("k{round}");
+        let held = lock(&owner, &key);
+        let mutex = waits.mutex(&key);
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, &key, 1);
+        let value = value_of(&server, &key).unwrap();
+        let words: Vec<&str> = value.split([' ', ',']).collect();
+        let forced = format!("{}!{}", words[4], operator.holder_id());
+        // What unlocking and then forcing send, as one.
+        let mut both = redis::pipe();
+        both.atomic();
+        for release in [words[1], &forced] {
+            let keys = ["leasehold:~fence", &in_redis(&key)];
+            both.cmd("EVAL").arg(RELEASE).arg(2).arg(&keys).arg(release);
+        }
+        let done: [i64; 2] = both.query(&mut redis).unwrap();
+        assert_eq!(done, [1, 1]);
+        let next = waiter.within(SOON, "a turn");
+        // Granted anew, or told by whom it lost what it had.
+        if !is_held(&server, &key) {
+            let reason = told_within(SOON, &next.lost_signal());
+            let by = operator.holder_id().clone();
+            assert_eq!(reason, LossReason::ForceUnlocked { by });
+            continue;
+        }
+        next.extend(2 * LONG_TTL).unwrap();
+        drop(held);
+        next.unlock().unwrap();
+    }
 }

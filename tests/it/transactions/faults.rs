@@ -1,14 +1,17 @@
 //! The network fails during a transaction: nothing is written, or its outcome is said to be unknown.
 
 use std::error::Error as _;
+use std::sync::Barrier;
+use std::thread;
 
 use leasehold::redis::{Commands, RedisResult};
-use leasehold::{Client, ErrorKind};
+use leasehold::{Client, ErrorKind, MutexGuard};
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::{DATA, assert_writes, client, data, write};
+use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, TIMEOUT, ask, builder, in_redis, kill_connections, millis, server,
+    LONG_TTL, SOON, TIMEOUT, Task, ask, builder, in_redis, kill_connections, millis, server,
 };
 
 /// A server behind a proxy, and a client of that, with short time-outs.
@@ -158,4 +161,96 @@ fn without_an_answer_to_the_first_look_the_closure_does_not_run() {
     assert_eq!(runs, 0);
     proxy.hold_replies(false);
     assert_writes(&server, &guard);
+}
+
+/// The writes may arrive at any time: before the key has changed, which is nobody else's yet, or not at all.
+#[test]
+fn writes_under_way_change_nothing_once_the_next_thread_of_the_client_has_the_lock() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).ttl(LONG_TTL);
+    let client = builder.hand_off_time(10 * SOON).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let token = guard.fencing_token();
+    let (mutex, direct) = (
+        client.mutex("k"),
+        redis::Client::open(server.url()).unwrap(),
+    );
+    let waiter = Task::start_and_see_asleep(move || {
+        let guard = mutex.lock().unwrap();
+        let mut direct = direct.get_connection_with_timeout(SOON).unwrap();
+        let seen: Option<String> = direct.get(DATA).unwrap();
+        (guard, seen)
+    });
+    let (_, result) = write(&guard, |_| proxy.hold_requests(true));
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout);
+    drop(guard);
+    let handed_off = eventually(millis(200), || waiter.is_done());
+    assert!(!handed_off, "its key has not changed");
+    proxy.hold_requests(false);
+    let (guard, seen) = waiter.within(SOON, "its turn");
+    assert!(guard.fencing_token() > token + 1023, "a grant by Redis");
+    assert!(eventually(SOON, || proxy.held_bytes() == 0));
+    let written = eventually(millis(200), || data(&server) != seen);
+    assert!(!written, "{:?} after {seen:?}", data(&server));
+    guard.check().unwrap();
+}
+
+/// One increment by a transaction under each lock, all of them under way at the same time.
+fn increment_all_at_once(guards: &[MutexGuard]) {
+    let inside = Barrier::new(guards.len());
+    thread::scope(|scope| {
+        for guard in guards {
+            let inside = &inside;
+            scope.spawn(move || {
+                let done = guard.transaction(|_, pipe| {
+                    inside.wait();
+                    pipe.incr("done", 1);
+                    Ok(())
+                });
+                done.unwrap();
+            });
+        }
+    });
+}
+
+/// The pool has room for so many, and dead ones count until they are given back.
+#[test]
+fn dead_connections_of_transactions_keep_no_new_ones_from_being_made() {
+    for at_once in [1, 3] {
+        let server = server();
+        let builder = steady(&server.url()).ttl(LONG_TTL);
+        let client = builder.lanes(1).transactions(at_once).build().unwrap();
+        let guards: Vec<_> = ["a", "b", "c"][..at_once]
+            .iter()
+            .map(|key| client.mutex(key).lock().unwrap())
+            .collect();
+        // Over the connection of renewals: now all of them are there.
+        guards[0].extend(2 * LONG_TTL).unwrap();
+        increment_all_at_once(&guards);
+        for _ in 0..2 {
+            kill_idle_transactions(&server, at_once);
+            increment_all_at_once(&guards);
+        }
+        kill_idle_transactions(&server, at_once);
+        for guard in &guards {
+            assert_writes(&server, guard);
+        }
+        let done = ask(&server, &["GET", "done"]);
+        assert_eq!(done.as_text(), Some(&*(3 * at_once).to_string()));
+    }
+}
+
+/// Closes the connections that did a transaction last, and nothing since.
+fn kill_idle_transactions(server: &Server, count: usize) {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().unwrap().lines();
+    let idle = lines.filter(|line| line.contains(" cmd=exec "));
+    let ids: Vec<&str> = idle
+        .filter_map(|line| line.split(' ').next()?.strip_prefix("id="))
+        .collect();
+    assert_eq!(ids.len(), count, "{list:?}");
+    for id in ids {
+        ask(server, &["CLIENT", "KILL", "ID", id]);
+    }
 }
