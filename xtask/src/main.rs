@@ -1,8 +1,12 @@
 //! `cargo xtask demo` and `cargo xtask test`: the command line, and nothing of what the commands do.
 
+mod child;
 mod demo;
+mod process;
+mod space;
 mod stop;
 mod test;
+mod waits;
 
 use std::process::ExitCode;
 

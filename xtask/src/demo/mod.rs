@@ -1,15 +1,13 @@
 //! `cargo xtask demo`: what the lock promises, shown on a real Redis in a few seconds. Every claim
 //! printed here is measured first; one that does not hold ends the demo as a failure.
 
+mod actor;
 mod counter;
 mod crash;
 mod messages;
 mod part;
-mod process;
 mod report;
-mod space;
 mod theft;
-mod waits;
 mod watchdog;
 
 pub use part::main as process;
@@ -19,8 +17,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use leasehold_testbed::{Install, Server, find_server, provide_server};
 
+use crate::space::Space;
 use crate::stop::Stop;
-use space::Space;
 
 /// The ttl of every lock held in the last three scenes.
 const TTL: Duration = Duration::from_secs(3);
@@ -54,7 +52,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         (None, Some(server)) => server.url(),
         (None, None) => unreachable!("without --url a server was started"),
     };
-    let mut space = Space::open(&url)?;
+    let mut space = Space::open(&url, "demo")?;
     match &server {
         Some(_) => println!(
             "leasehold demo: locks in Redis, on a private server at {}.",
