@@ -90,22 +90,25 @@ impl Space {
         answer.map_err(|error| anyhow!("a command failed at {}: {error}", self.address()))
     }
 
-    /// Deletes all that is under the prefix.
+    /// Deletes all that is under the prefix, for good.
     pub fn clean(&mut self) -> anyhow::Result<()> {
         self.cleaned = true;
-        self.delete_all()
-            .context("cannot delete this command's own keys")
+        self.wipe()
+    }
+
+    /// Deletes all that is under the prefix. Looks again until nothing is found: what a process sent
+    /// before it was killed may be done later.
+    pub fn wipe(&self) -> anyhow::Result<()> {
+        let wipe = || {
+            let mut connection = self.connect()?;
+            while delete_found(&mut connection, &self.root)? > 0 {}
+            anyhow::Ok(())
+        };
+        wipe().context("cannot delete this command's own keys")
     }
 
     pub fn keys_on_server(&self) -> anyhow::Result<u64> {
         self.ask(&redis::cmd("DBSIZE"))
-    }
-
-    /// Looks again until nothing is found: what a process sent before it was killed may be done later.
-    fn delete_all(&self) -> anyhow::Result<()> {
-        let mut connection = self.connect()?;
-        while delete_found(&mut connection, &self.root)? > 0 {}
-        Ok(())
     }
 }
 
@@ -120,28 +123,37 @@ impl Drop for Space {
     }
 }
 
-/// Deletes what begins with `prefix`, of which no character has a meaning in a pattern. How many keys.
+/// Deletes what begins with `prefix`. How many keys.
 fn delete_found(connection: &mut Connection, prefix: &str) -> anyhow::Result<usize> {
-    let pattern = format!("{prefix}*");
-    let (mut cursor, mut deleted) = (0_u64, 0);
+    let keys = keys_under(connection, prefix)?;
+    for some in keys.chunks(SCAN_STEP) {
+        // Not DEL: a large key would stop a user's server for a moment.
+        let () = redis::cmd("UNLINK").arg(some).query(connection)?;
+    }
+    Ok(keys.len())
+}
+
+/// The keys that begin with `prefix`, in which no character has a meaning in a pattern.
+pub fn keys_under(connection: &mut Connection, prefix: &str) -> anyhow::Result<Vec<String>> {
+    let (mut cursor, mut found) = (0_u64, Vec::new());
     loop {
-        let keys: Vec<Vec<u8>>;
+        let keys: Vec<String>;
         (cursor, keys) = redis::cmd("SCAN")
             .arg(cursor)
             .arg("MATCH")
-            .arg(&pattern)
+            .arg(format!("{prefix}*"))
             .arg("COUNT")
             .arg(SCAN_STEP)
             .query(connection)?;
-        if !keys.is_empty() {
-            deleted += keys.len();
-            // Not DEL: a large key would stop a user's server for a moment.
-            let () = redis::cmd("UNLINK").arg(keys).query(connection)?;
-        }
+        found.extend(keys);
         if cursor == 0 {
-            return Ok(deleted);
+            break;
         }
     }
+    // Redis may tell of one more than once.
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
 }
 
 /// A plain connection that never waits for ever.

@@ -14,9 +14,9 @@ pub use part::main as process;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use leasehold_testbed::{Install, Server, find_server, provide_server};
+use anyhow::ensure;
 
+use crate::server;
 use crate::space::Space;
 use crate::stop::Stop;
 
@@ -42,7 +42,7 @@ pub struct Options {
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     // Dropped last: the space is cleaned while its server still runs.
     let server = if options.url.is_none() {
-        Some(start_server(options)?)
+        Some(server::private(options.no_install)?)
     } else {
         None
     };
@@ -78,16 +78,4 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     }
     println!("\nAll of it holds. Nothing is left in Redis.");
     Ok(())
-}
-
-fn start_server(options: &Options) -> anyhow::Result<Server> {
-    if find_server().is_none() {
-        let install = if options.no_install {
-            Install::Forbidden
-        } else {
-            Install::Allowed
-        };
-        provide_server(install).context("no Redis server to show it on")?;
-    }
-    Server::start().context("cannot start a private Redis server")
 }
