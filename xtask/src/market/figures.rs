@@ -27,6 +27,13 @@ pub fn page(
          <style>body{font-family:sans-serif;margin:2em}pre{overflow-x:auto;font-size:12px}\
          svg{margin:0 8px 8px 0;border:1px solid #ddd}</style></head><body>\n<h1>The market</h1>\n",
     );
+    for way in Way::ALL {
+        let RGBColor(red, green, blue) = colour(way);
+        let name = way.name();
+        page.push_str(&format!(
+            "<b style=\"color:rgb({red},{green},{blue})\">&#9632; {name}</b>&ensp;\n"
+        ));
+    }
     for (title, lines) in [
         ("Ours", ours(scenes)),
         ("The article's, on its machine", theirs()),
@@ -117,23 +124,16 @@ fn figure(caption: &str, lines: &[Line]) -> Result<String, Box<dyn std::error::E
             .disable_x_mesh()
             .x_labels(3)
             .x_label_formatter(&load)
+            .max_light_lines(0)
+            .y_label_formatter(&|y| y.to_string())
             .draw()?;
         for (way, values) in lines {
             let style = colour(*way).stroke_width(2);
             let points = values.iter().enumerate();
             let points = points.filter_map(|(x, y)| Some((x as f64, (*y)?)));
-            chart
-                .draw_series(LineSeries::new(points.clone(), style))?
-                .label(way.name())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+            chart.draw_series(LineSeries::new(points.clone(), style))?;
             chart.draw_series(points.map(|point| Circle::new(point, 3, style.filled())))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.2))
-            .draw()?;
         area.present()?;
     }
     Ok(svg)
