@@ -227,10 +227,17 @@ impl Stock {
         let held = held.flat_map(|(who, items)| items.iter().map(move |item| (item, who.as_str())));
         let offered = self.offered.iter().map(|item| (item, "the market"));
         let mut places: HashMap<&str, &str> = HashMap::new();
+        let mut twice = Vec::new();
         for (item, place) in held.chain(offered) {
             if let Some(other) = places.insert(item, place) {
-                wrong.push(format!("{item} is with {other} and also with {place}"));
+                twice.push((item, other, place));
             }
+        }
+        if let Some((item, place, other)) = twice.first() {
+            let count = twice.len();
+            wrong.push(format!(
+                "{count} items are in two places, the first is {item}, with {place} and with {other}"
+            ));
         }
         places.len() as u64
     }

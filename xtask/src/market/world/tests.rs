@@ -67,16 +67,16 @@ fn money_that_is_missing_or_too_much_is_told() {
 fn an_item_in_two_places_is_told_wherever_they_are() {
     finds(
         |stock| stock.offered.push("a".to_owned()),
-        "a is with buyer and also with the market",
+        "1 items are in two places, the first is a, with buyer and with the market",
     );
     finds(
         |stock| stock.bought[0].1.push("c".to_owned()),
-        "c is with seller and also with buyer",
+        "1 items are in two places, the first is c, with seller and with buyer",
     );
     let other = ("other".to_owned(), vec!["a".to_owned()]);
     finds(
         |stock| stock.bought.push(other),
-        "a is with buyer and also with other",
+        "1 items are in two places, the first is a, with buyer and with other",
     );
 }
 
