@@ -1,7 +1,7 @@
 //! A deal on the market: what it reads, how it decides, what it writes. The same for every way of
 //! keeping others out meanwhile; keeps nobody out itself.
 
-use redis::{ConnectionLike, Pipeline, RedisResult};
+use redis::{Cmd, ConnectionLike, Pipeline, RedisResult, Value, from_redis_value};
 
 use super::world::{Keys, Offer};
 
@@ -45,33 +45,54 @@ impl Deal<'_> {
         mut before: Pipeline,
         connection: &mut impl ConnectionLike,
     ) -> RedisResult<Verdict> {
+        for read in self.reads(keys) {
+            before.add_command(read);
+        }
+        self.judge(before.query(connection)?)
+    }
+
+    /// In a round trip for each value.
+    pub fn read_one_by_one(
+        &self,
+        keys: &Keys,
+        connection: &mut impl ConnectionLike,
+    ) -> RedisResult<Verdict> {
+        let reads = self.reads(keys).into_iter();
+        let answers = reads.map(|read| read.query(connection));
+        self.judge(answers.collect::<RedisResult<_>>()?)
+    }
+
+    fn reads(&self, keys: &Keys) -> Vec<Cmd> {
+        let read = |name: &str, key: String, what: &str| redis::cmd(name).arg(key).arg(what).take();
         match self {
             Deal::List(offer) => {
-                before
-                    .cmd("SISMEMBER")
-                    .arg(keys.inventory(&offer.seller))
-                    .arg(&offer.item);
-                let (there,): (bool,) = before.query(connection)?;
-                Ok(if there { Verdict::Good } else { Verdict::Gone })
+                vec![read(
+                    "SISMEMBER",
+                    keys.inventory(&offer.seller),
+                    &offer.item,
+                )]
             }
-            Deal::Buy { offer, buyer } => {
-                before
-                    .cmd("ZSCORE")
-                    .arg(keys.market())
-                    .arg(offer.member())
-                    .cmd("HGET")
-                    .arg(keys.user(buyer))
-                    .arg("funds");
-                let (price, funds): (Option<i64>, i64) = before.query(connection)?;
-                Ok(if price != Some(offer.price) {
-                    Verdict::Gone
-                } else if funds < offer.price {
-                    Verdict::TooDear
-                } else {
-                    Verdict::Good
-                })
-            }
+            Deal::Buy { offer, buyer } => vec![
+                read("ZSCORE", keys.market(), &offer.member()),
+                read("HGET", keys.user(buyer), "funds"),
+            ],
         }
+    }
+
+    fn judge(&self, answers: Vec<Value>) -> RedisResult<Verdict> {
+        let answers = Value::Array(answers);
+        if let Deal::List(_) = self {
+            let (there,): (bool,) = from_redis_value(answers)?;
+            return Ok(if there { Verdict::Good } else { Verdict::Gone });
+        }
+        let (price, funds): (Option<i64>, i64) = from_redis_value(answers)?;
+        Ok(if price != Some(self.offer().price) {
+            Verdict::Gone
+        } else if funds < self.offer().price {
+            Verdict::TooDear
+        } else {
+            Verdict::Good
+        })
     }
 
     pub fn write(&self, keys: &Keys, pipe: &mut Pipeline) {

@@ -98,6 +98,7 @@ fn colour(way: Way) -> RGBColor {
         Way::MarketLock => RGBColor(220, 140, 0),
         Way::ItemLock => RGBColor(20, 120, 60),
         Way::Transaction => RGBColor(30, 80, 200),
+        Way::PlainWatch => RGBColor(150, 60, 160),
     }
 }
 

@@ -18,9 +18,9 @@ use crate::waits::Waits;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often the progress bar moves.
 const TICK: Duration = Duration::from_millis(100);
-/// Items on a market without sellers, for each second: more than can be bought, on any machine.
-const STOCK_PER_SECOND: f64 = 10_000.0;
-const LARGEST_STOCK: f64 = 400_000.0;
+/// Items on a market without sellers, for each second: more than is bought.
+const STOCK_PER_SECOND: f64 = 25_000.0;
+const LARGEST_STOCK: f64 = 1_000_000.0;
 
 #[derive(Clone, Copy)]
 pub struct Load {
@@ -102,7 +102,10 @@ impl Load {
         if self.sellers > 0 {
             return 0;
         }
-        (STOCK_PER_SECOND * time.as_secs_f64()).min(LARGEST_STOCK) as u64
+        // A buyer that works on each deal makes no more of them than fit in.
+        let most = self.buyers as f64 / self.length.as_secs_f64();
+        let stock = STOCK_PER_SECOND.min(most) * time.as_secs_f64();
+        stock.min(LARGEST_STOCK) as u64
     }
 
     /// What each process did, sellers first.

@@ -15,7 +15,10 @@ mod world;
 pub use part::main as process;
 
 use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -80,6 +83,9 @@ const fn lasting(milliseconds: u64) -> Load {
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
+    if cfg!(debug_assertions) && !options.quick {
+        optimized(env::var_os("CARGO"))?;
+    }
     // Dropped last: the space is cleaned while its server still runs.
     let server = match &options.url {
         Some(_) => None,
@@ -115,8 +121,27 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build. Goes on
+/// as it is where cargo did not start it.
+fn optimized(cargo: Option<OsString>) -> anyhow::Result<()> {
+    let Some(cargo) = cargo else { return Ok(()) };
+    println!("Building it optimized first: the first time this takes a while.");
+    let mut again = Command::new(cargo);
+    again.args([
+        "run",
+        "--release",
+        "--quiet",
+        "--locked",
+        "--package",
+        "xtask",
+        "--",
+    ]);
+    let error = again.args(env::args_os().skip(1)).exec();
+    Err(error).context("cannot run cargo")
+}
+
 fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow::Result<PathBuf> {
-    let runs = Way::ALL.len() * (LOADS.len() + WAITING.len() + DOGPILE.len());
+    let runs = Way::ALL.len() * LOADS.len() + Way::CAREFUL.len() * (WAITING.len() + DOGPILE.len());
     let style = ProgressStyle::with_template("   {bar:40} {elapsed} of about {duration}: {msg}")?;
     let bar = ProgressBar::new((time * runs as u32).as_millis().try_into()?).with_style(style);
     let floor = Floor {
@@ -125,9 +150,9 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
         stop,
         bar: &bar,
     };
-    let scenes = |loads: &[Load]| -> anyhow::Result<Vec<Scene>> {
+    let scenes = |loads: &[Load], ways: &[Way]| -> anyhow::Result<Vec<Scene>> {
         let scene = |load: &Load| {
-            let runs = Way::ALL.iter().map(|way| load.run(&floor, *way));
+            let runs = ways.iter().map(|way| load.run(&floor, *way));
             Ok(Scene {
                 load: *load,
                 runs: runs.collect::<anyhow::Result<_>>()?,
@@ -140,7 +165,7 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
         bar.suspend(|| println!("{title}\n{text}"));
         texts.push((title.to_owned(), text));
     };
-    let trading = scenes(&LOADS)?;
+    let trading = scenes(&LOADS, &Way::ALL)?;
     show(
         &format!(
             "Sellers x buyers: ours, {time:?} each | the article's, {}s each on the article's machine",
@@ -151,11 +176,11 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
     show("What a lock per item gains", report::ratios(&trading));
     show(
         "Buyers that wait for one another, on a market that is stocked",
-        report::waiting(&scenes(&WAITING)?),
+        report::waiting(&scenes(&WAITING, &Way::CAREFUL)?),
     );
     show(
         "The dogpile effect: 8 buyers after any item, the longer a deal the more overlap",
-        report::dogpile(&scenes(&DOGPILE)?),
+        report::dogpile(&scenes(&DOGPILE, &Way::CAREFUL)?),
     );
     bar.finish_and_clear();
     figures::page(&folder()?, &trading, &texts)
@@ -174,7 +199,7 @@ fn machine(space: &Space) -> anyhow::Result<String> {
     };
     let cores = available_parallelism().context("cannot count this machine's cores")?;
     let build = if cfg!(debug_assertions) {
-        "a debug build: for figures, cargo run --release -p xtask -- market"
+        "a debug build: its figures compare little"
     } else {
         "a release build"
     };

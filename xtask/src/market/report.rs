@@ -61,33 +61,37 @@ pub fn compared(scenes: &[Scene]) -> String {
 pub fn ratios(scenes: &[Scene]) -> String {
     let mut table = table(&[
         "load",
-        "lock per item against WATCH",
+        "lock per item against",
         "article",
-        "ours",
-        "ours, with transaction",
+        "WATCH, plain",
+        "WATCH",
+        "WATCH, if with transaction",
     ]);
     for (scene, article) in scenes.iter().zip(&article::TABLE) {
-        let [watch, item, transaction] = [Way::Watch, Way::ItemLock, Way::Transaction]
-            .map(|way| scene.runs.iter().find(|run| run.way == way));
-        let (Some(watch), Some(item), Some(transaction)) = (watch, item, transaction) else {
-            continue;
-        };
+        let run = |way| scene.runs.iter().find(|run| run.way == way);
         let [theirs, _, theirs_item] = article;
-        let bought = |run: &Run| run.per_second();
-        let wait = |run: &Run| run.waits.mean().map_or(f64::NAN, |wait| wait.as_secs_f64());
+        let bought = |more, less| {
+            ratio(
+                run(more).map(Run::per_second),
+                run(less).map(Run::per_second),
+            )
+        };
         table.add_row([
             scene.load.name(),
             "bought, times as many".to_owned(),
             theirs_item.bought.over(theirs.bought),
-            times(bought(item) / bought(watch)),
-            times(bought(transaction) / bought(watch)),
+            bought(Way::ItemLock, Way::PlainWatch),
+            bought(Way::ItemLock, Way::Watch),
+            bought(Way::Transaction, Way::Watch),
         ]);
+        let wait = |way| Some(run(way)?.waits.mean()?.as_secs_f64());
         table.add_row([
             scene.load.name(),
             "mean wait, times as short".to_owned(),
             theirs.wait.over(theirs_item.wait),
-            times(wait(watch) / wait(item)),
-            times(wait(watch) / wait(transaction)),
+            ratio(wait(Way::PlainWatch), wait(Way::ItemLock)),
+            ratio(wait(Way::Watch), wait(Way::ItemLock)),
+            ratio(wait(Way::Watch), wait(Way::Transaction)),
         ]);
     }
     finished(table)
@@ -183,10 +187,11 @@ fn milliseconds(time: Option<Duration>) -> String {
     })
 }
 
-fn times(ratio: f64) -> String {
-    if ratio.is_finite() {
-        format!("{ratio:.1}")
-    } else {
-        "-".to_owned()
+/// As text; a dash where there is none.
+fn ratio(number: Option<f64>, of: Option<f64>) -> String {
+    let ratio = number.zip(of).map(|(number, of)| number / of);
+    match ratio.filter(|ratio| ratio.is_finite()) {
+        Some(ratio) => format!("{ratio:.1}"),
+        None => "-".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! The four ways of keeping others out of a deal: WATCH, one lock, a lock per item, and a lock per item
+//! The ways of keeping others out of a deal: WATCH (with care and without), one lock, a lock per item, and a lock per item
 //! whose transaction writes only while it is held. Knows nothing of what is read or written.
 
 use std::time::{Duration, Instant};
@@ -24,10 +24,20 @@ pub enum Way {
     MarketLock,
     ItemLock,
     Transaction,
+    /// `Watch` without care: a round trip for each command, and retried at once.
+    PlainWatch,
 }
 
 impl Way {
-    pub const ALL: [Way; 4] = [Way::Watch, Way::MarketLock, Way::ItemLock, Way::Transaction];
+    pub const ALL: [Way; 5] = [
+        Way::Watch,
+        Way::MarketLock,
+        Way::ItemLock,
+        Way::Transaction,
+        Way::PlainWatch,
+    ];
+    /// Those that somebody would choose.
+    pub const CAREFUL: [Way; 4] = [Way::Watch, Way::MarketLock, Way::ItemLock, Way::Transaction];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -35,6 +45,7 @@ impl Way {
             Way::MarketLock => "lock",
             Way::ItemLock => "lock per item",
             Way::Transaction => "with transaction",
+            Way::PlainWatch => "WATCH, plain",
         }
     }
 }
@@ -62,29 +73,25 @@ pub struct Trader {
 impl Trader {
     pub fn make(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
         match self.way {
-            Way::Watch => self.watching(deal),
+            Way::Watch | Way::PlainWatch => self.watching(deal),
             Way::MarketLock => self.locking(deal, MARKET),
             Way::ItemLock => self.locking(deal, &deal.offer().member()),
             Way::Transaction => self.transacting(deal),
         }
     }
 
-    /// Two round trips a try; pauses before a retry, longer each time, so that those who collided do
-    /// not collide again at once.
     fn watching(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
-        let watched = deal.watched(&self.keys);
         let mut pauses = FIRST_PAUSE;
         let mut retries = 0;
         loop {
-            let mut before = redis::pipe();
-            // What a deal that was not made still watches; here it costs no round trip.
-            before.cmd("UNWATCH").ignore();
-            before.cmd("WATCH").arg(&watched).ignore();
-            let verdict = deal.read(&self.keys, before, &mut self.connection)?;
-            if verdict != Verdict::Good || {
+            let verdict = match self.way {
+                Way::PlainWatch => self.watch_plainly(deal)?,
+                _ => self.watch(deal)?,
+            };
+            if verdict == Verdict::Good {
                 pause(self.length);
-                self.write(deal)?
-            } {
+            }
+            if verdict != Verdict::Good || self.write(deal)? {
                 let verdict = Some(verdict);
                 return Ok(Outcome { verdict, retries });
             }
@@ -93,9 +100,34 @@ impl Trader {
                 let verdict = None;
                 return Ok(Outcome { verdict, retries });
             }
-            pause(pauses.mul_f64(fastrand::f64()));
-            pauses = LONGEST_PAUSE.min(pauses * 2);
+            if self.way != Way::PlainWatch {
+                // Longer each time, so that those who collided do not collide again at once.
+                pause(pauses.mul_f64(fastrand::f64()));
+                pauses = LONGEST_PAUSE.min(pauses * 2);
+            }
         }
+    }
+
+    /// All in one round trip: between reading and writing there is no other.
+    fn watch(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
+        let mut before = redis::pipe();
+        // What a deal that was not made still watches; here it costs no round trip.
+        before.cmd("UNWATCH").ignore();
+        before.cmd("WATCH").arg(deal.watched(&self.keys)).ignore();
+        Ok(deal.read(&self.keys, before, &mut self.connection)?)
+    }
+
+    /// As it is mostly written, and as the article seems to have it: a round trip for each command.
+    fn watch_plainly(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
+        let mut watch = redis::cmd("WATCH");
+        let () = watch
+            .arg(deal.watched(&self.keys))
+            .query(&mut self.connection)?;
+        let verdict = deal.read_one_by_one(&self.keys, &mut self.connection)?;
+        if verdict != Verdict::Good {
+            let () = redis::cmd("UNWATCH").query(&mut self.connection)?;
+        }
+        Ok(verdict)
     }
 
     fn locking(&mut self, deal: &Deal<'_>, lock: &str) -> anyhow::Result<Outcome> {
