@@ -4,6 +4,7 @@
 #![doc = "[failures]: guide::failures"]
 #![doc = "[guarantees]: guide::guarantees"]
 #![doc = "[observability]: guide::observability"]
+#![doc = "[the market]: guide::market"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 // Models replace what talks to Redis.

@@ -1,8 +1,14 @@
-//! `cargo xtask demo` and `cargo xtask test`: the command line, and nothing of what the commands do.
+//! `cargo xtask demo`, `market` and `test`: the command line, and nothing of what the commands do.
 
+mod child;
 mod demo;
+mod market;
+mod process;
+mod server;
+mod space;
 mod stop;
 mod test;
+mod waits;
 
 use std::process::ExitCode;
 
@@ -28,16 +34,22 @@ struct Cli {
 enum Task {
     /// Show what the lock does: lost updates without it, none with it, a crash, a theft
     Demo(demo::Options),
+    /// Sellers and buyers of a game's market: WATCH, one lock, a lock per item, compared
+    Market(market::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
     /// One of the demo's own processes, told what to do on its standard input
     #[command(hide = true)]
     DemoProcess,
+    /// One of the market's sellers or buyers
+    #[command(hide = true)]
+    MarketProcess,
 }
 
 fn main() -> ExitCode {
     let task = match Cli::parse().task {
         Task::DemoProcess => return demo::process(),
+        Task::MarketProcess => return market::process(),
         task => task,
     };
     let stop = match Stop::install() {
@@ -46,8 +58,9 @@ fn main() -> ExitCode {
     };
     let outcome = match task {
         Task::Demo(options) => demo::run(&options, &stop),
+        Task::Market(options) => market::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
-        Task::DemoProcess => unreachable!("handled above"),
+        Task::DemoProcess | Task::MarketProcess => unreachable!("handled above"),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

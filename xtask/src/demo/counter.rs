@@ -8,9 +8,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::PATIENCE;
 use super::messages::{Job, Message, Order, Raise, Tally};
-use super::process::Process;
 use super::report::{self, Run};
-use super::space::Space;
+use crate::process::Process;
+use crate::space::Space;
 use crate::stop::Stop;
 
 const PROCESSES: usize = 4;
@@ -78,7 +78,7 @@ fn run(
         }
     }
     for process in &mut processes {
-        process.order(Order::Go)?;
+        process.order(&Order::Go)?;
     }
     watch(space, &raise.counter, time, stop)?;
     let tallies = processes

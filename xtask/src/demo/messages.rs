@@ -70,9 +70,6 @@ pub enum Message {
     Released {
         objection: Option<String>,
     },
-    Failed {
-        why: String,
-    },
 }
 
 /// What one process did to the counter.

@@ -1,26 +1,24 @@
 //! `cargo xtask demo`: what the lock promises, shown on a real Redis in a few seconds. Every claim
 //! printed here is measured first; one that does not hold ends the demo as a failure.
 
+mod actor;
 mod counter;
 mod crash;
 mod messages;
 mod part;
-mod process;
 mod report;
-mod space;
 mod theft;
-mod waits;
 mod watchdog;
 
 pub use part::main as process;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use leasehold_testbed::{Install, Server, find_server, provide_server};
+use anyhow::ensure;
 
+use crate::server;
+use crate::space::Space;
 use crate::stop::Stop;
-use space::Space;
 
 /// The ttl of every lock held in the last three scenes.
 const TTL: Duration = Duration::from_secs(3);
@@ -44,7 +42,7 @@ pub struct Options {
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     // Dropped last: the space is cleaned while its server still runs.
     let server = if options.url.is_none() {
-        Some(start_server(options)?)
+        Some(server::private(options.no_install)?)
     } else {
         None
     };
@@ -54,7 +52,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         (None, Some(server)) => server.url(),
         (None, None) => unreachable!("without --url a server was started"),
     };
-    let mut space = Space::open(&url)?;
+    let mut space = Space::open(&url, "demo")?;
     match &server {
         Some(_) => println!(
             "leasehold demo: locks in Redis, on a private server at {}.",
@@ -80,16 +78,4 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     }
     println!("\nAll of it holds. Nothing is left in Redis.");
     Ok(())
-}
-
-fn start_server(options: &Options) -> anyhow::Result<Server> {
-    if find_server().is_none() {
-        let install = if options.no_install {
-            Install::Forbidden
-        } else {
-            Install::Allowed
-        };
-        provide_server(install).context("no Redis server to show it on")?;
-    }
-    Server::start().context("cannot start a private Redis server")
 }

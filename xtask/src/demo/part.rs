@@ -1,68 +1,33 @@
-//! The other side of `process.rs`: a process of the demo, doing its job. Ends by itself as soon as
-//! its input does, so that none is left behind whatever becomes of the parent.
+//! A process of the demo, doing its job.
 
-use std::io::{self, Write as _};
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
-use crossbeam_channel::{Receiver, never, select, unbounded};
+use anyhow::{anyhow, bail};
+use crossbeam_channel::{Receiver, never, select};
 use leasehold::{Client, LossReason, MutexGuard};
 use redis::Connection;
 
 use super::messages::{Assignment, Job, Message, Order, Raise, Tally};
-use super::space;
-use super::waits::Waits;
+use crate::child::{self, say};
+use crate::space;
+use crate::waits::Waits;
 
 /// A demo that is killed leaves its counter behind no longer than this.
 const VALUE_TTL_SECONDS: u64 = 900;
 
 pub fn main() -> ExitCode {
-    let outcome = work();
-    if let Err(error) = &outcome {
-        let why = format!("{error:#}");
-        // Without a parent there is nobody left to tell.
-        let _ = say(&Message::Failed { why });
-        return ExitCode::FAILURE;
-    }
-    ExitCode::SUCCESS
+    child::run(work)
 }
 
-fn work() -> anyhow::Result<()> {
-    let mut line = String::new();
-    io::stdin().read_line(&mut line)?;
-    let Assignment { url, prefix, job } = serde_json::from_str(&line)
-        .context("this command is for the demo itself; run `cargo xtask demo`")?;
-    let orders = listen();
+fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
+    let Assignment { url, prefix, job } = assignment;
     let client = space::client(&url, &prefix)?;
     match job {
         Job::Raise(raise) => raise_counter(&url, &client, &raise, &orders),
         Job::Hold { key, ttl } => hold(&client, &key, ttl, &orders),
     }
-}
-
-fn listen() -> Receiver<Order> {
-    let (sender, orders) = unbounded();
-    thread::spawn(move || {
-        for line in io::stdin().lines() {
-            let order = line.ok().and_then(|line| serde_json::from_str(&line).ok());
-            match order {
-                Some(order) => sender.send(order).unwrap_or(()),
-                None => break,
-            }
-        }
-        process::exit(1);
-    });
-    orders
-}
-
-fn say(message: &Message) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(message)?;
-    line.push('\n');
-    let mut output = io::stdout().lock();
-    output.write_all(line.as_bytes())?;
-    Ok(output.flush()?)
 }
 
 fn raise_counter(

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::messages::Tally;
-use super::waits::Waits;
+use crate::waits::Waits;
 
 /// All processes raising the counter once, with the lock or without.
 pub struct Run {

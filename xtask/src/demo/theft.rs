@@ -8,9 +8,9 @@ use anyhow::{Context as _, bail, ensure};
 use redis::ConnectionAddr;
 
 use super::messages::{Job, Message};
-use super::process::Process;
-use super::space::Space;
 use super::{PATIENCE, TTL};
+use crate::process::Process;
+use crate::space::Space;
 use crate::stop::Stop;
 
 const LOCK: &str = "theft";

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::messages::Job;
-use super::process::Process;
-use super::space::Space;
 use super::{PATIENCE, TTL};
+use crate::process::Process;
+use crate::space::Space;
 use crate::stop::Stop;
 
 const LOCK: &str = "long-work";

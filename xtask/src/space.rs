@@ -1,4 +1,4 @@
-//! Where the demo writes: one random prefix on one server. Never touches a key outside it.
+//! Where a command writes: one random prefix on one server. Never touches a key outside it.
 
 use std::time::Duration;
 
@@ -6,8 +6,6 @@ use anyhow::{Context as _, anyhow};
 use leasehold::Client;
 use redis::{Cmd, Connection, FromRedisValue, IntoConnectionInfo as _};
 use uuid::Uuid;
-
-use super::messages::{Assignment, Job};
 
 const CONNECT_TIME_OUT: Duration = Duration::from_secs(3);
 const COMMAND_TIME_OUT: Duration = Duration::from_secs(5);
@@ -22,15 +20,15 @@ pub struct Space {
 }
 
 impl Space {
-    /// Connects once, so that a wrong URL fails here.
-    pub fn open(url: &str) -> anyhow::Result<Space> {
+    /// Under a prefix that begins with `leasehold-<name>`. Connects once, so that a wrong URL fails here.
+    pub fn open(url: &str, name: &str) -> anyhow::Result<Space> {
         let info = url.into_connection_info().context(
             "the URL is not one of a Redis server; write it like redis://127.0.0.1:6379 or \
              redis://user:password@host:6379/0",
         )?;
         let redis = redis::Client::open(info)?;
         let random = Uuid::new_v4().simple().to_string();
-        let root = format!("leasehold-demo:{random}:");
+        let root = format!("leasehold-{name}:{random}:");
         // Nothing is written before the server has answered: until then nothing is to be cleaned.
         let mut space = Space {
             url: url.to_owned(),
@@ -66,7 +64,7 @@ impl Space {
         format!("{}{key}", self.lock_prefix())
     }
 
-    /// A key of the demo's own, apart from the library's.
+    /// A key of the command's own, apart from the library's.
     pub fn value_key(&self, name: &str) -> String {
         format!("{}value:{name}", self.root)
     }
@@ -76,52 +74,41 @@ impl Space {
         client(&self.url, &self.lock_prefix())
     }
 
-    pub fn assignment(&self, job: Job) -> Assignment {
-        Assignment {
-            url: self.url.clone(),
-            prefix: self.lock_prefix(),
-            job,
-        }
+    /// The password included: not for output, nor for a command line.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A connection that the lock library has no part in.
+    pub fn connect(&self) -> anyhow::Result<Connection> {
+        connect(&self.redis)
     }
 
     /// One command that the lock library has no part in.
     pub fn ask<T: FromRedisValue>(&self, command: &Cmd) -> anyhow::Result<T> {
-        let answer = command.query(&mut connect(&self.redis)?);
+        let answer = command.query(&mut self.connect()?);
         answer.map_err(|error| anyhow!("a command failed at {}: {error}", self.address()))
     }
 
-    /// Deletes all that is under the prefix.
+    /// Deletes all that is under the prefix, for good.
     pub fn clean(&mut self) -> anyhow::Result<()> {
         self.cleaned = true;
-        self.delete_all()
-            .context("cannot delete the demo's own keys")
+        self.wipe()
+    }
+
+    /// Deletes all that is under the prefix. Looks again until nothing is found: what a process sent
+    /// before it was killed may be done later.
+    pub fn wipe(&self) -> anyhow::Result<()> {
+        let wipe = || {
+            let mut connection = self.connect()?;
+            while delete_found(&mut connection, &self.root)? > 0 {}
+            anyhow::Ok(())
+        };
+        wipe().context("cannot delete this command's own keys")
     }
 
     pub fn keys_on_server(&self) -> anyhow::Result<u64> {
         self.ask(&redis::cmd("DBSIZE"))
-    }
-
-    fn delete_all(&self) -> anyhow::Result<()> {
-        let mut connection = connect(&self.redis)?;
-        // The prefix has no character that a pattern would read otherwise.
-        let pattern = format!("{}*", self.root);
-        let mut cursor = 0_u64;
-        loop {
-            let keys: Vec<Vec<u8>>;
-            (cursor, keys) = redis::cmd("SCAN")
-                .arg(cursor)
-                .arg("MATCH")
-                .arg(&pattern)
-                .arg("COUNT")
-                .arg(SCAN_STEP)
-                .query(&mut connection)?;
-            if !keys.is_empty() {
-                let () = redis::cmd("DEL").arg(keys).query(&mut connection)?;
-            }
-            if cursor == 0 {
-                return Ok(());
-            }
-        }
     }
 }
 
@@ -131,12 +118,42 @@ impl Drop for Space {
             return;
         }
         if let Err(error) = self.clean() {
-            eprintln!(
-                "keys of the demo may be left under {}: {error:#}",
-                self.root
-            );
+            eprintln!("keys may be left under {}: {error:#}", self.root);
         }
     }
+}
+
+/// Deletes what begins with `prefix`. How many keys.
+fn delete_found(connection: &mut Connection, prefix: &str) -> anyhow::Result<usize> {
+    let keys = keys_under(connection, prefix)?;
+    for some in keys.chunks(SCAN_STEP) {
+        // Not DEL: a large key would stop a user's server for a moment.
+        let () = redis::cmd("UNLINK").arg(some).query(connection)?;
+    }
+    Ok(keys.len())
+}
+
+/// The keys that begin with `prefix`, in which no character has a meaning in a pattern.
+pub fn keys_under(connection: &mut Connection, prefix: &str) -> anyhow::Result<Vec<String>> {
+    let (mut cursor, mut found) = (0_u64, Vec::new());
+    loop {
+        let keys: Vec<String>;
+        (cursor, keys) = redis::cmd("SCAN")
+            .arg(cursor)
+            .arg("MATCH")
+            .arg(format!("{prefix}*"))
+            .arg("COUNT")
+            .arg(SCAN_STEP)
+            .query(connection)?;
+        found.extend(keys);
+        if cursor == 0 {
+            break;
+        }
+    }
+    // Redis may tell of one more than once.
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
 }
 
 /// A plain connection that never waits for ever.

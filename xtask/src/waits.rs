@@ -38,6 +38,12 @@ impl Waits {
         (!self.0.is_empty()).then_some(wait)
     }
 
+    /// `None` when nothing was waited for.
+    pub fn mean(&self) -> Option<Duration> {
+        let mean = Duration::from_secs_f64(self.0.mean() / 1e6);
+        (!self.0.is_empty()).then_some(mean)
+    }
+
     /// As a message holds it: µs, how often.
     pub fn to_steps(&self) -> Vec<(u64, u64)> {
         let steps = self.0.iter_recorded();

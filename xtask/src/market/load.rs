@@ -1,0 +1,209 @@
+//! Who trades with whom, and one run of that: a process each for every seller and buyer, so that no two
+//! share a connection or a client of the lock library. Checks the books of every run; prints nothing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use indicatif::ProgressBar;
+
+use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
+use super::ways::Way;
+use super::world::{Keys, World};
+use crate::process::Process;
+use crate::space::Space;
+use crate::stop::Stop;
+use crate::waits::Waits;
+
+/// How long a process may take that should take no time at all.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often the progress bar moves.
+const TICK: Duration = Duration::from_millis(100);
+/// Items on a market without sellers, for each second: more than is bought.
+const STOCK_PER_SECOND: f64 = 25_000.0;
+const LARGEST_STOCK: f64 = 1_000_000.0;
+
+#[derive(Clone, Copy)]
+pub struct Load {
+    /// Without any, the market is stocked from the start.
+    pub sellers: usize,
+    pub buyers: usize,
+    /// Buyers want one of this many, the cheapest; without it any item will do.
+    pub among: Option<u32>,
+    /// How long a buyer works between reading and writing.
+    pub length: Duration,
+}
+
+/// What all processes of a run did.
+pub struct Run {
+    pub way: Way,
+    pub listed: u64,
+    pub bought: u64,
+    pub retries: u64,
+    pub late: u64,
+    /// From wanting something to having it.
+    pub waits: Waits,
+    /// Of the purchases that were given up at the end, the one that was tried for the longest.
+    pub unfinished: Option<Duration>,
+    /// The slowest process' time.
+    pub took: Duration,
+    /// What the buyer bought that got the least, and the one that got the most.
+    pub shares: (u64, u64),
+}
+
+impl Load {
+    pub fn name(&self) -> String {
+        match self.sellers {
+            0 => format!("{} buyers", self.buyers),
+            sellers => format!("{sellers}x{}", self.buyers),
+        }
+    }
+
+    /// Founds a market, lets them trade for `time`, checks the books, and leaves nothing of it.
+    pub fn run(&self, floor: &Floor<'_>, way: Way) -> anyhow::Result<Run> {
+        let name = format!("{}, {}", self.name(), way.name());
+        floor.bar.set_message(name.clone());
+        self.run_unnamed(floor, way).context(name)
+    }
+
+    fn run_unnamed(&self, floor: &Floor<'_>, way: Way) -> anyhow::Result<Run> {
+        let space = floor.space;
+        let mut connection = space.connect()?;
+        let keys = Keys::new(space.value_key(""));
+        let world = World::found(
+            &mut connection,
+            keys.clone(),
+            self.traders(),
+            self.stock(floor.time),
+        )?;
+        let tallies = self.trade(floor, way, &keys)?;
+        let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum();
+        let books = world.books(
+            sum(|tally| tally.made),
+            sum(|tally| tally.listed),
+            sum(|tally| tally.bought),
+        );
+        let stock = world.take_stock(&mut connection, &space.lock_prefix())?;
+        stock.check(&books)?;
+        // The next run uses the same keys.
+        space.wipe()?;
+        self.sum_up(way, &tallies)
+    }
+
+    /// Sellers and buyers, by name. Stock belongs to a seller that does nothing.
+    fn traders(&self) -> (Vec<String>, Vec<String>) {
+        let names = |what: &str, count| (1..=count).map(|n| format!("{what}-{n}")).collect();
+        (
+            names("seller", self.sellers.max(1)),
+            names("buyer", self.buyers),
+        )
+    }
+
+    fn stock(&self, time: Duration) -> u64 {
+        if self.sellers > 0 {
+            return 0;
+        }
+        // A buyer that works on each deal makes no more of them than fit in.
+        let most = self.buyers as f64 / self.length.as_secs_f64();
+        let stock = STOCK_PER_SECOND.min(most) * time.as_secs_f64();
+        stock.min(LARGEST_STOCK) as u64
+    }
+
+    /// What each process did, sellers first.
+    fn trade(&self, floor: &Floor<'_>, way: Way, keys: &Keys) -> anyhow::Result<Vec<Tally>> {
+        let (sellers, buyers) = self.traders();
+        let sellers = sellers.into_iter().take(self.sellers);
+        let sellers = sellers.map(|who| (who, Part::Seller));
+        let buying = Buying {
+            among: self.among,
+            length: self.length,
+            restocked: self.sellers > 0,
+        };
+        let buyers = buyers.into_iter().map(|who| (who, Part::Buyer(buying)));
+        let mut processes = Vec::new();
+        for (who, part) in sellers.chain(buyers) {
+            floor.stop.check()?;
+            let assignment = Assignment {
+                url: floor.space.url().to_owned(),
+                locks: floor.space.lock_prefix(),
+                keys: keys.clone(),
+                who: who.clone(),
+                way,
+                part,
+                time: floor.time,
+            };
+            processes.push(Process::spawn(who, "market-process", &assignment)?);
+        }
+        for process in &processes {
+            match process.message(floor.stop, PATIENCE)? {
+                Message::Ready => {}
+                other => bail!(process.unexpected("Ready", &other)),
+            }
+        }
+        for process in &mut processes {
+            process.order(&Order::Go)?;
+        }
+        floor.watch()?;
+        let tallies =
+            processes
+                .iter()
+                .map(|process| match process.message(floor.stop, PATIENCE)? {
+                    Message::Traded(tally) => Ok(tally),
+                    other => Err(process.unexpected("Traded", &other)),
+                });
+        tallies.collect()
+    }
+
+    fn sum_up(&self, way: Way, tallies: &[Tally]) -> anyhow::Result<Run> {
+        let buyers = &tallies[self.sellers..];
+        let mut waits = Waits::new()?;
+        for buyer in buyers {
+            waits.add(&Waits::from_steps(&buyer.waits)?)?;
+        }
+        let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum();
+        let bought = || buyers.iter().map(|buyer| buyer.bought);
+        Ok(Run {
+            way,
+            listed: sum(|tally| tally.listed),
+            bought: sum(|tally| tally.bought),
+            retries: sum(|tally| tally.retries),
+            late: sum(|tally| tally.late),
+            waits,
+            unfinished: buyers.iter().filter_map(|buyer| buyer.unfinished).max(),
+            took: tallies
+                .iter()
+                .map(|tally| tally.took)
+                .max()
+                .unwrap_or_default(),
+            shares: (bought().min().unwrap_or(0), bought().max().unwrap_or(0)),
+        })
+    }
+}
+
+impl Run {
+    /// Over the time that the slowest process took.
+    pub fn per_second(&self) -> f64 {
+        self.bought as f64 / self.took.as_secs_f64()
+    }
+}
+
+/// Where and for how long runs are made, and who can stop them.
+pub struct Floor<'a> {
+    pub space: &'a Space,
+    pub time: Duration,
+    pub stop: &'a Stop,
+    /// Of all runs together, in ms.
+    pub bar: &'a ProgressBar,
+}
+
+impl Floor<'_> {
+    /// The progress bar, for as long as the processes trade.
+    fn watch(&self) -> anyhow::Result<()> {
+        let (start, before) = (Instant::now(), self.bar.position());
+        while let Some(rest) = self.time.checked_sub(start.elapsed()) {
+            self.stop.pause(rest.min(TICK))?;
+            let passed = start.elapsed().min(self.time);
+            self.bar.set_position(before + passed.as_millis() as u64);
+        }
+        Ok(())
+    }
+}

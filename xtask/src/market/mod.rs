@@ -1,0 +1,218 @@
+//! `cargo xtask market`: sellers and buyers of a game's market, kept apart by WATCH, by one lock, by a
+//! lock per item, and by that with its transaction; beside the figures of the article that compared the
+//! first three. After every run the books are checked: a way that is wrong ends it as a failure.
+
+mod article;
+mod deal;
+mod figures;
+mod load;
+mod messages;
+mod part;
+mod report;
+mod ways;
+mod world;
+
+pub use part::main as process;
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::server;
+use crate::space::Space;
+use crate::stop::Stop;
+use load::{Floor, Load};
+use report::Scene;
+use ways::Way;
+
+/// A run with `--quick`: enough to see that all of it works, too little to compare.
+const QUICK: Duration = Duration::from_millis(60);
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Use this Redis or Valkey instead of a private server. Everything the market writes is under a
+    /// prefix of its own and deleted at the end
+    #[arg(long)]
+    url: Option<String>,
+    /// Never install redis-server: say what is missing instead
+    #[arg(long)]
+    no_install: bool,
+    /// How long each of the runs takes; the article's took 60
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+    /// A fraction of a second for each run: shows that all of it works, compares nothing
+    #[arg(long, conflicts_with = "seconds")]
+    quick: bool,
+}
+
+/// The article's three.
+const LOADS: [Load; 3] = [trade(1, 1), trade(5, 1), trade(5, 5)];
+/// Buyers that wait for one another: on a stocked market, the fewer items they want the more.
+const WAITING: [Load; 3] = [after(None), after(Some(8)), after(Some(1))];
+/// The longer a transaction, the more others overlap with it.
+const DOGPILE: [Load; 4] = [lasting(0), lasting(1), lasting(5), lasting(20)];
+
+const fn trade(sellers: usize, buyers: usize) -> Load {
+    Load {
+        sellers,
+        buyers,
+        among: None,
+        length: Duration::ZERO,
+    }
+}
+
+const fn after(among: Option<u32>) -> Load {
+    Load {
+        among,
+        ..trade(0, 8)
+    }
+}
+
+const fn lasting(milliseconds: u64) -> Load {
+    Load {
+        length: Duration::from_millis(milliseconds),
+        ..trade(0, 8)
+    }
+}
+
+pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
+    if cfg!(debug_assertions) && !options.quick {
+        optimized(env::var_os("CARGO"))?;
+    }
+    // Dropped last: the space is cleaned while its server still runs.
+    let server = match &options.url {
+        Some(_) => None,
+        None => Some(server::private(options.no_install)?),
+    };
+    stop.check()?;
+    let url = match (&options.url, &server) {
+        (Some(url), _) => url.clone(),
+        (None, Some(server)) => server.url(),
+        (None, None) => unreachable!("without --url a server was started"),
+    };
+    let mut space = Space::open(&url, "market")?;
+    let time = match options.quick {
+        true => QUICK,
+        false => Duration::from_secs(options.seconds),
+    };
+    let machine = machine(&space)?;
+    println!("{machine}\n");
+    let page = compare(&space, time, &machine, stop)?;
+    space.clean()?;
+    if server.is_some() {
+        let keys = space.keys_on_server()?;
+        ensure!(
+            keys == 0,
+            "{keys} keys were written outside the market's own prefix"
+        );
+    }
+    println!(
+        "After every run no money was made or lost, each item was in one place, and no lock was left.\n\
+         Figures: {}",
+        page.display()
+    );
+    Ok(())
+}
+
+/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build. Goes on
+/// as it is where cargo did not start it.
+fn optimized(cargo: Option<OsString>) -> anyhow::Result<()> {
+    let Some(cargo) = cargo else { return Ok(()) };
+    println!("Building it optimized first: the first time this takes a while.");
+    let mut again = Command::new(cargo);
+    again.args([
+        "run",
+        "--release",
+        "--quiet",
+        "--locked",
+        "--package",
+        "xtask",
+        "--",
+    ]);
+    let error = again.args(env::args_os().skip(1)).exec();
+    Err(error).context("cannot run cargo")
+}
+
+fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow::Result<PathBuf> {
+    let runs = Way::ALL.len() * LOADS.len() + Way::CAREFUL.len() * (WAITING.len() + DOGPILE.len());
+    let style = ProgressStyle::with_template("   {bar:40} {elapsed} of about {duration}: {msg}")?;
+    let bar = ProgressBar::new((time * runs as u32).as_millis().try_into()?).with_style(style);
+    let floor = Floor {
+        space,
+        time,
+        stop,
+        bar: &bar,
+    };
+    let scenes = |loads: &[Load], ways: &[Way]| -> anyhow::Result<Vec<Scene>> {
+        let scene = |load: &Load| {
+            let runs = ways.iter().map(|way| load.run(&floor, *way));
+            Ok(Scene {
+                load: *load,
+                runs: runs.collect::<anyhow::Result<_>>()?,
+            })
+        };
+        loads.iter().map(scene).collect()
+    };
+    let mut texts = vec![("The machine".to_owned(), machine.to_owned())];
+    let mut show = |title: &str, text: String| {
+        bar.suspend(|| println!("{title}\n{text}"));
+        texts.push((title.to_owned(), text));
+    };
+    let trading = scenes(&LOADS, &Way::ALL)?;
+    show(
+        &format!(
+            "Sellers x buyers: ours, {time:?} each | the article's, {}s each on the article's machine",
+            article::SECONDS
+        ),
+        report::compared(&trading),
+    );
+    show("What a lock per item gains", report::ratios(&trading));
+    show(
+        "Buyers that wait for one another, on a market that is stocked",
+        report::waiting(&scenes(&WAITING, &Way::CAREFUL)?),
+    );
+    show(
+        "The dogpile effect: 8 buyers after any item, the longer a deal the more overlap",
+        report::dogpile(&scenes(&DOGPILE, &Way::CAREFUL)?),
+    );
+    bar.finish_and_clear();
+    figures::page(&folder()?, &trading, &texts)
+}
+
+/// What the figures depend on.
+fn machine(space: &Space) -> anyhow::Result<String> {
+    let about: String = space.ask(redis::cmd("INFO").arg("server"))?;
+    let version = |name: &str| {
+        let line = about.lines().find_map(|line| line.strip_prefix(name));
+        line.map(str::trim)
+    };
+    let server = match (version("valkey_version:"), version("redis_version:")) {
+        (Some(version), _) => format!("Valkey {version}"),
+        (None, version) => format!("Redis {}", version.unwrap_or("of an unknown version")),
+    };
+    let cores = available_parallelism().context("cannot count this machine's cores")?;
+    let build = if cfg!(debug_assertions) {
+        "a debug build: its figures compare little"
+    } else {
+        "a release build"
+    };
+    let address = space.address();
+    Ok(format!(
+        "{cores} cores, {server} at {address}, every seller and buyer a process; {build}"
+    ))
+}
+
+/// `target/market`, beside where this program was built.
+fn folder() -> anyhow::Result<PathBuf> {
+    let program = env::current_exe().context("cannot find this program's own file")?;
+    let target = program.ancestors().nth(2);
+    let target = target.context("this program lies in no target folder")?;
+    Ok(target.join("market"))
+}

@@ -1,0 +1,184 @@
+//! The ways of keeping others out of a deal: WATCH (with care and without), one lock, a lock per item, and a lock per item
+//! whose transaction writes only while it is held. Knows nothing of what is read or written.
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use crossbeam_channel::never;
+use leasehold::Client;
+use redis::Connection;
+use serde::{Deserialize, Serialize};
+
+use super::deal::{Deal, Verdict};
+use super::world::Keys;
+
+/// The lock on the whole market. No item's name is like it: those have a seller behind a dot.
+const MARKET: &str = "market";
+/// The pause before a first retry, at most; each retry doubles it.
+const FIRST_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Way {
+    Watch,
+    MarketLock,
+    ItemLock,
+    Transaction,
+    /// `Watch` without care: a round trip for each command, and retried at once.
+    PlainWatch,
+}
+
+impl Way {
+    pub const ALL: [Way; 5] = [
+        Way::Watch,
+        Way::MarketLock,
+        Way::ItemLock,
+        Way::Transaction,
+        Way::PlainWatch,
+    ];
+    /// Those that somebody would choose.
+    pub const CAREFUL: [Way; 4] = [Way::Watch, Way::MarketLock, Way::ItemLock, Way::Transaction];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Watch => "WATCH",
+            Way::MarketLock => "lock",
+            Way::ItemLock => "lock per item",
+            Way::Transaction => "with transaction",
+            Way::PlainWatch => "WATCH, plain",
+        }
+    }
+}
+
+/// What became of a deal.
+pub struct Outcome {
+    /// `None`: time was over before it could be made.
+    pub verdict: Option<Verdict>,
+    /// How often it was begun again because something had changed.
+    pub retries: u64,
+}
+
+/// A trader's means.
+pub struct Trader {
+    pub keys: Keys,
+    pub connection: Connection,
+    pub locks: Client,
+    pub way: Way,
+    /// How long it works between reading and writing.
+    pub length: Duration,
+    /// When it stops to retry.
+    pub end: Instant,
+}
+
+impl Trader {
+    pub fn make(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
+        match self.way {
+            Way::Watch | Way::PlainWatch => self.watching(deal),
+            Way::MarketLock => self.locking(deal, MARKET),
+            Way::ItemLock => self.locking(deal, &deal.offer().member()),
+            Way::Transaction => self.transacting(deal),
+        }
+    }
+
+    fn watching(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
+        let mut pauses = FIRST_PAUSE;
+        let mut retries = 0;
+        loop {
+            let verdict = match self.way {
+                Way::PlainWatch => self.watch_plainly(deal)?,
+                _ => self.watch(deal)?,
+            };
+            if verdict == Verdict::Good {
+                pause(self.length);
+            }
+            if verdict != Verdict::Good || self.write(deal)? {
+                let verdict = Some(verdict);
+                return Ok(Outcome { verdict, retries });
+            }
+            retries += 1;
+            if Instant::now() >= self.end {
+                let verdict = None;
+                return Ok(Outcome { verdict, retries });
+            }
+            if self.way != Way::PlainWatch {
+                // Longer each time, so that those who collided do not collide again at once.
+                pause(pauses.mul_f64(fastrand::f64()));
+                pauses = LONGEST_PAUSE.min(pauses * 2);
+            }
+        }
+    }
+
+    /// All in one round trip: between reading and writing there is no other.
+    fn watch(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
+        let mut before = redis::pipe();
+        // What a deal that was not made still watches; here it costs no round trip.
+        before.cmd("UNWATCH").ignore();
+        before.cmd("WATCH").arg(deal.watched(&self.keys)).ignore();
+        Ok(deal.read(&self.keys, before, &mut self.connection)?)
+    }
+
+    /// As it is mostly written, and as the article seems to have it: a round trip for each command.
+    fn watch_plainly(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
+        let mut watch = redis::cmd("WATCH");
+        let () = watch
+            .arg(deal.watched(&self.keys))
+            .query(&mut self.connection)?;
+        let verdict = deal.read_one_by_one(&self.keys, &mut self.connection)?;
+        if verdict != Verdict::Good {
+            let () = redis::cmd("UNWATCH").query(&mut self.connection)?;
+        }
+        Ok(verdict)
+    }
+
+    fn locking(&mut self, deal: &Deal<'_>, lock: &str) -> anyhow::Result<Outcome> {
+        let guard = self.locks.mutex(lock).lock()?;
+        let verdict = deal.read(&self.keys, redis::pipe(), &mut self.connection)?;
+        if verdict == Verdict::Good {
+            pause(self.length);
+            guard.check()?;
+            let written = self.write(deal)?;
+            ensure!(written, "a transaction that watches nothing was refused");
+        }
+        // The guard is dropped: nobody waits for the release to be confirmed.
+        Ok(Outcome {
+            verdict: Some(verdict),
+            retries: 0,
+        })
+    }
+
+    /// Two round trips to begin with (it watches the lock's key, then reads), where the lock alone has one.
+    fn transacting(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
+        let guard = self.locks.mutex(&deal.offer().member()).lock()?;
+        let mut tries = 0;
+        let verdict = guard.transaction(|connection, pipe| {
+            tries += 1;
+            let verdict = deal.read(&self.keys, redis::pipe(), connection)?;
+            if verdict == Verdict::Good {
+                pause(self.length);
+                deal.write(&self.keys, pipe);
+            }
+            Ok(verdict)
+        })?;
+        Ok(Outcome {
+            verdict: Some(verdict),
+            retries: tries - 1,
+        })
+    }
+
+    /// `false`: something that was watched has changed, and nothing was written.
+    fn write(&mut self, deal: &Deal<'_>) -> anyhow::Result<bool> {
+        let mut pipe = redis::pipe();
+        pipe.atomic();
+        deal.write(&self.keys, &mut pipe);
+        let written: Option<()> = pipe.query(&mut self.connection)?;
+        Ok(written.is_some())
+    }
+}
+
+/// As if the trader had something to work out.
+pub fn pause(time: Duration) {
+    if !time.is_zero() {
+        // Nothing ever comes: it always ends with the time.
+        let _ = never::<()>().recv_timeout(time);
+    }
+}
