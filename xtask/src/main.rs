@@ -1,6 +1,7 @@
-//! `cargo xtask demo` and `cargo xtask test`: the command line, and nothing of what the commands do.
+//! `cargo xtask demo`, `cargo xtask soak` and `cargo xtask test`: the command line, and nothing of what the commands do.
 
 mod demo;
+mod soak;
 mod stop;
 mod test;
 
@@ -28,16 +29,22 @@ struct Cli {
 enum Task {
     /// Show what the lock does: lost updates without it, none with it, a crash, a theft
     Demo(demo::Options),
+    /// Use many locks in all ways while everything fails, and see that they keep their promises
+    Soak(soak::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
     /// One of the demo's own processes, told what to do on its standard input
     #[command(hide = true)]
     DemoProcess,
+    /// One of the soak's own processes, told what to do on its standard input
+    #[command(hide = true)]
+    SoakProcess,
 }
 
 fn main() -> ExitCode {
     let task = match Cli::parse().task {
         Task::DemoProcess => return demo::process(),
+        Task::SoakProcess => return soak::process(),
         task => task,
     };
     let stop = match Stop::install() {
@@ -46,13 +53,14 @@ fn main() -> ExitCode {
     };
     let outcome = match task {
         Task::Demo(options) => demo::run(&options, &stop),
+        Task::Soak(options) => soak::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
-        Task::DemoProcess => unreachable!("handled above"),
+        Task::DemoProcess | Task::SoakProcess => unreachable!("handled above"),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // Whatever went wrong after Ctrl-C went wrong because of it.
-        Err(_) if stop.requested() => {
+        // Whatever else went wrong after Ctrl-C went wrong because of it.
+        Err(error) if stop.requested() && !error.is::<soak::Broken>() => {
             eprintln!("stopped");
             ExitCode::from(EXIT_STOPPED)
         }
