@@ -5,6 +5,7 @@
 #![doc = "[guarantees]: guide::guarantees"]
 #![doc = "[observability]: guide::observability"]
 #![doc = "[the market]: guide::market"]
+#![doc = "[what is tested]: guide::conformance"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 // Models replace what talks to Redis.

@@ -1,10 +1,11 @@
-//! `cargo xtask demo`, `market` and `test`: the command line, and nothing of what the commands do.
+//! `cargo xtask demo`, `market`, `soak` and `test`: the command line, and nothing of what the commands do.
 
 mod child;
 mod demo;
 mod market;
 mod process;
 mod server;
+mod soak;
 mod space;
 mod stop;
 mod test;
@@ -36,6 +37,8 @@ enum Task {
     Demo(demo::Options),
     /// Sellers and buyers of a game's market: WATCH, one lock, a lock per item, compared
     Market(market::Options),
+    /// Use many locks in all ways while everything fails, and see that they keep their promises
+    Soak(soak::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
     /// One of the demo's own processes, told what to do on its standard input
@@ -44,12 +47,16 @@ enum Task {
     /// One of the market's sellers or buyers
     #[command(hide = true)]
     MarketProcess,
+    /// One of the soak's own processes, told what to do on its standard input
+    #[command(hide = true)]
+    SoakProcess,
 }
 
 fn main() -> ExitCode {
     let task = match Cli::parse().task {
         Task::DemoProcess => return demo::process(),
         Task::MarketProcess => return market::process(),
+        Task::SoakProcess => return soak::process(),
         task => task,
     };
     let stop = match Stop::install() {
@@ -59,13 +66,16 @@ fn main() -> ExitCode {
     let outcome = match task {
         Task::Demo(options) => demo::run(&options, &stop),
         Task::Market(options) => market::run(&options, &stop),
+        Task::Soak(options) => soak::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
-        Task::DemoProcess | Task::MarketProcess => unreachable!("handled above"),
+        Task::DemoProcess | Task::MarketProcess | Task::SoakProcess => {
+            unreachable!("handled above")
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // Whatever went wrong after Ctrl-C went wrong because of it.
-        Err(_) if stop.requested() => {
+        // Whatever else went wrong after Ctrl-C went wrong because of it.
+        Err(error) if stop.requested() && !error.is::<soak::Broken>() => {
             eprintln!("stopped");
             ExitCode::from(EXIT_STOPPED)
         }

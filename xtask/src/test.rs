@@ -53,7 +53,7 @@ const STATIC_CHECKS: [Check; 3] = [
 ];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 7] = [
+const CHECKS: [Check; 8] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     // Not built by `--test`; an integration test runs each of them.
     check("examples", &["build", "--locked", "--workspace", "--examples"]),
@@ -63,6 +63,11 @@ const CHECKS: [Check; 7] = [
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
     check("feature tests", &["test", "--locked", "--all-features", "--test", "observed"]),
+    // With another seed each time, which it tells.
+    check(
+        "soak",
+        &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--minutes", "2"],
+    ),
     check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
     Check {
         name: "docs",

@@ -1,0 +1,335 @@
+//! Each check on records made by hand: what must be found, and what must not.
+
+use std::time::Duration;
+
+use super::checks::{all, overrun};
+use super::faults::{Effect, Fault, Kind};
+use super::history::{History, Stops};
+use super::records::{Doing, Grant, Outcome, Record, What, Who};
+
+const MILLI: u64 = 1_000_000;
+const TTL: u64 = 1000;
+
+/// What one thread writes down; times are in ms.
+struct Thread {
+    who: Who,
+    records: Vec<Record>,
+}
+
+fn thread(process: usize) -> Thread {
+    let (life, thread) = (0, 0);
+    Thread {
+        who: Who {
+            process,
+            life,
+            thread,
+        },
+        records: Vec::new(),
+    }
+}
+
+impl Thread {
+    fn at(mut self, millis: u64, what: What) -> Self {
+        let (at, who) = (millis * MILLI, self.who);
+        self.records.push(Record { at, who, what });
+        self
+    }
+
+    fn calls(self, millis: u64, doing: Doing, allowed: Option<u64>) -> Self {
+        let key = Some(0);
+        self.at(
+            millis,
+            What::Called {
+                doing,
+                key,
+                allowed,
+            },
+        )
+    }
+
+    fn returns(self, since: u64, millis: u64, outcome: Outcome) -> Self {
+        let since = since * MILLI;
+        self.at(millis, What::Returned { since, outcome })
+    }
+
+    fn granted(self, asked: u64, granted: u64, grant: Grant) -> Self {
+        self.calls(asked, Doing::Lock, None)
+            .returns(asked, granted, Outcome::Done)
+            .at(granted, What::Held(grant))
+    }
+
+    /// Asks, and holds at once what it may believe in for `TTL`.
+    fn holds(self, from: u64, token: u64) -> Self {
+        self.granted(from, from, grant(token)).sees(from, TTL)
+    }
+
+    fn sees(self, millis: u64, left: u64) -> Self {
+        let left = left * MILLI;
+        self.at(millis, What::Seen { left })
+    }
+
+    fn lets_go(self, millis: u64) -> Self {
+        self.at(millis, What::LettingGo)
+    }
+
+    fn told(self, millis: u64, reason: &str) -> Self {
+        let reason = reason.to_owned();
+        self.at(millis, What::Lost { reason })
+    }
+}
+
+/// `token` as the time of its grant: hand-offs are not counted.
+fn grant(token: u64) -> Grant {
+    Grant {
+        key: 0,
+        token: token << 10,
+        ttl: TTL,
+        at_most: None,
+        adopted: false,
+    }
+}
+
+fn fault(from: u64, to: u64, effect: Effect) -> Fault {
+    Fault {
+        kind: Kind::KeyDeleted,
+        from: from * MILLI,
+        to: to * MILLI,
+        effect,
+    }
+}
+
+fn forgets(from: u64, to: u64, lease: u64) -> Fault {
+    let (key, lease) = (Some(0), Some(lease));
+    fault(from, to, Effect::Forgets { key, lease })
+}
+
+fn forgets_all(from: u64, to: u64) -> Fault {
+    let (key, lease) = (None, None);
+    fault(from, to, Effect::Forgets { key, lease })
+}
+
+fn history<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> History {
+    let records: Vec<Record> = threads.into_iter().flat_map(|one| one.records).collect();
+    History::new(&records, faults)
+}
+
+/// The first lines of what is found.
+fn found<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> Vec<String> {
+    let violations = all(&history(threads, faults), faults);
+    let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+    violations.iter().map(|one| first(&one.text)).collect()
+}
+
+const NOTHING: [&str; 0] = [];
+const OVERLAP: &str = "two believed in one lock:";
+
+#[test]
+fn one_after_another_is_as_it_should_be() {
+    let one = thread(0).holds(0, 1).lets_go(10);
+    let two = thread(1).holds(10, 2).lets_go(20).holds(25, 3);
+    assert_eq!(found([one, two], &[]), NOTHING);
+}
+
+#[test]
+fn two_who_believe_in_one_lock_are_found() {
+    let one = thread(0).holds(0, 1).lets_go(10);
+    let two = thread(1).holds(9, 2).lets_go(20);
+    assert_eq!(found([one, two], &[]), [OVERLAP]);
+}
+
+#[test]
+fn a_belief_lasts_as_long_as_its_last_look_said() {
+    let stopped = || thread(0).holds(0, 1).sees(500, TTL);
+    let two = |at| thread(1).holds(at, 2);
+    assert_eq!(found([stopped(), two(1499)], &[]), [OVERLAP]);
+    assert_eq!(found([stopped(), two(1500)], &[]), NOTHING);
+    let told = stopped().told(1200, "Expired");
+    assert_eq!(found([told, two(1300)], &[]), NOTHING);
+}
+
+#[test]
+fn a_long_belief_is_found_behind_short_ones() {
+    let long = thread(0).holds(0, 1).lets_go(100);
+    let short = thread(1).holds(20, 2).lets_go(30);
+    let last = thread(2).holds(90, 3).lets_go(95);
+    assert_eq!(found([long, short, last], &[]), [OVERLAP, OVERLAP]);
+}
+
+#[test]
+fn who_was_never_seen_to_hold_believes_in_nothing() {
+    let late = thread(0)
+        .granted(0, 50, grant(1))
+        .told(51, "Expired")
+        .lets_go(52);
+    let other = thread(1).holds(40, 2).lets_go(60);
+    assert_eq!(found([late, other], &[]), NOTHING);
+}
+
+#[test]
+fn a_grant_that_was_deleted_excuses_the_next_one() {
+    let one = || thread(0).holds(0, 1).sees(60, TTL - 60).told(80, "Deleted");
+    let two = || thread(1).holds(50, 2).lets_go(70);
+    assert_eq!(found([one(), two()], &[forgets(40, 41, 1)]), NOTHING);
+    assert_eq!(found([one(), two()], &[forgets_all(40, 41)]), NOTHING);
+    // Another grant was deleted, or it was too late for the next one to come by it.
+    assert!(found([one(), two()], &[forgets(40, 41, 7)]).contains(&OVERLAP.to_owned()));
+    assert!(found([one(), two()], &[forgets(51, 52, 1)]).contains(&OVERLAP.to_owned()));
+}
+
+#[test]
+fn who_takes_a_lock_by_force_excuses_the_next_one() {
+    let (key, since, lease) = (0, 20 * MILLI, Some(1));
+    let forced = || thread(2).at(30, What::Forced { key, since, lease });
+    let one = || {
+        thread(0)
+            .holds(0, 1)
+            .sees(60, TTL - 60)
+            .told(80, "ForceUnlocked")
+    };
+    let two = |at| thread(1).holds(at, 2).lets_go(70);
+    assert_eq!(found([one(), two(50), forced()], &[]), NOTHING);
+    assert_eq!(found([one(), two(19), forced()], &[]), [OVERLAP]);
+}
+
+#[test]
+fn what_was_forgotten_is_not_believed_in_beyond_its_ttl() {
+    let late = "forgotten, and believed in beyond its ttl:";
+    let one = |renewed| thread(0).holds(0, 1).sees(renewed, TTL);
+    for forgotten in [forgets(40, 41, 1), forgets_all(40, 41)] {
+        assert_eq!(found([one(41)], std::slice::from_ref(&forgotten)), NOTHING);
+        assert_eq!(found([one(42)], &[forgotten]), [late]);
+    }
+}
+
+#[test]
+fn a_grant_that_came_after_all_was_forgotten_is_not_bound_by_that() {
+    let one = thread(0).holds(45, 1).sees(900, TTL);
+    assert_eq!(found([one], &[forgets_all(40, 50)]), NOTHING);
+}
+
+#[test]
+fn a_loss_that_nobody_caused_is_found() {
+    let told = |reason| thread(0).holds(0, 1).told(80, reason);
+    let none = "told of a loss that was none:";
+    assert_eq!(found([told("Deleted")], &[]), [none]);
+    assert_eq!(found([told("TakenOver")], &[]), [none]);
+    assert_eq!(found([told("Expired")], &[]), NOTHING);
+    assert_eq!(found([told("Deleted")], &[forgets(40, 41, 1)]), NOTHING);
+    assert_eq!(found([told("Deleted")], &[forgets(81, 82, 1)]), [none]);
+    let in_time = thread(0).holds(0, 1).told(TTL, "Deleted");
+    assert_eq!(found([in_time], &[]), NOTHING, "its time had passed");
+}
+
+#[test]
+fn tokens_that_fall_are_found() {
+    let one = || thread(0).holds(0, 5).lets_go(10);
+    let two = |token| thread(1).holds(20, token).lets_go(30);
+    let fell = ["a token fell for who asked later:", "a token fell:"];
+    assert_eq!(found([one(), two(4)], &[]), fell);
+    assert_eq!(found([one(), two(5)], &[]), fell);
+    // No excuse for who asked later, be it that all was forgotten.
+    assert_eq!(found([one(), two(4)], &[forgets_all(15, 25)]), fell[..1]);
+}
+
+#[test]
+fn tokens_rise_by_the_time_of_holding_too() {
+    let early = thread(0).granted(0, 0, grant(5)).sees(0, TTL).lets_go(10);
+    let waited = thread(1).granted(0, 20, grant(4)).sees(20, TTL).lets_go(30);
+    assert_eq!(found([early, waited], &[]), ["a token fell:"]);
+}
+
+#[test]
+fn who_adopts_a_lock_keeps_its_token() {
+    let one = || thread(0).holds(0, 5).lets_go(10);
+    let adopted = |token| {
+        let grant = Grant {
+            adopted: true,
+            ..grant(token)
+        };
+        thread(1).granted(20, 20, grant).sees(20, TTL).lets_go(30)
+    };
+    assert_eq!(found([one(), adopted(5)], &[]), NOTHING);
+    assert_eq!(found([one(), adopted(4)], &[]).len(), 2);
+}
+
+#[test]
+fn a_belief_beyond_what_was_asked_for_is_found() {
+    let limited = |left| {
+        let grant = Grant {
+            at_most: Some(100),
+            ..grant(1)
+        };
+        thread(0).granted(0, 10, grant).sees(20, left)
+    };
+    assert_eq!(found([limited(90)], &[]), NOTHING);
+    assert_eq!(found([limited(91)], &[]), ["believed in beyond its limit:"]);
+}
+
+#[test]
+fn a_deadline_overrun_by_too_much_is_found_unless_its_process_stood_still() {
+    let slow = || {
+        thread(0)
+            .calls(0, Doing::TryLockFor, Some(400))
+            .returns(0, 12_000, Outcome::Done)
+    };
+    assert_eq!(found([slow()], &[]), ["its deadline was overrun by 11.6s:"]);
+    let stopped = |process| fault(1000, 4000, Effect::Stops { process });
+    assert_eq!(found([slow()], &[stopped(0)]), NOTHING);
+    assert_eq!(found([slow()], &[stopped(1)]).len(), 1);
+    let faults = [stopped(0)];
+    let history = history([slow()], &faults);
+    let overrun = overrun(&history.calls[0], &Stops(&faults));
+    assert_eq!(overrun, Some(Duration::from_millis(8600)));
+}
+
+#[test]
+fn who_starves_is_found() {
+    let waits = |millis| {
+        thread(0)
+            .calls(0, Doing::Lock, None)
+            .returns(0, millis, Outcome::Done)
+    };
+    assert_eq!(found([waits(60_001)], &[]), ["waited for 60.001s:"]);
+    assert_eq!(found([waits(60_000)], &[]), NOTHING);
+}
+
+#[test]
+fn a_call_that_never_ends_is_found_unless_its_process_was_killed() {
+    let hangs = || thread(0).calls(0, Doing::Lock, None);
+    let killed = |life| fault(5, 6, Effect::Kills { process: 0, life });
+    assert_eq!(found([hangs()], &[]), ["a call never ended:"]);
+    assert_eq!(found([hangs()], &[killed(0)]), NOTHING);
+    assert_eq!(found([hangs()], &[killed(1)]).len(), 1);
+}
+
+#[test]
+fn an_error_that_no_fault_explains_is_found() {
+    let fails = |doing, kind: &str| {
+        let failed = Outcome::Failed(kind.to_owned());
+        thread(0).calls(0, doing, None).returns(0, 1, failed)
+    };
+    for (doing, kind) in [
+        (Doing::Lock, "Unavailable"),
+        (Doing::Unlock, "LeaseLost"),
+        (Doing::Adopt, "NotHeld"),
+    ] {
+        assert_eq!(found([fails(doing, kind)], &[]), NOTHING);
+    }
+    for (doing, kind) in [
+        (Doing::Lock, "Protocol"),
+        (Doing::Lock, "LeaseLost"),
+        (Doing::TryLock, "Cancelled"),
+    ] {
+        assert_eq!(
+            found([fails(doing, kind)], &[]).len(),
+            1,
+            "{doing:?} {kind}"
+        );
+    }
+}
+
+#[test]
+fn what_a_thread_saw_itself_is_found() {
+    let saw = thread(0).at(1, What::Wrong("pigs fly".to_owned()));
+    assert!(found([saw], &[])[0].ends_with("saw that pigs fly"));
+}

@@ -1,0 +1,376 @@
+//! What is done to the server, the connections and the processes while they work, drawn from the seed.
+//! Each fault is noted with its time and with what it excuses; judges nothing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use leasehold_testbed::{Proxy, Reply, Server};
+use rustix::process::Signal;
+
+use super::chance::Chance;
+use super::messages::{KEYS, hot_keys, key_name};
+use super::process::Process;
+use super::records::now;
+use crate::stop::Stop;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    ServerStopped,
+    ServerKilled,
+    ServerPaused,
+    ConnectionsKilled,
+    ScriptsFlushed,
+    AllFlushed,
+    KeyDeleted,
+    ProcessStopped,
+    ProcessKilled,
+    ProxyCut,
+    ProxyDelays,
+    ProxyHolds,
+    ProxyRefuses,
+}
+
+/// How often which is drawn.
+const KINDS: [(usize, Kind); 13] = [
+    (4, Kind::ServerStopped),
+    (3, Kind::ServerKilled),
+    (2, Kind::ServerPaused),
+    (8, Kind::ConnectionsKilled),
+    (3, Kind::ScriptsFlushed),
+    (1, Kind::AllFlushed),
+    (8, Kind::KeyDeleted),
+    (8, Kind::ProcessStopped),
+    (4, Kind::ProcessKilled),
+    (5, Kind::ProxyCut),
+    (3, Kind::ProxyDelays),
+    (4, Kind::ProxyHolds),
+    (2, Kind::ProxyRefuses),
+];
+
+/// What a fault did to the locks' world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing that could excuse anything.
+    None,
+    /// Time stood still for a process.
+    Stops { process: usize },
+    /// What it was about has no end.
+    Kills { process: usize, life: usize },
+    /// Redis has forgotten all grants, or one: that of `lease`, the µs of its grant, if it is known.
+    Forgets {
+        key: Option<usize>,
+        lease: Option<u64>,
+    },
+}
+
+/// A fault that has been, from before its beginning to after its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub kind: Kind,
+    pub from: u64,
+    pub to: u64,
+    pub effect: Effect,
+}
+
+/// Everything that faults are done to.
+pub struct Subjects {
+    pub server: Server,
+    /// Whether it has its data when it is restarted.
+    pub remembers: bool,
+    pub processes: Vec<Process>,
+    /// The last of the processes reach the server through one of these each.
+    pub proxies: Vec<Proxy>,
+}
+
+/// What one fault at a time is done to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    Server,
+    Process(usize),
+    Proxy(usize),
+}
+
+/// A fault that lasts.
+struct Ongoing {
+    subject: Subject,
+    kind: Kind,
+    from: u64,
+    until: Instant,
+}
+
+pub struct Faults {
+    chance: Chance,
+    ongoing: Vec<Ongoing>,
+    pub done: Vec<Fault>,
+}
+
+impl Faults {
+    pub fn new(chance: Chance) -> Self {
+        Self {
+            chance,
+            ongoing: Vec::new(),
+            done: Vec::new(),
+        }
+    }
+
+    /// One fault after another until `end`; calls `tick` in between.
+    pub fn run(
+        &mut self,
+        subjects: &mut Subjects,
+        end: Instant,
+        stop: &Stop,
+        mut tick: impl FnMut(usize),
+    ) -> anyhow::Result<()> {
+        let mut next = Instant::now() + self.chance.millis(200, 1000);
+        while Instant::now() < end {
+            let soon = Instant::now() + Duration::from_millis(200);
+            let due = self.ongoing.iter().map(|ongoing| ongoing.until).min();
+            let wake = soon.min(next).min(end).min(due.unwrap_or(end));
+            stop.pause(wake.saturating_duration_since(Instant::now()))?;
+            for process in &subjects.processes {
+                process.check()?;
+            }
+            self.end_those_due(subjects, Instant::now())?;
+            if Instant::now() >= next {
+                self.begin_one(subjects)?;
+                next = Instant::now() + self.chance.millis(50, 900);
+            }
+            tick(self.done.len() + self.ongoing.len());
+        }
+        Ok(())
+    }
+
+    pub fn end_all(&mut self, subjects: &mut Subjects) -> anyhow::Result<()> {
+        while let Some(last) = self.ongoing.pop() {
+            self.end(subjects, last)?;
+        }
+        Ok(())
+    }
+
+    fn end_those_due(&mut self, subjects: &mut Subjects, at: Instant) -> anyhow::Result<()> {
+        let is_due = |ongoing: &Ongoing| ongoing.until <= at;
+        while let Some(index) = self.ongoing.iter().position(is_due) {
+            let ongoing = self.ongoing.swap_remove(index);
+            self.end(subjects, ongoing)?;
+        }
+        Ok(())
+    }
+
+    fn begin_one(&mut self, subjects: &mut Subjects) -> anyhow::Result<()> {
+        let kind = self.chance.weighted(&KINDS);
+        if kind == Kind::AllFlushed && subjects.remembers {
+            return Ok(());
+        }
+        let subject = self.subject_of(kind, subjects);
+        if self
+            .ongoing
+            .iter()
+            .any(|ongoing| ongoing.subject == subject)
+        {
+            return Ok(());
+        }
+        let from = now();
+        let lasts = match subject {
+            Subject::Server => self.begin_on_server(kind, subjects)?,
+            Subject::Process(process) => self.begin_on_process(kind, process, subjects)?,
+            Subject::Proxy(proxy) => self.begin_on_proxy(kind, &subjects.proxies[proxy]),
+        };
+        match lasts {
+            Lasts::For(time) => self.ongoing.push(Ongoing {
+                subject,
+                kind,
+                from,
+                until: Instant::now() + time,
+            }),
+            Lasts::NoTime(effect) => self.note(kind, from, effect),
+        }
+        Ok(())
+    }
+
+    fn subject_of(&mut self, kind: Kind, subjects: &Subjects) -> Subject {
+        match kind {
+            Kind::ProcessStopped | Kind::ProcessKilled => {
+                Subject::Process(self.chance.below(subjects.processes.len()))
+            }
+            Kind::ProxyCut | Kind::ProxyDelays | Kind::ProxyHolds | Kind::ProxyRefuses => {
+                Subject::Proxy(self.chance.below(subjects.proxies.len()))
+            }
+            _ => Subject::Server,
+        }
+    }
+
+    fn note(&mut self, kind: Kind, from: u64, effect: Effect) {
+        let to = now();
+        self.done.push(Fault {
+            kind,
+            from,
+            to,
+            effect,
+        });
+    }
+
+    /// Shorter or longer than most ttls.
+    fn time(&mut self) -> Duration {
+        if self.chance.one_in(3) {
+            self.chance.millis(1000, 3000)
+        } else {
+            self.chance.millis(10, 500)
+        }
+    }
+
+    fn begin_on_server(&mut self, kind: Kind, subjects: &mut Subjects) -> anyhow::Result<Lasts> {
+        let server = &mut subjects.server;
+        let effect = match kind {
+            Kind::ServerStopped => {
+                server.stop();
+                return Ok(Lasts::For(self.time()));
+            }
+            Kind::ServerKilled => {
+                server.kill();
+                return Ok(Lasts::For(self.time()));
+            }
+            Kind::ServerPaused => {
+                let time = self.time();
+                let mode = self.chance.weighted(&[(1, "ALL"), (1, "WRITE")]);
+                let millis = time.as_millis().to_string();
+                server.command(&["CLIENT", "PAUSE", &millis, mode])?;
+                return Ok(Lasts::For(time));
+            }
+            Kind::ConnectionsKilled => {
+                self.kill_connections(server)?;
+                Effect::None
+            }
+            Kind::ScriptsFlushed => {
+                server.command(&["SCRIPT", "FLUSH"])?;
+                Effect::None
+            }
+            Kind::AllFlushed => {
+                server.command(&["FLUSHALL"])?;
+                Effect::Forgets {
+                    key: None,
+                    lease: None,
+                }
+            }
+            _ => self.delete_some_key(server)?,
+        };
+        Ok(Lasts::NoTime(effect))
+    }
+
+    fn kill_connections(&mut self, server: &Server) -> anyhow::Result<()> {
+        match self.chance.below(4) {
+            0 => server.command(&["CLIENT", "KILL", "TYPE", "normal"])?,
+            1 => server.command(&["CLIENT", "KILL", "TYPE", "pubsub"])?,
+            _ => {
+                let list = server.command(&["CLIENT", "LIST"])?;
+                let list = list.as_text().unwrap_or_default();
+                let id = |line: &str| Some(line.strip_prefix("id=")?.split(' ').next()?.to_owned());
+                let ids: Vec<String> = list.lines().filter_map(id).collect();
+                // The last may be the one that asks.
+                let some = ids.get(self.chance.below(ids.len().max(1)));
+                let some = some.context("CLIENT LIST names at least the one that asks")?;
+                server.command(&["CLIENT", "KILL", "ID", some])?
+            }
+        };
+        Ok(())
+    }
+
+    /// GETDEL, to know whose it was. Hot keys are there most of the time.
+    fn delete_some_key(&mut self, server: &Server) -> anyhow::Result<Effect> {
+        let key = if self.chance.one_in(4) {
+            self.chance.below(KEYS)
+        } else {
+            self.chance.below(hot_keys())
+        };
+        let in_redis = format!("leasehold:{}", key_name(key));
+        let found = server.command(&["GETDEL", &in_redis])?;
+        let Reply::Text(value) = found else {
+            return Ok(Effect::None);
+        };
+        let granted_at = value.split(' ').nth(2).and_then(|word| word.parse().ok());
+        let lease = Some(granted_at.with_context(|| format!("{value:?} names no time"))?);
+        let key = Some(key);
+        Ok(Effect::Forgets { key, lease })
+    }
+
+    fn begin_on_process(
+        &mut self,
+        kind: Kind,
+        process: usize,
+        subjects: &mut Subjects,
+    ) -> anyhow::Result<Lasts> {
+        let victim = &mut subjects.processes[process];
+        if kind == Kind::ProcessStopped {
+            victim.signal(Signal::STOP)?;
+            return Ok(Lasts::For(self.time()));
+        }
+        let life = victim.life();
+        victim.kill_and_start_anew()?;
+        Ok(Lasts::NoTime(Effect::Kills { process, life }))
+    }
+
+    fn begin_on_proxy(&mut self, kind: Kind, proxy: &Proxy) -> Lasts {
+        let time = self.time();
+        match kind {
+            Kind::ProxyDelays => proxy.delay(self.chance.millis(1, 250)),
+            Kind::ProxyHolds => match self.chance.below(3) {
+                0 => proxy.black_hole(true),
+                1 => proxy.hold_requests(true),
+                _ => proxy.hold_replies(true),
+            },
+            Kind::ProxyRefuses => {
+                proxy.refuse(true);
+                proxy.cut_all();
+            }
+            _ => {
+                match self.chance.one_in(2) {
+                    true => proxy.cut_all(),
+                    false => proxy.cut_after(Some(self.chance.below(600))),
+                }
+                return Lasts::NoTime(Effect::None);
+            }
+        }
+        Lasts::For(time)
+    }
+
+    fn end(&mut self, subjects: &mut Subjects, ended: Ongoing) -> anyhow::Result<()> {
+        let mut effect = Effect::None;
+        match ended.subject {
+            Subject::Process(process) => {
+                subjects.processes[process].signal(Signal::CONT)?;
+                effect = Effect::Stops { process };
+            }
+            Subject::Proxy(proxy) => mend(&subjects.proxies[proxy]),
+            Subject::Server => match ended.kind {
+                Kind::ServerStopped => subjects.server.resume(),
+                Kind::ServerKilled => {
+                    subjects.server.restart()?;
+                    if !subjects.remembers {
+                        effect = Effect::Forgets {
+                            key: None,
+                            lease: None,
+                        };
+                    }
+                }
+                // CLIENT PAUSE ends by itself; at once, where the soak is stopped in its midst.
+                _ => drop(subjects.server.command(&["CLIENT", "UNPAUSE"])?),
+            },
+        }
+        self.note(ended.kind, ended.from, effect);
+        Ok(())
+    }
+}
+
+enum Lasts {
+    For(Duration),
+    NoTime(Effect),
+}
+
+/// Whatever was done to it.
+pub fn mend(proxy: &Proxy) {
+    proxy.cut_after(None);
+    proxy.refuse(false);
+    proxy.hold_requests(false);
+    proxy.hold_replies(false);
+    proxy.black_hole(false);
+    proxy.delay(Duration::ZERO);
+}

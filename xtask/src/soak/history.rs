@@ -1,0 +1,235 @@
+//! The records of a round, put together: which thread held what from when to when, by its own guard's
+//! word, and which calls it made. Judges nothing.
+
+use std::collections::BTreeMap;
+
+use super::faults::{Effect, Fault};
+use super::records::{Doing, Grant, Operation, Outcome, Record, What, Who};
+
+/// A lock in the hands of a thread. Times are in ns on the clock of all processes.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    pub who: Who,
+    pub key: usize,
+    pub token: u64,
+    pub adopted: bool,
+    /// Before the call that brought it, and after.
+    pub asked: u64,
+    pub granted: u64,
+    /// A moment at which the guard is known to have been valid; none if it never was.
+    pub seen: Option<u64>,
+    /// Until when it said to be valid, unless it hears otherwise.
+    pub until: u64,
+    /// Before it was let go.
+    pub let_go: Option<u64>,
+    /// After the guard had told of its loss, and the reason.
+    pub told: Option<(u64, String)>,
+    /// The longest it was asked for, in ns.
+    pub ttl: u64,
+    /// Never to be believed in for longer, in ns.
+    pub at_most: Option<u64>,
+}
+
+impl Hold {
+    /// Until when it was certainly believed in.
+    pub fn end(&self) -> u64 {
+        let told = self.told.as_ref().map_or(u64::MAX, |(at, _)| *at);
+        self.until.min(told).min(self.let_go.unwrap_or(u64::MAX))
+    }
+
+    /// What is common to all hand-offs and hand-overs of one grant: its µs, as in the lock's value.
+    pub fn lease(&self) -> u64 {
+        self.token >> 10
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub who: Who,
+    pub doing: Doing,
+    pub key: Option<usize>,
+    pub from: u64,
+    /// In ns; without, as long as it takes.
+    pub allowed: Option<u64>,
+    pub returned: Option<(u64, Outcome)>,
+}
+
+/// A moment, within bounds, at which Redis forgot a grant because it was told to, or all of them.
+#[derive(Clone, Debug)]
+pub struct Excuse {
+    pub from: u64,
+    pub to: u64,
+    pub key: Option<usize>,
+    pub lease: Option<u64>,
+}
+
+impl Excuse {
+    pub fn is_for(&self, hold: &Hold) -> bool {
+        self.key.is_none_or(|key| key == hold.key)
+            && self.lease.is_none_or(|lease| lease == hold.lease())
+    }
+}
+
+#[derive(Default)]
+pub struct History {
+    pub holds: Vec<Hold>,
+    pub calls: Vec<Call>,
+    pub excuses: Vec<Excuse>,
+    pub wrong: Vec<(u64, Who, String)>,
+    pub began: BTreeMap<Operation, u64>,
+    pub losses: BTreeMap<String, u64>,
+}
+
+/// For how long a `force_unlock` without an answer can still be on its way: longer than any fault.
+const LATE: u64 = 10 * 1_000_000_000;
+const NANOS_PER_MILLI: u64 = 1_000_000;
+
+/// What a thread is about.
+#[derive(Default)]
+struct State {
+    call: Option<Call>,
+    asked: u64,
+    hold: Option<Hold>,
+}
+
+impl History {
+    pub fn new(records: &[Record], faults: &[Fault]) -> Self {
+        let mut history = Self::default();
+        let mut states: BTreeMap<Who, State> = BTreeMap::new();
+        for record in records {
+            let state = states.entry(record.who).or_default();
+            history.add(record, state);
+        }
+        for state in states.into_values() {
+            history.holds.extend(state.hold);
+            history.calls.extend(state.call);
+        }
+        let forgets = |fault: &Fault| match fault.effect {
+            Effect::Forgets { key, lease } => Some(Excuse {
+                from: fault.from,
+                to: fault.to,
+                key,
+                lease,
+            }),
+            _ => None,
+        };
+        history.excuses.extend(faults.iter().filter_map(forgets));
+        history.holds.sort_by_key(|hold| hold.granted);
+        history.share_ttls();
+        history
+    }
+
+    /// One that was extended may be handed on: it is one key in Redis.
+    fn share_ttls(&mut self) {
+        let mut longest: BTreeMap<(usize, u64), u64> = BTreeMap::new();
+        for hold in &self.holds {
+            let ttl = longest.entry((hold.key, hold.lease())).or_default();
+            *ttl = hold.ttl.max(*ttl);
+        }
+        for hold in &mut self.holds {
+            hold.ttl = longest[&(hold.key, hold.lease())];
+        }
+    }
+
+    fn add(&mut self, record: &Record, state: &mut State) {
+        let Record { at, who, ref what } = *record;
+        match what {
+            What::Began(operation) => *self.began.entry(*operation).or_default() += 1,
+            What::Called {
+                doing,
+                key,
+                allowed,
+            } => {
+                self.calls.extend(state.call.take());
+                state.asked = at;
+                state.call = Some(Call {
+                    who,
+                    doing: *doing,
+                    key: *key,
+                    from: at,
+                    allowed: allowed.map(|millis| millis * NANOS_PER_MILLI),
+                    returned: None,
+                });
+            }
+            What::Returned { since, outcome } => {
+                if let Some(call) = &mut state.call {
+                    call.from = *since;
+                    call.returned = Some((at, outcome.clone()));
+                }
+                self.calls.extend(state.call.take());
+            }
+            What::Held(grant) => {
+                let hold = held(at, who, state.asked, grant);
+                self.holds.extend(state.hold.replace(hold));
+            }
+            What::Lost { reason } => {
+                *self.losses.entry(reason.clone()).or_default() += 1;
+                if let Some(hold) = &mut state.hold {
+                    hold.told.get_or_insert_with(|| (at, reason.clone()));
+                }
+            }
+            What::Forced { key, since, lease } => self.excuses.push(Excuse {
+                from: *since,
+                to: lease.map_or(at + LATE, |_| at),
+                key: Some(*key),
+                lease: *lease,
+            }),
+            What::Wrong(text) => self.wrong.push((at, who, text.clone())),
+            What::Seen { .. } | What::Extended { .. } | What::LettingGo => {
+                if let Some(hold) = &mut state.hold {
+                    look(hold, at, what);
+                }
+            }
+        }
+    }
+}
+
+fn held(at: u64, who: Who, asked: u64, grant: &Grant) -> Hold {
+    Hold {
+        who,
+        key: grant.key,
+        token: grant.token,
+        adopted: grant.adopted,
+        asked,
+        granted: at,
+        seen: None,
+        until: at,
+        let_go: None,
+        told: None,
+        ttl: grant.ttl * NANOS_PER_MILLI,
+        at_most: grant.at_most.map(|millis| millis * NANOS_PER_MILLI),
+    }
+}
+
+fn look(hold: &mut Hold, at: u64, what: &What) {
+    match what {
+        What::Seen { left } => {
+            hold.seen.get_or_insert(at);
+            hold.until = hold.until.max(at + left);
+        }
+        What::Extended { ttl } => hold.ttl = hold.ttl.max(ttl * NANOS_PER_MILLI),
+        _ => hold.let_go = Some(at),
+    }
+}
+
+/// Which processes stood still when, and which were killed.
+pub struct Stops<'a>(pub &'a [Fault]);
+
+impl Stops<'_> {
+    /// For how long the process stood still between two moments, in ns.
+    pub fn within(&self, process: usize, from: u64, to: u64) -> u64 {
+        let stops = self
+            .0
+            .iter()
+            .filter(|fault| fault.effect == Effect::Stops { process });
+        stops
+            .map(|stop| stop.to.min(to).saturating_sub(stop.from.max(from)))
+            .sum()
+    }
+
+    pub fn was_killed(&self, who: Who) -> bool {
+        let (process, life) = (who.process, who.life);
+        let killed = Effect::Kills { process, life };
+        self.0.iter().any(|fault| fault.effect == killed)
+    }
+}

@@ -1,0 +1,154 @@
+//! The end of a round, when all faults have ended: everything ends as it should, every lock can be
+//! taken, and nothing is left.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use leasehold::Client;
+use leasehold_testbed::{Reply, Server, eventually};
+use rustix::process::Signal;
+
+use super::checks::Violation;
+use super::faults::Subjects;
+use super::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, key_name};
+use super::records::{Doing, Grant, Outcome, What, Who, Writer, now};
+use super::worker::END;
+
+/// For all who wait to have their turns, and for all clients to end.
+const DRAIN: Duration = Duration::from_secs(90);
+/// What should take no time.
+const SOON: Duration = Duration::from_secs(20);
+const FENCE: &str = "leasehold:~fence";
+
+/// Ends the processes' work, and tells what did not end.
+pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Violation>> {
+    let mut found = Vec::new();
+    let mut add = |text: String| {
+        let at = now();
+        found.push(Violation {
+            text,
+            key: None,
+            from: at,
+            to: at,
+        });
+    };
+    for process in &mut subjects.processes {
+        process.finish()?;
+    }
+    let mut kept = 0;
+    for process in &subjects.processes {
+        match process.left_behind(DRAIN)? {
+            Some((threads, is_kept)) => {
+                kept += usize::from(is_kept) * KEPT_CONNECTIONS;
+                if !threads.is_empty() {
+                    add(format!("{} has threads left: {threads:?}", process.name()));
+                }
+            }
+            None => {
+                add(format!(
+                    "{} does not end its work: see the calls that never ended",
+                    process.name()
+                ));
+                // To be looked at, were it still there.
+                process.signal(Signal::KILL)?;
+            }
+        }
+    }
+    let server = &subjects.server;
+    if !eventually(SOON, || {
+        connections(server).is_ok_and(|left| left.len() <= kept)
+    }) {
+        add(format!(
+            "more than {kept} connections are left: {:#?}",
+            connections(server)?
+        ));
+    }
+    for (key, ttl) in ttls(server)? {
+        if ttl < 0 || ttl > LONGEST_TTL.as_millis() as i64 {
+            add(format!("{key:?} stays for {ttl} ms"));
+        }
+    }
+    if !eventually(LONGEST_TTL + SOON, || {
+        ttls(server).is_ok_and(|left| left.is_empty())
+    }) {
+        add(format!("keys are left: {:?}", ttls(server)?));
+    }
+    for key in take_all(server, folder, subjects.processes.len())? {
+        add(format!("{} cannot be taken", key_name(key)));
+    }
+    if !eventually(SOON, || ttls(server).is_ok_and(|left| left.is_empty())) {
+        add(format!("keys are left at the end: {:?}", ttls(server)?));
+    }
+    Ok(found)
+}
+
+/// All but the one that asks.
+fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
+    let list = server.command(&["CLIENT", "LIST"])?;
+    let list = list.as_text().context("CLIENT LIST is text")?;
+    let of_clients = list
+        .lines()
+        .filter(|line| !line.contains("cmd=client|list"));
+    Ok(of_clients.map(str::to_owned).collect())
+}
+
+/// The keys that are there, but for the counter of fencing tokens.
+fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
+    let Reply::Array(keys) = server.command(&["KEYS", "*"])? else {
+        bail!("KEYS answers with an array");
+    };
+    let keys = keys.iter().filter_map(Reply::as_text);
+    let keys = keys.filter(|key| *key != FENCE);
+    let mut ttls = Vec::new();
+    for key in keys {
+        let ttl = server.command(&["PTTL", key])?.as_int();
+        let ttl = ttl.context("PTTL answers with a number")?;
+        // It has gone meanwhile.
+        if ttl != -2 {
+            ttls.push((key.to_owned(), ttl));
+        }
+    }
+    Ok(ttls)
+}
+
+/// Takes each lock once, as somebody new: those that cannot be had.
+fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Vec<usize>> {
+    let (life, thread) = (0, 0);
+    let who = Who {
+        process,
+        life,
+        thread,
+    };
+    let mut records = Writer::create(folder, who)?;
+    let client = Client::open(&server.url())?;
+    let mut refused = Vec::new();
+    for key in 0..KEYS {
+        records.write(What::Called {
+            doing: Doing::TryLockFor,
+            key: Some(key),
+            allowed: Some(SOON.as_millis() as u64),
+        });
+        let since = now();
+        let Some(guard) = client.mutex(&key_name(key)).try_lock_for(SOON)? else {
+            refused.push(key);
+            continue;
+        };
+        let outcome = Outcome::Done;
+        records.write(What::Returned { since, outcome });
+        records.write(What::Held(Grant {
+            key,
+            token: guard.fencing_token(),
+            ttl: 30_000,
+            at_most: None,
+            adopted: false,
+        }));
+        let at = now();
+        let left = guard.remaining().as_nanos() as u64;
+        records.write_at(at, What::Seen { left });
+        records.write(What::LettingGo);
+        drop(guard);
+    }
+    client.shutdown(END)?;
+    Ok(refused)
+}

@@ -1,0 +1,71 @@
+//! What the soak and its processes say to each other: one JSON value per line; and the settings that
+//! both go by. No behaviour.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(300);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
+/// For how long a `lock()` rides out an outage.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// No lock is asked for, or extended, for longer.
+pub const LONGEST_TTL: Duration = Duration::from_secs(4);
+
+const HOT_KEYS: usize = 3;
+const COLD_KEYS: usize = 60;
+/// Idle connections that the pool of a client may keep after its shutdown, if something keeps the client:
+/// with one lane and one transaction at a time, and one for renewals.
+pub const KEPT_CONNECTIONS: usize = 3;
+pub const KEYS: usize = HOT_KEYS + COLD_KEYS;
+
+/// The first are wanted by everybody.
+pub const fn is_hot(key: usize) -> bool {
+    key < HOT_KEYS
+}
+
+pub const fn hot_keys() -> usize {
+    HOT_KEYS
+}
+
+pub fn key_name(key: usize) -> String {
+    let kind = if is_hot(key) { "hot" } else { "cold" };
+    format!("{kind}-{key}")
+}
+
+/// The first line a process reads.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Assignment {
+    pub url: String,
+    /// Where its threads write their records.
+    pub folder: PathBuf,
+    pub seed: u64,
+    pub round: u64,
+    pub process: usize,
+    pub life: usize,
+    pub threads: usize,
+}
+
+/// To a process, after its assignment. When its input ends, so does the process.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Begin nothing new, end the client, and tell what is left.
+    Finish,
+}
+
+/// From a process.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Message {
+    Ready,
+    /// All threads have ended, and the client.
+    Finished {
+        /// Names of threads of leasehold that are still there.
+        threads: Vec<String>,
+        /// Whether there is a client that forgotten guards keep.
+        is_kept: bool,
+    },
+    Failed {
+        why: String,
+    },
+}

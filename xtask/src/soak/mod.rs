@@ -1,0 +1,155 @@
+//! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections
+//! and the processes fail, and what they write down is held against what the library promises.
+//!
+//! It goes in rounds. Each has a server, processes and records of its own; it ends with all faults, and
+//! is checked then. In every other one the server forgets everything when it is killed.
+
+mod chance;
+mod checks;
+#[cfg(test)]
+mod checks_tests;
+mod faults;
+mod history;
+mod left_behind;
+mod messages;
+mod operations;
+mod plant;
+mod process;
+mod records;
+mod report;
+mod round;
+mod tickets;
+mod worker;
+
+pub use worker::main as process;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold_testbed::{Install, provide_server};
+use uuid::Uuid;
+
+use crate::stop::{Stop, Stopped};
+use plant::Plant;
+use report::Totals;
+use round::Round;
+
+/// For how long the processes work, per round.
+const ROUND: Duration = Duration::from_secs(25);
+/// Less is not worth a round.
+const SHORTEST_ROUND: Duration = Duration::from_secs(2);
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// How long to go on
+    #[arg(long, default_value_t = 2.0, value_parser = minutes)]
+    minutes: f64,
+    /// What all draws come from; drawn itself if it is not given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The number of the first round, to begin with the one that found something
+    #[arg(long, default_value_t = 1)]
+    round: u64,
+    /// How many processes work at a time
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=64))]
+    processes: u64,
+    /// How many threads each has
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=256))]
+    threads: u64,
+    /// Never install redis-server: say what is missing instead
+    #[arg(long)]
+    no_install: bool,
+    /// Put a violation into the records, to see it found
+    #[arg(long, hide = true)]
+    plant: Option<Plant>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let minutes = text.parse::<f64>().map_err(|error| error.to_string())?;
+    let is_possible = (0.05..=100_000.0).contains(&minutes);
+    is_possible
+        .then_some(minutes)
+        .ok_or_else(|| "must be 0.05 to 100000".to_owned())
+}
+
+/// Promises were broken: what is printed says which.
+#[derive(Debug)]
+pub struct Broken {
+    violations: usize,
+    again: String,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { violations, again } = self;
+        write!(f, "{violations} violations; to try it again: {again}")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
+    let seed = options.seed.unwrap_or_else(fresh_seed);
+    let install = if options.no_install {
+        Install::Forbidden
+    } else {
+        Install::Allowed
+    };
+    provide_server(install).context("no Redis server to do it on")?;
+    println!(
+        "leasehold soak: {} minutes, {} processes of {} threads, seed {seed}",
+        options.minutes, options.processes, options.threads
+    );
+    let time = Duration::from_secs_f64(options.minutes * 60.0);
+    let (start, bar) = (Instant::now(), progress(time)?);
+    let mut totals = Totals::default();
+    let mut number = options.round;
+    let outcome = loop {
+        let left = time.saturating_sub(start.elapsed());
+        if left < SHORTEST_ROUND && totals.rounds > 0 {
+            break Ok(());
+        }
+        let round = Round {
+            number,
+            seed,
+            time: left.min(ROUND),
+            processes: options.processes as usize,
+            threads: options.threads as usize,
+            plant: options.plant,
+        };
+        let tick = |text: String| {
+            bar.set_position(start.elapsed().as_millis() as u64);
+            bar.set_message(text);
+        };
+        match round.play(stop, &mut totals, tick) {
+            Ok(0) => {}
+            Ok(violations) => {
+                let again = format!("cargo xtask soak --seed {seed} --round {number}");
+                break Err(Broken { violations, again }.into());
+            }
+            Err(error) => break Err(error.context(format!("round {number}, seed {seed}"))),
+        }
+        if stop.requested() {
+            break Err(Stopped.into());
+        }
+        number += 1;
+    };
+    bar.finish_and_clear();
+    println!("{}seed {seed}", totals.text());
+    if outcome.is_ok() {
+        println!("All of it holds.");
+    }
+    outcome
+}
+
+/// Short enough to be typed.
+fn fresh_seed() -> u64 {
+    Uuid::new_v4().as_u64_pair().1 % 1_000_000_000
+}
+
+fn progress(time: Duration) -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template("   {bar:40} {msg}")?;
+    Ok(ProgressBar::new(time.as_millis().try_into()?).with_style(style))
+}

@@ -1,0 +1,493 @@
+//! What one thread does with locks, operation after operation, and what it writes down of it. Sees to
+//! it that each call and each look is told before or after it, as `records` says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use leasehold::{Client, Error, ErrorKind, LossReason, Mutex, MutexGuard};
+
+use super::chance::Chance;
+use super::messages::{KEYS, PATIENCE, hot_keys, key_name};
+use super::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
+use super::tickets;
+use super::worker::{END, Place};
+
+/// How late a signal may be, after the guard itself knows: twice, since a process that was stopped
+/// finds its time-out passed when it goes on.
+const SIGNAL: Duration = Duration::from_secs(10);
+
+/// How often which operation is drawn.
+const OPERATIONS: [(usize, Operation); 16] = [
+    (24, Operation::WithLock),
+    (24, Operation::LockDrop),
+    (16, Operation::LockUnlock),
+    (16, Operation::TryLock),
+    (12, Operation::TryLockFor),
+    (8, Operation::Cancelled),
+    (6, Operation::OwnTtl),
+    (3, Operation::RenewWhile),
+    (3, Operation::MaxHold),
+    (6, Operation::Extend),
+    (6, Operation::Reentrant),
+    (4, Operation::HandOver),
+    (6, Operation::Adopt),
+    (1, Operation::ForceUnlock),
+    (1, Operation::Forget),
+    (1, Operation::Reopen),
+];
+
+/// On what terms a lock is asked for.
+#[derive(Clone, Copy, Default)]
+struct Terms {
+    /// Without, the client's.
+    ttl: Option<Duration>,
+    at_most: Option<Duration>,
+    adopted: bool,
+}
+
+pub struct Thread<'a> {
+    place: &'a Place,
+    records: Writer,
+    chance: Chance,
+}
+
+impl<'a> Thread<'a> {
+    pub fn new(place: &'a Place, records: Writer, chance: Chance) -> Self {
+        Self {
+            place,
+            records,
+            chance,
+        }
+    }
+
+    pub fn run(mut self) {
+        while !self.place.is_ending() {
+            let operation = self.chance.weighted(&OPERATIONS);
+            self.records.write(What::Began(operation));
+            let client = self.place.client();
+            let key = if self.chance.one_in(2) {
+                self.chance.below(hot_keys())
+            } else {
+                self.chance.below(KEYS)
+            };
+            self.operate(operation, &client, key);
+            let pause = self.chance.millis(0, 20);
+            thread::sleep(pause);
+        }
+    }
+
+    fn operate(&mut self, operation: Operation, client: &Client, key: usize) {
+        let mutex = client.mutex(&key_name(key));
+        match operation {
+            Operation::WithLock => self.with_lock(&mutex, key),
+            Operation::LockDrop => self.lock(&mutex, key, Self::drop_guard),
+            Operation::LockUnlock => self.lock(&mutex, key, Self::unlock),
+            Operation::TryLock => {
+                let guard = self.take(Doing::TryLock, key, Some(Duration::ZERO), || {
+                    mutex.try_lock()
+                });
+                self.hold(guard, key, Terms::default(), Self::unlock);
+            }
+            Operation::TryLockFor => {
+                let time = self.chance.millis(0, 400);
+                let try_lock = || mutex.try_lock_for(time);
+                let guard = self.take(Doing::TryLockFor, key, Some(time), try_lock);
+                self.hold(guard, key, Terms::default(), Self::drop_guard);
+            }
+            Operation::Cancelled => self.cancelled(mutex, key),
+            Operation::OwnTtl => self.own_ttl(mutex, key),
+            Operation::RenewWhile => self.renew_while(mutex, key),
+            Operation::MaxHold => self.max_hold(mutex, key),
+            Operation::Extend => self.lock(&mutex, key, Self::extend),
+            Operation::Reentrant => self.reentrant(&mutex, key),
+            Operation::HandOver => self.lock(&mutex, key, Self::hand_over),
+            Operation::Adopt => self.adopt(client),
+            Operation::ForceUnlock => self.force_unlock(&mutex, key),
+            Operation::Forget => self.forget(key),
+            Operation::Reopen => self.reopen(),
+        }
+    }
+
+    /// Calls, with a record before and one behind it.
+    fn call<T>(
+        &mut self,
+        doing: Doing,
+        key: Option<usize>,
+        allowed: Option<Duration>,
+        work: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let allowed = allowed.map(|allowed| allowed.as_millis() as u64);
+        self.records.write(What::Called {
+            doing,
+            key,
+            allowed,
+        });
+        let since = now();
+        let result = work();
+        self.returned(since, result.as_ref().err());
+        result
+    }
+
+    fn returned(&mut self, since: u64, error: Option<&Error>) {
+        let at = now();
+        let outcome = error.map_or(Outcome::Done, |error| {
+            Outcome::Failed(format!("{:?}", error.kind()))
+        });
+        self.records.write_at(at, What::Returned { since, outcome });
+        if let Some(reason) = error.and_then(Error::loss_reason) {
+            self.records.write_at(
+                at,
+                What::Lost {
+                    reason: name(reason),
+                },
+            );
+        }
+    }
+
+    fn take<G>(
+        &mut self,
+        doing: Doing,
+        key: usize,
+        allowed: Option<Duration>,
+        work: impl FnOnce() -> Result<Option<G>, Error>,
+    ) -> Option<G> {
+        self.call(doing, Some(key), allowed, work).ok().flatten()
+    }
+
+    /// Waits for the lock for as long as it takes.
+    fn lock(&mut self, mutex: &Mutex, key: usize, then: fn(&mut Self, MutexGuard, usize)) {
+        self.lock_on(mutex, key, Terms::default(), then);
+    }
+
+    fn lock_on(
+        &mut self,
+        mutex: &Mutex,
+        key: usize,
+        terms: Terms,
+        then: fn(&mut Self, MutexGuard, usize),
+    ) {
+        let guard = self.take(Doing::Lock, key, None, || mutex.lock().map(Some));
+        self.hold(guard, key, terms, then);
+    }
+
+    fn hold(
+        &mut self,
+        guard: Option<MutexGuard>,
+        key: usize,
+        terms: Terms,
+        then: fn(&mut Self, MutexGuard, usize),
+    ) {
+        if let Some(guard) = guard {
+            self.held(&guard, key, terms);
+            then(self, guard, key);
+        }
+    }
+
+    fn held(&mut self, guard: &MutexGuard, key: usize, terms: Terms) {
+        let at = now();
+        let millis = |time: Duration| time.as_millis() as u64;
+        let ttl = terms.ttl.unwrap_or(self.place.ttl);
+        let grant = Grant {
+            key,
+            token: guard.fencing_token(),
+            ttl: millis(ttl),
+            at_most: terms.at_most.map(millis),
+            adopted: terms.adopted,
+        };
+        self.records.write_at(at, What::Held(grant));
+        self.look(guard);
+    }
+
+    /// What the guard says of itself; whether it is still held.
+    fn look(&mut self, guard: &MutexGuard) -> bool {
+        let at = now();
+        let left = guard.remaining();
+        if !left.is_zero() {
+            let left = left.as_nanos() as u64;
+            self.records.write_at(at, What::Seen { left });
+            return true;
+        }
+        let checked = guard.check();
+        let at = now();
+        match checked.as_ref().err().and_then(Error::loss_reason) {
+            Some(reason) => {
+                let reason = name(reason);
+                self.records.write_at(at, What::Lost { reason });
+                if !guard.is_lost() || !guard.remaining().is_zero() {
+                    self.wrong(format!("was lost and is not: {guard:?}"));
+                }
+            }
+            None => self.wrong(format!("no time was left and it is not lost: {guard:?}")),
+        }
+        false
+    }
+
+    /// Looks a few times, as work does.
+    fn stay(&mut self, guard: &MutexGuard) {
+        let looks = self.chance.below(3);
+        for _ in 0..looks {
+            let pause = if self.chance.one_in(40) {
+                self.chance.millis(100, 1500)
+            } else {
+                self.chance.millis(0, 6)
+            };
+            thread::sleep(pause);
+            if !self.look(guard) {
+                return;
+            }
+        }
+    }
+
+    /// Stays until the guard's signal comes, as it must.
+    fn stay_until_lost(&mut self, guard: &MutexGuard) {
+        let signal = guard.lost_signal();
+        let mut is_told = false;
+        while self.look(guard) {
+            is_told = is_told || signal.recv_timeout(guard.remaining()).is_ok();
+        }
+        if !is_told && signal.recv_timeout(SIGNAL).is_err() && signal.recv_timeout(SIGNAL).is_err()
+        {
+            self.wrong(format!("lost, and its signal does not come: {guard:?}"));
+        }
+    }
+
+    fn wrong(&mut self, what: String) {
+        self.records.write(What::Wrong(what));
+    }
+
+    fn drop_guard(&mut self, guard: MutexGuard, key: usize) {
+        self.stay(&guard);
+        self.let_go(guard, key);
+    }
+
+    fn let_go(&mut self, guard: impl Sized, key: usize) {
+        self.records.write(What::LettingGo);
+        let allowed = Some(Duration::ZERO);
+        let _ = self.call(Doing::Drop, Some(key), allowed, || {
+            drop(guard);
+            Ok(())
+        });
+    }
+
+    fn unlock(&mut self, guard: MutexGuard, key: usize) {
+        self.stay(&guard);
+        self.records.write(What::LettingGo);
+        let allowed = Some(Duration::ZERO);
+        let _ = self.call(Doing::Unlock, Some(key), allowed, || guard.unlock());
+    }
+
+    fn with_lock(&mut self, mutex: &Mutex, key: usize) {
+        let (doing, allowed) = (Doing::Lock, None);
+        let key_of = Some(key);
+        self.records.write(What::Called {
+            doing,
+            key: key_of,
+            allowed,
+        });
+        let (mut since, mut entered) = (now(), false);
+        let result = mutex.with(|guard| {
+            entered = true;
+            self.returned(since, None);
+            self.held(guard, key, Terms::default());
+            self.stay(guard);
+            self.records.write(What::LettingGo);
+            self.records.write(What::Called {
+                doing: Doing::Unlock,
+                key: key_of,
+                allowed: Some(0),
+            });
+            since = now();
+        });
+        if entered && result.as_ref().is_err_and(Error::is_unavailable) {
+            self.wrong("with() gives an outage in the place of a value".to_owned());
+        }
+        self.returned(since, result.as_ref().err());
+    }
+
+    fn cancelled(&mut self, mutex: Mutex, key: usize) {
+        let after = self.chance.millis(0, 60);
+        let (sender, cancel) = bounded(0);
+        let mutex = mutex.cancelled_by(cancel);
+        let canceller = thread::spawn(move || {
+            thread::sleep(after);
+            drop(sender);
+        });
+        let lock = || mutex.lock().map(Some);
+        let guard = self.take(Doing::CancelledLock, key, Some(after), lock);
+        self.hold(guard, key, Terms::default(), Self::drop_guard);
+        if canceller.join().is_err() {
+            self.wrong("the thread that cancels panicked".to_owned());
+        }
+    }
+
+    /// A ttl that is a promise: not renewed.
+    fn own_ttl(&mut self, mutex: Mutex, key: usize) {
+        let ttl = self.chance.millis(50, 600);
+        let terms = Terms {
+            ttl: Some(ttl),
+            at_most: Some(ttl),
+            ..Terms::default()
+        };
+        let then: fn(&mut Self, MutexGuard, usize) = match self.chance.below(3) {
+            0 => Self::drop_guard,
+            1 => Self::unlock,
+            _ => Self::drop_lost,
+        };
+        self.lock_on(&mutex.ttl(ttl), key, terms, then);
+    }
+
+    fn drop_lost(&mut self, guard: MutexGuard, key: usize) {
+        self.stay_until_lost(&guard);
+        self.let_go(guard, key);
+    }
+
+    fn renew_while(&mut self, mutex: Mutex, key: usize) {
+        let ttl = self.chance.millis(200, 500);
+        let goes_on = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&goes_on);
+        let mutex = mutex
+            .ttl(ttl)
+            .renew_while(move || asked.load(Ordering::Relaxed));
+        let terms = Terms {
+            ttl: Some(ttl),
+            ..Terms::default()
+        };
+        let guard = self.take(Doing::Lock, key, None, || mutex.lock().map(Some));
+        if let Some(guard) = guard {
+            self.held(&guard, key, terms);
+            self.stay(&guard);
+            goes_on.store(false, Ordering::Relaxed);
+            match self.chance.one_in(2) {
+                true => self.drop_lost(guard, key),
+                false => self.unlock(guard, key),
+            }
+        }
+    }
+
+    fn max_hold(&mut self, mutex: Mutex, key: usize) {
+        let max_hold = self.chance.millis(50, 500);
+        let terms = Terms {
+            at_most: Some(max_hold),
+            ..Terms::default()
+        };
+        self.lock_on(&mutex.max_hold(max_hold), key, terms, Self::drop_lost);
+    }
+
+    fn extend(&mut self, guard: MutexGuard, key: usize) {
+        self.stay(&guard);
+        let time = self.chance.millis(100, 3000);
+        let ttl = time.as_millis() as u64;
+        self.records.write(What::Extended { ttl });
+        let allowed = Some(Duration::ZERO);
+        let _ = self.call(Doing::Extend, Some(key), allowed, || guard.extend(time));
+        self.look(&guard);
+        self.drop_guard(guard, key);
+    }
+
+    fn reentrant(&mut self, mutex: &Mutex, key: usize) {
+        let mutex = mutex.clone().reentrant();
+        let outer = self.take(Doing::Lock, key, None, || mutex.lock().map(Some));
+        let Some(outer) = outer else { return };
+        self.held(&outer, key, Terms::default());
+        match mutex.try_lock() {
+            Ok(Some(inner)) if inner.fencing_token() == outer.fencing_token() => {
+                self.stay(&inner);
+            }
+            Err(error) if error.is_lease_lost() => {}
+            other => self.wrong(format!("taken again, it gave {other:?}, not {outer:?}")),
+        }
+        self.look(&outer);
+        self.let_go(outer, key);
+    }
+
+    fn hand_over(&mut self, guard: MutexGuard, key: usize) {
+        self.stay(&guard);
+        let token = guard.fencing_token();
+        self.records.write(What::LettingGo);
+        let allowed = Some(Duration::ZERO);
+        let ticket = self.call(Doing::HandOver, Some(key), allowed, || guard.hand_over());
+        if let Ok(ticket) = ticket {
+            let ticket = tickets::Ticket {
+                key,
+                token,
+                ttl: self.place.ttl,
+                text: ticket,
+            };
+            let left = tickets::leave(&self.place.assignment.folder, &ticket);
+            left.expect("tickets can be written to the temporary folder");
+        }
+    }
+
+    fn adopt(&mut self, client: &Client) {
+        let found = tickets::take(&self.place.assignment.folder);
+        let Some(ticket) = found.expect("tickets can be read again") else {
+            return;
+        };
+        let key = ticket.key;
+        let adopt = || client.adopt(&ticket.text).map(Some);
+        let Some(guard) = self.take(Doing::Adopt, key, Some(PATIENCE), adopt) else {
+            return;
+        };
+        let terms = Terms {
+            ttl: Some(ticket.ttl),
+            at_most: None,
+            adopted: true,
+        };
+        if guard.fencing_token() != ticket.token {
+            self.wrong(format!("adopted under {}: {guard:?}", ticket.token));
+        }
+        self.hold(Some(guard), key, terms, Self::unlock);
+    }
+
+    fn force_unlock(&mut self, mutex: &Mutex, key: usize) {
+        let since = now();
+        let allowed = Some(Duration::ZERO);
+        let forced = self.call(Doing::ForceUnlock, Some(key), allowed, || {
+            mutex.force_unlock()
+        });
+        let lease = match forced {
+            Ok(None) => return,
+            Ok(Some(found)) => Some(found.fencing_token() >> 10),
+            Err(error) if error.kind() == ErrorKind::Shutdown => return,
+            Err(_) => None,
+        };
+        self.records.write(What::Forced { key, since, lease });
+    }
+
+    /// As a program does that panics in the wrong place: what it forgets must end by itself.
+    fn forget(&mut self, key: usize) {
+        let mutex = self.place.leaky_client().mutex(&key_name(key));
+        let time = self.chance.millis(50, 1000);
+        let (mutex, ttl) = match self.chance.one_in(2) {
+            true => (mutex.ttl(time), Some(time)),
+            false => (mutex.max_hold(time), None),
+        };
+        let terms = Terms {
+            ttl,
+            at_most: Some(time),
+            adopted: false,
+        };
+        self.lock_on(&mutex, key, terms, |thread, guard, _| {
+            thread.stay(&guard);
+            std::mem::forget(guard);
+        });
+    }
+
+    fn reopen(&mut self) {
+        let old = self.place.reopen();
+        let old = old.expect("a client that does not connect can always be made");
+        if let Some(old) = old {
+            let _ = self.call(Doing::Shutdown, None, Some(END), || old.shutdown(END));
+        }
+    }
+}
+
+/// As in the source, without what comes with it.
+fn name(reason: &LossReason) -> String {
+    let text = format!("{reason:?}");
+    let end = text.find([' ', '{']).unwrap_or(text.len());
+    text[..end].to_owned()
+}

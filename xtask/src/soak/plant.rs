@@ -1,0 +1,69 @@
+//! Puts a violation into the records of a round: so that one sees that it would be found.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+
+use super::faults::Fault;
+use super::history::{History, Hold};
+use super::records::{Doing, Grant, Outcome, What, Who, Writer, read};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Plant {
+    /// Somebody else had a lock while it was held
+    Overlap,
+    /// Somebody asked later, and got a smaller token
+    Token,
+    /// A call that never returned
+    Hang,
+}
+
+/// No process has this number.
+const NOBODY: Who = Who {
+    process: 999,
+    life: 0,
+    thread: 0,
+};
+
+pub fn plant(what: Plant, folder: &Path, faults: &[Fault]) -> anyhow::Result<()> {
+    let history = History::new(&read(folder)?, faults);
+    let has_no_excuse = |hold: &&Hold| !history.excuses.iter().any(|excuse| excuse.is_for(hold));
+    let was_seen = |hold: &&Hold| hold.seen.is_some() && hold.end() > hold.granted + 1000;
+    let mut holds = history.holds.iter().filter(has_no_excuse);
+    let hold = holds
+        .find(was_seen)
+        .context("nobody held anything for long")?;
+    let (at, token) = match what {
+        Plant::Overlap => (hold.granted + 500, hold.token + 1),
+        Plant::Token => (hold.end() + 1, hold.token - 1),
+        Plant::Hang => (hold.end(), 0),
+    };
+    let mut records = Writer::create(folder, NOBODY)?;
+    let key = hold.key;
+    records.write_at(
+        at,
+        What::Called {
+            doing: Doing::Lock,
+            key: Some(key),
+            allowed: None,
+        },
+    );
+    if what == Plant::Hang {
+        return Ok(());
+    }
+    let (since, outcome) = (at, Outcome::Done);
+    records.write_at(at, What::Returned { since, outcome });
+    let (ttl, at_most, adopted) = (1000, None, false);
+    let grant = Grant {
+        key,
+        token,
+        ttl,
+        at_most,
+        adopted,
+    };
+    records.write_at(at, What::Held(grant));
+    records.write_at(at, What::Seen { left: 1_000_000 });
+    records.write_at(at + 100_000, What::LettingGo);
+    Ok(())
+}

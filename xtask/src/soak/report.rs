@@ -1,0 +1,179 @@
+//! What a soak did and found, as tables and text. Measures nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::checks::{Violation, overrun};
+use super::faults::{Effect, Fault};
+use super::history::{History, Stops};
+use super::records::{Doing, Outcome, Record, Who};
+
+/// Violations that are shown in full.
+const SHOWN: usize = 5;
+/// Records shown around each.
+const LINES: usize = 60;
+/// How far around, in ns.
+const AROUND: u64 = 200_000_000;
+
+/// The sums over all rounds.
+#[derive(Default)]
+pub struct Totals {
+    pub rounds: u64,
+    grants: u64,
+    operations: BTreeMap<String, u64>,
+    faults: BTreeMap<String, u64>,
+    losses: BTreeMap<String, u64>,
+    calls: BTreeMap<Doing, Calls>,
+    /// From when Redis forgot a grant until its holder had heard of it.
+    worst_news: Duration,
+}
+
+#[derive(Default)]
+struct Calls {
+    count: u64,
+    failed: u64,
+    worst: Option<Duration>,
+}
+
+impl Totals {
+    pub fn add(&mut self, history: &History, faults: &[Fault]) {
+        self.rounds += 1;
+        self.grants += history.holds.len() as u64;
+        for (operation, count) in &history.began {
+            *self.operations.entry(format!("{operation:?}")).or_default() += count;
+        }
+        for fault in faults {
+            *self.faults.entry(format!("{:?}", fault.kind)).or_default() += 1;
+        }
+        for (reason, count) in &history.losses {
+            *self.losses.entry(reason.clone()).or_default() += count;
+        }
+        let stops = Stops(faults);
+        for call in &history.calls {
+            let calls = self.calls.entry(call.doing).or_default();
+            calls.count += 1;
+            let failed = |(_, outcome): &(u64, Outcome)| *outcome != Outcome::Done;
+            calls.failed += u64::from(call.returned.as_ref().is_some_and(failed));
+            calls.worst = calls.worst.max(overrun(call, &stops));
+        }
+        self.worst_news = self.worst_news.max(worst_news(history));
+    }
+}
+
+/// How long a holder of whom it is known that its grant was forgotten went on believing in it.
+fn worst_news(history: &History) -> Duration {
+    let mut worst = 0;
+    for excuse in history
+        .excuses
+        .iter()
+        .filter(|excuse| excuse.lease.is_some())
+    {
+        for hold in history.holds.iter().filter(|hold| excuse.is_for(hold)) {
+            worst = worst.max(hold.end().saturating_sub(excuse.to));
+        }
+    }
+    Duration::from_nanos(worst)
+}
+
+impl Totals {
+    pub fn text(&self) -> String {
+        let mut text = format!("{} grants in {} rounds.\n", self.grants, self.rounds);
+        for (title, counts) in [
+            ("operations", &self.operations),
+            ("faults", &self.faults),
+            ("losses told", &self.losses),
+        ] {
+            let counts = counts.iter().map(|(name, count)| format!("{name} {count}"));
+            let counts: Vec<String> = counts.collect();
+            let _ = writeln!(text, "{title}: {}", counts.join(", "));
+        }
+        let _ = writeln!(
+            text,
+            "longest belief in a lock that was deleted: {:.1?}\n{}",
+            self.worst_news,
+            self.table()
+        );
+        text
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(["call", "times", "failed", "worst overrun"]);
+        for (doing, calls) in &self.calls {
+            let worst = calls.worst.map(|worst| format!("{worst:.1?}"));
+            table.add_row([
+                format!("{doing:?}"),
+                calls.count.to_string(),
+                calls.failed.to_string(),
+                worst.unwrap_or_default(),
+            ]);
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
+/// The violations of a round with what happened around them; times count from `start`.
+pub fn findings(
+    violations: &[Violation],
+    records: &[Record],
+    history: &History,
+    faults: &[Fault],
+    start: u64,
+) -> String {
+    let mut text = String::new();
+    for violation in violations.iter().take(SHOWN) {
+        let (from, to) = (violation.from.saturating_sub(AROUND), violation.to + AROUND);
+        let _ = writeln!(text, "\nVIOLATION: {}", violation.text);
+        for fault in faults
+            .iter()
+            .filter(|fault| fault.from <= to && fault.to >= from)
+        {
+            let (begun, ended) = (seconds(fault.from, start), seconds(fault.to, start));
+            let effect = match &fault.effect {
+                Effect::None => String::new(),
+                effect => format!(", {effect:?}"),
+            };
+            let _ = writeln!(text, "  fault {begun} to {ended}: {:?}{effect}", fault.kind);
+        }
+        let whose = threads_about(violation.key, history, from, to);
+        let near =
+            |record: &&Record| record.at >= from && record.at <= to && whose.contains(&record.who);
+        let mut near: Vec<&Record> = records.iter().filter(near).collect();
+        near.sort_by_key(|record| record.at);
+        for record in near.iter().take(LINES) {
+            let Who {
+                process,
+                life,
+                thread,
+            } = record.who;
+            let at = seconds(record.at, start);
+            let _ = writeln!(text, "  {at} {process}-{life}/{thread} {:?}", record.what);
+        }
+        if let Some(more) = near.len().checked_sub(LINES).filter(|more| *more > 0) {
+            let _ = writeln!(text, "  and {more} more");
+        }
+    }
+    if let Some(more) = violations.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+        let _ = writeln!(text, "\nand {more} more violations");
+    }
+    text
+}
+
+fn seconds(at: u64, start: u64) -> String {
+    format!("{:.6} s", at.saturating_sub(start) as f64 / 1e9)
+}
+
+fn threads_about(key: Option<usize>, history: &History, from: u64, to: u64) -> BTreeSet<Who> {
+    let holds = history
+        .holds
+        .iter()
+        .filter(|hold| Some(hold.key) == key && hold.asked <= to && hold.end() >= from);
+    holds.map(|hold| hold.who).collect()
+}

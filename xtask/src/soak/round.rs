@@ -1,0 +1,147 @@
+//! One round: a server, processes that work, faults, the end of it all, and the checks.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use leasehold_testbed::{Proxy, Server};
+
+use super::chance::Chance;
+use super::checks;
+use super::faults::{Faults, Subjects, mend};
+use super::history::History;
+use super::left_behind;
+use super::messages::Assignment;
+use super::plant::{Plant, plant};
+use super::process::Process;
+use super::records::{self, now};
+use super::report::{self, Totals};
+use crate::stop::{Stop, Stopped};
+
+/// Draws of faults are told apart from those of threads.
+const OF_FAULTS: u64 = 2 << 32;
+
+pub struct Round {
+    pub number: u64,
+    pub seed: u64,
+    pub time: Duration,
+    pub processes: usize,
+    pub threads: usize,
+    pub plant: Option<Plant>,
+}
+
+impl Round {
+    /// How many violations there were; each is printed. After Ctrl-C it ends as ever, only earlier.
+    pub fn play(
+        &self,
+        stop: &Stop,
+        totals: &mut Totals,
+        tick: impl Fn(String),
+    ) -> anyhow::Result<usize> {
+        let folder = tempfile::Builder::new()
+            .prefix("leasehold-soak-")
+            .tempdir()
+            .context("no temporary folder can be made")?;
+        let start = now();
+        let outcome = self.judge(folder.path(), start, stop, totals, tick);
+        if !matches!(outcome, Ok(0)) {
+            println!(
+                "the records of round {} are in {:?}",
+                self.number,
+                folder.keep()
+            );
+        }
+        outcome
+    }
+
+    fn judge(
+        &self,
+        folder: &Path,
+        start: u64,
+        stop: &Stop,
+        totals: &mut Totals,
+        tick: impl Fn(String),
+    ) -> anyhow::Result<usize> {
+        let mut faults = Faults::new(Chance::new(self.seed, &[OF_FAULTS, self.number]));
+        let left = self.work(folder, &mut faults, stop, tick)?;
+        let faults = faults.done;
+        fs::write(folder.join("faults"), format!("{faults:#?}\n"))?;
+        if let Some(what) = self.plant {
+            plant(what, folder, &faults)?;
+        }
+        let records = records::read(folder)?;
+        let history = History::new(&records, &faults);
+        totals.add(&history, &faults);
+        let mut violations = checks::all(&history, &faults);
+        violations.extend(left);
+        let text = report::findings(&violations, &records, &history, &faults, start);
+        print!("{text}");
+        Ok(violations.len())
+    }
+
+    /// Everything that happens; what was left behind at the end.
+    fn work(
+        &self,
+        folder: &Path,
+        faults: &mut Faults,
+        stop: &Stop,
+        tick: impl Fn(String),
+    ) -> anyhow::Result<Vec<checks::Violation>> {
+        let mut subjects = self.subjects(folder)?;
+        for process in &subjects.processes {
+            process.wait_until_ready()?;
+        }
+        let end = Instant::now() + self.time;
+        let number = self.number;
+        let ended = faults.run(&mut subjects, end, stop, |faults| {
+            tick(format!("round {number}: {faults} faults"));
+        });
+        match ended {
+            Err(error) if error.is::<Stopped>() => {}
+            other => other?,
+        }
+        tick(format!("round {number}: coming to its end"));
+        faults.end_all(&mut subjects)?;
+        subjects.proxies.iter().for_each(mend);
+        left_behind::finish(&mut subjects, folder)
+    }
+
+    fn subjects(&self, folder: &Path) -> anyhow::Result<Subjects> {
+        let remembers = !self.number.is_multiple_of(2);
+        let mut server = Server::builder();
+        if remembers {
+            // What was answered is in the file: a kill of the process, unlike one of the machine,
+            // leaves it there.
+            server = server
+                .arg("appendonly", "yes")
+                .arg("appendfsync", "no")
+                .arg("auto-aof-rewrite-percentage", "0");
+        }
+        let server = server.start().context("cannot start a private server")?;
+        let direct = self.processes / 2;
+        let proxies: Vec<Proxy> = (direct..self.processes)
+            .map(|_| Proxy::start(server.port()))
+            .collect::<Result<_, _>>()?;
+        let urls = (0..direct).map(|_| server.url());
+        let urls = urls.chain(proxies.iter().map(Proxy::url));
+        let processes = urls.enumerate().map(|(process, url)| {
+            Process::start(Assignment {
+                url,
+                folder: folder.to_owned(),
+                seed: self.seed,
+                round: self.number,
+                process,
+                life: 0,
+                threads: self.threads,
+            })
+        });
+        let processes = processes.collect::<anyhow::Result<_>>()?;
+        Ok(Subjects {
+            server,
+            remembers,
+            processes,
+            proxies,
+        })
+    }
+}

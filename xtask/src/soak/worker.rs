@@ -1,0 +1,216 @@
+//! A process of the soak, doing its job: threads that use locks, and one client at a time that they
+//! share. Ends by itself as soon as its input does. Judges nothing.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::process::{self, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use crossbeam_channel::{Receiver, unbounded};
+use leasehold::{Builder, Client};
+use leasehold_testbed::eventually;
+
+use super::chance::Chance;
+use super::messages::{
+    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, Order, PATIENCE,
+};
+use super::operations::Thread;
+use super::records::{Who, Writer};
+
+/// Draws of clients are told apart from those of threads.
+const OF_CLIENTS: u64 = 1 << 32;
+/// For how long a client may take to end, when nothing is wrong any more.
+pub const END: Duration = Duration::from_secs(2);
+/// Within which its threads are gone, on a busy machine.
+const THREADS_GONE: Duration = Duration::from_secs(20);
+
+pub fn main() -> ExitCode {
+    let outcome = work();
+    if let Err(error) = &outcome {
+        let why = format!("{error:#}");
+        // Without a parent there is nobody left to tell.
+        let _ = say(&Message::Failed { why });
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn work() -> anyhow::Result<()> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    let assignment: Assignment = serde_json::from_str(&line)
+        .context("this command is for the soak itself; run `cargo xtask soak`")?;
+    let orders = listen();
+    let place = Place::open(assignment)?;
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..place.assignment.threads)
+            .map(|number| place.thread(number))
+            .collect::<anyhow::Result<_>>()?;
+        let running: Vec<_> = threads
+            .into_iter()
+            .map(|thread| scope.spawn(|| thread.run()))
+            .collect();
+        say(&Message::Ready)?;
+        let Order::Finish = orders.recv()?;
+        place.is_ending.store(true, Ordering::Relaxed);
+        for thread in running {
+            thread.join().map_err(|_| anyhow!("a thread panicked"))?;
+        }
+        anyhow::Ok(())
+    })?;
+    place.close();
+    let is_kept = place.leaky.get().is_some();
+    let mut threads = Vec::new();
+    let _ = eventually(THREADS_GONE, || {
+        threads = threads_of_leasehold(is_kept);
+        threads.is_empty()
+    });
+    say(&Message::Finished { threads, is_kept })?;
+    // Until the parent has looked at what is left elsewhere.
+    orders.recv().map(|_| ()).or(Ok(()))
+}
+
+fn listen() -> Receiver<Order> {
+    let (sender, orders) = unbounded();
+    thread::spawn(move || {
+        for line in io::stdin().lines() {
+            let order = line.ok().and_then(|line| serde_json::from_str(&line).ok());
+            match order {
+                Some(order) => sender.send(order).unwrap_or(()),
+                None => break,
+            }
+        }
+        process::exit(0);
+    });
+    orders
+}
+
+fn say(message: &Message) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(message)?;
+    line.push('\n');
+    let mut output = io::stdout().lock();
+    output.write_all(line.as_bytes())?;
+    Ok(output.flush()?)
+}
+
+/// Threads that clients of this process have left, by name; nothing where threads cannot be seen.
+fn threads_of_leasehold(is_kept: bool) -> Vec<String> {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return Vec::new();
+    };
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    // What a forgotten guard keeps of its client is idle after the shutdown, and there still.
+    let is_left =
+        |name: &String| name.starts_with("leasehold-") || !is_kept && name.starts_with("r2d2-");
+    names
+        .map(|name| name.trim_end().to_owned())
+        .filter(is_left)
+        .collect()
+}
+
+/// What the threads of a process share.
+pub struct Place {
+    pub assignment: Assignment,
+    /// The same for all clients of this process.
+    pub ttl: Duration,
+    /// There until the end.
+    client: Mutex<(Option<Client>, Chance)>,
+    is_ending: AtomicBool,
+    /// What forgotten guards keep: those of no other client are forgotten.
+    leaky: OnceLock<Client>,
+}
+
+impl Place {
+    fn open(assignment: Assignment) -> anyhow::Result<Self> {
+        let (round, process) = (assignment.round, assignment.process as u64);
+        let life = assignment.life as u64;
+        let mut chance = Chance::new(assignment.seed, &[OF_CLIENTS, round, process, life]);
+        let ttl = chance.weighted(&[(1, 600), (2, 1200), (1, 2500)]);
+        let ttl = Duration::from_millis(ttl);
+        let client = new_client(&assignment.url, ttl, &mut chance)?;
+        Ok(Self {
+            ttl,
+            assignment,
+            client: Mutex::new((Some(client), chance)),
+            is_ending: AtomicBool::new(false),
+            leaky: OnceLock::new(),
+        })
+    }
+
+    fn thread(&self, thread: usize) -> anyhow::Result<Thread<'_>> {
+        let Assignment { process, life, .. } = self.assignment;
+        let place = [
+            self.assignment.round,
+            process as u64,
+            life as u64,
+            thread as u64,
+        ];
+        let who = Who {
+            process,
+            life,
+            thread,
+        };
+        let writer = Writer::create(&self.assignment.folder, who)?;
+        let chance = Chance::new(self.assignment.seed, &place);
+        Ok(Thread::new(self, writer, chance))
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    pub fn client(&self) -> Client {
+        let client = self.lock().0.clone();
+        client.expect("threads end before the client does")
+    }
+
+    /// Puts a new client in the place of the old one, which is given back.
+    pub fn reopen(&self) -> anyhow::Result<Option<Client>> {
+        let (client, chance) = &mut *self.lock();
+        let new = new_client(&self.assignment.url, self.ttl, chance)?;
+        Ok(client.replace(new))
+    }
+
+    /// A client whose guards may be forgotten.
+    pub fn leaky_client(&self) -> Client {
+        let settings = settings(&self.assignment.url, self.ttl);
+        let client = || settings.lanes(1).transactions(1).build_lazy();
+        let client = || client().expect("it need not connect");
+        self.leaky.get_or_init(client).clone()
+    }
+
+    /// What cannot be confirmed in time says so, and is no matter here.
+    fn close(&self) {
+        if let Some(client) = self.lock().0.take() {
+            let _ = client.shutdown(END);
+        }
+        if let Some(client) = self.leaky.get() {
+            let _ = client.shutdown(END);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Option<Client>, Chance)> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The server may be away just now.
+fn new_client(url: &str, ttl: Duration, chance: &mut Chance) -> anyhow::Result<Client> {
+    let lanes = 1 + chance.below(4);
+    let hand_offs = chance.weighted(&[(1, 0), (1, 4), (2, 256)]);
+    let client = settings(url, ttl).lanes(lanes).hand_offs(hand_offs);
+    Ok(client.build_lazy()?)
+}
+
+fn settings(url: &str, ttl: Duration) -> Builder {
+    Client::builder(url)
+        .ttl(ttl)
+        .max_ttl(LONGEST_TTL)
+        .command_timeout(COMMAND_TIMEOUT)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .patience(PATIENCE)
+}
