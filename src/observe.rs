@@ -30,6 +30,13 @@ fn span(make: impl FnOnce() -> Span) -> Span {
     catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|_| Span::none())
 }
 
+/// Each by itself: a panic of the one during that of the other would end the process.
+#[cfg(feature = "tracing")]
+fn end(span: Span, say: impl FnOnce(&Span)) {
+    quietly(|| say(&span));
+    quietly(|| drop(span));
+}
+
 /// A call that wants a lock, from its begin to its end.
 pub(crate) struct Wait {
     #[cfg(feature = "tracing")]
@@ -60,8 +67,7 @@ impl Wait {
             Err(error) => name_of(error.kind()),
         };
         #[cfg(feature = "tracing")]
-        quietly(|| {
-            let span = self.span;
+        end(self.span, |span| {
             if let Ok(Some(lock)) = granted {
                 span.record("token", lock.fencing_token);
             }
@@ -106,8 +112,7 @@ impl Hold {
 
     pub(crate) fn ended(&mut self, outcome: &'static str, held: Duration) {
         #[cfg(feature = "tracing")]
-        quietly(|| {
-            let span = std::mem::replace(&mut self.span, Span::none());
+        end(std::mem::replace(&mut self.span, Span::none()), |span| {
             span.record("outcome", outcome);
         });
         #[cfg(feature = "metrics")]

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -32,25 +32,30 @@ struct Told {
     within: Option<&'static str>,
 }
 
-/// While it is on, the subscriber and the recorder panic at everything that they are told.
-static PANICKING: AtomicBool = AtomicBool::new(false);
+/// At what the subscriber and the recorder panic: nothing, entering and leaving a span, or everything.
+static PANICKING: AtomicU8 = AtomicU8::new(0);
+const AT_SPANS: u8 = 1;
+const ALWAYS: u8 = 2;
 
 fn panic_if_asked_to() {
-    assert!(!PANICKING.load(Ordering::SeqCst), "a receiver's own panic");
+    assert!(
+        PANICKING.load(Ordering::SeqCst) < ALWAYS,
+        "a receiver's own panic"
+    );
 }
 
 struct Panicking;
 
 impl Panicking {
-    fn begin() -> Self {
-        PANICKING.store(true, Ordering::SeqCst);
+    fn begin(at: u8) -> Self {
+        PANICKING.store(at, Ordering::SeqCst);
         Self
     }
 }
 
 impl Drop for Panicking {
     fn drop(&mut self) {
-        PANICKING.store(false, Ordering::SeqCst);
+        PANICKING.store(0, Ordering::SeqCst);
     }
 }
 
@@ -82,11 +87,19 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
     }
 
     fn on_enter(&self, _: &Id, _: Context<'_, S>) {
-        panic_if_asked_to();
+        assert_eq!(
+            PANICKING.load(Ordering::SeqCst),
+            0,
+            "a receiver's own panic"
+        );
     }
 
     fn on_exit(&self, _: &Id, _: Context<'_, S>) {
-        panic_if_asked_to();
+        assert_eq!(
+            PANICKING.load(Ordering::SeqCst),
+            0,
+            "a receiver's own panic"
+        );
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
@@ -355,7 +368,7 @@ impl Events for Renewals {
 #[test]
 fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
     let _receivers = receivers();
-    let _panicking = Panicking::begin();
+    let _panicking = Panicking::begin(ALWAYS);
     let server = Server::start().unwrap();
     let (renews, renewed) = unbounded();
     let client = Client::builder(&server.url())
@@ -401,10 +414,18 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
 fn a_panic_of_the_callers_own_passes_through_a_subscriber_that_panics() {
     let _receivers = receivers();
     let client = Client::memory().unwrap();
-    let panicking = Panicking::begin();
-    let work = || client.with_lock("k", || panic!("the caller's own"));
-    let panic = catch_unwind(AssertUnwindSafe(work)).unwrap_err();
-    drop(panicking);
-    assert_eq!(panic.downcast_ref(), Some(&"the caller's own"));
-    assert!(!client.mutex("k").is_locked().unwrap());
+    // From before the work on, or from within.
+    for before in [Some(AT_SPANS), Some(ALWAYS), None] {
+        let mut panicking = before.map(Panicking::begin);
+        let work = || {
+            client.with_lock("k", || {
+                panicking.get_or_insert_with(|| Panicking::begin(ALWAYS));
+                panic!("the caller's own")
+            })
+        };
+        let panic = catch_unwind(AssertUnwindSafe(work)).unwrap_err();
+        drop(panicking);
+        assert_eq!(panic.downcast_ref(), Some(&"the caller's own"));
+        assert!(!client.mutex("k").is_locked().unwrap());
+    }
 }
