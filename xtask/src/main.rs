@@ -1,5 +1,7 @@
-//! `cargo xtask demo` and `cargo xtask test`: the command line, and nothing of what the commands do.
+//! `cargo xtask demo`, `test` and `bench`: the command line, and nothing of what the commands do.
 
+mod bench;
+mod cargo;
 mod demo;
 mod stop;
 mod test;
@@ -30,14 +32,20 @@ enum Task {
     Demo(demo::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
+    /// Measure locks under load, ours and others, side by side
+    Bench(bench::Options),
     /// One of the demo's own processes, told what to do on its standard input
     #[command(hide = true)]
     DemoProcess,
+    /// One of the bench's, likewise
+    #[command(hide = true)]
+    BenchProcess,
 }
 
 fn main() -> ExitCode {
     let task = match Cli::parse().task {
         Task::DemoProcess => return demo::process(),
+        Task::BenchProcess => return bench::process(),
         task => task,
     };
     let stop = match Stop::install() {
@@ -47,7 +55,8 @@ fn main() -> ExitCode {
     let outcome = match task {
         Task::Demo(options) => demo::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
-        Task::DemoProcess => unreachable!("handled above"),
+        Task::Bench(options) => bench::run(&options, &stop),
+        Task::DemoProcess | Task::BenchProcess => unreachable!("handled above"),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
