@@ -11,50 +11,16 @@ use std::time::{Duration, Instant};
 
 use criterion::Criterion;
 use leasehold::{Client, Mutex};
+use leasehold_load::Raw;
 use leasehold_testbed::Server;
-use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
 
 const ROUNDS: usize = 60;
 const ROUND: Duration = Duration::from_millis(50);
 const WAYS: [&str; 3] = ["raw, both awaited", "guard dropped", "unlock()"];
 
-/// What a lock costs without a library: `SET NX PX`, and a script that deletes what is one's own.
-/// Nothing is built or drawn at random per pair, so any real use is slower than this.
-struct Raw {
-    connection: redis::Connection,
-    take: Vec<u8>,
-    give: Vec<u8>,
-}
-
-impl Raw {
-    fn new(url: &str) -> Result<Self, Box<dyn Error>> {
-        let tcp = TcpSettings::default().set_nodelay(true);
-        let info = url.into_connection_info()?.set_tcp_settings(tcp);
-        let mut connection = redis::Client::open(info)?.get_connection()?;
-        let script = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
-                      return redis.call('DEL', KEYS[1]) end return 0";
-        let hash: String = redis::cmd("SCRIPT")
-            .arg("LOAD")
-            .arg(script)
-            .query(&mut connection)?;
-        let (key, value) = ("raw:lock", "0123456789abcdef0123456789abcdef");
-        let mut take = redis::cmd("SET");
-        take.arg(key).arg(value).arg("NX").arg("PX").arg(30_000);
-        let mut give = redis::cmd("EVALSHA");
-        give.arg(hash).arg(1).arg(key).arg(value);
-        Ok(Self {
-            connection,
-            take: take.get_packed_command(),
-            give: give.get_packed_command(),
-        })
-    }
-
-    fn pair(&mut self) {
-        let taken = self.connection.req_packed_command(&self.take);
-        assert_eq!(taken, Ok(Value::Okay));
-        let given = self.connection.req_packed_command(&self.give);
-        assert_eq!(given, Ok(Value::Int(1)));
-    }
+fn pair(raw: &mut Raw) {
+    assert!(raw.try_lock().expect("the server runs"));
+    raw.unlock().expect("nobody else wants it");
 }
 
 fn dropped(mutex: &Mutex) {
@@ -83,7 +49,7 @@ fn rate(mut pair: impl FnMut(), last: impl FnOnce()) -> f64 {
 fn round(way: usize, raw: &mut Raw, mutex: &Mutex) -> f64 {
     match way {
         0 => {
-            let pair = std::cell::RefCell::new(|| raw.pair());
+            let pair = std::cell::RefCell::new(|| pair(raw));
             rate(|| pair.borrow_mut()(), || pair.borrow_mut()())
         }
         1 => rate(|| dropped(mutex), || unlocked(mutex)),
@@ -132,13 +98,13 @@ fn print_comparison(title: &str, raw: &mut Raw, mutex: &Mutex) {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::start()?;
-    let mut raw = Raw::new(&server.url())?;
+    let mut raw = Raw::new(&server.url(), "raw:lock", "1")?;
     let client = Client::open(&server.url())?;
     let mutex = client.mutex("lock");
 
     let mut criterion = Criterion::default().configure_from_args();
     let mut group = criterion.benchmark_group("uncontended");
-    group.bench_function("raw", |bencher| bencher.iter(|| raw.pair()));
+    group.bench_function("raw", |bencher| bencher.iter(|| pair(&mut raw)));
     group.bench_function("drop", |bencher| bencher.iter(|| dropped(&mutex)));
     group.bench_function("unlock", |bencher| bencher.iter(|| unlocked(&mutex)));
     group.finish();

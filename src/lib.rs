@@ -24,6 +24,10 @@ mod guard;
 pub mod guide;
 mod held;
 mod id;
+// What benches measure of the parts.
+#[cfg(feature = "__internals")]
+#[doc(hidden)]
+pub mod internals;
 mod key;
 mod lease;
 mod loss;

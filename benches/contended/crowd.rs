@@ -5,10 +5,11 @@ use std::error::Error;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use leasehold_load::Served;
 use leasehold_testbed::Server;
 
 use crate::member::{Grant, Report};
-use crate::monitor::{Monitor, Requests, Served};
+use crate::monitor::{Monitor, Requests};
 use crate::process::Process;
 use crate::sheet::Sheet;
 use crate::{beside_a_sleeper, queue, support};
@@ -71,7 +72,7 @@ impl Round {
             .collect::<Result<Vec<_>, _>>()?;
         let requests = monitor.map(|monitor| monitor.end(server)).transpose()?;
         let mut round = Self::of(window, start + window.as_nanos() as u64, &reports);
-        round.served = Served::until_now(server)?.since(before);
+        round.served = Served::until_now(server)?.since(&before);
         round.requests = requests.unwrap_or_default();
         Ok(round)
     }
@@ -193,10 +194,10 @@ pub fn processes(
         None => sheet.figure("requests per change of owner", per_change),
     }
     let changes = round.changes as f64;
-    let served = round.served;
+    let served = &round.served;
     sheet.figure(
         "script calls per change, not slowed down",
-        served.scripts as f64 / changes,
+        served.scripts() as f64 / changes,
     );
     sheet.figure(
         "reads per change, not slowed down",

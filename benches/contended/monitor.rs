@@ -1,6 +1,6 @@
 //! Counts the requests that clients send, by Redis' own MONITOR: commands inside scripts are told
 //! apart there, and nowhere else. It slows the server down, so it has a round of its own; what Redis
-//! counts at no cost is less exact.
+//! counts at no cost (`leasehold_load::Served`) is less exact.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,46 +9,11 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use leasehold_testbed::Server;
 
-use crate::support;
-
 /// Ends the counting, sent over another connection.
 const END: &str = "counted-until-here";
 
 /// How many requests were sent, by command.
 pub type Requests = BTreeMap<String, u64>;
-
-/// What Redis itself has counted.
-#[derive(Clone, Copy, Default)]
-pub struct Served {
-    /// Calls of scripts, as a whole.
-    pub scripts: u64,
-    /// How often it read from a connection: several requests, if they were written together.
-    pub reads: u64,
-}
-
-impl Served {
-    pub fn until_now(server: &Server) -> Result<Self, Box<dyn Error>> {
-        let by_command = support::info(server, "commandstats")?;
-        let calls = |name: &str| {
-            let told = support::field(&by_command, name)?;
-            let calls = told.strip_prefix("calls=")?.split(',').next()?;
-            calls.parse::<u64>().ok()
-        };
-        let scripts = ["cmdstat_eval", "cmdstat_evalsha", "cmdstat_fcall"];
-        let reads = support::field(&support::info(server, "stats")?, "total_reads_processed");
-        Ok(Self {
-            scripts: scripts.into_iter().filter_map(calls).sum(),
-            reads: reads.ok_or("INFO tells no reads")?.parse()?,
-        })
-    }
-
-    pub fn since(self, before: Self) -> Self {
-        Self {
-            scripts: self.scripts - before.scripts,
-            reads: self.reads - before.reads,
-        }
-    }
-}
 
 /// Counts from its start to its end. Redis keeps the lines until then: read as they come, they
 /// would cost it a write, and the machine a thread's wake-up, for every few commands.

@@ -1,5 +1,10 @@
-//! What the benches share: what they ran on, clocks, CPU time, pinning, tables. Measures no lock.
-#![allow(dead_code, reason = "each bench uses its own part of this")]
+//! What the benches share, beside what is in the crate load/: how busy the machine is, tables. Measures no
+//! lock.
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each bench uses its own part of this"
+)]
 
 use std::error::Error;
 use std::fs;
@@ -11,29 +16,9 @@ use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use hdrhistogram::Histogram;
+use leasehold_load::{cores_by_preference, pin};
+pub use leasehold_load::{description as machine, field, info, nanoseconds, own_cpu};
 use leasehold_testbed::Server;
-
-/// The machine in one line, to stand above every figure.
-pub fn machine(server: &Server) -> Result<String, Box<dyn Error>> {
-    let cores = std::thread::available_parallelism()?;
-    let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or(std::env::consts::ARCH.into());
-    let system = rustix::system::uname();
-    let (name, release) = (system.sysname(), system.release());
-    let info = info(server, "server")?;
-    let redis = field(&info, "redis_version").unwrap_or_default();
-    Ok(format!(
-        "{cores} cores of {cpu}, {} {}, Redis {redis}",
-        name.to_string_lossy(),
-        release.to_string_lossy()
-    ))
-}
-
-/// The monotonic clock in nanoseconds. All processes of a machine read the same one.
-pub fn nanoseconds() -> u64 {
-    use rustix::time::{ClockId, clock_gettime};
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 /// A duration drawn at random.
 pub fn between(low: Duration, high: Duration) -> Duration {
@@ -73,22 +58,9 @@ pub fn busy(during: Duration) -> Option<f64> {
     (all > 0.0).then(|| 100.0 * busy / all)
 }
 
-/// The CPU time that this process has used, all its threads together.
-pub fn own_cpu() -> Duration {
-    use rustix::time::{ClockId, clock_gettime};
-    let used = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
-}
-
 /// The CPU time that the server has used.
 pub fn server_cpu(server: &Server) -> Result<Duration, Box<dyn Error>> {
-    let info = info(server, "cpu")?;
-    let mut used = 0.0;
-    for name in ["used_cpu_user", "used_cpu_sys"] {
-        let seconds = field(&info, name).ok_or_else(|| format!("INFO cpu tells no {name}"))?;
-        used += seconds.parse::<f64>()?;
-    }
-    Ok(Duration::from_secs_f64(used))
+    Ok(leasehold_load::server_cpu(&info(server, "cpu")?)?)
 }
 
 /// The threads of this process; nothing where the system has no /proc.
@@ -98,29 +70,13 @@ pub fn thread_count() -> Option<usize> {
 
 /// Pins every thread of this process and of `other` to the last core that this one may use, and
 /// says which; nothing where threads cannot be pinned.
-#[cfg(target_os = "linux")]
 pub fn pin_to_one_core(other: u32) -> io::Result<Option<usize>> {
-    use rustix::process::Pid;
-    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-    let allowed = sched_getaffinity(None)?;
-    let core = (0..CpuSet::MAX_CPU)
-        .rev()
-        .find(|core| allowed.is_set(*core));
-    let core = core.ok_or_else(|| io::Error::other("this thread may run nowhere"))?;
-    let mut one = CpuSet::new();
-    one.set(core);
-    for process in [std::process::id(), other] {
-        for task in fs::read_dir(format!("/proc/{process}/task"))? {
-            let id = task?.file_name().to_str().and_then(|id| id.parse().ok());
-            sched_setaffinity(id.and_then(Pid::from_raw), &one)?;
-        }
+    let core = cores_by_preference()?.first().copied();
+    if let Some(core) = core {
+        pin(std::process::id(), core)?;
+        pin(other, core)?;
     }
-    Ok(Some(core))
-}
-
-#[cfg(not(target_os = "linux"))]
-pub fn pin_to_one_core(_other: u32) -> io::Result<Option<usize>> {
-    Ok(None)
+    Ok(core)
 }
 
 /// Durations in µs up to a minute, to three digits.
@@ -152,20 +108,6 @@ pub fn table<const N: usize>(header: [&str; N]) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
-}
-
-/// One section of what the server tells of itself.
-pub fn info(server: &Server, section: &str) -> Result<String, Box<dyn Error>> {
-    let reply = server.command(&["INFO", section])?;
-    let text = reply.as_text().ok_or("INFO answers no text")?;
-    Ok(text.to_owned())
-}
-
-/// The value in the first line `name : value`.
-pub fn field(text: &str, name: &str) -> Option<String> {
-    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
-    let (_, value) = fields.find(|(each, _)| each.trim() == name)?;
-    Some(value.trim().to_owned())
 }
 
 /// Empty where there is no such file.

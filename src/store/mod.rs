@@ -29,6 +29,8 @@ pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::Node;
+#[cfg(feature = "__internals")]
+pub(crate) use script::{Call, Kind, Names, encode};
 pub use session::TransactionConnection;
 pub(crate) use session::{Written, read_failed};
 pub(crate) use value::{LockValue, hand_offs_of, holds, stands_in_line};

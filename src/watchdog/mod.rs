@@ -8,3 +8,5 @@ mod wheel;
 
 pub(crate) use agenda::Agenda;
 pub(crate) use service::Watchdog;
+#[cfg(feature = "__internals")]
+pub(crate) use wheel::Wheel;

@@ -1,5 +1,8 @@
-//! `cargo xtask demo`, `market`, `soak` and `test`: the command line, and nothing of what the commands do.
+//! `cargo xtask bench`, `demo`, `market`, `soak` and `test`: the command line, and nothing of what the
+//! commands do.
 
+mod bench;
+mod cargo;
 mod child;
 mod demo;
 mod market;
@@ -41,6 +44,8 @@ enum Task {
     Soak(soak::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
+    /// Measure locks under load, ours and others, side by side
+    Bench(bench::Options),
     /// One of the demo's own processes, told what to do on its standard input
     #[command(hide = true)]
     DemoProcess,
@@ -50,6 +55,9 @@ enum Task {
     /// One of the soak's own processes, told what to do on its standard input
     #[command(hide = true)]
     SoakProcess,
+    /// One of the bench's, likewise
+    #[command(hide = true)]
+    BenchProcess,
 }
 
 fn main() -> ExitCode {
@@ -57,6 +65,7 @@ fn main() -> ExitCode {
         Task::DemoProcess => return demo::process(),
         Task::MarketProcess => return market::process(),
         Task::SoakProcess => return soak::process(),
+        Task::BenchProcess => return bench::process(),
         task => task,
     };
     let stop = match Stop::install() {
@@ -68,7 +77,8 @@ fn main() -> ExitCode {
         Task::Market(options) => market::run(&options, &stop),
         Task::Soak(options) => soak::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
-        Task::DemoProcess | Task::MarketProcess | Task::SoakProcess => {
+        Task::Bench(options) => bench::run(&options, &stop),
+        Task::DemoProcess | Task::MarketProcess | Task::SoakProcess | Task::BenchProcess => {
             unreachable!("handled above")
         }
     };

@@ -3,22 +3,17 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use comfy_table::{CellAlignment, Table, presets};
-use crossbeam_channel::{Receiver, bounded};
 use leasehold_testbed::{Install, provide_server};
-use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::cargo::{run_to_end, workspace_root};
 use crate::stop::{Stop, Stopped};
 
-/// How long cargo and what it started may take to end on SIGINT.
-const GRACE: Duration = Duration::from_secs(3);
 const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
@@ -46,10 +41,15 @@ const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check 
 
 /// Needs no server. Clippy's `--all-targets` compiles examples and benches too.
 #[rustfmt::skip]
-const STATIC_CHECKS: [Check; 3] = [
+const STATIC_CHECKS: [Check; 4] = [
     check("format", &["fmt", "--all", "--check"]),
     check("clippy", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     check("clippy, features", &["clippy", "--locked", "--all-features", "--all-targets", "--", "-D", "warnings"]),
+    // Not run: only that it would still build for `cargo xtask bench`.
+    check(
+        "clippy, peers",
+        &["clippy", "--locked", "--package", "leasehold-peers", "--features", "peers", "--", "-D", "warnings"],
+    ),
 ];
 
 #[rustfmt::skip]
@@ -230,44 +230,4 @@ impl Session<'_> {
         }
         table
     }
-}
-
-fn workspace_root() -> anyhow::Result<PathBuf> {
-    let own = env::var_os("CARGO_MANIFEST_DIR")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-    let root = own.parent().map(Path::to_owned);
-    root.context("run this as `cargo xtask` in a checkout of leasehold")
-}
-
-/// Runs `command` to its end, with its output on ours. It gets a process group of its own, so that
-/// whatever it started can be stopped with it.
-fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStatus> {
-    stop.check()?;
-    let child = command
-        .stdin(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    let group = Pid::from_child(&child);
-    let ended = wait_beside(child);
-    loop {
-        match stop.receive(&ended, Duration::MAX) {
-            Ok(Some(status)) => return status.context("cannot wait for it"),
-            Ok(None) => continue,
-            Err(stopped) => {
-                // It may just have ended: a signal to nobody is no error here.
-                let _ = kill_process_group(group, Signal::INT);
-                if ended.recv_timeout(GRACE).is_err() {
-                    let _ = kill_process_group(group, Signal::KILL);
-                }
-                return Err(stopped.into());
-            }
-        }
-    }
-}
-
-fn wait_beside(mut child: Child) -> Receiver<std::io::Result<ExitStatus>> {
-    let (sender, ended) = bounded(1);
-    thread::spawn(move || sender.send(child.wait()));
-    ended
 }

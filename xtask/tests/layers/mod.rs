@@ -30,6 +30,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "guard",
             "guide",
             "held",
+            "internals",
             "memory",
             "mutex",
             "reentrant",

@@ -1,0 +1,49 @@
+//! Single parts of the library, and a whole acquire for scale: the wheel, the line of waiting threads, the
+//! encoder, one lock on a real server. Nothing is contended here.
+//!
+//! `cargo bench --features __internals --bench micro`
+
+use std::error::Error;
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput};
+use leasehold::Client;
+use leasehold::internals::{Batch, Line, Wheel};
+use leasehold_testbed::Server;
+
+/// As many as one batch carries at most among 64 threads.
+const VECTOR: usize = 64;
+/// A client that holds that many locks.
+const TIMERS: usize = 100_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let server = Server::start()?;
+    let client = Client::open(&server.url())?;
+    let mutex = client.mutex("lock");
+    let mut criterion = Criterion::default().configure_from_args();
+
+    let mut group = criterion.benchmark_group("micro");
+    group.throughput(Throughput::Elements(1));
+    let mut wheel = Wheel::with_timers(TIMERS);
+    group.bench_function("wheel: insert, cancel", |bencher| {
+        bencher.iter(|| wheel.insert_and_cancel());
+    });
+    let line = Line::new();
+    group.bench_function("line: join, leave", |bencher| {
+        bencher.iter(|| black_box(&line).join_and_leave());
+    });
+    for keys in [1, VECTOR] {
+        let mut batch = Batch::of_acquires(keys);
+        group.throughput(Throughput::Elements(keys as u64));
+        group.bench_function(format!("encode: acquire of {keys}"), |bencher| {
+            bencher.iter(|| batch.encode());
+        });
+    }
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("redis: acquire, unlock", |bencher| {
+        bencher.iter(|| mutex.lock()?.unlock());
+    });
+    group.finish();
+    criterion.final_summary();
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! The machine that something is measured on: what it is, its clock, CPU time, pinning. Measures no lock.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leasehold_testbed::Server;
+
+/// The machine in one line, to stand above every figure.
+///
+/// # Errors
+/// The server does not answer.
+pub fn description(server: &Server) -> anyhow::Result<String> {
+    let cores = std::thread::available_parallelism()?;
+    let facts = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = field(&facts, "model name").unwrap_or(std::env::consts::ARCH.into());
+    let system = rustix::system::uname();
+    let (name, release) = (system.sysname(), system.release());
+    let redis = field(&info(server, "server")?, "redis_version").unwrap_or_default();
+    Ok(format!(
+        "{cores} cores of {cpu}, {} {}, Redis {redis}",
+        name.to_string_lossy(),
+        release.to_string_lossy()
+    ))
+}
+
+/// The monotonic clock in nanoseconds. All processes of a machine read the same one.
+pub fn nanoseconds() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The CPU time that this process has used, all its threads together.
+pub fn own_cpu() -> Duration {
+    use rustix::time::{ClockId, clock_gettime};
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
+}
+
+/// The CPU time that a server has used, from its `INFO cpu`.
+///
+/// # Errors
+/// It does not say.
+pub fn server_cpu(info: &str) -> anyhow::Result<Duration> {
+    let mut used = 0.0;
+    for name in ["used_cpu_user", "used_cpu_sys"] {
+        let seconds = field(info, name).with_context(|| format!("INFO tells no {name}"))?;
+        used += seconds.parse::<f64>()?;
+    }
+    Ok(Duration::from_secs_f64(used))
+}
+
+/// The cores that this thread may use, the last first: the first one has more of other work to do.
+///
+/// # Errors
+/// Threads cannot be pinned here.
+#[cfg(target_os = "linux")]
+pub fn cores_by_preference() -> io::Result<Vec<usize>> {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let allowed = sched_getaffinity(None)?;
+    let cores = (0..CpuSet::MAX_CPU).rev();
+    Ok(cores.filter(|core| allowed.is_set(*core)).collect())
+}
+
+/// Pins every thread that a process has to one core; those that it starts later are pinned with them.
+///
+/// # Errors
+/// The process has ended, or threads cannot be pinned here.
+#[cfg(target_os = "linux")]
+pub fn pin(process: u32, core: usize) -> io::Result<()> {
+    use rustix::process::Pid;
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut one = CpuSet::new();
+    one.set(core);
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let id = task?.file_name().to_str().and_then(|id| id.parse().ok());
+        sched_setaffinity(id.and_then(Pid::from_raw), &one)?;
+    }
+    Ok(())
+}
+
+/// No core: threads cannot be pinned here.
+///
+/// # Errors
+/// None.
+#[cfg(not(target_os = "linux"))]
+pub fn cores_by_preference() -> io::Result<Vec<usize>> {
+    Ok(Vec::new())
+}
+
+/// Refuses: threads cannot be pinned here.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_os = "linux"))]
+pub fn pin(_process: u32, _core: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What the server tells of itself: one section, or `all`.
+///
+/// # Errors
+/// It does not answer.
+pub fn info(server: &Server, section: &str) -> anyhow::Result<String> {
+    let reply = server.command(&["INFO", section])?;
+    let text = reply.as_text().context("INFO answers no text")?;
+    Ok(text.to_owned())
+}
+
+/// The value in the first line `name : value`.
+pub fn field(text: &str, name: &str) -> Option<String> {
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = fields.find(|(each, _)| each.trim() == name)?;
+    Some(value.trim().to_owned())
+}

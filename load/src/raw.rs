@@ -1,0 +1,86 @@
+//! What a lock costs without a library: `SET NX PX`, and a script that deletes what is one's own. Nothing
+//! is built or drawn at random per pair, so any real use is slower than this.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
+
+use crate::drive::Locker;
+
+const SCRIPT: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
+                      return redis.call('DEL', KEYS[1]) end return 0";
+const TTL_MS: usize = 30_000;
+
+/// A lock of raw commands, on a connection of its own.
+pub struct Raw {
+    connection: redis::Connection,
+    take: Vec<u8>,
+    give: Vec<u8>,
+}
+
+impl Raw {
+    /// What it sleeps before it asks again for a key that is taken.
+    pub const PAUSE: Duration = Duration::from_millis(1);
+
+    /// Connects. Each `owner` of a key needs another name.
+    ///
+    /// # Errors
+    /// There is no Redis.
+    pub fn new(url: &str, key: &str, owner: &str) -> anyhow::Result<Self> {
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let info = url.into_connection_info()?.set_tcp_settings(tcp);
+        let mut connection = redis::Client::open(info)?.get_connection()?;
+        let hash: String = redis::cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(SCRIPT)
+            .query(&mut connection)?;
+        // As long as the id that a careful user would draw.
+        let value = format!("{owner:0>32}");
+        let mut take = redis::cmd("SET");
+        take.arg(key).arg(&value).arg("NX").arg("PX").arg(TTL_MS);
+        let mut give = redis::cmd("EVALSHA");
+        give.arg(hash).arg(1).arg(key).arg(&value);
+        Ok(Self {
+            connection,
+            take: take.get_packed_command(),
+            give: give.get_packed_command(),
+        })
+    }
+
+    /// Whether it was free.
+    ///
+    /// # Errors
+    /// Redis' own.
+    pub fn try_lock(&mut self) -> anyhow::Result<bool> {
+        let answer = self.connection.req_packed_command(&self.take)?;
+        Ok(answer == Value::Okay)
+    }
+
+    /// Lets it go.
+    ///
+    /// # Errors
+    /// It was somebody else's.
+    pub fn unlock(&mut self) -> anyhow::Result<()> {
+        let answer = self.connection.req_packed_command(&self.give)?;
+        ensure!(answer == Value::Int(1), "a lock was lost: {answer:?}");
+        Ok(())
+    }
+}
+
+impl Locker for Raw {
+    async fn take(&mut self) -> anyhow::Result<()> {
+        while !self.try_lock()? {
+            std::thread::sleep(Self::PAUSE);
+        }
+        Ok(())
+    }
+
+    async fn give(&mut self) -> anyhow::Result<()> {
+        self.unlock()
+    }
+
+    async fn pause(&mut self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}

@@ -1,0 +1,118 @@
+//! What Redis itself has counted, at no cost to what is measured.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leasehold_testbed::Server;
+
+use crate::machine::{field, info, server_cpu};
+
+/// All up to a moment, or since one.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    /// How often each command was done, by its name in lower case (`client|tracking`); those that scripts
+    /// do are counted like those that clients send.
+    pub calls: BTreeMap<String, u64>,
+    /// How often it read from a connection: several requests, if they were written together.
+    pub reads: u64,
+    /// Bytes in and out.
+    pub bytes: u64,
+    /// CPU time of the server.
+    pub cpu: Duration,
+    /// Clients that are connected now.
+    pub connections: u64,
+}
+
+impl Served {
+    /// All that the server has done.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub fn until_now(server: &Server) -> anyhow::Result<Self> {
+        Self::read(&info(server, "all")?)
+    }
+
+    fn read(info: &str) -> anyhow::Result<Self> {
+        let number = |name: &str| -> anyhow::Result<u64> {
+            let told = field(info, name).with_context(|| format!("INFO tells no {name}"))?;
+            Ok(told.parse()?)
+        };
+        let calls = |line: &str| {
+            let (name, told) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            let calls = told.split(',').next()?.parse().ok()?;
+            Some((name.to_owned(), calls))
+        };
+        Ok(Self {
+            calls: info.lines().filter_map(calls).collect(),
+            reads: number("total_reads_processed")?,
+            bytes: number("total_net_input_bytes")? + number("total_net_output_bytes")?,
+            cpu: server_cpu(info)?,
+            connections: number("connected_clients")?,
+        })
+    }
+
+    /// What was done after `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let calls = self.calls.iter().map(|(name, calls)| {
+            let earlier = before.calls.get(name).copied().unwrap_or(0);
+            (name.clone(), calls - earlier)
+        });
+        Self {
+            calls: calls.collect(),
+            reads: self.reads - before.reads,
+            bytes: self.bytes - before.bytes,
+            cpu: self.cpu.saturating_sub(before.cpu),
+            connections: self.connections,
+        }
+    }
+
+    /// Calls of scripts, as a whole.
+    pub fn scripts(&self) -> u64 {
+        let names = ["eval", "evalsha", "fcall"];
+        let calls = names.into_iter().filter_map(|name| self.calls.get(name));
+        calls.sum()
+    }
+
+    /// Requests that clients sent, where `scripted` are the commands that only their scripts do. (Redis
+    /// does not tell them apart.) Asking for these figures does not count.
+    pub fn requests(&self, scripted: &[&str]) -> u64 {
+        let sent = self.calls.iter().filter(|(name, _)| {
+            let name = name.as_str();
+            name != "info" && !scripted.contains(&name)
+        });
+        sent.map(|(_, calls)| calls).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INFO: &str = "# Clients\r\nconnected_clients:3\r\n# Stats\r\ntotal_net_input_bytes:100\r\n\
+        total_net_output_bytes:20\r\ntotal_reads_processed:7\r\n# CPU\r\nused_cpu_sys:1.5\r\n\
+        used_cpu_user:0.25\r\n# Commandstats\r\ncmdstat_set:calls=4,usec=9\r\n\
+        cmdstat_get:calls=4,usec=9\r\ncmdstat_evalsha:calls=3,usec=1\r\n\
+        cmdstat_eval:calls=1,usec=1\r\ncmdstat_info:calls=2,usec=9\r\n";
+
+    #[test]
+    fn what_clients_sent_is_told_from_what_their_scripts_did() -> anyhow::Result<()> {
+        let served = Served::read(INFO)?;
+        assert_eq!(served.requests(&["get"]), 8);
+        assert_eq!(served.scripts(), 4);
+        assert_eq!((served.bytes, served.reads), (120, 7));
+        assert_eq!(served.cpu, Duration::from_millis(1750));
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_came_after_is_counted() -> anyhow::Result<()> {
+        let before = Served::read(INFO)?;
+        let later = INFO.replace("cmdstat_set:calls=4", "cmdstat_set:calls=9");
+        let later = later + "cmdstat_del:calls=2,usec=1\r\n";
+        let since = Served::read(&later)?.since(&before);
+        assert_eq!(since.requests(&[]), 7);
+        assert_eq!((since.reads, since.bytes), (0, 0));
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Parts of the library as benches/micro.rs drives them, one operation each. No part of the API: there only
+//! with the feature `__internals`, and never the same for long.
+
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::id::{HolderId, LeaseId};
+use crate::key::Key;
+use crate::lease::Options;
+use crate::store::{Call, Command, Kind, Names, Standing, encode};
+use crate::wait::LocalQueues;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// The watchdog's timers.
+pub struct Wheel {
+    wheel: crate::watchdog::Wheel<usize>,
+    deadline: u64,
+}
+
+impl Wheel {
+    /// With so many timers in it that nobody cancels.
+    pub fn with_timers(count: usize) -> Self {
+        let mut wheel = crate::watchdog::Wheel::new(0);
+        for timer in 0..count {
+            wheel.insert(1 + timer as u64 * 7, timer);
+        }
+        Self { wheel, deadline: 0 }
+    }
+
+    /// A timer for some other time than the last one, and not.
+    pub fn insert_and_cancel(&mut self) -> Option<usize> {
+        self.deadline = (self.deadline + 997) % 1_000_000;
+        let id = self.wheel.insert(self.deadline, 0);
+        self.wheel.cancel(id)
+    }
+}
+
+/// The line of a client's threads for one key.
+pub struct Line {
+    queues: LocalQueues,
+    key: Key,
+    options: Options,
+}
+
+impl Line {
+    /// With nobody in it.
+    #[expect(clippy::new_without_default, reason = "nobody wants it")]
+    pub fn new() -> Self {
+        Self {
+            queues: LocalQueues::new(Clock::default()),
+            key: key(0),
+            options: Options {
+                ttl: TTL,
+                renew_every: None,
+                max_hold: None,
+                checked: false,
+            },
+        }
+    }
+
+    /// As a thread that wants the lock, and then does not. Whether it left anything behind.
+    pub fn join_and_leave(&self) -> bool {
+        let place = self.queues.join(&self.key, self.options, None);
+        let (handed, claim) = place.leave();
+        handed.is_some() || claim.is_some()
+    }
+}
+
+/// One script call for some acquires.
+pub struct Batch {
+    names: Names,
+    hash: String,
+    commands: Vec<Command>,
+    buffer: Vec<u8>,
+}
+
+impl Batch {
+    /// For so many keys.
+    pub fn of_acquires(count: usize) -> Self {
+        let acquire = |number| Command::Acquire {
+            key: key(number),
+            lease: LeaseId::random(),
+            ttl: TTL,
+            standing: Standing::None,
+        };
+        Self {
+            names: Names {
+                holder: HolderId::of_this_process(),
+                fence_counter: "leasehold:~fence".to_owned(),
+            },
+            hash: "0".repeat(40),
+            commands: (0..count).map(acquire).collect(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// How many bytes it takes on the wire.
+    pub fn encode(&mut self) -> usize {
+        self.buffer.clear();
+        let call = Call::Hash(&self.hash);
+        let commands = self.commands.iter();
+        encode(&mut self.buffer, call, Kind::Acquire, &self.names, commands);
+        self.buffer.len()
+    }
+}
+
+fn key(number: usize) -> Key {
+    Key::new("leasehold:", &format!("invoice:{number}"), 1024).expect("it is a good name")
+}

@@ -1,0 +1,115 @@
+//! The processes that use one kind of lock in a case, and what Redis did for them. Compares nothing.
+
+use std::time::Duration;
+
+use leasehold_load::{Assignment, Pace, Round, Served, Tally, Waits, Way, nanoseconds, sum};
+use leasehold_testbed::Server;
+
+use super::cases::Case;
+use super::process::Process;
+use super::programs::Programs;
+use crate::stop::Stop;
+
+/// A process has heard of the start by then, and has its threads.
+const NOTICE: Duration = Duration::from_millis(20);
+const NOTICE_PER_THREAD: Duration = Duration::from_micros(200);
+/// Scripts are known and connections made after that. Not measured.
+const WARM_UP: Duration = Duration::from_millis(60);
+
+pub struct Crew {
+    pub way: Way,
+    processes: Vec<Process>,
+    notice: Duration,
+    /// That it keeps, all processes together.
+    pub connections: u64,
+}
+
+/// One round of a crew.
+pub struct Measured {
+    /// Of all processes.
+    pub tally: Tally,
+    pub waits: Waits,
+    pub served: Served,
+    window: Duration,
+}
+
+impl Measured {
+    /// What the thread got that got least, by what the one got that got most.
+    pub fn fairness(&self) -> f64 {
+        self.tally.least as f64 / self.tally.most.max(1) as f64
+    }
+
+    /// Locks had per second, within the window.
+    pub fn rate(&self) -> f64 {
+        self.tally.in_time as f64 / self.window.as_secs_f64()
+    }
+}
+
+impl Crew {
+    pub fn start(
+        case: &Case,
+        way: Way,
+        core: Option<usize>,
+        server: &Server,
+        programs: &Programs,
+        stop: &Stop,
+    ) -> anyhow::Result<Self> {
+        let before = Served::until_now(server)?.connections;
+        let mut processes = Vec::new();
+        for process in 0..case.processes {
+            let assignment = Assignment {
+                url: server.url(),
+                way,
+                process,
+                threads: case.threads,
+                keys: case.keys,
+                hold: case.hold,
+                core,
+            };
+            processes.push(Process::start(&mut programs.load(way), &assignment)?);
+        }
+        for process in &processes {
+            process.tally(stop)?;
+        }
+        let mut crew = Self {
+            way,
+            processes,
+            notice: NOTICE + NOTICE_PER_THREAD * case.seats() as u32,
+            connections: 0,
+        };
+        crew.round(server, WARM_UP, None, stop)?;
+        let after = Served::until_now(server)?.connections;
+        crew.connections = after.saturating_sub(before);
+        Ok(crew)
+    }
+
+    pub fn round(
+        &mut self,
+        server: &Server,
+        window: Duration,
+        pace: Option<Pace>,
+        stop: &Stop,
+    ) -> anyhow::Result<Measured> {
+        let before = Served::until_now(server)?;
+        let start = nanoseconds() + self.notice.as_nanos() as u64;
+        let round = Round {
+            start,
+            window,
+            pace,
+        };
+        for process in &mut self.processes {
+            process.begin(&round)?;
+        }
+        let tallies = self.processes.iter().map(|process| process.tally(stop));
+        let tally = sum(&tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
+        let mut waits = Waits::new()?;
+        waits.add(&tally)?;
+        let served = Served::until_now(server)?.since(&before);
+        Ok(Measured {
+            tally,
+            waits,
+            served,
+            window,
+        })
+    }
+}

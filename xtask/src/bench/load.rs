@@ -1,0 +1,66 @@
+//! A load process with our locks or with the raw commands. The peers' locks are in the crate peers/.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use leasehold::{Client, Mutex, MutexGuard};
+use leasehold_load::{Assignment, Crew, Locker, Raw, Way, serve, threads};
+
+pub fn main() -> ExitCode {
+    serve(connect)
+}
+
+fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
+    let first_seat = assignment.process * assignment.threads;
+    let (seats, hold) = (0..assignment.threads, assignment.hold);
+    match assignment.way {
+        Way::Raw => {
+            let raw = seats
+                .map(|thread| {
+                    let owner = (first_seat + thread).to_string();
+                    Raw::new(&assignment.url, &assignment.key(thread), &owner)
+                })
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(threads(raw, first_seat, hold))
+        }
+        Way::Drop | Way::Unlock => {
+            let client = Client::open(&assignment.url)?;
+            let ours = seats
+                .map(|thread| Ours {
+                    mutex: client.mutex(&assignment.key(thread)),
+                    guard: None,
+                    confirmed: assignment.way == Way::Unlock,
+                })
+                .collect();
+            Ok(threads(ours, first_seat, hold))
+        }
+        Way::Rslock { .. } | Way::Redlock { .. } => bail!("no lock of ours"),
+    }
+}
+
+struct Ours {
+    mutex: Mutex,
+    guard: Option<MutexGuard>,
+    /// Whether its release is waited for.
+    confirmed: bool,
+}
+
+impl Locker for Ours {
+    async fn take(&mut self) -> anyhow::Result<()> {
+        self.guard = Some(self.mutex.lock()?);
+        Ok(())
+    }
+
+    async fn give(&mut self) -> anyhow::Result<()> {
+        let guard = self.guard.take().expect("it was taken before");
+        if self.confirmed {
+            guard.unlock()?;
+        }
+        Ok(())
+    }
+
+    async fn pause(&mut self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}

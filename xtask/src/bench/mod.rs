@@ -1,0 +1,141 @@
+//! `cargo xtask bench`: locks of several kinds under the same load, side by side in one run. Every claim
+//! is a ratio to the raw commands of that run. Judges nothing, and writes below `target/` only, unless
+//! told to keep what it found.
+
+mod cases;
+mod crew;
+mod date;
+mod document;
+mod load;
+mod plot;
+mod process;
+mod programs;
+mod row;
+mod run;
+mod statistics;
+mod table;
+
+pub use load::main as process;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold_testbed::{Install, provide_server};
+
+use crate::cargo::workspace_root;
+use crate::stop::Stop;
+use cases::{CASES, Case};
+use programs::Programs;
+use run::Effort;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Cases to run, by any part of their names; all unless named
+    cases: Vec<String>,
+    /// Print nothing but one JSON object per row
+    #[arg(long)]
+    json: bool,
+    /// Half a minute instead of some: enough to see whether it works, too little to quote
+    #[arg(long)]
+    quick: bool,
+    /// Leave out rslock and redlock, and so the time to build them
+    #[arg(long)]
+    no_peers: bool,
+    /// Write the report into docs/performance/ too, under today's date
+    #[arg(long)]
+    keep: bool,
+    /// Never install redis-server: say what is missing instead
+    #[arg(long)]
+    no_install: bool,
+    /// Load with this very program, though it was not built to be fast
+    #[arg(long, hide = true)]
+    as_built: bool,
+}
+
+impl Options {
+    fn chosen(&self) -> anyhow::Result<Vec<&'static Case>> {
+        let named = |case: &&Case| {
+            self.cases.is_empty() || self.cases.iter().any(|part| case.is_named(part))
+        };
+        let chosen: Vec<_> = CASES.iter().filter(named).collect();
+        let all: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        ensure!(
+            !chosen.is_empty(),
+            "no such case; there are {}",
+            all.join(", ")
+        );
+        Ok(chosen)
+    }
+}
+
+pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
+    let cases = options.chosen()?;
+    let programs = if options.as_built {
+        Programs::as_built()?
+    } else {
+        Programs::optimized(!options.no_peers, stop)?
+    };
+    let install = if options.no_install {
+        Install::Forbidden
+    } else {
+        Install::Allowed
+    };
+    provide_server(install).context("no Redis server to measure with")?;
+    let effort = if options.quick {
+        Effort::quick()
+    } else {
+        Effort::full()
+    };
+    let progress = progress(&cases, &programs, &effort);
+    let mut results = Vec::new();
+    let mut machine = String::new();
+    for case in cases {
+        progress.set_message(case.name);
+        let result = run::case(case, &programs, &effort, &progress, stop)?;
+        machine.clone_from(&result.machine);
+        progress.suspend(|| {
+            if options.json {
+                result.rows.iter().try_for_each(row::print_json)
+            } else {
+                println!("\n{}", table::terminal(&result));
+                Ok(())
+            }
+        })?;
+        results.push(result);
+    }
+    progress.finish_and_clear();
+    let document = document::Document {
+        machine,
+        effort,
+        results,
+    };
+    let root = workspace_root()?;
+    let mut folders = vec![root.join("target/bench")];
+    if options.keep {
+        folders.push(root.join("docs/performance").join(date::today()?));
+    }
+    for folder in folders {
+        document.write(&folder)?;
+        if !options.json {
+            println!("written: {}", folder.join("README.md").display());
+        }
+    }
+    if !options.json {
+        println!("{}", document.machine);
+    }
+    Ok(())
+}
+
+/// On standard error, and only on a terminal.
+fn progress(cases: &[&Case], programs: &Programs, effort: &Effort) -> ProgressBar {
+    let rounds: usize = cases
+        .iter()
+        .map(|case| programs.ways(case).count() * (effort.rounds + effort.paced_rounds))
+        .sum();
+    let progress = ProgressBar::new(rounds as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (about {eta} left)");
+    progress.set_style(style.expect("the template is well formed"));
+    progress.enable_steady_tick(Duration::from_millis(500));
+    progress
+}

@@ -1,0 +1,121 @@
+//! What a way of locking came to in a case: figures per pair of lock and release. Prints one as JSON, and
+//! nothing else.
+
+use std::time::Duration;
+
+use leasehold_load::{Waits, Way};
+use serde::Serialize;
+
+use super::cases::{scripted, way_name};
+use super::crew::{Crew, Measured};
+use super::statistics::Spread;
+
+#[derive(Serialize)]
+pub struct Row {
+    /// The case's and the way's.
+    pub name: String,
+    /// Pairs per second, to those of the raw commands in the same rounds: the median round.
+    pub ratio: f64,
+    /// The middle half of the rounds' ratios.
+    pub ratio_low: f64,
+    pub ratio_high: f64,
+    /// Pairs per second, in the median round.
+    pub pairs_per_second: f64,
+    /// What the thread got that got least, by what the one got that got most: the median round.
+    pub fairness: f64,
+    /// From asking to having, each thread asking as soon as it has let go; nothing if none was had.
+    pub wait: Option<Quantiles>,
+    /// The same at one rate for all ways; nothing where it cannot be kept.
+    pub paced: Option<Paced>,
+    /// That it keeps, all processes together.
+    pub connections: u64,
+    pub requests_per_pair: f64,
+    pub reads_per_pair: f64,
+    pub bytes_per_pair: f64,
+    /// CPU time, in µs.
+    pub client_cpu_per_pair: f64,
+    pub server_cpu_per_pair: f64,
+}
+
+/// How long locks were waited for at a rate that was given.
+#[derive(Serialize)]
+pub struct Paced {
+    /// Pairs per second that were asked for.
+    pub rate: f64,
+    pub wait: Quantiles,
+}
+
+/// In µs.
+#[derive(Clone, Copy, Serialize)]
+pub struct Quantiles {
+    pub p50: f64,
+    pub p99: f64,
+    pub p999: f64,
+    pub max: f64,
+}
+
+impl Quantiles {
+    pub fn of(waits: &Waits) -> Option<Self> {
+        let micros = |quantile| waits.quantile(quantile).map(micros);
+        Some(Self {
+            p50: micros(0.5)?,
+            p99: micros(0.99)?,
+            p999: micros(0.999)?,
+            max: micros(1.0)?,
+        })
+    }
+
+    pub fn all(&self) -> [f64; 4] {
+        [self.p50, self.p99, self.p999, self.max]
+    }
+}
+
+impl Row {
+    pub fn new(
+        case: &str,
+        crew: &Crew,
+        rounds: &[Measured],
+        rate: f64,
+        ratio: Spread,
+    ) -> anyhow::Result<Self> {
+        let mut waits = Waits::new()?;
+        for round in rounds {
+            waits.merge(&round.waits)?;
+        }
+        let pairs: u64 = rounds.iter().map(|round| round.tally.pairs).sum();
+        let per_pair = |figure: fn(&Measured, Way) -> f64| {
+            let all: f64 = rounds.iter().map(|round| figure(round, crew.way)).sum();
+            all / pairs as f64
+        };
+        Ok(Self {
+            name: format!("{case}/{}", way_name(crew.way)),
+            ratio: ratio.median,
+            ratio_low: ratio.low,
+            ratio_high: ratio.high,
+            pairs_per_second: rate,
+            fairness: Spread::of(rounds.iter().map(Measured::fairness)).median,
+            wait: Quantiles::of(&waits),
+            paced: None,
+            connections: crew.connections,
+            requests_per_pair: per_pair(|round, way| round.served.requests(scripted(way)) as f64),
+            reads_per_pair: per_pair(|round, _| round.served.reads as f64),
+            bytes_per_pair: per_pair(|round, _| round.served.bytes as f64),
+            client_cpu_per_pair: per_pair(|round, _| micros(round.tally.cpu)),
+            server_cpu_per_pair: per_pair(|round, _| micros(round.served.cpu)),
+        })
+    }
+
+    pub fn way(&self) -> &str {
+        let (_, way) = self.name.split_once('/').expect("made with a slash");
+        way
+    }
+}
+
+pub fn print_json(row: &Row) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(row)?);
+    Ok(())
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}

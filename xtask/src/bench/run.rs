@@ -1,0 +1,188 @@
+//! One case: all ways in turn, round by round, so that whatever else the machine does hits all alike.
+//! First as fast as each can, then at one rate for all, which every one of them can keep.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use indicatif::ProgressBar;
+use leasehold_load::{Keys, Pace, Waits, cores_by_preference, description, pin};
+use leasehold_testbed::Server;
+
+use super::cases::Case;
+use super::crew::{Crew, Measured};
+use super::programs::Programs;
+use super::row::{Paced, Quantiles, Row};
+use super::statistics::{Spread, ratios};
+use crate::stop::Stop;
+
+/// The rate of the second part, by the raw commands' own in the first.
+pub const PACE: f64 = 0.5;
+/// Who was not that much faster than the rate would be measured beyond its limit: all wait longer and
+/// longer there.
+pub const ROOM: f64 = 1.25;
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+pub struct Effort {
+    pub rounds: usize,
+    pub window: Duration,
+    /// Where threads sleep in between for up to 200 ms, a round has to last longer.
+    pub contended_window: Duration,
+    pub paced_rounds: usize,
+    pub paced_window: Duration,
+}
+
+impl Effort {
+    pub fn full() -> Self {
+        Self {
+            rounds: 9,
+            window: Duration::from_millis(400),
+            contended_window: Duration::from_secs(1),
+            paced_rounds: 3,
+            paced_window: Duration::from_secs(1),
+        }
+    }
+
+    pub fn quick() -> Self {
+        Self {
+            rounds: 2,
+            window: Duration::from_millis(60),
+            contended_window: Duration::from_millis(100),
+            paced_rounds: 1,
+            paced_window: Duration::from_millis(100),
+        }
+    }
+
+    fn window(&self, case: &Case) -> Duration {
+        match case.keys {
+            Keys::Own => self.window,
+            Keys::One => self.contended_window,
+        }
+    }
+}
+
+/// What a case showed.
+pub struct Outcome {
+    pub title: String,
+    pub name: &'static str,
+    pub machine: String,
+    pub rows: Vec<Row>,
+}
+
+/// The rounds of each crew, in the crews' order.
+type Rounds = Vec<Vec<Measured>>;
+
+pub fn case(
+    case: &Case,
+    programs: &Programs,
+    effort: &Effort,
+    progress: &ProgressBar,
+    stop: &Stop,
+) -> anyhow::Result<Outcome> {
+    // One of its own, so that no case finds what another left behind. It outlives its clients.
+    let server = Server::start()?;
+    let core = case.pinned.then(|| one_core(&server)).transpose()?;
+    let mut crews = programs
+        .ways(case)
+        .map(|way| Crew::start(case, way, core, &server, programs, stop))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let window = effort.window(case);
+    let all = vec![true; crews.len()];
+    let turns = Turns {
+        server: &server,
+        progress,
+        stop,
+    };
+    let free = turns.take(&mut crews, &all, effort.rounds, window, None)?;
+
+    let rates: Vec<Vec<f64>> = free
+        .iter()
+        .map(|rounds| rounds.iter().map(Measured::rate).collect())
+        .collect();
+    let medians: Vec<f64> = rates
+        .iter()
+        .map(|rates| Spread::of(rates.iter().copied()).median)
+        .collect();
+    let floor = *medians.first().context("a case has ways")?;
+    ensure!(floor > 0.0, "the raw commands got no lock in {}", case.name);
+    let rate = PACE * floor;
+    let able: Vec<bool> = medians.iter().map(|median| *median > ROOM * rate).collect();
+    let pace = Pace {
+        interval: Duration::from_secs_f64(case.seats() as f64 / rate),
+        threads: case.seats(),
+    };
+    let window = effort.paced_window;
+    let paced = turns.take(&mut crews, &able, effort.paced_rounds, window, Some(pace))?;
+
+    let rows = crews.iter().enumerate().map(|(at, crew)| {
+        let ratio = Spread::of(ratios(&rates[at], &rates[0]));
+        let row = Row::new(case.name, crew, &free[at], medians[at], ratio)?;
+        let paced = match paced[at].as_slice() {
+            [] => None,
+            rounds => paced_waits(rounds, rate)?,
+        };
+        Ok(Row { paced, ..row })
+    });
+    Ok(Outcome {
+        title: case.title(),
+        name: case.name,
+        machine: description(&server)?,
+        rows: rows.collect::<anyhow::Result<_>>()?,
+    })
+}
+
+fn one_core(server: &Server) -> anyhow::Result<usize> {
+    let cores = cores_by_preference().context("this thread's cores are not known")?;
+    let core = *cores.first().context("this system cannot pin threads")?;
+    pin(server.pid(), core).context("the server cannot be pinned")?;
+    Ok(core)
+}
+
+/// All rounds of one way together; nothing if it could not keep the rate after all.
+fn paced_waits(rounds: &[Measured], rate: f64) -> anyhow::Result<Option<Paced>> {
+    let mut kept = true;
+    for round in rounds {
+        kept &= round.tally.left_out == 0;
+    }
+    let quantiles = together(rounds)?;
+    Ok(quantiles.filter(|_| kept).map(|wait| Paced { rate, wait }))
+}
+
+fn together(rounds: &[Measured]) -> anyhow::Result<Option<Quantiles>> {
+    let mut all = Waits::new()?;
+    for round in rounds {
+        all.merge(&round.waits)?;
+    }
+    Ok(Quantiles::of(&all))
+}
+
+struct Turns<'a> {
+    server: &'a Server,
+    progress: &'a ProgressBar,
+    stop: &'a Stop,
+}
+
+impl Turns<'_> {
+    /// In each round another crew begins.
+    fn take(
+        &self,
+        crews: &mut [Crew],
+        of: &[bool],
+        count: usize,
+        window: Duration,
+        pace: Option<Pace>,
+    ) -> anyhow::Result<Rounds> {
+        let mut rounds: Rounds = crews.iter().map(|_| Vec::new()).collect();
+        for turn in 0..count {
+            for place in 0..crews.len() {
+                let at = (turn + place) % crews.len();
+                if of[at] {
+                    let round = crews[at].round(self.server, window, pace, self.stop)?;
+                    rounds[at].push(round);
+                }
+                self.progress.inc(1);
+            }
+        }
+        Ok(rounds)
+    }
+}

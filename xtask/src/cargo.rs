@@ -1,0 +1,57 @@
+//! Programs that the commands run to their end, cargo first of all. Reads none of their output.
+
+use std::env;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use crossbeam_channel::{Receiver, bounded};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::stop::Stop;
+
+/// How long cargo and what it started may take to end on SIGINT.
+const GRACE: Duration = Duration::from_secs(3);
+
+pub fn workspace_root() -> anyhow::Result<PathBuf> {
+    let own = env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let root = own.parent().map(Path::to_owned);
+    root.context("run this as `cargo xtask` in a checkout of leasehold")
+}
+
+/// Runs `command` to its end, with its output on ours. It gets a process group of its own, so that
+/// whatever it started can be stopped with it.
+pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStatus> {
+    stop.check()?;
+    let child = command
+        .stdin(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    let group = Pid::from_child(&child);
+    let ended = wait_beside(child);
+    loop {
+        match stop.receive(&ended, Duration::MAX) {
+            Ok(Some(status)) => return status.context("cannot wait for it"),
+            Ok(None) => continue,
+            Err(stopped) => {
+                // It may just have ended: a signal to nobody is no error here.
+                let _ = kill_process_group(group, Signal::INT);
+                if ended.recv_timeout(GRACE).is_err() {
+                    let _ = kill_process_group(group, Signal::KILL);
+                }
+                return Err(stopped.into());
+            }
+        }
+    }
+}
+
+fn wait_beside(mut child: Child) -> Receiver<std::io::Result<ExitStatus>> {
+    let (sender, ended) = bounded(1);
+    thread::spawn(move || sender.send(child.wait()));
+    ended
+}

@@ -1,0 +1,69 @@
+//! The load generator measures what it says: run in its quick form, without the peers, and not built to be
+//! fast. Looks at no speed.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["bench", "--json", "--quick", "--as-built", "--no-install"]);
+    command.args(arguments).output().expect("it is there")
+}
+
+fn rows(cases: &[&str]) -> Vec<Value> {
+    let output = bench(cases);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    let lines = String::from_utf8(output.stdout).expect("JSON is text");
+    let row = |line| serde_json::from_str(line).expect("every line is a JSON object");
+    lines.lines().map(row).collect()
+}
+
+fn row<'a>(rows: &'a [Value], name: &str) -> &'a Value {
+    let named = rows.iter().find(|row| row["name"] == name);
+    named.unwrap_or_else(|| panic!("no row {name:?} in {rows:?}"))
+}
+
+fn figure(row: &Value, of: &str) -> f64 {
+    let figure = row[of].as_f64();
+    figure.unwrap_or_else(|| panic!("no figure {of:?} in {row}"))
+}
+
+#[test]
+fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
+    let rows = rows(&["own-key-1-pinned", "one-key-4x1-held"]);
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
+    let wanted = ["raw", "drop", "unlock"];
+    let own = wanted.map(|way| format!("own-key-1-pinned/{way}"));
+    let one = wanted.map(|way| format!("one-key-4x1-held/{way}"));
+    let wanted = own.iter().chain(&one).map(|name| Some(name.as_str()));
+    assert_eq!(names, wanted.collect::<Vec<_>>());
+    for row in &rows {
+        assert!(figure(row, "ratio") >= 0.0, "{row}");
+        assert!(figure(row, "pairs_per_second") >= 0.0, "{row}");
+    }
+    assert_eq!(figure(&rows[0], "ratio"), 1.0);
+    // A lock and its release are two requests of anybody who has no one to share them with. (Held for long
+    // on a busy machine, it is watched: a few more.)
+    for way in ["raw", "drop", "unlock"] {
+        let requests = figure(
+            row(&rows, &format!("own-key-1-pinned/{way}")),
+            "requests_per_pair",
+        );
+        assert!((1.9..3.0).contains(&requests), "{way}: {requests}");
+    }
+    // Each holds it for a millisecond: a hundred fit into the window, and one that begins at its end.
+    for row in &rows[3..] {
+        assert!(figure(row, "pairs_per_second") <= 1010.0, "{row}");
+    }
+}
+
+#[test]
+fn a_case_that_does_not_exist_is_told_with_those_that_do() {
+    let output = bench(&["no-such-case"]);
+    assert!(!output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("own-keys-256"), "{told}");
+    assert!(output.stdout.is_empty());
+}
