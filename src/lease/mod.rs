@@ -285,6 +285,12 @@ impl Lease {
         self.lose_locked(self.state.lock(), reason);
     }
 
+    /// As [`lose`](Self::lose), for what was heard at `now`: an end of validity that came before that
+    /// and was not noticed yet is the reason then.
+    pub(crate) fn lose_at(&self, now: Moment, reason: LossReason) {
+        self.lose_locked(self.at(now), reason);
+    }
+
     /// Until when Redis may have the key at the latest, if it is not released.
     pub(crate) fn key_until(&self) -> Moment {
         self.state.lock().key_until

@@ -103,6 +103,16 @@ fn past_its_validity_a_lease_is_lost_whatever_comes_later() {
 }
 
 #[test]
+fn a_loss_heard_of_after_the_end_of_validity_is_an_end_of_validity() {
+    let f = lease(|_| {});
+    f.lease.lose_at(f.at(30), LossReason::Deleted);
+    assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Expired));
+    let f = lease(|_| {});
+    f.lease.lose_at(f.at(29), LossReason::Deleted);
+    assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Deleted));
+}
+
+#[test]
 fn a_renewal_that_comes_after_the_end_revives_nothing() {
     let f = lease(|_| {});
     f.lease.ttl_changed(f.at(30), f.at(10), 30 * SECOND);

@@ -330,8 +330,8 @@ impl Watchdog {
         let now = self.now();
         let lost = |reason: LossReason| {
             lease.ttl_unchanged(now, Duration::ZERO, None);
-            lease.lose(reason.clone());
-            Err(Error::lost(reason))
+            lease.lose_at(now, reason.clone());
+            Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
         match outcome {
             Ok(Reply::Done) => {
