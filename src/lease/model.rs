@@ -15,12 +15,7 @@ use crate::sync::model::{chance, check, pass, step};
 
 const RUNS: usize = 1000;
 const SECOND: Duration = Duration::from_secs(1);
-const OPTIONS: Options = Options {
-    ttl: Duration::from_secs(30),
-    renew_every: Some(Duration::from_secs(10)),
-    max_hold: None,
-    checked: false,
-};
+const OPTIONS: Options = Options::USUAL;
 
 fn lease() -> (Lease, impl Fn()) {
     let (courier, deliver) = Courier::of_a_model();

@@ -30,6 +30,17 @@ impl Options {
     }
 }
 
+#[cfg(test)]
+impl Options {
+    /// What tests and models ask for, where they do not say otherwise.
+    pub(crate) const USUAL: Self = Self {
+        ttl: Duration::from_secs(30),
+        renew_every: Some(Duration::from_secs(10)),
+        max_hold: None,
+        checked: false,
+    };
+}
+
 /// What was granted, and on which terms.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {

@@ -28,12 +28,7 @@ fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Terms)) -> Fixture 
     let courier = Courier::start(&crew, None).unwrap();
     // A whole multiple of every pause below, so that renewals fall on whole seconds.
     let asked_at = Moment::now().after(1000 * SECOND).rounded_down(10 * SECOND);
-    let options = Options {
-        ttl: 30 * SECOND,
-        renew_every: Some(10 * SECOND),
-        max_hold: None,
-        checked: false,
-    };
+    let options = Options::USUAL;
     let key = Key::new("p:", "k", 100).unwrap();
     // Not to be watched while a test lasts.
     let granted_at = asked_at.after(3600 * SECOND);

@@ -124,12 +124,7 @@ mod tests {
             key: Key::new(&config.prefix, name, config.max_key_bytes).unwrap(),
             lease: LeaseId::random(),
             token: u64::MAX,
-            options: Options {
-                ttl: Duration::from_secs(30),
-                renew_every: Some(Duration::from_secs(10)),
-                max_hold: None,
-                checked: false,
-            },
+            options: Options::USUAL,
             key_left: Duration::from_secs(31),
         }
     }

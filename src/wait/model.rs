@@ -18,12 +18,7 @@ use crate::watchdog::Agenda;
 
 const RUNS: usize = 1000;
 const SECOND: Duration = Duration::from_secs(1);
-const OPTIONS: Options = Options {
-    ttl: Duration::from_secs(30),
-    renew_every: Some(Duration::from_secs(10)),
-    max_hold: None,
-    checked: false,
-};
+const OPTIONS: Options = Options::USUAL;
 
 /// One client, but for the threads of its watchdog: nothing is held for long enough to be renewed.
 struct Client {

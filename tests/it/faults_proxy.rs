@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use leasehold::{Builder, Client, ErrorKind, LossReason, MutexGuard};
+use leasehold::{Builder, Client, ErrorKind, LossReason};
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, millis, secs, server, told_within, value_of, within,
+    is_held, lock, millis, secs, server, told_within, value_of, within,
 };
 
 fn proxied() -> (Server, Proxy) {
@@ -34,11 +34,6 @@ fn client(url: &str, recorder: &Arc<Recorder>) -> Client {
 fn patient_client(url: &str, recorder: &Arc<Recorder>) -> Client {
     let builder = long_held(url, recorder).connect_timeout(2 * SOON);
     builder.command_timeout(2 * SOON).build().unwrap()
-}
-
-fn lock(client: &Client, key: &str) -> MutexGuard {
-    let mutex = client.mutex(key);
-    within(SOON, "locking", move || mutex.lock().unwrap())
 }
 
 /// How many bytes `request` sends; it is delivered afterwards.

@@ -5,12 +5,7 @@ use crate::lease::{Courier, Terms};
 use crate::thread::Crew;
 
 const FAR: Duration = Duration::from_secs(600);
-const OPTIONS: Options = Options {
-    ttl: Duration::from_secs(30),
-    renew_every: Some(Duration::from_secs(10)),
-    max_hold: None,
-    checked: false,
-};
+const OPTIONS: Options = Options::USUAL;
 
 fn key(name: &str) -> Key {
     Key::new("", name, 16).unwrap()

@@ -6,10 +6,8 @@ use crate::lease::{Options, Terms};
 
 fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
     let options = Options {
-        ttl: Duration::from_secs(30),
         renew_every: None,
-        max_hold: None,
-        checked: false,
+        ..Options::USUAL
     };
     let now = Moment::now();
     let lease = |_| {

@@ -10,14 +10,14 @@ use leasehold_testbed::{Proxy, Reply, eventually};
 
 use super::{adopt, client, lock, refused};
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, builder, expires_in, in_redis, is_held,
-    kill_connections, lease_of, millis, secs, server, told_within, value_of, within,
+    LONG_TTL, SOON, TIMEOUT, Task, ask, assert_all_become_free, builder, expires_in, in_redis,
+    is_held, kill_connections, lease_of, millis, secs, server, told_within, value_of, within,
 };
 
 /// A client behind the proxy with one lane; it has connected.
-fn behind(proxy: &Proxy) -> Client {
+fn behind(proxy: &Proxy, command_timeout: Duration) -> Client {
     let builder = builder(&proxy.url()).ttl(LONG_TTL).lanes(1);
-    let client = builder.command_timeout(SOON).build().unwrap();
+    let client = builder.command_timeout(command_timeout).build().unwrap();
     client.mutex("warm").inspect().unwrap();
     client
 }
@@ -40,7 +40,7 @@ fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free(
     let old = client(&server);
     let length = {
         let proxy = Proxy::start(server.port()).unwrap();
-        let client = behind(&proxy);
+        let client = behind(&proxy, SOON);
         let ticket = lock(&old, "key-000").hand_over().unwrap();
         proxy.hold_requests(true);
         let task = Task::start(move || client.adopt(&ticket));
@@ -59,7 +59,7 @@ fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free(
                     && n <= length
                 {
                     let proxy = Proxy::start(server.port()).unwrap();
-                    let client = behind(&proxy);
+                    let client = behind(&proxy, SOON);
                     let key = format!("key-{n:03}");
                     let ticket = lock(&old, &key).hand_over().unwrap();
                     let before = lease_of(&server, &key).unwrap();
@@ -97,12 +97,7 @@ fn an_adoption_that_comes_late_is_undone() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
-    let late = builder(&proxy.url())
-        .ttl(LONG_TTL)
-        .lanes(1)
-        .build()
-        .unwrap();
-    late.mutex("warm").inspect().unwrap();
+    let late = behind(&proxy, TIMEOUT);
     let ticket = lock(&old, "k").hand_over().unwrap();
     let value = value_of(&server, "k");
     proxy.hold_requests(true);
@@ -120,12 +115,7 @@ fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
-    let late = builder(&proxy.url())
-        .ttl(LONG_TTL)
-        .lanes(1)
-        .build()
-        .unwrap();
-    late.mutex("warm").inspect().unwrap();
+    let late = behind(&proxy, TIMEOUT);
     let ticket = lock(&old, "k").hand_over().unwrap();
     proxy.hold_requests(true);
     assert_eq!(refused(&late, &ticket).kind(), ErrorKind::Timeout);
@@ -138,6 +128,25 @@ fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
     assert_eq!(value_of(&server, "k"), value);
     guard.extend(2 * LONG_TTL).unwrap();
     guard.unlock().unwrap();
+}
+
+#[test]
+fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).patience(10 * SOON);
+    let new = builder.build().unwrap();
+    let ticket = lock(&old, "k").hand_over().unwrap();
+    proxy.refuse(true);
+    proxy.cut_all();
+    let adopting = Task::start_and_see_asleep({
+        let new = new.clone();
+        move || new.adopt(&ticket)
+    });
+    let _ = new.shutdown(secs(1));
+    let error = adopting.within(SOON, "adopting").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
 }
 
 /// Connections that the server closed while they were idle: nothing is known of that yet.
@@ -266,7 +275,7 @@ fn an_extended_lock_that_was_adopted_is_free_soon_after_an_outage_in_which_it_wa
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
-    let new = behind(&proxy);
+    let new = behind(&proxy, SOON);
     let guard = lock_extended(&old);
     let guard = adopt(&new, &guard.hand_over().unwrap());
     proxy.refuse(true);

@@ -7,22 +7,9 @@ mod terms;
 mod tickets;
 
 use leasehold::{Client, Error, MutexGuard};
-use leasehold_testbed::Server;
 
-use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, within};
-
-/// Hands off within itself for as long as any test takes.
-fn client(server: &Server) -> Client {
-    let builder = steady(&server.url()).ttl(LONG_TTL);
-    let builder = builder.hand_offs(1023).hand_off_time(10 * SOON);
-    builder.build().unwrap()
-}
-
-fn lock(client: &Client, key: &str) -> MutexGuard {
-    let mutex = client.mutex(key);
-    within(SOON, "locking", move || mutex.lock().unwrap())
-}
+use crate::steady::handing_off as client;
+use crate::support::lock;
 
 /// The guard of whoever holds a ticket for a lock that is held.
 #[track_caller]

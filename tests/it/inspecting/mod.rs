@@ -6,26 +6,14 @@ mod held;
 
 use std::thread;
 
-use leasehold::{Client, ErrorKind, MutexGuard};
-use leasehold_testbed::{Server, eventually};
+use leasehold::ErrorKind;
+use leasehold_testbed::eventually;
 
-use crate::steady::steady;
+use crate::steady::{handing_off as client, steady};
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, expires_in, in_redis, lease_of, millis, secs, server, value_of,
-    wait_for_line, within,
+    LONG_TTL, SOON, Task, ask, expires_in, in_redis, lease_of, lock, millis, secs, server,
+    value_of, wait_for_line, within,
 };
-
-/// Hands off within itself for as long as any test takes.
-fn client(server: &Server) -> Client {
-    let builder = steady(&server.url()).ttl(LONG_TTL);
-    let builder = builder.hand_offs(1023).hand_off_time(10 * SOON);
-    builder.build().unwrap()
-}
-
-fn lock(client: &Client, key: &str) -> MutexGuard {
-    let mutex = client.mutex(key);
-    within(SOON, "locking", move || mutex.lock().unwrap())
-}
 
 #[test]
 fn a_lock_is_seen_as_it_is() {

@@ -48,6 +48,12 @@ pub fn builder(url: &str) -> Builder {
         .patience(secs(20))
 }
 
+/// The lock; that it cannot be had soon fails the test.
+pub fn lock(client: &Client, key: &str) -> MutexGuard {
+    let mutex = client.mutex(key);
+    within(SOON, "locking", move || mutex.lock().unwrap())
+}
+
 /// One command over a connection of its own; a refusal fails the test.
 pub fn ask(server: &Server, args: &[&str]) -> Reply {
     match server.command(args).unwrap() {
