@@ -51,15 +51,15 @@ impl Waits {
         let started = self.watchdog.now();
         let mut pause = Pause::new();
         pause.for_an_outage();
+        self.check_open()?;
         let adopted = loop {
-            self.check_open()?;
             match self.try_adopt(ticket) {
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
                     let pause = pause.next();
                     if self.watchdog.now().since(started) + pause >= self.patience {
                         return Err(error);
                     }
-                    std::thread::sleep(pause);
+                    self.closing.rest(pause)?;
                 }
                 tried => break tried?,
             }

@@ -2,6 +2,7 @@
 
 mod adopting;
 mod asking;
+mod closing;
 mod delayed;
 mod handed_out;
 mod hearing;
@@ -26,10 +27,10 @@ use crate::key::Key;
 use crate::lease::{Check, Courier, Lease, Options};
 use crate::observe;
 use crate::store::{Standing, Store, Watched};
-use crate::sync::{AtomicBool, Ordering};
 use crate::watchdog::Watchdog;
 
 use asking::Attempt;
+use closing::Closing;
 pub(crate) use delayed::DelayedReleases;
 pub(crate) use hearing::Hearing;
 pub(crate) use local::LocalQueues;
@@ -69,7 +70,7 @@ pub(crate) struct Waits {
     courier: Arc<Courier>,
     queues: Arc<LocalQueues>,
     outage: Outage,
-    ended: AtomicBool,
+    closing: Closing,
     command_timeout: Duration,
     patience: Duration,
     hand_offs: HandOffs,
@@ -148,7 +149,7 @@ impl Waits {
             courier,
             queues,
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
-            ended: AtomicBool::new(false),
+            closing: Closing::default(),
             command_timeout,
             patience,
             hand_offs,
@@ -458,10 +459,7 @@ impl Waits {
 
     /// An error once the client is shut down.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
-        if self.ended.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Shutdown, ""));
-        }
-        Ok(())
+        self.closing.check()
     }
 
     /// The leases of this client that have not been let go.
@@ -471,7 +469,7 @@ impl Waits {
 
     /// Sends everybody away, now and from now on.
     pub(crate) fn end(&self) {
-        self.ended.store(true, Ordering::Release);
+        self.closing.close();
         for (key, claim) in self.queues.abandon_all() {
             self.give_back(key, claim.lease, claim.options.ttl);
         }

@@ -12,8 +12,8 @@ use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::loss::LossReason;
 use crate::store::model::{Direct, Server};
-use crate::sync::Mutex;
 use crate::sync::model::{chance, check, choice, pass};
+use crate::sync::{Mutex, Ordering};
 use crate::watchdog::Agenda;
 
 const RUNS: usize = 1000;
@@ -293,5 +293,19 @@ fn model_whoever_waits_at_the_end_is_sent_away() {
         run(&server, &clients, &[&waits, &waits, &end, &meanwhile]);
         server.take_back(&key, other);
         assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_a_rest_ends_with_the_client() {
+    check(RUNS, || {
+        let closing = Closing::default();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let error = closing.rest(SECOND).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Shutdown);
+            });
+            closing.close();
+        });
     });
 }
