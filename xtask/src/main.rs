@@ -3,7 +3,6 @@
 
 mod bench;
 mod cargo;
-mod child;
 mod demo;
 mod market;
 mod process;

@@ -1,5 +1,6 @@
 //! A process of a command as its parent sees it: orders in, messages out, one JSON value per line.
-//! Dropped, it is killed: no process outlives what it was started for. `child.rs` is its other side.
+//! Dropped, it is killed: no process outlives what it was started for. `leasehold_load::child` is its other
+//! side.
 
 use std::env;
 use std::fmt::Debug;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use crossbeam_channel::{Receiver, never, select};
 use leasehold::{Client, LossReason, MutexGuard};
+use leasehold_load::child::{self, say};
 use redis::Connection;
 
 use super::messages::{Assignment, Job, Message, Order, Raise, Tally};
-use crate::child::{self, say};
 use crate::space;
 use crate::waits::Waits;
 
