@@ -8,7 +8,6 @@ mod date;
 mod document;
 mod load;
 mod plot;
-mod process;
 mod programs;
 mod row;
 mod run;

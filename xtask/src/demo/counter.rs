@@ -69,7 +69,7 @@ fn run(
         time,
     };
     let mut processes = (1..=PROCESSES)
-        .map(|n| Process::start(format!("process {n}"), space, Job::Raise(raise.clone())))
+        .map(|n| Process::doing(format!("process {n}"), space, Job::Raise(raise.clone())))
         .collect::<anyhow::Result<Vec<_>>>()?;
     for process in &processes {
         match process.message(stop, PATIENCE)? {
