@@ -50,7 +50,7 @@ pub fn sum(tallies: &[Tally]) -> anyhow::Result<Tally> {
         sum.in_time += tally.in_time;
         sum.left_out += tally.left_out;
         sum.cpu += tally.cpu;
-        waits.add(tally)?;
+        waits.add(&tally.waits)?;
     }
     sum.least = tallies.iter().map(|tally| tally.least).min().unwrap_or(0);
     sum.most = tallies.iter().map(|tally| tally.most).max().unwrap_or(0);

@@ -11,7 +11,6 @@ mod soak;
 mod space;
 mod stop;
 mod test;
-mod waits;
 
 use std::process::ExitCode;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_load::{Assignment, Pace, Round, Served, Tally, Waits, Way, nanoseconds, sum};
+use leasehold_load::{Assignment, Pace, Round, Served, Tally, Way, nanoseconds, sum};
 use leasehold_testbed::Server;
 
 use super::cases::Case;
@@ -30,7 +30,6 @@ pub struct Crew {
 pub struct Measured {
     /// Of all processes.
     pub tally: Tally,
-    pub waits: Waits,
     pub served: Served,
     window: Duration,
 }
@@ -108,12 +107,9 @@ impl Crew {
         let processes = self.processes.iter();
         let tallies = processes.map(|process| process.message(stop, SILENCE));
         let tally = sum(&tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
-        let mut waits = Waits::new()?;
-        waits.add(&tally)?;
         let served = Served::until_now(server)?.since(&before);
         Ok(Measured {
             tally,
-            waits,
             served,
             window,
         })

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use comfy_table::{CellAlignment, Table, presets};
+use leasehold_load::Waits;
 
 use super::messages::Tally;
-use crate::waits::Waits;
 
 /// All processes raising the counter once, with the lock or without.
 pub struct Run {
@@ -64,12 +64,13 @@ pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
     let mut all = Waits::new()?;
     let mut rows = Vec::new();
     for (n, tally) in with.tallies.iter().enumerate() {
-        let waits = Waits::from_steps(&tally.waits)?;
+        let mut waits = Waits::new()?;
+        waits.add(&tally.waits)?;
         ensure!(
             waits.times() == tally.raises,
             "a grant's wait was not recorded"
         );
-        all.add(&waits)?;
+        all.merge(&waits)?;
         rows.push(row(
             &format!("  process {}", n + 1),
             tally.raises,

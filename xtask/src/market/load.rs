@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use indicatif::ProgressBar;
+use leasehold_load::Waits;
 
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
 use super::ways::Way;
@@ -12,7 +13,6 @@ use super::world::{Keys, World};
 use crate::process::Process;
 use crate::space::Space;
 use crate::stop::Stop;
-use crate::waits::Waits;
 
 /// How long a process may take that should take no time at all.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -157,7 +157,7 @@ impl Load {
         let buyers = &tallies[self.sellers..];
         let mut waits = Waits::new()?;
         for buyer in buyers {
-            waits.add(&Waits::from_steps(&buyer.waits)?)?;
+            waits.add(&buyer.waits)?;
         }
         let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum();
         let bought = || buyers.iter().map(|buyer| buyer.bought);
