@@ -6,9 +6,9 @@ mod cargo;
 mod demo;
 mod market;
 mod process;
-mod server;
 mod soak;
 mod space;
+mod stage;
 mod stop;
 mod test;
 

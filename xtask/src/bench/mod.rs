@@ -18,11 +18,11 @@ pub use load::main as process;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold_testbed::{Install, provide_server};
 
 use crate::cargo::workspace_root;
+use crate::stage::Provision;
 use crate::stop::Stop;
 use cases::{CASES, Case};
 use programs::Programs;
@@ -44,9 +44,8 @@ pub struct Options {
     /// Write the report into docs/performance/ too, under today's date
     #[arg(long)]
     keep: bool,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    provision: Provision,
     /// Load with this very program, though it was not built to be fast
     #[arg(long, hide = true)]
     as_built: bool,
@@ -75,12 +74,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     } else {
         Programs::optimized(!options.no_peers, stop)?
     };
-    let install = if options.no_install {
-        Install::Forbidden
-    } else {
-        Install::Allowed
-    };
-    provide_server(install).context("no Redis server to measure with")?;
+    options.provision.redis()?;
     let effort = if options.quick {
         Effort::quick()
     } else {

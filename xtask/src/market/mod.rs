@@ -22,11 +22,11 @@ use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::server;
 use crate::space::Space;
+use crate::stage::{Place, Stage};
 use crate::stop::Stop;
 use load::{Floor, Load};
 use report::Scene;
@@ -37,13 +37,8 @@ const QUICK: Duration = Duration::from_millis(60);
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Use this Redis or Valkey instead of a private server. Everything the market writes is under a
-    /// prefix of its own and deleted at the end
-    #[arg(long)]
-    url: Option<String>,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    place: Place,
     /// How long each of the runs takes; the article's took 60
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
@@ -86,33 +81,15 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     if cfg!(debug_assertions) && !options.quick {
         optimized(env::var_os("CARGO"))?;
     }
-    // Dropped last: the space is cleaned while its server still runs.
-    let server = match &options.url {
-        Some(_) => None,
-        None => Some(server::private(options.no_install)?),
-    };
-    stop.check()?;
-    let url = match (&options.url, &server) {
-        (Some(url), _) => url.clone(),
-        (None, Some(server)) => server.url(),
-        (None, None) => unreachable!("without --url a server was started"),
-    };
-    let mut space = Space::open(&url, "market")?;
+    let stage = Stage::open(&options.place, "market", stop)?;
     let time = match options.quick {
         true => QUICK,
         false => Duration::from_secs(options.seconds),
     };
-    let machine = machine(&space)?;
+    let machine = machine(&stage.space)?;
     println!("{machine}\n");
-    let page = compare(&space, time, &machine, stop)?;
-    space.clean()?;
-    if server.is_some() {
-        let keys = space.keys_on_server()?;
-        ensure!(
-            keys == 0,
-            "{keys} keys were written outside the market's own prefix"
-        );
-    }
+    let page = compare(&stage.space, time, &machine, stop)?;
+    stage.close()?;
     println!(
         "After every run no money was made or lost, each item was in one place, and no lock was left.\n\
          Figures: {}",

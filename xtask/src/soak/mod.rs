@@ -26,11 +26,10 @@ pub use worker::main as process;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold_testbed::{Install, provide_server};
 use uuid::Uuid;
 
+use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
 use plant::Plant;
 use report::Totals;
@@ -58,9 +57,8 @@ pub struct Options {
     /// How many threads each has
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    provision: Provision,
     /// Put a violation into the records, to see it found
     #[arg(long, hide = true)]
     plant: Option<Plant>,
@@ -92,12 +90,7 @@ impl std::error::Error for Broken {}
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let seed = options.seed.unwrap_or_else(fresh_seed);
-    let install = if options.no_install {
-        Install::Forbidden
-    } else {
-        Install::Allowed
-    };
-    provide_server(install).context("no Redis server to do it on")?;
+    options.provision.redis()?;
     println!(
         "leasehold soak: {} minutes, {} processes of {} threads, seed {seed}",
         options.minutes, options.processes, options.threads
