@@ -3,6 +3,7 @@
 
 mod bench;
 mod cargo;
+mod chart;
 mod demo;
 mod market;
 mod process;
