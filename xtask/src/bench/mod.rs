@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cargo::workspace_root;
+use crate::cargo::{target_folder, workspace_root};
 use crate::stage::Provision;
 use crate::stop::Stop;
 use cases::{CASES, Case};
@@ -103,10 +103,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         effort,
         results,
     };
-    let root = workspace_root()?;
-    let mut folders = vec![root.join("target/bench")];
+    let mut folders = vec![target_folder()?.join("bench")];
     if options.keep {
-        folders.push(root.join("docs/performance").join(date::today()?));
+        folders.push(
+            workspace_root()?
+                .join("docs/performance")
+                .join(date::today()?),
+        );
     }
     for folder in folders {
         document.write(&folder)?;

@@ -15,7 +15,6 @@ mod world;
 pub use part::main as process;
 
 use std::env;
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,6 +24,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::cargo::{optimized, target_folder};
 use crate::space::Space;
 use crate::stage::{Place, Stage};
 use crate::stop::Stop;
@@ -78,8 +78,9 @@ const fn lasting(milliseconds: u64) -> Load {
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    if cfg!(debug_assertions) && !options.quick {
-        optimized(env::var_os("CARGO"))?;
+    // Where cargo did not start it, it goes on as it is.
+    if cfg!(debug_assertions) && !options.quick && env::var_os("CARGO").is_some() {
+        begin_anew_optimized(stop)?;
     }
     let stage = Stage::open(&options.place, "market", stop)?;
     let time = match options.quick {
@@ -98,23 +99,11 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build. Goes on
-/// as it is where cargo did not start it.
-fn optimized(cargo: Option<OsString>) -> anyhow::Result<()> {
-    let Some(cargo) = cargo else { return Ok(()) };
-    println!("Building it optimized first: the first time this takes a while.");
-    let mut again = Command::new(cargo);
-    again.args([
-        "run",
-        "--release",
-        "--quiet",
-        "--locked",
-        "--package",
-        "xtask",
-        "--",
-    ]);
+/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build.
+fn begin_anew_optimized(stop: &Stop) -> anyhow::Result<()> {
+    let mut again = Command::new(optimized("xtask", &[], stop)?);
     let error = again.args(env::args_os().skip(1)).exec();
-    Err(error).context("cannot run cargo")
+    Err(error).context("cannot begin anew")
 }
 
 fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow::Result<PathBuf> {
@@ -160,7 +149,7 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
         report::dogpile(&scenes(&DOGPILE, &Way::CAREFUL)?),
     );
     bar.finish_and_clear();
-    figures::page(&folder()?, &trading, &texts)
+    figures::page(&target_folder()?.join("market"), &trading, &texts)
 }
 
 /// What the figures depend on.
@@ -184,12 +173,4 @@ fn machine(space: &Space) -> anyhow::Result<String> {
     Ok(format!(
         "{cores} cores, {server} at {address}, every seller and buyer a process; {build}"
     ))
-}
-
-/// `target/market`, beside where this program was built.
-fn folder() -> anyhow::Result<PathBuf> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let target = program.ancestors().nth(2);
-    let target = target.context("this program lies in no target folder")?;
-    Ok(target.join("market"))
 }
