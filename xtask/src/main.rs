@@ -7,10 +7,12 @@ mod chart;
 mod demo;
 mod market;
 mod process;
+mod progress;
 mod soak;
 mod space;
 mod stage;
 mod stop;
+mod table;
 mod test;
 
 use std::process::ExitCode;

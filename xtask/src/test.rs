@@ -6,11 +6,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use leasehold_testbed::{Install, provide_server};
 
 use crate::cargo::{cargo, run_to_end, workspace_root};
 use crate::stop::{Stop, Stopped};
+use crate::table::plain;
 
 const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
@@ -211,17 +212,13 @@ impl Session<'_> {
         Ok(command)
     }
 
-    fn summary(&self) -> Table {
+    fn summary(&self) -> String {
         let mut table = Table::new();
-        table.load_style(presets::NOTHING);
         for (name, took) in &self.times {
             table.add_row([(*name).to_owned(), format!("passed in {took:.1?}")]);
         }
         let total: Duration = self.times.iter().map(|(_, took)| *took).sum();
         table.add_row(["all".to_owned(), format!("passed in {total:.1?}")]);
-        if let Some(column) = table.column_mut(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        plain(table, 1)
     }
 }

@@ -19,9 +19,10 @@ pub use load::main as process;
 use std::time::Duration;
 
 use anyhow::ensure;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::cargo::{target_folder, workspace_root};
+use crate::progress;
 use crate::stage::Provision;
 use crate::stop::Stop;
 use cases::{CASES, Case};
@@ -80,7 +81,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     } else {
         Effort::full()
     };
-    let progress = progress(&cases, &programs, &effort);
+    let progress = bar(&cases, &programs, &effort)?;
     let mut results = Vec::new();
     let mut machine = String::new();
     for case in cases {
@@ -123,15 +124,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On standard error, and only on a terminal.
-fn progress(cases: &[&Case], programs: &Programs, effort: &Effort) -> ProgressBar {
+/// Of all rounds of all cases.
+fn bar(cases: &[&Case], programs: &Programs, effort: &Effort) -> anyhow::Result<ProgressBar> {
     let rounds: usize = cases
         .iter()
         .map(|case| programs.ways(case).count() * (effort.rounds + effort.paced_rounds))
         .sum();
-    let progress = ProgressBar::new(rounds as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (about {eta} left)");
-    progress.set_style(style.expect("the template is well formed"));
+    let progress = progress::bar(rounds as u64, "{pos}/{len} {msg} (about {eta} left)")?;
     progress.enable_steady_tick(Duration::from_millis(500));
-    progress
+    Ok(progress)
 }

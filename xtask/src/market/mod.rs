@@ -22,9 +22,9 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cargo::{optimized, target_folder};
+use crate::progress;
 use crate::space::Space;
 use crate::stage::{Place, Stage};
 use crate::stop::Stop;
@@ -108,8 +108,8 @@ fn begin_anew_optimized(stop: &Stop) -> anyhow::Result<()> {
 
 fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow::Result<PathBuf> {
     let runs = Way::ALL.len() * LOADS.len() + Way::CAREFUL.len() * (WAITING.len() + DOGPILE.len());
-    let style = ProgressStyle::with_template("   {bar:40} {elapsed} of about {duration}: {msg}")?;
-    let bar = ProgressBar::new((time * runs as u32).as_millis().try_into()?).with_style(style);
+    let words = "{elapsed} of about {duration}: {msg}";
+    let bar = progress::bar_of_time(time * runs as u32, words)?;
     let floor = Floor {
         space,
         time,

@@ -26,9 +26,9 @@ pub use worker::main as process;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use uuid::Uuid;
 
+use crate::progress;
 use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
 use plant::Plant;
@@ -96,7 +96,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         options.minutes, options.processes, options.threads
     );
     let time = Duration::from_secs_f64(options.minutes * 60.0);
-    let (start, bar) = (Instant::now(), progress(time)?);
+    let (start, bar) = (Instant::now(), progress::bar_of_time(time, "{msg}")?);
     let mut totals = Totals::default();
     let mut number = options.round;
     let outcome = loop {
@@ -140,9 +140,4 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
 /// Short enough to be typed.
 fn fresh_seed() -> u64 {
     Uuid::new_v4().as_u64_pair().1 % 1_000_000_000
-}
-
-fn progress(time: Duration) -> anyhow::Result<ProgressBar> {
-    let style = ProgressStyle::with_template("   {bar:40} {msg}")?;
-    Ok(ProgressBar::new(time.as_millis().try_into()?).with_style(style))
 }
