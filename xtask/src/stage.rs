@@ -1,6 +1,8 @@
 //! Where a command shows something: on a private server, or on the user's own, under one prefix. Never
 //! touches a server that is already running unless it is told to.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, ensure};
 use leasehold_testbed::{Install, Server, provide_server};
 
@@ -10,20 +12,19 @@ use crate::stop::Stop;
 /// For commands that start servers of their own.
 #[derive(clap::Args)]
 pub struct Provision {
-    /// Never install redis-server: say what is missing instead
+    /// Never install anything: say what is missing instead
     #[arg(long)]
-    no_install: bool,
+    pub no_install: bool,
 }
 
 impl Provision {
-    /// Installs Redis where there is none, unless that is forbidden.
-    pub fn redis(&self) -> anyhow::Result<()> {
+    /// Installs Redis where there is none, unless that is forbidden. Its program.
+    pub fn redis(&self) -> anyhow::Result<PathBuf> {
         let install = match self.no_install {
             true => Install::Forbidden,
             false => Install::Allowed,
         };
-        provide_server(install).context("there is no Redis server to start")?;
-        Ok(())
+        provide_server(install).context("there is no Redis server to start")
     }
 }
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use comfy_table::Table;
-use leasehold_testbed::{Install, provide_server};
 
 use crate::cargo::{cargo, run_to_end, workspace_root};
+use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
 use crate::table::plain;
 
@@ -17,9 +17,8 @@ const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Never install anything (redis-server, rustfmt, clippy): say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    provision: Provision,
 }
 
 /// One call of cargo.
@@ -145,14 +144,9 @@ impl Session<'_> {
         const NAME: &str = "redis-server";
         self.stop.check()?;
         println!("\n==> {NAME}: looking for it");
-        let install = if options.no_install {
-            Install::Forbidden
-        } else {
-            Install::Allowed
-        };
         let start = Instant::now();
-        let server =
-            provide_server(install).with_context(|| format!("the step `{NAME}` failed"))?;
+        let server = options.provision.redis();
+        let server = server.with_context(|| format!("the step `{NAME}` failed"))?;
         let took = start.elapsed();
         println!("==> {NAME}: {} in {took:.1?}", server.display());
         self.server = Some(server);
@@ -174,7 +168,7 @@ impl Session<'_> {
             "run `rustup component add {component}`, or install the package of your system that \
              brings `cargo {command}` (Debian: {package}), then run this again"
         );
-        if options.no_install {
+        if options.provision.no_install {
             bail!(
                 "`cargo {command}` is missing, and --no-install forbids installing it: {by_hand}"
             );
