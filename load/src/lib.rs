@@ -13,7 +13,7 @@ mod waits;
 
 pub use drive::{Locker, drive};
 pub use machine::{
-    cores_by_preference, description, field, info, nanoseconds, own_cpu, pin, server_cpu,
+    cores_by_preference, described, description, field, info, nanoseconds, own_cpu, pin, server_cpu,
 };
 pub use messages::{Assignment, Keys, Pace, Round, Tally, Way};
 pub use raw::Raw;

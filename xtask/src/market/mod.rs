@@ -18,10 +18,10 @@ use std::env;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use leasehold_load::described;
 
 use crate::cargo::{optimized, target_folder};
 use crate::progress;
@@ -155,22 +155,14 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
 /// What the figures depend on.
 fn machine(space: &Space) -> anyhow::Result<String> {
     let about: String = space.ask(redis::cmd("INFO").arg("server"))?;
-    let version = |name: &str| {
-        let line = about.lines().find_map(|line| line.strip_prefix(name));
-        line.map(str::trim)
-    };
-    let server = match (version("valkey_version:"), version("redis_version:")) {
-        (Some(version), _) => format!("Valkey {version}"),
-        (None, version) => format!("Redis {}", version.unwrap_or("of an unknown version")),
-    };
-    let cores = available_parallelism().context("cannot count this machine's cores")?;
     let build = if cfg!(debug_assertions) {
         "a debug build: its figures compare little"
     } else {
         "a release build"
     };
-    let address = space.address();
     Ok(format!(
-        "{cores} cores, {server} at {address}, every seller and buyer a process; {build}"
+        "{} at {}, every seller and buyer a process; {build}",
+        described(&about)?,
+        space.address()
     ))
 }
