@@ -55,7 +55,7 @@ pub async fn drive(
         }
         locker.take().await?;
         let had = nanoseconds();
-        waits.record(had - asked)?;
+        waits.record(Duration::from_nanos(had - asked))?;
         tally.pairs += 1;
         tally.in_time += u64::from(had < end);
         if hold > Duration::ZERO {
@@ -135,7 +135,7 @@ mod tests {
         let tally = at_once(drive(&mut locker, Duration::ZERO, &round, 0))?;
         assert_eq!(locker.taken, tally.pairs);
         let mut waits = Waits::new()?;
-        waits.add(&tally)?;
+        waits.add(&tally.waits)?;
         Ok((tally, waits))
     }
 

@@ -1,6 +1,8 @@
 //! Locks of any kind under load, and what they cost: one loop for all of them, so that none is measured
-//! in another way than the rest. Knows no lock but the raw commands, and judges nothing.
+//! in another way than the rest; and how a process that a command starts hears and speaks ([`child`]).
+//! Knows no lock but the raw commands, and judges nothing.
 
+pub mod child;
 mod drive;
 mod machine;
 mod messages;
@@ -11,7 +13,7 @@ mod waits;
 
 pub use drive::{Locker, drive};
 pub use machine::{
-    cores_by_preference, description, field, info, nanoseconds, own_cpu, pin, server_cpu,
+    cores_by_preference, described, description, field, info, nanoseconds, own_cpu, pin, server_cpu,
 };
 pub use messages::{Assignment, Keys, Pace, Round, Tally, Way};
 pub use raw::Raw;

@@ -12,14 +12,32 @@ use leasehold_testbed::Server;
 /// # Errors
 /// The server does not answer.
 pub fn description(server: &Server) -> anyhow::Result<String> {
-    let cores = std::thread::available_parallelism()?;
+    described(&info(server, "server")?)
+}
+
+/// The same for any server, by its `INFO server`.
+///
+/// # Errors
+/// The cores cannot be counted.
+pub fn described(about: &str) -> anyhow::Result<String> {
+    let cores = std::thread::available_parallelism().context("cannot count the cores")?;
     let facts = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = field(&facts, "model name").unwrap_or(std::env::consts::ARCH.into());
     let system = rustix::system::uname();
     let (name, release) = (system.sysname(), system.release());
-    let redis = field(&info(server, "server")?, "redis_version").unwrap_or_default();
+    // Valkey tells the version of Redis that it is like, too.
+    let server = match field(about, "valkey_version") {
+        Some(version) => format!("Valkey {version}"),
+        None => {
+            let version = field(about, "redis_version");
+            format!(
+                "Redis {}",
+                version.as_deref().unwrap_or("of an unknown version")
+            )
+        }
+    };
     Ok(format!(
-        "{cores} cores of {cpu}, {} {}, Redis {redis}",
+        "{cores} cores of {cpu}, {} {}, {server}",
         name.to_string_lossy(),
         release.to_string_lossy()
     ))
@@ -114,4 +132,19 @@ pub fn field(text: &str, name: &str) -> Option<String> {
     let mut fields = text.lines().filter_map(|line| line.split_once(':'));
     let (_, value) = fields.find(|(each, _)| each.trim() == name)?;
     Some(value.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_called_what_it_is() -> anyhow::Result<()> {
+        let redis = "# Server\r\nredis_version:7.0.15\r\n";
+        assert!(described(redis)?.ends_with(", Redis 7.0.15"));
+        let valkey = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.0\r\n";
+        assert!(described(valkey)?.ends_with(", Valkey 8.1.0"));
+        assert!(described("")?.ends_with(", Redis of an unknown version"));
+        Ok(())
+    }
 }

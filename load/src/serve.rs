@@ -1,17 +1,17 @@
-//! A load process's side of the talk: it reads its assignment and rounds on its input, answers on its
-//! output, and ends when its input ends, so none is left behind whatever becomes of the parent.
+//! What a load process does: it connects as assigned, then does round after round as it is told. How it
+//! hears and speaks is `child.rs`'s.
 
 use std::future::Future;
-use std::io::{self, Write as _};
 use std::pin::pin;
 use std::process::ExitCode;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
-use serde::Serialize;
+use anyhow::anyhow;
+use crossbeam_channel::Receiver;
 
+use crate::child::{self, say};
 use crate::drive::{Locker, drive};
 use crate::machine;
 use crate::messages::{Assignment, Round, Tally};
@@ -22,42 +22,20 @@ pub type Crew = Box<dyn FnMut(Round) -> anyhow::Result<Vec<Tally>>>;
 
 /// Does what it is told on its input until that ends. A failure is told, and ends it.
 pub fn serve(connect: impl FnOnce(&Assignment) -> anyhow::Result<Crew>) -> ExitCode {
-    match work(connect) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Without a parent there is nobody left to tell.
-            let _ = say(&Err::<Tally, _>(format!("{error:#}")));
-            ExitCode::FAILURE
+    child::run(|assignment: Assignment, rounds: Receiver<Round>| {
+        if let Some(core) = assignment.core {
+            machine::pin(std::process::id(), core)?;
         }
-    }
-}
-
-fn work(connect: impl FnOnce(&Assignment) -> anyhow::Result<Crew>) -> anyhow::Result<()> {
-    let mut lines = io::stdin().lines();
-    let first = lines.next().context("nothing was said")??;
-    let assignment: Assignment =
-        serde_json::from_str(&first).context("this is for `cargo xtask bench` only")?;
-    if let Some(core) = assignment.core {
-        machine::pin(std::process::id(), core)?;
-    }
-    let mut crew = connect(&assignment)?;
-    say(&Ok::<_, String>(Tally::default()))?;
-    for line in lines {
-        let round: Round = serde_json::from_str(&line?)?;
-        let before = machine::own_cpu();
-        let mut tally = sum(&crew(round)?)?;
-        tally.cpu = machine::own_cpu().saturating_sub(before);
-        say(&Ok::<_, String>(tally))?;
-    }
-    Ok(())
-}
-
-fn say(message: &impl Serialize) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(message)?;
-    line.push('\n');
-    let mut output = io::stdout().lock();
-    output.write_all(line.as_bytes())?;
-    Ok(output.flush()?)
+        let mut crew = connect(&assignment)?;
+        say(&Tally::default())?;
+        for round in rounds {
+            let before = machine::own_cpu();
+            let mut tally = sum(&crew(round)?)?;
+            tally.cpu = machine::own_cpu().saturating_sub(before);
+            say(&tally)?;
+        }
+        Ok(())
+    })
 }
 
 /// What all of them did together.
@@ -72,7 +50,7 @@ pub fn sum(tallies: &[Tally]) -> anyhow::Result<Tally> {
         sum.in_time += tally.in_time;
         sum.left_out += tally.left_out;
         sum.cpu += tally.cpu;
-        waits.add(tally)?;
+        waits.add(&tally.waits)?;
     }
     sum.least = tallies.iter().map(|tally| tally.least).min().unwrap_or(0);
     sum.most = tallies.iter().map(|tally| tally.most).max().unwrap_or(0);

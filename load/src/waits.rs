@@ -6,8 +6,6 @@ use std::time::Duration;
 use anyhow::anyhow;
 use hdrhistogram::Histogram;
 
-use crate::messages::Tally;
-
 /// Significant digits kept.
 const PRECISION: u8 = 3;
 
@@ -24,21 +22,21 @@ impl Waits {
         Ok(Self(histogram))
     }
 
-    /// Adds one, in ns.
+    /// Adds one.
     ///
     /// # Errors
     /// The histogram cannot grow that far.
-    pub fn record(&mut self, nanoseconds: u64) -> anyhow::Result<()> {
+    pub fn record(&mut self, wait: Duration) -> anyhow::Result<()> {
         // Not `saturating_record`: that clamps instead of growing the histogram's range.
-        Ok(self.0.record(nanoseconds)?)
+        Ok(self.0.record(wait.as_nanos().try_into()?)?)
     }
 
-    /// Adds all that a tally tells.
+    /// Adds all that a message holds: ns, how often.
     ///
     /// # Errors
     /// As [`record`](Self::record).
-    pub fn add(&mut self, tally: &Tally) -> anyhow::Result<()> {
-        for &(wait, times) in &tally.waits {
+    pub fn add(&mut self, steps: &[(u64, u64)]) -> anyhow::Result<()> {
+        for &(wait, times) in steps {
             self.0.record_n(wait, times)?;
         }
         Ok(())
@@ -63,7 +61,13 @@ impl Waits {
         (!self.0.is_empty()).then_some(wait)
     }
 
-    /// As a message holds it.
+    /// Nothing when nothing was waited for.
+    pub fn mean(&self) -> Option<Duration> {
+        let mean = Duration::from_secs_f64(self.0.mean() / 1e9);
+        (!self.0.is_empty()).then_some(mean)
+    }
+
+    /// As a message holds it: ns, how often.
     pub fn to_steps(&self) -> Vec<(u64, u64)> {
         let steps = self.0.iter_recorded();
         steps
@@ -77,31 +81,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_kept_at_their_length_on_the_way_to_another_process() -> anyhow::Result<()> {
-        let (short, long) = (90_000, 7_000_000_000);
+    fn long_waits_are_kept_at_their_length_also_on_the_way_to_another_process() -> anyhow::Result<()>
+    {
+        let (short, long) = (Duration::from_micros(90), Duration::from_secs(7));
         let mut thread = Waits::new()?;
         (0..98).try_for_each(|_| thread.record(short))?;
         (0..2).try_for_each(|_| thread.record(long))?;
-        let told = Tally {
-            waits: thread.to_steps(),
-            ..Tally::default()
-        };
+        let mut process = Waits::new()?;
+        process.merge(&thread)?;
         let mut parent = Waits::new()?;
-        parent.add(&told)?;
+        parent.add(&process.to_steps())?;
 
         assert_eq!(parent.times(), 100);
-        for (quantile, wanted) in [(0.5, short), (0.99, long), (1.0, long)] {
-            let found = parent.quantile(quantile);
-            let wanted = Duration::from_nanos(wanted);
+        let mean = (98 * short + 2 * long) / 100;
+        for (found, wanted) in [
+            (parent.quantile(0.5), short),
+            (parent.quantile(0.99), long),
+            (parent.quantile(1.0), long),
+            (parent.mean(), mean),
+        ] {
             let close = |found: Duration| found.abs_diff(wanted) <= wanted / 500;
-            assert!(found.is_some_and(close), "{quantile}: {found:?}");
+            assert!(found.is_some_and(close), "{found:?} for {wanted:?}");
         }
         Ok(())
     }
 
     #[test]
-    fn without_a_wait_there_is_no_quantile() -> anyhow::Result<()> {
-        assert_eq!(Waits::new()?.quantile(0.5), None);
+    fn without_a_wait_there_is_no_quantile_and_no_mean() -> anyhow::Result<()> {
+        let none = Waits::new()?;
+        assert_eq!((none.quantile(0.5), none.mean()), (None, None));
         Ok(())
     }
 }

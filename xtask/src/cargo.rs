@@ -1,13 +1,15 @@
-//! Programs that the commands run to their end, cargo first of all. Reads none of their output.
+//! Programs that the commands run to their end, cargo first of all, and what cargo builds and where. Reads
+//! none of their output.
 
 use std::env;
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use crossbeam_channel::{Receiver, bounded};
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -21,6 +23,39 @@ pub fn workspace_root() -> anyhow::Result<PathBuf> {
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     let root = own.parent().map(Path::to_owned);
     root.context("run this as `cargo xtask` in a checkout of leasehold")
+}
+
+/// The cargo that has started this program, in the workspace.
+pub fn cargo() -> anyhow::Result<Command> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut command = Command::new(cargo);
+    command.current_dir(workspace_root()?);
+    Ok(command)
+}
+
+/// That which this program was built into, wherever that is.
+pub fn target_folder() -> anyhow::Result<PathBuf> {
+    let own = env::current_exe().context("cannot find this program's own file")?;
+    let target = own.ancestors().nth(2).map(Path::to_owned);
+    target.context("this program lies in no target folder")
+}
+
+/// The program of a package, built to be fast. Builds what is missing or out of date.
+pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Result<PathBuf> {
+    let mut build = cargo()?;
+    build
+        .args(["build", "--quiet", "--release", "--locked"])
+        .args(["--package", package])
+        .args(features)
+        // Standard output is for results.
+        .stdout(Stdio::null());
+    eprintln!("building {package}, optimized (a minute when it is the first time)");
+    let status = run_to_end(&mut build, stop)?;
+    ensure!(status.success(), "{package} cannot be built: {status}");
+    // Both profiles' folders lie side by side.
+    let program = target_folder()?.join("release").join(package);
+    ensure!(program.exists(), "cargo has not made {}", program.display());
+    Ok(program)
 }
 
 /// Runs `command` to its end, with its output on ours. It gets a process group of its own, so that

@@ -3,16 +3,17 @@
 
 mod bench;
 mod cargo;
-mod child;
+mod chart;
 mod demo;
 mod market;
 mod process;
-mod server;
+mod progress;
 mod soak;
 mod space;
+mod stage;
 mod stop;
+mod table;
 mod test;
-mod waits;
 
 use std::process::ExitCode;
 

@@ -1,5 +1,6 @@
 //! A process of a command as its parent sees it: orders in, messages out, one JSON value per line.
-//! Dropped, it is killed: no process outlives what it was started for. `child.rs` is its other side.
+//! Dropped, it is killed: no process outlives what it was started for. `leasehold_load::child` is its other
+//! side.
 
 use std::env;
 use std::fmt::Debug;
@@ -10,11 +11,15 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::stop::Stop;
+
+/// For the end of a process that takes no orders any more.
+const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// A process that says `M`.
 pub struct Process<M> {
@@ -25,22 +30,30 @@ pub struct Process<M> {
 }
 
 impl<M: DeserializeOwned + Debug + Send + 'static> Process<M> {
-    /// This program once more, as its hidden `command`, told its `assignment` (on its input: everybody
-    /// on the machine can read a command line, and a URL may hold a password). In a process group of its
-    /// own: Ctrl-C is for the parent, which ends its processes itself.
+    /// This program once more, as its hidden `command`.
     pub fn spawn(
         name: impl Into<String>,
         command: &str,
         assignment: &impl Serialize,
     ) -> anyhow::Result<Process<M>> {
         let program = env::current_exe().context("cannot find this program's own file")?;
-        let mut child = Command::new(program)
-            .arg(command)
+        Process::start(name, Command::new(program).arg(command), assignment)
+    }
+
+    /// Told its `assignment` on its input: everybody on the machine can read a command line, and a URL may
+    /// hold a password. In a process group of its own: Ctrl-C is for the parent, which ends its processes
+    /// itself.
+    pub fn start(
+        name: impl Into<String>,
+        command: &mut Command,
+        assignment: &impl Serialize,
+    ) -> anyhow::Result<Process<M>> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
-            .context("cannot start a process")?;
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let orders = child.stdin.take().expect("its input is piped");
         let messages = listen(child.stdout.take().expect("its output is piped"));
         let mut process = Process {
@@ -56,8 +69,12 @@ impl<M: DeserializeOwned + Debug + Send + 'static> Process<M> {
     pub fn order(&mut self, order: &impl Serialize) -> anyhow::Result<()> {
         let mut line = serde_json::to_string(order)?;
         line.push('\n');
-        let written = self.orders.write_all(line.as_bytes());
-        written.with_context(|| format!("{} has ended by itself", self.name))
+        let Err(error) = self.orders.write_all(line.as_bytes()) else {
+            return Ok(());
+        };
+        // Why it ended is in what it said last.
+        while self.hear(LAST_WORDS)?.is_some() {}
+        Err(error).with_context(|| format!("{} takes no orders", self.name))
     }
 
     /// Its next message; none within `limit` is a failure, and so is the end of the process.
@@ -68,11 +85,30 @@ impl<M: DeserializeOwned + Debug + Send + 'static> Process<M> {
         }
     }
 
-    /// SIGKILL: it gets to do nothing more.
+    /// Its next message, if it comes within `limit`, whether the user asks to stop or not. The end of the
+    /// process is a failure.
+    pub fn hear(&self, limit: Duration) -> anyhow::Result<Option<M>> {
+        match self.messages.recv_timeout(limit) {
+            Ok(message) => message.map(Some).with_context(|| self.name.clone()),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("{} has ended by itself", self.name),
+        }
+    }
+
+    /// SIGKILL: when this returns, it does nothing more.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        self.child
-            .kill()
-            .with_context(|| format!("cannot kill {}", self.name))
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        killed.with_context(|| format!("cannot kill {}", self.name))?;
+        Ok(())
+    }
+
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let signalled = kill_process(Pid::from_child(&self.child), signal);
+        signalled.with_context(|| format!("{} has ended by itself", self.name))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     pub fn unexpected(&self, wanted: &str, got: &M) -> anyhow::Error {
@@ -107,4 +143,36 @@ fn listen<M: DeserializeOwned + Send + 'static>(
         let _ = sender.send(Err(anyhow!("has ended by itself")));
     });
     messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(text: &str) -> anyhow::Result<Process<u32>> {
+        Process::start("it", Command::new("sh").args(["-c", text]), &())
+    }
+
+    #[test]
+    fn what_it_said_last_is_why_it_takes_no_orders() -> anyhow::Result<()> {
+        let mut process =
+            script(r#"read assignment; echo '{"Ok": 1}'; echo '{"Err": "no luck"}'"#)?;
+        let refusal = loop {
+            if let Err(refusal) = process.order(&()) {
+                break refusal;
+            }
+        };
+        assert_eq!(format!("{refusal:#}"), "it: no luck");
+        Ok(())
+    }
+
+    #[test]
+    fn it_may_be_silent_for_as_long_as_it_lives() -> anyhow::Result<()> {
+        let mut process = script("read assignment; read order")?;
+        assert_eq!(process.hear(Duration::ZERO)?, None);
+        process.order(&())?;
+        let end = process.hear(LAST_WORDS).expect_err("it has said nothing");
+        assert_eq!(format!("{end:#}"), "it: has ended by itself");
+        Ok(())
+    }
 }

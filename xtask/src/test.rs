@@ -1,26 +1,24 @@
 //! `cargo xtask test`: every check there is, in order, up to the first that fails. Runs cargo and
 //! shows its output as it is; judges nothing itself.
 
-use std::env;
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use comfy_table::{CellAlignment, Table, presets};
-use leasehold_testbed::{Install, provide_server};
+use comfy_table::Table;
 
-use crate::cargo::{run_to_end, workspace_root};
+use crate::cargo::{cargo, run_to_end, workspace_root};
+use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
+use crate::table::plain;
 
 const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Never install anything (redis-server, rustfmt, clippy): say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    provision: Provision,
 }
 
 /// One call of cargo.
@@ -96,8 +94,6 @@ const COMPONENTS: [(&str, &str, &str); 2] = [
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let mut session = Session {
-        cargo: env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")),
-        root: workspace_root()?,
         server: None,
         stop,
         times: Vec::new(),
@@ -118,8 +114,6 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
 
 /// A run of all the checks.
 struct Session<'a> {
-    cargo: OsString,
-    root: PathBuf,
     server: Option<PathBuf>,
     stop: &'a Stop,
     times: Vec<(&'static str, Duration)>,
@@ -129,7 +123,7 @@ impl Session<'_> {
     fn check(&mut self, check: &Check) -> anyhow::Result<()> {
         let line = format!("cargo {}", check.arguments.join(" "));
         println!("\n==> {}: {line}", check.name);
-        let mut command = self.cargo();
+        let mut command = self.cargo()?;
         command.args(check.arguments);
         command.envs(check.environment.iter().copied());
         let start = Instant::now();
@@ -150,14 +144,9 @@ impl Session<'_> {
         const NAME: &str = "redis-server";
         self.stop.check()?;
         println!("\n==> {NAME}: looking for it");
-        let install = if options.no_install {
-            Install::Forbidden
-        } else {
-            Install::Allowed
-        };
         let start = Instant::now();
-        let server =
-            provide_server(install).with_context(|| format!("the step `{NAME}` failed"))?;
+        let server = options.provision.redis();
+        let server = server.with_context(|| format!("the step `{NAME}` failed"))?;
         let took = start.elapsed();
         println!("==> {NAME}: {} in {took:.1?}", server.display());
         self.server = Some(server);
@@ -172,14 +161,14 @@ impl Session<'_> {
         package: &str,
         options: &Options,
     ) -> anyhow::Result<()> {
-        if self.answers(command) {
+        if self.answers(command)? {
             return Ok(());
         }
         let by_hand = format!(
             "run `rustup component add {component}`, or install the package of your system that \
              brings `cargo {command}` (Debian: {package}), then run this again"
         );
-        if options.no_install {
+        if options.provision.no_install {
             bail!(
                 "`cargo {command}` is missing, and --no-install forbids installing it: {by_hand}"
             );
@@ -188,46 +177,42 @@ impl Session<'_> {
         let mut rustup = Command::new("rustup");
         rustup
             .args(["component", "add", component])
-            .current_dir(&self.root);
+            .current_dir(workspace_root()?);
         let installed = match run_to_end(&mut rustup, self.stop) {
             Err(error) if error.is::<Stopped>() => return Err(error),
             outcome => outcome.is_ok_and(|status| status.success()),
         };
-        if !installed || !self.answers(command) {
+        if !installed || !self.answers(command)? {
             bail!("`cargo {command}` is missing and could not be installed: {by_hand}");
         }
         Ok(())
     }
 
-    fn answers(&self, command: &str) -> bool {
-        self.cargo()
+    fn answers(&self, command: &str) -> anyhow::Result<bool> {
+        let answer = self
+            .cargo()?
             .args([command, "--version"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success())
+            .status();
+        Ok(answer.is_ok_and(|status| status.success()))
     }
 
-    fn cargo(&self) -> Command {
-        let mut command = Command::new(&self.cargo);
-        command.current_dir(&self.root);
+    fn cargo(&self) -> anyhow::Result<Command> {
+        let mut command = cargo()?;
         if let Some(server) = &self.server {
             command.env(SERVER_VARIABLE, server);
         }
-        command
+        Ok(command)
     }
 
-    fn summary(&self) -> Table {
+    fn summary(&self) -> String {
         let mut table = Table::new();
-        table.load_style(presets::NOTHING);
         for (name, took) in &self.times {
             table.add_row([(*name).to_owned(), format!("passed in {took:.1?}")]);
         }
         let total: Duration = self.times.iter().map(|(_, took)| *took).sum();
         table.add_row(["all".to_owned(), format!("passed in {total:.1?}")]);
-        if let Some(column) = table.column_mut(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        plain(table, 1)
     }
 }

@@ -1,9 +1,13 @@
 //! The load generator measures what it says: run in its quick form, without the peers, and not built to be
 //! fast. Looks at no speed.
 
-use std::process::{Command, Output};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use serde_json::Value;
+use leasehold_load::{Assignment, Keys, Round, Way, nanoseconds};
+use leasehold_testbed::{Server, eventually};
+use serde_json::{Value, json};
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
@@ -66,4 +70,41 @@ fn a_case_that_does_not_exist_is_told_with_those_that_do() {
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("own-keys-256"), "{told}");
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_load_process_ends_with_its_input_in_the_midst_of_a_round() {
+    let server = Server::start().expect("Redis is installed");
+    let mut process = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .arg("bench-process")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let assignment = Assignment {
+        url: server.url(),
+        way: Way::Raw,
+        process: 0,
+        threads: 1,
+        keys: Keys::Own,
+        hold: Duration::ZERO,
+        core: None,
+    };
+    let round = Round {
+        start: nanoseconds(),
+        window: Duration::from_secs(3600),
+        pace: None,
+    };
+    let mut input = process.stdin.take().expect("it is piped");
+    writeln!(input, "{}\n{}", json!(assignment), json!(round)).expect("it listens");
+    let mut output = BufReader::new(process.stdout.take().expect("it is piped"));
+    let mut connected = String::new();
+    output.read_line(&mut connected).expect("it speaks");
+    assert!(connected.starts_with(r#"{"Ok":"#), "{connected}");
+
+    drop(input);
+    let ended = || process.try_wait().is_ok_and(|status| status.is_some());
+    let has_ended = eventually(Duration::from_secs(60), ended);
+    let _ = process.kill();
+    assert!(has_ended, "it goes on without anybody");
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use leasehold_load::{Assignment, Pace, Round, Served, Tally, Waits, Way, nanoseconds, sum};
+use leasehold_load::{Assignment, Pace, Round, Served, Tally, Way, nanoseconds, sum};
 use leasehold_testbed::Server;
 
 use super::cases::Case;
-use super::process::Process;
 use super::programs::Programs;
+use crate::process::Process;
 use crate::stop::Stop;
 
 /// A process has heard of the start by then, and has its threads.
@@ -15,10 +15,12 @@ const NOTICE: Duration = Duration::from_millis(20);
 const NOTICE_PER_THREAD: Duration = Duration::from_micros(200);
 /// Scripts are known and connections made after that. Not measured.
 const WARM_UP: Duration = Duration::from_millis(60);
+/// How long a process may be silent, beyond what it was told to take.
+const SILENCE: Duration = Duration::from_secs(60);
 
 pub struct Crew {
     pub way: Way,
-    processes: Vec<Process>,
+    processes: Vec<Process<Tally>>,
     notice: Duration,
     /// That it keeps, all processes together.
     pub connections: u64,
@@ -28,7 +30,6 @@ pub struct Crew {
 pub struct Measured {
     /// Of all processes.
     pub tally: Tally,
-    pub waits: Waits,
     pub served: Served,
     window: Duration,
 }
@@ -66,10 +67,13 @@ impl Crew {
                 hold: case.hold,
                 core,
             };
-            processes.push(Process::start(&mut programs.load(way), &assignment)?);
+            let name = format!("load process {process}");
+            let program = &mut programs.load(way);
+            processes.push(Process::start(name, program, &assignment)?);
         }
+        // An empty one of each, once it has connected.
         for process in &processes {
-            process.tally(stop)?;
+            process.message(stop, SILENCE)?;
         }
         let mut crew = Self {
             way,
@@ -98,16 +102,14 @@ impl Crew {
             pace,
         };
         for process in &mut self.processes {
-            process.begin(&round)?;
+            process.order(&round)?;
         }
-        let tallies = self.processes.iter().map(|process| process.tally(stop));
+        let processes = self.processes.iter();
+        let tallies = processes.map(|process| process.message(stop, SILENCE));
         let tally = sum(&tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
-        let mut waits = Waits::new()?;
-        waits.add(&tally)?;
         let served = Served::until_now(server)?.since(&before);
         Ok(Measured {
             tally,
-            waits,
             served,
             window,
         })

@@ -20,9 +20,11 @@ impl Document {
         let failed = || format!("cannot write the report into {}", folder.display());
         fs::create_dir_all(folder).with_context(failed)?;
         fs::write(folder.join("README.md"), self.page()).with_context(failed)?;
-        plot::ratios(&folder.join("ratios.svg"), &self.results)?;
+        let ratios = plot::ratios(&self.results)?;
+        fs::write(folder.join("ratios.svg"), ratios).with_context(failed)?;
         for result in &self.results {
-            plot::waits(&folder.join(format!("{}.svg", result.name)), result)?;
+            let file = folder.join(format!("{}.svg", result.name));
+            fs::write(file, plot::waits(result)?).with_context(failed)?;
         }
         Ok(())
     }

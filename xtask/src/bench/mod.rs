@@ -8,7 +8,6 @@ mod date;
 mod document;
 mod load;
 mod plot;
-mod process;
 mod programs;
 mod row;
 mod run;
@@ -19,11 +18,12 @@ pub use load::main as process;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
-use leasehold_testbed::{Install, provide_server};
+use anyhow::ensure;
+use indicatif::ProgressBar;
 
-use crate::cargo::workspace_root;
+use crate::cargo::{target_folder, workspace_root};
+use crate::progress;
+use crate::stage::Provision;
 use crate::stop::Stop;
 use cases::{CASES, Case};
 use programs::Programs;
@@ -45,9 +45,8 @@ pub struct Options {
     /// Write the report into docs/performance/ too, under today's date
     #[arg(long)]
     keep: bool,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    provision: Provision,
     /// Load with this very program, though it was not built to be fast
     #[arg(long, hide = true)]
     as_built: bool,
@@ -76,18 +75,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     } else {
         Programs::optimized(!options.no_peers, stop)?
     };
-    let install = if options.no_install {
-        Install::Forbidden
-    } else {
-        Install::Allowed
-    };
-    provide_server(install).context("no Redis server to measure with")?;
+    options.provision.redis()?;
     let effort = if options.quick {
         Effort::quick()
     } else {
         Effort::full()
     };
-    let progress = progress(&cases, &programs, &effort);
+    let progress = bar(&cases, &programs, &effort)?;
     let mut results = Vec::new();
     let mut machine = String::new();
     for case in cases {
@@ -110,10 +104,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         effort,
         results,
     };
-    let root = workspace_root()?;
-    let mut folders = vec![root.join("target/bench")];
+    let mut folders = vec![target_folder()?.join("bench")];
     if options.keep {
-        folders.push(root.join("docs/performance").join(date::today()?));
+        folders.push(
+            workspace_root()?
+                .join("docs/performance")
+                .join(date::today()?),
+        );
     }
     for folder in folders {
         document.write(&folder)?;
@@ -127,15 +124,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On standard error, and only on a terminal.
-fn progress(cases: &[&Case], programs: &Programs, effort: &Effort) -> ProgressBar {
+/// Of all rounds of all cases.
+fn bar(cases: &[&Case], programs: &Programs, effort: &Effort) -> anyhow::Result<ProgressBar> {
     let rounds: usize = cases
         .iter()
         .map(|case| programs.ways(case).count() * (effort.rounds + effort.paced_rounds))
         .sum();
-    let progress = ProgressBar::new(rounds as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} (about {eta} left)");
-    progress.set_style(style.expect("the template is well formed"));
+    let progress = progress::bar(rounds as u64, "{pos}/{len} {msg} (about {eta} left)")?;
     progress.enable_steady_tick(Duration::from_millis(500));
-    progress
+    Ok(progress)
 }

@@ -55,14 +55,22 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    pub fn of(waits: &Waits) -> Option<Self> {
+    /// Of all rounds together; nothing if nothing was waited for.
+    pub fn of(rounds: &[Measured]) -> anyhow::Result<Option<Self>> {
+        let mut waits = Waits::new()?;
+        for round in rounds {
+            waits.add(&round.tally.waits)?;
+        }
         let micros = |quantile| waits.quantile(quantile).map(micros);
-        Some(Self {
-            p50: micros(0.5)?,
-            p99: micros(0.99)?,
-            p999: micros(0.999)?,
-            max: micros(1.0)?,
-        })
+        let all = || {
+            Some(Self {
+                p50: micros(0.5)?,
+                p99: micros(0.99)?,
+                p999: micros(0.999)?,
+                max: micros(1.0)?,
+            })
+        };
+        Ok(all())
     }
 
     pub fn all(&self) -> [f64; 4] {
@@ -78,10 +86,6 @@ impl Row {
         rate: f64,
         ratio: Spread,
     ) -> anyhow::Result<Self> {
-        let mut waits = Waits::new()?;
-        for round in rounds {
-            waits.merge(&round.waits)?;
-        }
         let pairs: u64 = rounds.iter().map(|round| round.tally.pairs).sum();
         let per_pair = |figure: fn(&Measured, Way) -> f64| {
             let all: f64 = rounds.iter().map(|round| figure(round, crew.way)).sum();
@@ -94,7 +98,7 @@ impl Row {
             ratio_high: ratio.high,
             pairs_per_second: rate,
             fairness: Spread::of(rounds.iter().map(Measured::fairness)).median,
-            wait: Quantiles::of(&waits),
+            wait: Quantiles::of(rounds)?,
             paced: None,
             connections: crew.connections,
             requests_per_pair: per_pair(|round, way| round.served.requests(scripted(way)) as f64),

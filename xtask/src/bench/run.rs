@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use indicatif::ProgressBar;
-use leasehold_load::{Keys, Pace, Waits, cores_by_preference, description, pin};
+use leasehold_load::{Keys, Pace, cores_by_preference, description, pin};
 use leasehold_testbed::Server;
 
 use super::cases::Case;
@@ -144,16 +144,8 @@ fn paced_waits(rounds: &[Measured], rate: f64) -> anyhow::Result<Option<Paced>> 
     for round in rounds {
         kept &= round.tally.left_out == 0;
     }
-    let quantiles = together(rounds)?;
+    let quantiles = Quantiles::of(rounds)?;
     Ok(quantiles.filter(|_| kept).map(|wait| Paced { rate, wait }))
-}
-
-fn together(rounds: &[Measured]) -> anyhow::Result<Option<Quantiles>> {
-    let mut all = Waits::new()?;
-    for round in rounds {
-        all.merge(&round.waits)?;
-    }
-    Ok(Quantiles::of(&all))
 }
 
 struct Turns<'a> {

@@ -1,9 +1,10 @@
 //! Rows as text: a table for the terminal, and one in Markdown. Measures nothing.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 
 use super::row::{Quantiles, Row};
 use super::run::Outcome;
+use crate::table::plain;
 
 const HEADER: [&str; 12] = [
     "",
@@ -22,14 +23,11 @@ const HEADER: [&str; 12] = [
 
 pub fn terminal(outcome: &Outcome) -> String {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(HEADER);
+    table.set_header(HEADER);
     for row in &outcome.rows {
         table.add_row(cells(row));
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    format!("{}: {}\n{table}", outcome.name, outcome.title)
+    format!("{}: {}\n{}", outcome.name, outcome.title, plain(table, 1))
 }
 
 pub fn markdown(outcome: &Outcome) -> String {

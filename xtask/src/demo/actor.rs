@@ -9,7 +9,7 @@ use crate::space::Space;
 use crate::stop::Stop;
 
 impl Process<Message> {
-    pub fn start(
+    pub fn doing(
         name: impl Into<String>,
         space: &Space,
         job: Job,

@@ -1,23 +1,21 @@
 //! Scene one: a counter raised by read-then-write from many threads of several processes, without
 //! the lock and with it. Counts what was raised, never trusts the lock's own word.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::PATIENCE;
 use super::messages::{Job, Message, Order, Raise, Tally};
 use super::report::{self, Run};
 use crate::process::Process;
+use crate::progress;
 use crate::space::Space;
 use crate::stop::Stop;
 
 const PROCESSES: usize = 4;
 const THREADS: usize = 8;
 const LOCK: &str = "counter";
-/// How often the progress bar moves.
-const TICK: Duration = Duration::from_millis(100);
 
 pub fn show(space: &Space, time: Duration, stop: &Stop) -> anyhow::Result<()> {
     println!(
@@ -69,7 +67,7 @@ fn run(
         time,
     };
     let mut processes = (1..=PROCESSES)
-        .map(|n| Process::start(format!("process {n}"), space, Job::Raise(raise.clone())))
+        .map(|n| Process::doing(format!("process {n}"), space, Job::Raise(raise.clone())))
         .collect::<anyhow::Result<Vec<_>>>()?;
     for process in &processes {
         match process.message(stop, PATIENCE)? {
@@ -80,7 +78,10 @@ fn run(
     for process in &mut processes {
         process.order(&Order::Go)?;
     }
-    watch(space, &raise.counter, time, stop)?;
+    let bar = progress::bar_of_time(time, "counter: {msg}")?;
+    let counted = || Ok(count(space, &raise.counter)?.to_string());
+    progress::pass(time, &bar, stop, counted)?;
+    bar.finish_and_clear();
     let tallies = processes
         .iter()
         .map(|process| match process.message(stop, PATIENCE)? {
@@ -90,22 +91,6 @@ fn run(
         .collect::<anyhow::Result<Vec<Tally>>>()?;
     let counted = count(space, &raise.counter)?;
     Ok(Run { tallies, counted })
-}
-
-/// The progress bar, for as long as the processes raise. It hides where there is no terminal.
-fn watch(space: &Space, counter: &str, time: Duration, stop: &Stop) -> anyhow::Result<()> {
-    let style = ProgressStyle::with_template("   {bar:40} {msg}")?;
-    let bar = ProgressBar::new(time.as_millis().try_into()?).with_style(style);
-    let start = Instant::now();
-    while let Some(rest) = time.checked_sub(start.elapsed()) {
-        stop.pause(rest.min(TICK))?;
-        if !bar.is_hidden() {
-            bar.set_message(format!("counter: {}", count(space, counter)?));
-            bar.set_position(start.elapsed().as_millis().try_into()?);
-        }
-    }
-    bar.finish_and_clear();
-    Ok(())
 }
 
 fn count(space: &Space, counter: &str) -> anyhow::Result<u64> {

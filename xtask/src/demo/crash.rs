@@ -30,9 +30,9 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Process::start("the holder", space, job())?;
+    let mut holder = Process::doing("the holder", space, job())?;
     let token = holder.grant(stop, PATIENCE)?;
-    let mut waiter = Process::start("the waiter", space, job())?;
+    let mut waiter = Process::doing("the waiter", space, job())?;
     match waiter.message(stop, PATIENCE)? {
         Message::Waiting => {}
         other => bail!(waiter.unexpected("Waiting", &other)),

@@ -80,6 +80,6 @@ pub struct Tally {
     pub took: Duration,
     /// Grants whose token was not above the one before it.
     pub out_of_order: u64,
-    /// How long the grants were waited for: µs, how often.
+    /// How long the grants were waited for: ns, how often.
     pub waits: Vec<(u64, u64)>,
 }

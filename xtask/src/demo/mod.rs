@@ -14,10 +14,7 @@ pub use part::main as process;
 
 use std::time::Duration;
 
-use anyhow::ensure;
-
-use crate::server;
-use crate::space::Space;
+use crate::stage::{Place, Stage};
 use crate::stop::Stop;
 
 /// The ttl of every lock held in the last three scenes.
@@ -27,55 +24,32 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Use this Redis or Valkey instead of a private server. Everything the demo writes is under a
-    /// prefix of its own and deleted at the end
-    #[arg(long)]
-    url: Option<String>,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    place: Place,
     /// How long the counter is raised, without the lock and again with it
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    // Dropped last: the space is cleaned while its server still runs.
-    let server = if options.url.is_none() {
-        Some(server::private(options.no_install)?)
-    } else {
-        None
-    };
-    stop.check()?;
-    let url = match (&options.url, &server) {
-        (Some(url), _) => url.clone(),
-        (None, Some(server)) => server.url(),
-        (None, None) => unreachable!("without --url a server was started"),
-    };
-    let mut space = Space::open(&url, "demo")?;
-    match &server {
-        Some(_) => println!(
+    let stage = Stage::open(&options.place, "demo", stop)?;
+    let space = &stage.space;
+    match stage.is_private() {
+        true => println!(
             "leasehold demo: locks in Redis, on a private server at {}.",
             space.address()
         ),
-        None => println!(
+        false => println!(
             "leasehold demo: locks in Redis, on the server at {}, under {}.",
             space.address(),
             space.root()
         ),
     }
-    counter::show(&space, Duration::from_secs(options.seconds), stop)?;
-    watchdog::show(&space, stop)?;
-    crash::show(&space, stop)?;
-    theft::show(&space, stop)?;
-    space.clean()?;
-    if server.is_some() {
-        let keys = space.keys_on_server()?;
-        ensure!(
-            keys == 0,
-            "{keys} keys were written outside the demo's own prefix"
-        );
-    }
+    counter::show(space, Duration::from_secs(options.seconds), stop)?;
+    watchdog::show(space, stop)?;
+    crash::show(space, stop)?;
+    theft::show(space, stop)?;
+    stage.close()?;
     println!("\nAll of it holds. Nothing is left in Redis.");
     Ok(())
 }

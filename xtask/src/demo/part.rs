@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use crossbeam_channel::{Receiver, never, select};
 use leasehold::{Client, LossReason, MutexGuard};
+use leasehold_load::Waits;
+use leasehold_load::child::{self, say};
 use redis::Connection;
 
 use super::messages::{Assignment, Job, Message, Order, Raise, Tally};
-use crate::child::{self, say};
 use crate::space;
-use crate::waits::Waits;
 
 /// A demo that is killed leaves its counter behind no longer than this.
 const VALUE_TTL_SECONDS: u64 = 900;
@@ -60,7 +60,7 @@ fn raise_counter(
             let raiser = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
             tally.raises += raiser.raises;
             tally.out_of_order += raiser.out_of_order;
-            waits.add(&raiser.waits)?;
+            waits.merge(&raiser.waits)?;
         }
         anyhow::Ok(())
     })?;

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
+use leasehold_load::Waits;
 
 use super::messages::Tally;
-use crate::waits::Waits;
+use crate::table::framed;
 
 /// All processes raising the counter once, with the lock or without.
 pub struct Run {
@@ -44,7 +45,6 @@ impl Run {
 
 pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header([
         "",
         "raises",
@@ -64,12 +64,13 @@ pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
     let mut all = Waits::new()?;
     let mut rows = Vec::new();
     for (n, tally) in with.tallies.iter().enumerate() {
-        let waits = Waits::from_steps(&tally.waits)?;
+        let mut waits = Waits::new()?;
+        waits.add(&tally.waits)?;
         ensure!(
             waits.times() == tally.raises,
             "a grant's wait was not recorded"
         );
-        all.add(&waits)?;
+        all.merge(&waits)?;
         rows.push(row(
             &format!("  process {}", n + 1),
             tally.raises,
@@ -86,10 +87,7 @@ pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
         Some(with.lost()),
     ));
     table.add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    Ok(table.lines().map(|line| format!("   {line}\n")).collect())
+    Ok(framed(table, 1))
 }
 
 fn row(

@@ -25,7 +25,7 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Process::start("the holder", space, job)?;
+    let mut holder = Process::doing("the holder", space, job)?;
     holder.grant(stop, PATIENCE)?;
 
     let key = space.lock_key(LOCK);

@@ -3,14 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow};
-use plotters::prelude::*;
+use anyhow::Context as _;
 
 use super::article;
 use super::report::Scene;
 use super::ways::Way;
+use crate::chart::{Chart, Colour, Scale, Series};
 
-const SIZE: (u32, u32) = (460, 320);
 const LOADS: [&str; 3] = ["1x1", "5x1", "5x5"];
 
 /// One way's values over the loads; `None` where there is none.
@@ -27,25 +26,18 @@ pub fn page(
          <style>body{font-family:sans-serif;margin:2em}pre{overflow-x:auto;font-size:12px}\
          svg{margin:0 8px 8px 0;border:1px solid #ddd}</style></head><body>\n<h1>The market</h1>\n",
     );
-    for way in Way::ALL {
-        let RGBColor(red, green, blue) = colour(way);
-        let name = way.name();
-        page.push_str(&format!(
-            "<b style=\"color:rgb({red},{green},{blue})\">&#9632; {name}</b>&ensp;\n"
-        ));
-    }
     for (title, lines) in [
         ("Ours", ours(scenes)),
         ("The article's, on its machine", theirs()),
     ] {
         page.push_str(&format!("<h2>{title}</h2>\n"));
         let captions = [
-            "bought per second",
-            "retries per second",
-            "mean wait to buy, ms",
+            ("Bought", "items per second"),
+            ("Retries", "retries per second"),
+            ("Wait to buy", "mean, ms"),
         ];
-        for (caption, lines) in captions.iter().zip(&lines) {
-            page.push_str(&figure(caption, lines).map_err(|error| anyhow!("{error}"))?);
+        for ((caption, unit), lines) in captions.into_iter().zip(lines) {
+            page.push_str(&figure(caption, unit, lines)?);
         }
     }
     for (title, text) in texts {
@@ -92,52 +84,30 @@ fn theirs() -> [Vec<Line>; 3] {
     ]
 }
 
-fn colour(way: Way) -> RGBColor {
-    match way {
-        Way::Watch => RGBColor(200, 30, 30),
-        Way::MarketLock => RGBColor(220, 140, 0),
-        Way::ItemLock => RGBColor(20, 120, 60),
-        Way::Transaction => RGBColor(30, 80, 200),
-        Way::PlainWatch => RGBColor(150, 60, 160),
-    }
+fn figure(title: &str, up: &str, lines: Vec<Line>) -> anyhow::Result<String> {
+    let series = lines.into_iter().map(|(way, figures)| Series {
+        name: way.name(),
+        colour: colour(way),
+        figures,
+    });
+    let chart = Chart {
+        title,
+        across: "sellers x buyers",
+        places: &LOADS,
+        up,
+        series: series.collect(),
+    };
+    chart.lines(Scale::FromZero)
 }
 
-fn figure(caption: &str, lines: &[Line]) -> Result<String, Box<dyn std::error::Error>> {
-    let mut svg = String::new();
-    let highest = lines.iter().flat_map(|(_, values)| values).flatten();
-    // Above zero also where there were no retries at all.
-    let highest = highest.fold(1.0_f64, |highest, &value| highest.max(value)) * 1.05;
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
-            .caption(caption, ("sans-serif", 16))
-            .margin(10)
-            .x_label_area_size(24)
-            .y_label_area_size(56)
-            .build_cartesian_2d(-0.2..2.2_f64, 0.0..highest)?;
-        let load = |x: &f64| match x.round() {
-            whole if (x - whole).abs() < 0.01 && whole >= 0.0 => LOADS[whole as usize].to_owned(),
-            _ => String::new(),
-        };
-        chart
-            .configure_mesh()
-            .disable_x_mesh()
-            .x_labels(3)
-            .x_label_formatter(&load)
-            .max_light_lines(0)
-            .y_label_formatter(&|y| y.to_string())
-            .draw()?;
-        for (way, values) in lines {
-            let style = colour(*way).stroke_width(2);
-            let points = values.iter().enumerate();
-            let points = points.filter_map(|(x, y)| Some((x as f64, (*y)?)));
-            chart.draw_series(LineSeries::new(points.clone(), style))?;
-            chart.draw_series(points.map(|point| Circle::new(point, 3, style.filled())))?;
-        }
-        area.present()?;
+fn colour(way: Way) -> Colour {
+    match way {
+        Way::Watch => Colour(200, 30, 30),
+        Way::MarketLock => Colour(220, 140, 0),
+        Way::ItemLock => Colour(20, 120, 60),
+        Way::Transaction => Colour(30, 80, 200),
+        Way::PlainWatch => Colour(150, 60, 160),
     }
-    Ok(svg)
 }
 
 fn escaped(text: &str) -> String {

@@ -1,23 +1,22 @@
 //! Who trades with whom, and one run of that: a process each for every seller and buyer, so that no two
 //! share a connection or a client of the lock library. Checks the books of every run; prints nothing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use indicatif::ProgressBar;
+use leasehold_load::Waits;
 
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
 use super::ways::Way;
 use super::world::{Keys, World};
 use crate::process::Process;
+use crate::progress;
 use crate::space::Space;
 use crate::stop::Stop;
-use crate::waits::Waits;
 
 /// How long a process may take that should take no time at all.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often the progress bar moves.
-const TICK: Duration = Duration::from_millis(100);
 /// Items on a market without sellers, for each second: more than is bought.
 const STOCK_PER_SECOND: f64 = 25_000.0;
 const LARGEST_STOCK: f64 = 1_000_000.0;
@@ -58,11 +57,14 @@ impl Load {
         }
     }
 
+    fn name_with(&self, way: Way) -> String {
+        format!("{}, {}", self.name(), way.name())
+    }
+
     /// Founds a market, lets them trade for `time`, checks the books, and leaves nothing of it.
     pub fn run(&self, floor: &Floor<'_>, way: Way) -> anyhow::Result<Run> {
-        let name = format!("{}, {}", self.name(), way.name());
-        floor.bar.set_message(name.clone());
-        self.run_unnamed(floor, way).context(name)
+        let run = self.run_unnamed(floor, way);
+        run.with_context(|| self.name_with(way))
     }
 
     fn run_unnamed(&self, floor: &Floor<'_>, way: Way) -> anyhow::Result<Run> {
@@ -142,7 +144,8 @@ impl Load {
         for process in &mut processes {
             process.order(&Order::Go)?;
         }
-        floor.watch()?;
+        let name = || Ok(self.name_with(way));
+        progress::pass(floor.time, floor.bar, floor.stop, name)?;
         let tallies =
             processes
                 .iter()
@@ -157,7 +160,7 @@ impl Load {
         let buyers = &tallies[self.sellers..];
         let mut waits = Waits::new()?;
         for buyer in buyers {
-            waits.add(&Waits::from_steps(&buyer.waits)?)?;
+            waits.add(&buyer.waits)?;
         }
         let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum();
         let bought = || buyers.iter().map(|buyer| buyer.bought);
@@ -193,17 +196,4 @@ pub struct Floor<'a> {
     pub stop: &'a Stop,
     /// Of all runs together, in ms.
     pub bar: &'a ProgressBar,
-}
-
-impl Floor<'_> {
-    /// The progress bar, for as long as the processes trade.
-    fn watch(&self) -> anyhow::Result<()> {
-        let (start, before) = (Instant::now(), self.bar.position());
-        while let Some(rest) = self.time.checked_sub(start.elapsed()) {
-            self.stop.pause(rest.min(TICK))?;
-            let passed = start.elapsed().min(self.time);
-            self.bar.set_position(before + passed.as_millis() as u64);
-        }
-        Ok(())
-    }
 }

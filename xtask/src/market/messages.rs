@@ -66,7 +66,7 @@ pub struct Tally {
     pub late: u64,
     /// From the start to the end of the last deal.
     pub took: Duration,
-    /// How long it took to buy, from wanting something to having it: µs, how often.
+    /// How long it took to buy, from wanting something to having it: ns, how often.
     pub waits: Vec<(u64, u64)>,
     /// How long the purchase had been tried that was given up when time was over.
     pub unfinished: Option<Duration>,

@@ -15,18 +15,18 @@ mod world;
 pub use part::main as process;
 
 use std::env;
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
+use anyhow::Context as _;
+use leasehold_load::described;
 
-use crate::server;
+use crate::cargo::{optimized, target_folder};
+use crate::progress;
 use crate::space::Space;
+use crate::stage::{Place, Stage};
 use crate::stop::Stop;
 use load::{Floor, Load};
 use report::Scene;
@@ -37,13 +37,8 @@ const QUICK: Duration = Duration::from_millis(60);
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Use this Redis or Valkey instead of a private server. Everything the market writes is under a
-    /// prefix of its own and deleted at the end
-    #[arg(long)]
-    url: Option<String>,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    place: Place,
     /// How long each of the runs takes; the article's took 60
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
@@ -83,36 +78,19 @@ const fn lasting(milliseconds: u64) -> Load {
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    if cfg!(debug_assertions) && !options.quick {
-        optimized(env::var_os("CARGO"))?;
+    // Where cargo did not start it, it goes on as it is.
+    if cfg!(debug_assertions) && !options.quick && env::var_os("CARGO").is_some() {
+        begin_anew_optimized(stop)?;
     }
-    // Dropped last: the space is cleaned while its server still runs.
-    let server = match &options.url {
-        Some(_) => None,
-        None => Some(server::private(options.no_install)?),
-    };
-    stop.check()?;
-    let url = match (&options.url, &server) {
-        (Some(url), _) => url.clone(),
-        (None, Some(server)) => server.url(),
-        (None, None) => unreachable!("without --url a server was started"),
-    };
-    let mut space = Space::open(&url, "market")?;
+    let stage = Stage::open(&options.place, "market", stop)?;
     let time = match options.quick {
         true => QUICK,
         false => Duration::from_secs(options.seconds),
     };
-    let machine = machine(&space)?;
+    let machine = machine(&stage.space)?;
     println!("{machine}\n");
-    let page = compare(&space, time, &machine, stop)?;
-    space.clean()?;
-    if server.is_some() {
-        let keys = space.keys_on_server()?;
-        ensure!(
-            keys == 0,
-            "{keys} keys were written outside the market's own prefix"
-        );
-    }
+    let page = compare(&stage.space, time, &machine, stop)?;
+    stage.close()?;
     println!(
         "After every run no money was made or lost, each item was in one place, and no lock was left.\n\
          Figures: {}",
@@ -121,29 +99,17 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build. Goes on
-/// as it is where cargo did not start it.
-fn optimized(cargo: Option<OsString>) -> anyhow::Result<()> {
-    let Some(cargo) = cargo else { return Ok(()) };
-    println!("Building it optimized first: the first time this takes a while.");
-    let mut again = Command::new(cargo);
-    again.args([
-        "run",
-        "--release",
-        "--quiet",
-        "--locked",
-        "--package",
-        "xtask",
-        "--",
-    ]);
+/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build.
+fn begin_anew_optimized(stop: &Stop) -> anyhow::Result<()> {
+    let mut again = Command::new(optimized("xtask", &[], stop)?);
     let error = again.args(env::args_os().skip(1)).exec();
-    Err(error).context("cannot run cargo")
+    Err(error).context("cannot begin anew")
 }
 
 fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow::Result<PathBuf> {
     let runs = Way::ALL.len() * LOADS.len() + Way::CAREFUL.len() * (WAITING.len() + DOGPILE.len());
-    let style = ProgressStyle::with_template("   {bar:40} {elapsed} of about {duration}: {msg}")?;
-    let bar = ProgressBar::new((time * runs as u32).as_millis().try_into()?).with_style(style);
+    let words = "{elapsed} of about {duration}: {msg}";
+    let bar = progress::bar_of_time(time * runs as u32, words)?;
     let floor = Floor {
         space,
         time,
@@ -183,36 +149,20 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
         report::dogpile(&scenes(&DOGPILE, &Way::CAREFUL)?),
     );
     bar.finish_and_clear();
-    figures::page(&folder()?, &trading, &texts)
+    figures::page(&target_folder()?.join("market"), &trading, &texts)
 }
 
 /// What the figures depend on.
 fn machine(space: &Space) -> anyhow::Result<String> {
     let about: String = space.ask(redis::cmd("INFO").arg("server"))?;
-    let version = |name: &str| {
-        let line = about.lines().find_map(|line| line.strip_prefix(name));
-        line.map(str::trim)
-    };
-    let server = match (version("valkey_version:"), version("redis_version:")) {
-        (Some(version), _) => format!("Valkey {version}"),
-        (None, version) => format!("Redis {}", version.unwrap_or("of an unknown version")),
-    };
-    let cores = available_parallelism().context("cannot count this machine's cores")?;
     let build = if cfg!(debug_assertions) {
         "a debug build: its figures compare little"
     } else {
         "a release build"
     };
-    let address = space.address();
     Ok(format!(
-        "{cores} cores, {server} at {address}, every seller and buyer a process; {build}"
+        "{} at {}, every seller and buyer a process; {build}",
+        described(&about)?,
+        space.address()
     ))
-}
-
-/// `target/market`, beside where this program was built.
-fn folder() -> anyhow::Result<PathBuf> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let target = program.ancestors().nth(2);
-    let target = target.context("this program lies in no target folder")?;
-    Ok(target.join("market"))
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use crossbeam_channel::Receiver;
+use leasehold_load::Waits;
+use leasehold_load::child::{self, say};
 
 use super::deal::{Deal, Verdict};
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
 use super::ways::{Outcome, Trader, pause};
 use super::world::Offer;
-use crate::child::{self, say};
 use crate::space;
-use crate::waits::Waits;
 
 /// Items a seller makes at a time.
 const BATCH: u64 = 1_000;

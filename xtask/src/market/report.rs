@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 
 use super::article;
 use super::load::{Load, Run};
 use super::ways::Way;
+use crate::table::framed;
 
 /// A load, and one run for each way, as in `Way::ALL`.
 pub struct Scene {
@@ -54,7 +55,7 @@ pub fn compared(scenes: &[Scene]) -> String {
             table.add_row(row);
         }
     }
-    finished(table)
+    framed(table, 2)
 }
 
 /// How much better a lock per item is than WATCH, there and here.
@@ -94,7 +95,7 @@ pub fn ratios(scenes: &[Scene]) -> String {
             ratio(wait(Way::Watch), wait(Way::Transaction)),
         ]);
     }
-    finished(table)
+    framed(table, 2)
 }
 
 /// Buyers that are after the same things.
@@ -130,7 +131,7 @@ pub fn waiting(scenes: &[Scene]) -> String {
             ]);
         }
     }
-    finished(table)
+    framed(table, 2)
 }
 
 /// Transactions that get longer and longer.
@@ -164,21 +165,13 @@ pub fn dogpile(scenes: &[Scene]) -> String {
             ]);
         }
     }
-    finished(table)
+    framed(table, 2)
 }
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(header.iter().copied());
     table
-}
-
-fn finished(mut table: Table) -> String {
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.lines().map(|line| format!("   {line}\n")).collect()
 }
 
 fn milliseconds(time: Option<Duration>) -> String {

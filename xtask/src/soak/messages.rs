@@ -65,7 +65,4 @@ pub enum Message {
         /// Whether there is a client that forgotten guards keep.
         is_kept: bool,
     },
-    Failed {
-        why: String,
-    },
 }

@@ -26,11 +26,10 @@ pub use worker::main as process;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-use indicatif::{ProgressBar, ProgressStyle};
-use leasehold_testbed::{Install, provide_server};
 use uuid::Uuid;
 
+use crate::progress;
+use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
 use plant::Plant;
 use report::Totals;
@@ -58,9 +57,8 @@ pub struct Options {
     /// How many threads each has
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
-    /// Never install redis-server: say what is missing instead
-    #[arg(long)]
-    no_install: bool,
+    #[command(flatten)]
+    provision: Provision,
     /// Put a violation into the records, to see it found
     #[arg(long, hide = true)]
     plant: Option<Plant>,
@@ -92,18 +90,13 @@ impl std::error::Error for Broken {}
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let seed = options.seed.unwrap_or_else(fresh_seed);
-    let install = if options.no_install {
-        Install::Forbidden
-    } else {
-        Install::Allowed
-    };
-    provide_server(install).context("no Redis server to do it on")?;
+    options.provision.redis()?;
     println!(
         "leasehold soak: {} minutes, {} processes of {} threads, seed {seed}",
         options.minutes, options.processes, options.threads
     );
     let time = Duration::from_secs_f64(options.minutes * 60.0);
-    let (start, bar) = (Instant::now(), progress(time)?);
+    let (start, bar) = (Instant::now(), progress::bar_of_time(time, "{msg}")?);
     let mut totals = Totals::default();
     let mut number = options.round;
     let outcome = loop {
@@ -147,9 +140,4 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
 /// Short enough to be typed.
 fn fresh_seed() -> u64 {
     Uuid::new_v4().as_u64_pair().1 % 1_000_000_000
-}
-
-fn progress(time: Duration) -> anyhow::Result<ProgressBar> {
-    let style = ProgressStyle::with_template("   {bar:40} {msg}")?;
-    Ok(ProgressBar::new(time.as_millis().try_into()?).with_style(style))
 }

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 
 use super::checks::{Violation, overrun};
 use super::faults::{Effect, Fault};
 use super::history::{History, Stops};
 use super::records::{Doing, Outcome, Record, Who};
+use crate::table::plain;
 
 /// Violations that are shown in full.
 const SHOWN: usize = 5;
@@ -99,9 +100,8 @@ impl Totals {
         text
     }
 
-    fn table(&self) -> Table {
+    fn table(&self) -> String {
         let mut table = Table::new();
-        table.load_style(presets::NOTHING);
         table.set_header(["call", "times", "failed", "worst overrun"]);
         for (doing, calls) in &self.calls {
             let worst = calls.worst.map(|worst| format!("{worst:.1?}"));
@@ -112,10 +112,7 @@ impl Totals {
                 worst.unwrap_or_default(),
             ]);
         }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
+        plain(table, 1)
     }
 }
 

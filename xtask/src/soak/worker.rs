@@ -1,17 +1,17 @@
 //! A process of the soak, doing its job: threads that use locks, and one client at a time that they
-//! share. Ends by itself as soon as its input does. Judges nothing.
+//! share. Judges nothing.
 
 use std::fs;
-use std::io::{self, Write as _};
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
-use crossbeam_channel::{Receiver, unbounded};
+use anyhow::anyhow;
+use crossbeam_channel::Receiver;
 use leasehold::{Builder, Client};
+use leasehold_load::child::{self, say};
 use leasehold_testbed::eventually;
 
 use super::chance::Chance;
@@ -29,22 +29,10 @@ pub const END: Duration = Duration::from_secs(2);
 const THREADS_GONE: Duration = Duration::from_secs(20);
 
 pub fn main() -> ExitCode {
-    let outcome = work();
-    if let Err(error) = &outcome {
-        let why = format!("{error:#}");
-        // Without a parent there is nobody left to tell.
-        let _ = say(&Message::Failed { why });
-        return ExitCode::FAILURE;
-    }
-    ExitCode::SUCCESS
+    child::run(work)
 }
 
-fn work() -> anyhow::Result<()> {
-    let mut line = String::new();
-    io::stdin().read_line(&mut line)?;
-    let assignment: Assignment = serde_json::from_str(&line)
-        .context("this command is for the soak itself; run `cargo xtask soak`")?;
-    let orders = listen();
+fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let place = Place::open(assignment)?;
     thread::scope(|scope| {
         let threads: Vec<_> = (0..place.assignment.threads)
@@ -72,29 +60,6 @@ fn work() -> anyhow::Result<()> {
     say(&Message::Finished { threads, is_kept })?;
     // Until the parent has looked at what is left elsewhere.
     orders.recv().map(|_| ()).or(Ok(()))
-}
-
-fn listen() -> Receiver<Order> {
-    let (sender, orders) = unbounded();
-    thread::spawn(move || {
-        for line in io::stdin().lines() {
-            let order = line.ok().and_then(|line| serde_json::from_str(&line).ok());
-            match order {
-                Some(order) => sender.send(order).unwrap_or(()),
-                None => break,
-            }
-        }
-        process::exit(0);
-    });
-    orders
-}
-
-fn say(message: &Message) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(message)?;
-    line.push('\n');
-    let mut output = io::stdout().lock();
-    output.write_all(line.as_bytes())?;
-    Ok(output.flush()?)
 }
 
 /// Threads that clients of this process have left, by name; nothing where threads cannot be seen.

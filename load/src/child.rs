@@ -1,5 +1,5 @@
-//! The other side of `process.rs`: how a process of a command hears and speaks. Ends it as soon as its
-//! input ends, so that none is left behind whatever becomes of the parent.
+//! A process of a command: how it hears and speaks, one JSON value per line. Ends it as soon as its input
+//! ends, so that none is left behind whatever becomes of the parent.
 
 use std::io::{self, Write as _};
 use std::process::{self, ExitCode};
@@ -10,7 +10,8 @@ use crossbeam_channel::{Receiver, unbounded};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Does `work` with what it was assigned and with the orders that follow. Its failure is told to the parent.
+/// Does `work` with what it was assigned, its first line, and with the orders that follow, a line each.
+/// Its failure is told to the parent.
 pub fn run<A, O>(work: impl FnOnce(A, Receiver<O>) -> anyhow::Result<()>) -> ExitCode
 where
     A: DeserializeOwned,
@@ -27,7 +28,10 @@ where
     }
 }
 
-/// Tells the parent.
+/// Tells the parent: as `{"Ok": message}`, where a failure is `{"Err": reason}`.
+///
+/// # Errors
+/// The parent does not listen any more.
 pub fn say(message: &impl Serialize) -> anyhow::Result<()> {
     write(&Ok::<_, String>(message))
 }
@@ -35,7 +39,7 @@ pub fn say(message: &impl Serialize) -> anyhow::Result<()> {
 fn assignment<A: DeserializeOwned>() -> anyhow::Result<A> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
-    serde_json::from_str(&line).context("this command is for other commands only; see --help")
+    serde_json::from_str(&line).context("this is for other commands only; see `cargo xtask --help`")
 }
 
 fn write(line: &impl Serialize) -> anyhow::Result<()> {

@@ -1,0 +1,367 @@
+//! The look of all charts, in SVG: named places side by side, lines or bars over them, and who is who to
+//! the right of them, where nothing is hidden. Measures nothing.
+
+use std::ops::Range;
+
+use anyhow::ensure;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+pub use plotters::style::RGBColor as Colour;
+
+const TITLE: (&str, i32) = ("sans-serif", 15);
+const LABEL: (&str, i32) = ("sans-serif", 12);
+const HEIGHT: u32 = 340;
+/// For the names of the series.
+const LEGEND: u32 = 130;
+/// For what is written beside the axis, the margins included.
+const BESIDE: u32 = 84;
+const LINE_HEIGHT: i32 = 20;
+/// Of the room of a place, the part that its bars take.
+const FILLED: f64 = 0.8;
+/// More marks on an axis than this cannot be read.
+const MOST_MARKS: usize = 16;
+/// What is larger is not shown. (On an endless axis, plotters would draw for ever.)
+const LARGEST: f64 = 1e12;
+/// At most so many divide an axis that begins at zero.
+const PARTS: f64 = 6.0;
+
+pub struct Chart<'a> {
+    pub title: &'a str,
+    /// What the places are.
+    pub across: &'a str,
+    pub places: &'a [&'a str],
+    /// What the figures are, with their unit.
+    pub up: &'a str,
+    pub series: Vec<Series<'a>>,
+}
+
+pub struct Series<'a> {
+    pub name: &'a str,
+    pub colour: Colour,
+    /// One for each place; `None` where there is none.
+    pub figures: Vec<Option<f64>>,
+}
+
+/// How figures are placed. A logarithmic axis shows those above zero only.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scale {
+    FromZero,
+    Logarithmic,
+}
+
+impl Chart<'_> {
+    /// A line for each series.
+    pub fn lines(&self, scale: Scale) -> anyhow::Result<String> {
+        let axis = Axis::over(self.figures(), scale);
+        let last = self.places.len() as f64 - 1.0;
+        let places = (0..self.places.len()).map(|place| place as f64).collect();
+        let across = Marked {
+            range: -0.2..last + 0.2,
+            marks: places,
+        };
+        self.drawn(360, across, &axis, |plot| {
+            for series in &self.series {
+                let places = (0..).map(f64::from).zip(&series.figures);
+                let points = places.filter_map(|(place, figure)| Some((place, axis.at(*figure)?)));
+                let style = series.colour.stroke_width(2);
+                plot.draw_series(LineSeries::new(points.clone(), style))?;
+                plot.draw_series(points.map(|point| Circle::new(point, 3, style.filled())))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A bar for each series at each place where it has a figure, up or down from 1.
+    pub fn ratios(&self) -> anyhow::Result<String> {
+        // Also when all are alike: how far above or below is what is looked for.
+        let around = [Some(0.5), Some(2.0)];
+        let axis = Axis::over(self.figures().chain(around), Scale::Logarithmic);
+        let count = self.places.len();
+        let middles = (0..count).map(|place| place as f64 + 0.5).collect();
+        let across = Marked {
+            range: 0.0..count as f64,
+            marks: middles,
+        };
+        let width = FILLED / self.series.len().max(1) as f64;
+        self.drawn(100 * count.max(3) as u32, across, &axis, |plot| {
+            for place in 0..count {
+                let bar = |series: &Series<'_>| {
+                    let top = axis.at(*series.figures.get(place)?)?;
+                    Some((series.colour, top))
+                };
+                let bars: Vec<_> = self.series.iter().filter_map(bar).collect();
+                let left = place as f64 + (1.0 - width * bars.len() as f64) / 2.0;
+                plot.draw_series(bars.iter().enumerate().map(|(at, (colour, top))| {
+                    let left = left + width * at as f64;
+                    // The logarithm of 1 is 0.
+                    Rectangle::new([(left, 0.0), (left + width, *top)], colour.filled())
+                }))?;
+            }
+            plot.draw_series(LineSeries::new([(0.0, 0.0), (count as f64, 0.0)], BLACK))?;
+            Ok(())
+        })
+    }
+
+    fn figures(&self) -> impl Iterator<Item = Option<f64>> {
+        let series = self.series.iter();
+        series.flat_map(|series| series.figures.iter().copied())
+    }
+
+    /// All but what is painted over the places; these take `width` pixels.
+    fn drawn(
+        &self,
+        width: u32,
+        across: Marked,
+        axis: &Axis,
+        paint: impl FnOnce(&mut Plot<'_, '_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<String> {
+        ensure!(!self.places.is_empty(), "{} shows nothing", self.title);
+        let places = across.marks.clone();
+        let name = |at: &f64| {
+            let place = places.iter().position(|place| place == at);
+            place.map_or_else(String::new, |place| self.places[place].to_owned())
+        };
+        let (low, high) = axis.ends();
+        let up = Marked {
+            range: low..high,
+            marks: axis.marks.iter().map(|mark| axis.scaled(*mark)).collect(),
+        };
+
+        let size = (BESIDE + width + LEGEND, HEIGHT);
+        let mut svg = String::new();
+        {
+            let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+            area.fill(&WHITE)?;
+            let area = area.titled(self.title, TITLE)?;
+            let (left, right) = area.split_horizontally(BESIDE + width);
+            self.write_names(&right)?;
+            let mut plot = ChartBuilder::on(&left)
+                .margin(10)
+                .x_label_area_size(44)
+                .y_label_area_size(BESIDE - 20)
+                .build_cartesian_2d(across, up)?;
+            plot.configure_mesh()
+                .disable_x_mesh()
+                .label_style(LABEL)
+                .axis_desc_style(LABEL)
+                .x_desc(self.across)
+                .y_desc(self.up)
+                .x_label_formatter(&name)
+                .y_label_formatter(&|mark| written(axis.figure(*mark)))
+                .draw()?;
+            paint(&mut plot)?;
+            area.present()?;
+        }
+        Ok(svg)
+    }
+
+    fn write_names(&self, area: &Area<'_>) -> anyhow::Result<()> {
+        for (series, line) in self.series.iter().zip(1..) {
+            let top = line * LINE_HEIGHT;
+            let patch = [(0, top), (12, top + 12)];
+            area.draw(&Rectangle::new(patch, series.colour.filled()))?;
+            area.draw(&Text::new(series.name, (18, top + 1), LABEL))?;
+        }
+        Ok(())
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Plot<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Marked, Marked>>;
+
+/// A range that is marked where we say. (That of plotters cannot be labelled.)
+struct Marked {
+    range: Range<f64>,
+    marks: Vec<f64>,
+}
+
+impl Ranged for Marked {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        RangedCoordf64::from(self.range()).map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        match hint.weight().allow_light_points() {
+            true => Vec::new(),
+            false => self.marks.clone(),
+        }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+/// The figures' axis, from its first mark to its last. Plotters knows it as a plain one, of logarithms
+/// where it is logarithmic.
+struct Axis {
+    scale: Scale,
+    marks: Vec<f64>,
+}
+
+impl Axis {
+    /// With room for all `figures` that can be shown.
+    fn over(figures: impl Iterator<Item = Option<f64>>, scale: Scale) -> Self {
+        let shown: Vec<f64> = figures
+            .flatten()
+            .filter(|figure| is_shown(*figure, scale))
+            .collect();
+        let highest = shown.iter().copied().fold(0.0, f64::max);
+        let lowest = shown.iter().copied().fold(LARGEST, f64::min);
+        let marks = match scale {
+            Scale::FromZero => from_zero(highest),
+            Scale::Logarithmic if shown.is_empty() => vec![1.0, 10.0],
+            Scale::Logarithmic => {
+                let marks = between(&[1.0, 2.0, 5.0], lowest, highest);
+                if marks.len() > MOST_MARKS {
+                    between(&[1.0], lowest, highest)
+                } else {
+                    marks
+                }
+            }
+        };
+        Self { scale, marks }
+    }
+
+    fn ends(&self) -> (f64, f64) {
+        let (first, last) = (self.marks[0], self.marks[self.marks.len() - 1]);
+        (self.scaled(first), self.scaled(last))
+    }
+
+    /// Where a figure is on it; nowhere if it cannot be shown.
+    fn at(&self, figure: Option<f64>) -> Option<f64> {
+        let figure = figure.filter(|figure| is_shown(*figure, self.scale))?;
+        let (low, high) = self.ends();
+        Some(self.scaled(figure).clamp(low, high))
+    }
+
+    fn scaled(&self, figure: f64) -> f64 {
+        match self.scale {
+            Scale::FromZero => figure,
+            Scale::Logarithmic => figure.log10(),
+        }
+    }
+
+    /// What is at a place on it.
+    fn figure(&self, at: f64) -> f64 {
+        match self.scale {
+            Scale::FromZero => at,
+            Scale::Logarithmic => 10_f64.powf(at),
+        }
+    }
+}
+
+fn is_shown(figure: f64, scale: Scale) -> bool {
+    let is_placed = figure > 0.0 || figure == 0.0 && scale == Scale::FromZero;
+    is_placed && figure <= LARGEST
+}
+
+/// Even steps from zero to at least `highest`.
+fn from_zero(highest: f64) -> Vec<f64> {
+    let highest = if highest > 0.0 { highest } else { 1.0 };
+    let step = round_figures(&[1.0, 2.0, 5.0]).find(|step| step * PARTS >= highest);
+    let step = step.expect("the largest step is larger than any figure that is shown");
+    let count = (highest / step).ceil() as u32;
+    (0..=count).map(|mark| f64::from(mark) * step).collect()
+}
+
+/// The round figures from below `lowest` to above `highest`.
+fn between(digits: &[f64], lowest: f64, highest: f64) -> Vec<f64> {
+    let all: Vec<f64> = round_figures(digits).collect();
+    let first = all.iter().rposition(|mark| *mark < lowest).unwrap_or(0);
+    let last = all.iter().position(|mark| *mark > highest);
+    all[first..=last.unwrap_or(all.len() - 1)].to_vec()
+}
+
+/// Each of these digits with any number of zeros, rising.
+fn round_figures(digits: &[f64]) -> impl Iterator<Item = f64> {
+    (-6..=12).flat_map(move |zeros| digits.iter().map(move |digit| digit * 10_f64.powi(zeros)))
+}
+
+/// A mark as it is read: `25,000`, `0.05`.
+fn written(mark: f64) -> String {
+    let text = format!("{mark:.6}");
+    let (whole, decimals) = text.split_once('.').expect("it has six decimals");
+    let decimals = decimals.trim_end_matches('0');
+    let mut grouped = String::new();
+    for (at, digit) in whole.chars().enumerate() {
+        if at > 0 && (whole.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    match decimals {
+        "" => grouped,
+        decimals => format!("{grouped}.{decimals}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks(figures: &[f64], scale: Scale) -> Vec<String> {
+        let axis = Axis::over(figures.iter().copied().map(Some), scale);
+        let marks = axis.marks.iter();
+        marks.map(|mark| written(*mark)).collect()
+    }
+
+    #[test]
+    fn an_axis_has_round_marks_around_all_figures() {
+        let odd = [0.0, -1.0, f64::INFINITY, f64::NAN];
+        let of = |figures: [f64; 2]| marks(&[&figures[..], &odd].concat(), Scale::Logarithmic);
+        assert_eq!(of([0.03, 0.4]), ["0.02", "0.05", "0.1", "0.2", "0.5"]);
+        assert_eq!(of([5.0, 5.0]), ["2", "5", "10"]);
+        let wide = of([20.0, 9_000_000.0]);
+        assert_eq!(
+            wide.join(" "),
+            "10 100 1,000 10,000 100,000 1,000,000 10,000,000"
+        );
+        let even = |highest| marks(&[0.0, highest, f64::NAN], Scale::FromZero).join(" ");
+        assert_eq!(even(1950.0), "0 500 1,000 1,500 2,000");
+        assert_eq!(even(0.6), "0 0.1 0.2 0.3 0.4 0.5 0.6");
+        assert_eq!(even(0.0), even(1.0));
+    }
+
+    #[test]
+    fn any_figures_at_all_can_be_drawn() -> anyhow::Result<()> {
+        let figures = [
+            vec![],
+            vec![None, None],
+            vec![Some(0.0), Some(f64::NAN)],
+            vec![Some(f64::INFINITY), Some(f64::MAX)],
+            vec![Some(-1.0), Some(f64::MIN_POSITIVE)],
+            vec![Some(1e-9), Some(1e12)],
+            vec![Some(1.0), Some(2.0), Some(3.0)],
+        ];
+        for figures in figures {
+            let series = vec![Series {
+                name: "one < two",
+                colour: BLACK,
+                figures,
+            }];
+            let chart = Chart {
+                title: "any",
+                across: "place",
+                places: &["here", "there"],
+                up: "figure",
+                series,
+            };
+            let linear = chart.lines(Scale::FromZero)?;
+            let logarithmic = chart.lines(Scale::Logarithmic)?;
+            for svg in [linear, logarithmic, chart.ratios()?] {
+                for text in ["any", "place", "here", "there", "figure", "one &lt; two"] {
+                    assert!(svg.contains(text), "{text}: {svg}");
+                }
+                assert!(svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{svg}");
+            }
+        }
+        Ok(())
+    }
+}

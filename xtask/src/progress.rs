@@ -1,0 +1,41 @@
+//! How far a command has come: a bar on standard error, and only where that is a terminal. Measures
+//! nothing.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::stop::Stop;
+
+/// How often a bar moves.
+const TICK: Duration = Duration::from_millis(100);
+
+/// With `words` behind it, in indicatif's template language.
+pub fn bar(length: u64, words: &str) -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template(&format!("   {{bar:40}} {words}"))?;
+    Ok(ProgressBar::new(length).with_style(style))
+}
+
+/// Of a time, in ms.
+pub fn bar_of_time(time: Duration, words: &str) -> anyhow::Result<ProgressBar> {
+    bar(time.as_millis().try_into()?, words)
+}
+
+/// Lets `time` pass and a bar of time advance by it; `message` is asked for where the bar is seen.
+pub fn pass(
+    time: Duration,
+    bar: &ProgressBar,
+    stop: &Stop,
+    message: impl Fn() -> anyhow::Result<String>,
+) -> anyhow::Result<()> {
+    let (start, before) = (Instant::now(), bar.position());
+    while let Some(rest) = time.checked_sub(start.elapsed()) {
+        stop.pause(rest.min(TICK))?;
+        if !bar.is_hidden() {
+            bar.set_message(message()?);
+        }
+        let passed = start.elapsed().min(time);
+        bar.set_position(before + passed.as_millis() as u64);
+    }
+    Ok(())
+}

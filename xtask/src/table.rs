@@ -1,0 +1,23 @@
+//! The look of tables on a terminal. Knows nothing of what is in them.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+/// Without lines, from the left edge on. Behind the first `names` columns are figures.
+pub fn plain(mut table: Table, names: usize) -> String {
+    table.load_style(presets::NOTHING);
+    align(&mut table, names);
+    table.to_string()
+}
+
+/// In a frame, where it stands between a command's sentences.
+pub fn framed(mut table: Table, names: usize) -> String {
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    align(&mut table, names);
+    table.lines().map(|line| format!("   {line}\n")).collect()
+}
+
+fn align(table: &mut Table, names: usize) {
+    for column in table.column_iter_mut().skip(names) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
