@@ -46,7 +46,8 @@ use crate::store::TransactionConnection;
 pub struct MutexGuard {
     lease: Arc<Lease>,
     client: Client,
-    granted_at: Moment,
+    /// Nothing if nobody is told for how long it is held.
+    granted_at: Option<Moment>,
     observed: observe::Hold,
     let_go: bool,
 }
@@ -55,7 +56,7 @@ pub struct MutexGuard {
 impl MutexGuard {
     pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
         Self {
-            granted_at: client.now(),
+            granted_at: client.handle().courier.is_heard().then(|| client.now()),
             observed: observe::Hold::begin(lease.event()),
             lease,
             client,
@@ -346,7 +347,10 @@ impl MutexGuard {
     }
 
     fn tell_released(&mut self, outcome: &'static str, confirmed: bool) {
-        let held = self.now().since(self.granted_at);
+        let Some(granted_at) = self.granted_at else {
+            return;
+        };
+        let held = self.now().since(granted_at);
         self.observed.ended(outcome, held);
         let courier = &self.client.handle().courier;
         courier.tell(|events| events.released(self.lease.event(), held, confirmed));

@@ -90,6 +90,11 @@ impl Courier {
         }
     }
 
+    /// Whether anybody is told of anything: if not, nobody need know how long it took.
+    pub(crate) fn is_heard(&self) -> bool {
+        observe::IS_ON || self.events.is_some()
+    }
+
     /// Tells of an event on this thread.
     pub(crate) fn tell(&self, event: impl FnOnce(&dyn Events)) {
         if let Some(events) = &self.events {

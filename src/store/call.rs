@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Reply;
@@ -15,8 +17,11 @@ pub(crate) struct Call {
     changed: Condvar,
 }
 
+/// Room for the one request of most calls.
+type Few<T> = SmallVec<[T; 1]>;
+
 struct State {
-    outcomes: Vec<Option<Outcome>>,
+    outcomes: Few<Option<Outcome>>,
     missing: usize,
     appointed: bool,
     left: bool,
@@ -37,7 +42,7 @@ impl Call {
     pub(crate) fn new(requests: usize) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State {
-                outcomes: vec![None; requests],
+                outcomes: smallvec![None; requests],
                 missing: requests,
                 appointed: false,
                 left: false,
@@ -87,17 +92,18 @@ impl Call {
             return false;
         }
         state.appointed = true;
+        drop(state);
         self.changed.notify_one();
         true
     }
 
     /// The outcomes, those that never came as time-outs.
-    pub(crate) fn take_outcomes(&self) -> Vec<Outcome> {
-        let mut state = self.state.lock();
-        std::mem::take(&mut state.outcomes)
+    pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
+        let outcomes = std::mem::take(&mut self.state.lock().outcomes);
+        let never_came = || Err(Error::new(ErrorKind::Timeout, ""));
+        outcomes
             .into_iter()
-            .map(|outcome| outcome.unwrap_or_else(|| Err(Error::new(ErrorKind::Timeout, ""))))
-            .collect()
+            .map(move |outcome| outcome.unwrap_or_else(never_came))
     }
 
     fn complete(&self, index: usize, outcome: Outcome) -> Result<(), Outcome> {
@@ -107,7 +113,10 @@ impl Call {
         }
         state.outcomes[index] = Some(outcome);
         state.missing -= 1;
-        if state.missing == 0 {
+        let is_complete = state.missing == 0;
+        // Woken under the lock it would go to sleep again for that.
+        drop(state);
+        if is_complete {
             self.changed.notify_one();
         }
         Ok(())

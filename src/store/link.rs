@@ -90,7 +90,6 @@ fn is_too_early(pending: &Pending, answer: &Answer, released_late: &[Key]) -> bo
 }
 
 /// What a script call said of one of its commands.
-#[derive(Clone)]
 pub(crate) enum Answer {
     Outcome(Result<Reply, Error>),
     /// An error that leaves open whether it was done.
@@ -101,6 +100,8 @@ pub(crate) struct Link {
     wire: PooledConnection<Connector>,
     in_flight: VecDeque<Exchange>,
     buffer: Vec<u8>,
+    /// Empty ones that have been used, to be used again.
+    spare: Vec<Vec<Pending>>,
     /// What was last written may not have arrived whole, so nothing may be written behind it.
     cut: bool,
 }
@@ -111,6 +112,7 @@ impl Link {
             wire,
             in_flight: VecDeque::new(),
             buffer: Vec::new(),
+            spare: Vec::new(),
             cut: false,
         }
     }
@@ -120,14 +122,24 @@ impl Link {
         self.in_flight.len()
     }
 
+    /// Where to gather the next batch.
+    pub(crate) fn empty_batch(&mut self) -> Vec<Pending> {
+        self.spare.pop().unwrap_or_default()
+    }
+
     /// Puts a batch on the wire. Whatever happens, it is then in flight.
-    pub(crate) fn write(&mut self, names: &Names, batch: Vec<Pending>) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, names: &Names, mut batch: Vec<Pending>) -> Result<(), Error> {
         let mut by_kind = Kind::ALL.map(|_| Vec::new());
-        for pending in batch {
+        for pending in batch.drain(..) {
             if let Some(kind) = Kind::of(&pending.command) {
-                by_kind[kind as usize].push(pending);
+                let of_kind = &mut by_kind[kind as usize];
+                if of_kind.capacity() == 0 {
+                    *of_kind = self.empty_batch();
+                }
+                of_kind.push(pending);
             }
         }
+        self.spare.push(batch);
         self.buffer.clear();
         for (kind, pendings) in Kind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(names, kind, MAX_KEYS, false, pendings);
@@ -172,7 +184,7 @@ impl Link {
         while let Some(exchange) = self.in_flight.front() {
             let (kind, n, by_text) = (exchange.kind, exchange.pendings.len(), exchange.by_text);
             let value = self.wire.receive(deadline.since(Moment::now()))?;
-            let answers: Vec<Answer> = match script::decode(kind, n, value) {
+            let (outcomes, doubt) = match script::decode(kind, n, value) {
                 Decoded::Outcomes {
                     outcomes,
                     out_of_place,
@@ -180,9 +192,9 @@ impl Link {
                     if out_of_place {
                         self.wire.discard();
                     }
-                    outcomes.into_iter().map(Answer::Outcome).collect()
+                    (outcomes, None)
                 }
-                Decoded::Doubtful(error) => vec![Answer::Doubtful(error); n],
+                Decoded::Doubtful(error) => (Vec::new(), Some(error)),
                 Decoded::Apart => {
                     self.repeat(names, 1, by_text)?;
                     continue;
@@ -204,20 +216,28 @@ impl Link {
                     return Err(error);
                 }
             };
-            let exchange = self.in_flight.pop_front().expect("it was just looked at");
+            let mut exchange = self.in_flight.pop_front().expect("it was just looked at");
+            let mut outcomes = outcomes.into_iter();
             let mut too_early = Vec::new();
-            for (pending, answer) in exchange.pendings.into_iter().zip(answers) {
+            for pending in exchange.pendings.drain(..) {
+                let answer = match &doubt {
+                    Some(error) => Answer::Doubtful(error.clone()),
+                    None => Answer::Outcome(outcomes.next().expect("one for each of them")),
+                };
                 if !released_late.is_empty() && is_too_early(&pending, &answer, &released_late) {
                     too_early.push(pending);
                 } else {
                     deliver(pending, answer);
                 }
             }
+            self.spare.push(exchange.pendings);
             if !too_early.is_empty() {
                 self.enqueue_all(names, kind, MAX_KEYS, by_text, too_early);
                 self.send()?;
             }
         }
+        // A batch is of a few kinds at most.
+        self.spare.truncate(4);
         Ok(())
     }
 

@@ -124,11 +124,11 @@ impl Pending {
                     | Reply::Contended { in_line: true, .. },
                 ),
             ) => {
-                let undo = self.command.undo(Moment::now());
                 if self.hand_over(outcome) {
                     return Next::Finished;
                 }
                 // Granted, or in line, for a caller that has left.
+                let undo = self.command.undo(Moment::now());
                 undo.map_or(Next::Finished, |undo| Next::Again(Self::new(undo, None)))
             }
             _ => {

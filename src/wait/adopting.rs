@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
-use crate::id::LeaseId;
 use crate::lease::{Lease, Terms, Ticket};
 use crate::store::{Command, Reply, Request, hand_offs_of};
 use crate::wait::Waits;
@@ -71,7 +70,7 @@ impl Waits {
     }
 
     fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let (key, lease) = (ticket.key.clone(), LeaseId::random());
+        let (key, lease) = (ticket.key.clone(), self.ids.draw());
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
         let command = Command::Adopt {

@@ -34,9 +34,9 @@ impl Waits {
     pub(super) fn attempt(&self, wait: &Wait<'_>, asked_at: Moment) -> Result<Attempt, Error> {
         let Wanted { key, options, .. } = wait.wanted;
         let (standing, lease, stood) = match wait.until {
-            Until::Now => (Standing::None, LeaseId::random(), false),
+            Until::Now => (Standing::None, self.ids.draw(), false),
             _ => {
-                let (lease, stood, other) = wait.place.claim(LeaseId::random(), asked_at);
+                let (lease, stood, other) = wait.place.claim(self.ids.draw(), asked_at);
                 if let Some(other) = other {
                     self.give_back(key.clone(), other.lease, other.options.ttl);
                 }
@@ -154,8 +154,9 @@ impl Waits {
     /// down.
     pub(super) fn granted(&self, terms: Terms, check: Option<Check>) -> Result<Arc<Lease>, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
+        let since = terms.since;
         let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier), check));
-        if lease.remaining(self.watchdog.now()).is_zero() {
+        if lease.remaining(since).is_zero() {
             self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
             return Err(Error::new(ErrorKind::Timeout, message));

@@ -61,14 +61,13 @@ impl Waits {
     }
 
     fn hand_over(&self, lease: &Arc<Lease>) -> bool {
-        let terms = lease.terms();
-        let now = self.watchdog.now();
-        let limits = self.hand_offs;
-        if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
-            return false;
-        }
+        let (terms, limits) = (lease.terms(), self.hand_offs);
         let mut handed = None;
         let done = self.queues.hand_over(lease, |options| {
+            let now = self.watchdog.now();
+            if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
+                return None;
+            }
             let (next, ended) = lease.hand_over(now, options)?;
             handed = Some((Arc::clone(&next), ended));
             Some(next)

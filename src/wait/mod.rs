@@ -23,6 +23,7 @@ use crate::clock::Moment;
 use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
+use crate::id::LeaseIds;
 use crate::key::Key;
 use crate::lease::{Check, Courier, Lease, Options};
 use crate::observe;
@@ -69,6 +70,7 @@ pub(crate) struct Waits {
     watchdog: Arc<Watchdog>,
     courier: Arc<Courier>,
     queues: Arc<LocalQueues>,
+    ids: LeaseIds,
     outage: Outage,
     closing: Closing,
     command_timeout: Duration,
@@ -91,6 +93,8 @@ struct Wait<'a> {
     wanted: &'a Wanted,
     place: &'a Place<'a>,
     started: Moment,
+    /// When it came into line.
+    come_at: Moment,
     until: Until,
     pause: Pause,
     rest: Rest,
@@ -148,6 +152,7 @@ impl Waits {
             watchdog,
             courier,
             queues,
+            ids: LeaseIds::new(),
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
             closing: Closing::default(),
             command_timeout,
@@ -167,12 +172,14 @@ impl Waits {
         let taken = self.take(wanted, until, started);
         let taken = taken.map_err(|error| error.with_key(wanted.key.name()));
         // Only now: it runs user code, and the next in line can be told before.
-        let waited = self.watchdog.now().since(started);
-        let lease = taken.as_ref().map(Option::as_deref);
-        observed.ended(lease.map(|lease| lease.map(Lease::event)), waited);
-        if let Ok(Some(lease)) = lease {
-            self.courier
-                .tell(|events| events.acquired(lease.event(), waited));
+        if self.courier.is_heard() {
+            let waited = self.watchdog.now().since(started);
+            let lease = taken.as_ref().map(Option::as_deref);
+            observed.ended(lease.map(|lease| lease.map(Lease::event)), waited);
+            if let Ok(Some(lease)) = lease {
+                self.courier
+                    .tell(|events| events.acquired(lease.event(), waited));
+            }
         }
         taken
     }
@@ -183,6 +190,7 @@ impl Waits {
         until: Until,
         started: Moment,
     ) -> Result<Option<Arc<Lease>>, Error> {
+        let mut come_at = started;
         loop {
             let place = match until {
                 // Whoever waits here already is before us.
@@ -199,33 +207,36 @@ impl Waits {
                 wanted,
                 place: &place,
                 started,
+                come_at,
                 until,
                 pause: Pause::new(),
                 rest: Rest::None,
                 met: None,
                 told: false,
             };
-            let lease = match self.wait(&mut wait) {
+            let (lease, had_at) = match self.wait(&mut wait) {
                 Ok(Some(Got::Granted(lease))) => {
                     if let Some(other) = place.leave_with(&lease) {
                         self.let_go(&other);
                     }
-                    lease
+                    let since = lease.terms().since;
+                    (lease, since)
                 }
                 Ok(Some(Got::Handed(lease))) => {
                     self.leave(wanted, place);
-                    lease
+                    (lease, self.watchdog.now())
                 }
                 other => {
                     self.leave(wanted, place);
                     return other.map(|_| None);
                 }
             };
-            if lease.live_for(self.watchdog.now()).is_some() {
+            if lease.live_for(had_at).is_some() {
                 return Ok(Some(lease));
             }
             // It slept through what was left of the validity, or it was let go by force just now.
             self.let_go(&lease);
+            come_at = self.watchdog.now();
         }
     }
 
@@ -248,7 +259,11 @@ impl Waits {
             if wait.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
-            let now = self.watchdog.now();
+            let now = if first {
+                wait.come_at
+            } else {
+                self.watchdog.now()
+            };
             let turn = wait.place.turn(now);
             if let Turn::Granted(claim, token) = &turn {
                 if let Some(lease) = self.enter(wait, claim, *token, now)? {

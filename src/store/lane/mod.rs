@@ -175,18 +175,17 @@ impl State {
 
     /// Takes what is next to be written. Releases that failed before go along, whenever they are due,
     /// so that no later acquire overtakes them; with a flush, all that is owed.
-    fn next_batch(&mut self) -> Vec<Pending> {
+    fn next_batch(&mut self, batch: &mut Vec<Pending>) {
         if self.queue.is_empty() {
-            return Vec::new();
+            return;
         }
         let flushes = !self.debts.is_empty() && self.queue.iter().any(Pending::is_flush);
         let along = |debt: &mut Debt| flushes || debt.pending.goes_along();
         let debts = self.debts.extract_if(.., along);
-        let mut batch: Vec<Pending> = debts.map(|debt| debt.pending).collect();
+        batch.extend(debts.map(|debt| debt.pending));
         // Always some of the queue, however much is owed: what is refused again comes back.
         let n = self.queue.len().min(MAX_BATCH);
         batch.extend(self.queue.drain(..n));
-        batch
     }
 
     fn owes_releases(&self) -> bool {
@@ -253,10 +252,16 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    fn next_batch(&self) -> Vec<Pending> {
-        let mut batch = self.lane.state.lock().next_batch();
+    fn next_batch(&mut self) -> Vec<Pending> {
+        let mut batch = self.empty_batch();
+        self.lane.state.lock().next_batch(&mut batch);
         batch.retain(Pending::is_wanted);
         batch
+    }
+
+    fn empty_batch(&mut self) -> Vec<Pending> {
+        let link = self.link.as_mut();
+        link.map_or_else(Vec::new, Link::empty_batch)
     }
 
     /// Carries out one batch; false if that failed and the rest should not be tried now.
@@ -402,7 +407,8 @@ impl Drop for Leadership<'_> {
             let can_write = self.link.is_some() && owed < MAX_OWED;
             if can_write && !state.is_waited_for() && !state.queue.is_empty() {
                 // Under the same lock: nobody who waits has come in between.
-                let mut batch = state.next_batch();
+                let mut batch = self.empty_batch();
+                state.next_batch(&mut batch);
                 drop(state);
                 batch.retain(Pending::is_wanted);
                 // Not even a panic in here may keep the leadership from passing on.

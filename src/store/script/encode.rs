@@ -142,15 +142,23 @@ impl Encoder<'_> {
 
     fn number(&mut self, number: u64) {
         let (digits, start) = decimal(number);
-        self.line(b'$', (digits.len() - start) as u64);
-        self.0.extend_from_slice(&digits[start..]);
-        self.0.extend_from_slice(b"\r\n");
+        self.bytes(&digits[start..]);
     }
 
+    /// There are a dozen of them for each lock, nearly all with one or two digits.
     fn line(&mut self, sign: u8, number: u64) {
-        let (digits, start) = decimal(number);
-        self.0.push(sign);
-        self.0.extend_from_slice(&digits[start..]);
+        let digit = |digit: u64| b'0' + digit as u8;
+        match number {
+            0..10 => self.0.extend([sign, digit(number)]),
+            10..100 => self
+                .0
+                .extend([sign, digit(number / 10), digit(number % 10)]),
+            _ => {
+                let (digits, start) = decimal(number);
+                self.0.push(sign);
+                self.0.extend_from_slice(&digits[start..]);
+            }
+        }
         self.0.extend_from_slice(b"\r\n");
     }
 }
