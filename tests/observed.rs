@@ -3,7 +3,7 @@
 #![cfg(all(feature = "metrics", feature = "tracing"))]
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -37,7 +37,18 @@ static PANICKING: AtomicU8 = AtomicU8::new(0);
 const AT_SPANS: u8 = 1;
 const ALWAYS: u8 = 2;
 
+/// On which of the library's threads something was told.
+static TOLD_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn note_the_thread() {
+    let thread = std::thread::current();
+    if let Some(name) = thread.name().filter(|name| name.starts_with("leasehold-")) {
+        TOLD_ON.lock().unwrap().insert(name.to_owned());
+    }
+}
+
 fn panic_if_asked_to() {
+    note_the_thread();
     assert!(
         PANICKING.load(Ordering::SeqCst) < ALWAYS,
         "a receiver's own panic"
@@ -290,10 +301,15 @@ fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
 fn renewals_are_counted_with_how_late_they_were() {
     let receivers = receivers();
     let memory = Memory::new();
-    let guards: Vec<_> = ["a", "b", "c"]
-        .map(|key| memory.client().unwrap().mutex(key).lock().unwrap())
-        .into();
+    let clients = [(); 3].map(|()| memory.client().unwrap());
+    let keys = ["a", "b", "c"].iter().zip(&clients);
+    let guards: Vec<_> = keys
+        .map(|(key, client)| client.mutex(key).lock().unwrap())
+        .collect();
     memory.advance(Duration::from_secs(12));
+    for client in clients {
+        client.shutdown(SOON).unwrap();
+    }
     let numbers = receivers.numbers();
     assert_eq!(numbers["leasehold_renewals_total{outcome=renewed}"], 3.0);
     assert_eq!(numbers["leasehold_renewal_lateness_seconds"], 3.0);
@@ -408,6 +424,10 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
         assert!(eventually(SOON, || !is_held()));
         renewed.try_iter().for_each(drop);
     }
+    client.shutdown(SOON).unwrap();
+    let told_on = TOLD_ON.lock().unwrap();
+    let told_on: Vec<_> = told_on.iter().map(String::as_str).collect();
+    assert_eq!(told_on, ["leasehold-callbacks"]);
 }
 
 #[test]

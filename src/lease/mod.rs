@@ -29,9 +29,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::clock::Moment;
-use crate::event::EventLock;
+use crate::event::{EventLock, Events};
 use crate::loss::LossReason;
-use crate::observe;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use check::Check;
@@ -373,17 +372,10 @@ impl Lease {
             // What it owns goes where user code may run.
             self.courier.run(move || drop(check));
         }
-        let (key, fencing_token) = (self.terms.key.clone(), self.terms.token);
-        self.courier.lost(&key);
-        let (lost, why) = (key.clone(), reason.clone());
-        self.courier.observe_later(move || {
-            let key = lost.name();
-            observe::lost(EventLock { key, fencing_token }, &why);
-        });
-        self.courier.tell_later(move |events| {
-            let key = key.name();
-            events.lost(EventLock { key, fencing_token }, &reason);
-        });
+        let (key, token) = (&self.terms.key, self.terms.token);
+        self.courier.lost(key);
+        let lost = move |events: &dyn Events, lock: EventLock<'_>| events.lost(lock, &reason);
+        self.courier.report_later(key, token, lost);
     }
 }
 

@@ -50,6 +50,11 @@ pub(crate) trait Store: Send + Sync {
     /// something is left for later.
     fn settle(&self) -> bool;
 
+    /// How many releases are owed that could not be done yet, lane by lane.
+    fn debts(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// Waits until everything that was posted has been answered.
     fn flush(&self, deadline: Moment) -> Result<(), Error>;
 

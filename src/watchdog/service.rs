@@ -15,7 +15,7 @@ use crossbeam_channel::Receiver;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::event::Events;
+use crate::event::{EventLock, Events};
 use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
@@ -257,6 +257,10 @@ impl Watchdog {
                     if self.store.settle() {
                         self.agenda.ring(Chore::Soon);
                     }
+                    if observe::IS_ON {
+                        let debts = self.store.debts();
+                        self.courier.observe_later(move || observe::debts(&debts));
+                    }
                 }
                 Job::Stop => return,
             }
@@ -305,12 +309,14 @@ impl Watchdog {
             .collect();
         self.store.execute(&mut requests);
         let asked = begun.into_iter().zip(ttls).zip(late);
+        let mut observed = observe::Renewals::default();
         for (((lease, ttl), late), request) in asked.zip(requests) {
             let outcome = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
-            observe::renewal(&outcome, late);
+            observed.add(&outcome, late);
             self.tell_renewed(lease, outcome);
             self.rearm(lease);
         }
+        self.courier.observe_later(move || observed.tell());
     }
 
     fn rearm(&self, lease: &Arc<Lease>) {
@@ -351,19 +357,19 @@ impl Watchdog {
     }
 
     fn tell_renewed(&self, lease: &Arc<Lease>, outcome: Result<(), Error>) {
-        let lease = Arc::clone(lease);
         match outcome {
             Err(error) if error.is_lease_lost() => {}
             Ok(()) => {
+                let lease = Arc::clone(lease);
                 self.courier
                     .tell_later(move |events| events.renewed(lease.event()));
             }
             Err(error) => {
-                let (failed, why) = (Arc::clone(&lease), error.clone());
-                let observed = move || observe::renewal_failed(failed.event(), &why);
-                self.courier.observe_later(observed);
-                let told = move |events: &dyn Events| events.renewal_failed(lease.event(), &error);
-                self.courier.tell_later(told);
+                let terms = lease.terms();
+                let report = move |events: &dyn Events, lock: EventLock<'_>| {
+                    events.renewal_failed(lock, &error);
+                };
+                self.courier.report_later(&terms.key, terms.token, report);
             }
         }
     }
