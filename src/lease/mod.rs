@@ -279,14 +279,10 @@ impl Lease {
         self.state.lock().bound = true;
     }
 
-    /// Ends the lease against its owner's will, and tells. Nothing if it is over already.
-    pub(crate) fn lose(&self, reason: LossReason) {
-        self.lose_locked(self.state.lock(), reason);
-    }
-
-    /// As [`lose`](Self::lose), for what was heard at `now`: an end of validity that came before that
-    /// and was not noticed yet is the reason then.
-    pub(crate) fn lose_at(&self, now: Moment, reason: LossReason) {
+    /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of
+    /// validity that came before that and was not noticed yet is the reason then. Nothing if it is over
+    /// already.
+    pub(crate) fn lose(&self, now: Moment, reason: LossReason) {
         self.lose_locked(self.at(now), reason);
     }
 

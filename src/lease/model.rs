@@ -49,7 +49,7 @@ fn model_a_lease_ends_in_one_way_and_tells_of_a_loss_only() {
                     Err(reason) => End::Lost(reason),
                 }
             });
-            scope.spawn(|| lease.lose(LossReason::Deleted));
+            scope.spawn(|| lease.lose(Moment::now(), LossReason::Deleted));
             scope.spawn(|| {
                 let before = Moment::now();
                 pass(60 * SECOND);

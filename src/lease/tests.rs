@@ -92,7 +92,7 @@ fn past_its_validity_a_lease_is_lost_whatever_comes_later() {
     f.lease.ttl_changed(f.at(30), f.at(29), 30 * SECOND);
     assert_eq!(f.lease.loss(f.at(29)), Some(LossReason::Expired));
     assert_eq!(f.lease.remaining(f.at(1)), Duration::ZERO);
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     let (_, released) = f.lease.release(f.at(31));
     assert_eq!(released, Err(LossReason::Expired), "the first reason stays");
 }
@@ -100,10 +100,10 @@ fn past_its_validity_a_lease_is_lost_whatever_comes_later() {
 #[test]
 fn a_loss_heard_of_after_the_end_of_validity_is_an_end_of_validity() {
     let f = lease(|_| {});
-    f.lease.lose_at(f.at(30), LossReason::Deleted);
+    f.lease.lose(f.at(30), LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Expired));
     let f = lease(|_| {});
-    f.lease.lose_at(f.at(29), LossReason::Deleted);
+    f.lease.lose(f.at(29), LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Deleted));
 }
 
@@ -119,7 +119,7 @@ fn a_released_lease_is_never_lost() {
     let f = lease(|_| {});
     let (sender, signal) = f.lease.signal(f.asked_at);
     assert_eq!(f.lease.release(f.at(1)).1, Ok(()));
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(100)), None);
     assert!(signal.try_recv().is_err());
     drop(sender);
@@ -130,8 +130,8 @@ fn a_loss_is_signalled_once_to_each_receiver_and_to_late_ones_at_once() {
     let f = lease(|_| {});
     let (_keep_one, one) = f.lease.signal(f.asked_at);
     let (_keep_two, two) = f.lease.signal(f.asked_at);
-    f.lease.lose(LossReason::Deleted);
-    f.lease.lose(LossReason::Expired);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Expired);
     let (_keep_late, late) = f.lease.signal(f.asked_at);
     for signal in [one, two, late] {
         assert_eq!(signal.try_recv(), Ok(LossReason::Deleted));
@@ -153,7 +153,7 @@ fn callbacks_run_after_the_signals_and_survive_each_others_panics() {
         seen.fetch_add(1, Ordering::SeqCst);
     };
     f.lease.on_lost(f.asked_at, Box::new(check));
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     let late = Arc::clone(&calls);
     let count = move |_| {
         late.fetch_add(1, Ordering::SeqCst);
@@ -284,7 +284,7 @@ fn signals_that_nobody_has_any_more_are_swept_out() {
     let listeners = f.lease.state.lock();
     assert!(listeners.listeners.as_ref().unwrap().signals.len() < 100);
     drop(listeners);
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(kept.try_recv(), Ok(LossReason::Deleted));
 }
 
@@ -309,7 +309,7 @@ fn a_lease_handed_over_goes_on_under_a_token_of_its_own() {
     assert_eq!(f.lease.remaining(f.at(1)), Duration::ZERO);
     let due = next.due(f.at(9), note);
     assert!(matches!(due, Due::Held { renew: false, next, .. } if next == f.at(10)));
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(next.loss(f.at(1)), None, "what is over is not lost");
 }
 
@@ -319,7 +319,7 @@ fn a_lease_is_handed_over_once_and_only_while_it_is_held() {
     assert!(next_of(&f, f.at(1)).is_some());
     assert!(next_of(&f, f.at(1)).is_none());
     let f = lease(|_| {});
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert!(next_of(&f, f.at(1)).is_none());
 }
 

@@ -51,7 +51,7 @@ impl Hearing {
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
         let held = self.watchdog.watched(key);
         if let Some(held) = held.filter(|held| held.terms().id == lease) {
-            held.lose_at(self.watchdog.now(), LossReason::of_value(value));
+            held.lose(self.watchdog.now(), LossReason::of_value(value));
         }
     }
 }
@@ -71,7 +71,7 @@ impl Listener for Hearing {
 
     fn forced(&self, key: &Key, lease: LeaseId, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
-            held.lose_at(self.watchdog.now(), LossReason::ForceUnlocked { by });
+            held.lose(self.watchdog.now(), LossReason::ForceUnlocked { by });
         }
     }
 

@@ -237,7 +237,7 @@ impl LocalQueues {
         };
         drop(shard);
         if let Some(lost) = lost {
-            lost.lose(LossReason::Deleted);
+            lost.lose(self.clock.now(), LossReason::Deleted);
         }
     }
 
@@ -396,12 +396,13 @@ impl Place<'_> {
         let handed = self.handed();
         let forced = line.forced.take();
         drop(shard);
+        let now = self.queues.clock.now();
         if let Some(before) = before {
             // Redis has granted the lock anew: whoever still believes in it has lost it.
-            before.lose(LossReason::Deleted);
+            before.lose(now, LossReason::Deleted);
         }
         if let Some((_, by)) = forced.filter(|(id, _)| *id == lease.terms().id) {
-            lease.lose(LossReason::ForceUnlocked { by });
+            lease.lose(now, LossReason::ForceUnlocked { by });
         }
         handed
     }

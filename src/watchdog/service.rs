@@ -136,8 +136,9 @@ impl Watchdog {
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
+        let now = self.now();
         for lease in self.agenda.stop() {
-            lease.lose(LossReason::Shutdown);
+            lease.lose(now, LossReason::Shutdown);
         }
     }
 
@@ -207,7 +208,7 @@ impl Watchdog {
                 note
             });
             match due {
-                _ if stopped => lease.lose(LossReason::Shutdown),
+                _ if stopped => lease.lose(now, LossReason::Shutdown),
                 Due::Over => {}
                 Due::Held {
                     renew, watch, warn, ..
@@ -321,7 +322,7 @@ impl Watchdog {
 
     fn rearm(&self, lease: &Arc<Lease>) {
         if !self.watch(lease) {
-            lease.lose(LossReason::Shutdown);
+            lease.lose(self.now(), LossReason::Shutdown);
         }
     }
 
@@ -336,7 +337,7 @@ impl Watchdog {
         let now = self.now();
         let lost = |reason: LossReason| {
             lease.ttl_unchanged(now, Duration::ZERO, None);
-            lease.lose_at(now, reason.clone());
+            lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
         match outcome {

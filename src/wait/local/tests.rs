@@ -105,7 +105,7 @@ fn a_lost_lease_holds_nobody_up() {
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
     assert!(one.leave_with(&held).is_none());
-    held.lose(crate::loss::LossReason::Deleted);
+    held.lose(Moment::now(), LossReason::Deleted);
     assert!(is_first(&two));
 }
 
@@ -294,5 +294,26 @@ fn of_a_grant_that_was_adopted_and_a_later_one_the_later_one_is_held() {
         queues.let_go(&held);
         queues.let_go(&lost);
         assert_eq!(queues.lines(), 0);
+    }
+}
+
+#[test]
+fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
+    let key = key("a");
+    let hold: fn(&LocalQueues, &Arc<Lease>) = |queues, next| queues.hold(next);
+    let enter: fn(&LocalQueues, &Arc<Lease>) = |queues, next| {
+        let handed = join(queues, &next.terms().key).leave_with(next);
+        assert!(handed.is_none());
+    };
+    for replace in [hold, enter] {
+        for (passed, reason) in [(29, LossReason::Deleted), (30, LossReason::Expired)] {
+            let clock = Clock::movable();
+            let queues = LocalQueues::new(clock.clone());
+            let [before, next] = [1, 2].map(|token| lease_under(token, &key, LeaseId::random()));
+            enter(&queues, &before);
+            clock.advance(Duration::from_secs(passed));
+            replace(&queues, &next);
+            assert_eq!(before.loss(Moment::now()), Some(reason));
+        }
     }
 }
