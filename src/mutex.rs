@@ -371,7 +371,8 @@ impl Mutex {
     }
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
-        self.client.check_process()?;
+        let checked = self.client.check_process();
+        checked.map_err(|error| error.with_key(self.key()))?;
         let wanted = self.wanted()?;
         if wanted.check.is_some() {
             let started = self.client.handle().start_checks();
