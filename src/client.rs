@@ -19,9 +19,7 @@ use crate::mutex::Mutex;
 use crate::observe;
 use crate::process::Process;
 use crate::reentrant::ReentrantMutex;
-use crate::store::{
-    Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store,
-};
+use crate::store::{Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Store};
 use crate::thread::Crew;
 use crate::transaction::Transactions;
 use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
@@ -434,10 +432,7 @@ impl Handle {
     fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.waits.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
-        let mut request = [Request::new(command, deadline)];
-        self.store.execute(&mut request);
-        let [request] = request;
-        request.into_outcome()
+        self.store.ask(command, deadline)
     }
 
     /// Makes sure that checks of locks are asked.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Lease, Terms, Ticket};
-use crate::store::{Command, Reply, Request, hand_offs_of};
+use crate::store::{Command, Reply, hand_offs_of};
 use crate::wait::Waits;
 use crate::wait::pause::Pause;
 
@@ -82,10 +82,8 @@ impl Waits {
             longest: options.first_ttl().max(ticket.key_left),
             renew: options.renew_every.is_some(),
         };
-        let mut request = [Request::new(command, asked_at.after(self.command_timeout))];
-        self.store.execute(&mut request);
-        let [request] = request;
-        let expires_in = match request.into_outcome()? {
+        let deadline = asked_at.after(self.command_timeout);
+        let expires_in = match self.store.ask(command, deadline)? {
             Reply::Adopted { expires_in } => expires_in,
             Reply::Taken { by: Some(holder) } => {
                 let message = format!("{holder} has the lock now");

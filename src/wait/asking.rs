@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Check, Lease, Terms};
-use crate::store::{Command, Reply, Request, Standing};
+use crate::store::{Command, Reply, Standing};
 use crate::wait::local::Claim;
 use crate::wait::{Until, Wait, Waits, Wanted};
 
@@ -61,10 +61,7 @@ impl Waits {
         if let (Until::At(at), Some(None)) = (wait.until, &wait.met) {
             deadline = deadline.min(at);
         }
-        let mut request = [Request::new(command, deadline)];
-        self.store.execute(&mut request);
-        let [request] = request;
-        let outcome = request.into_outcome();
+        let outcome = self.store.ask(command, deadline);
         if !matches!(
             outcome,
             Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. })

@@ -9,7 +9,7 @@ use crate::key::Key;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Command, Reply, Request};
+use crate::store::{Command, Reply};
 use crate::wait::local::Place;
 use crate::wait::{Waits, Wanted};
 
@@ -37,10 +37,7 @@ impl Waits {
             Err(reason) => Err(self.give_back_lost(lease, reason)),
             Ok(()) => {
                 let deadline = now.after(self.command_timeout);
-                let mut request = [Request::new(release_of(lease), deadline)];
-                self.store.execute(&mut request);
-                let [request] = request;
-                match request.into_outcome() {
+                match self.store.ask(release_of(lease), deadline) {
                     Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
                     Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
                     Ok(_) => Ok(()),

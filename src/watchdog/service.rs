@@ -153,10 +153,9 @@ impl Watchdog {
             });
         }
         let asked_at = self.now();
-        let mut request = [renewal(lease, ttl, asked_at.after(self.command_timeout))];
-        self.store.execute(&mut request);
-        let [request] = request;
-        let result = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
+        let deadline = asked_at.after(self.command_timeout);
+        let outcome = self.store.ask(renewal(lease, ttl), deadline);
+        let result = self.ttl_answered(lease, asked_at, ttl, outcome);
         self.rearm(lease);
         match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
@@ -306,7 +305,7 @@ impl Watchdog {
         let mut requests: Vec<Request> = begun
             .iter()
             .zip(&ttls)
-            .map(|(lease, ttl)| renewal(lease, *ttl, deadline))
+            .map(|(lease, ttl)| Request::new(renewal(lease, *ttl), deadline))
             .collect();
         self.store.execute(&mut requests);
         let asked = begun.into_iter().zip(ttls).zip(late);
@@ -387,12 +386,11 @@ fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
     }
 }
 
-fn renewal(lease: &Lease, ttl: Duration, deadline: Moment) -> Request {
+fn renewal(lease: &Lease, ttl: Duration) -> Command {
     let terms = lease.terms();
-    let command = Command::Renew {
+    Command::Renew {
         key: terms.key.clone(),
         lease: terms.id,
         ttl,
-    };
-    Request::new(command, deadline)
+    }
 }
