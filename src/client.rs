@@ -188,8 +188,7 @@ impl Client {
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
         self.check_process()?;
         let ticket = Ticket::read(ticket, &self.handle().config)?;
-        let adopted = self.handle().waits.adopt(&ticket);
-        let lease = adopted.map_err(|error| error.with_key(ticket.key.name()))?;
+        let lease = self.handle().waits.adopt(&ticket)?;
         Ok(MutexGuard::new(lease, self.clone()))
     }
 

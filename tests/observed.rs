@@ -275,6 +275,25 @@ fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
 }
 
 #[test]
+fn an_adoption_is_a_wait_for_a_lock() {
+    let receivers = receivers();
+    let memory = Memory::new();
+    let [old, new] = [(); 2].map(|()| memory.client().unwrap());
+    let guard = old.mutex("k").lock().unwrap();
+    let token = guard.fencing_token().to_string();
+    let ticket = guard.hand_over().unwrap();
+    drop(new.adopt(&ticket).unwrap());
+    new.adopt(&ticket).unwrap_err();
+    let waits = receivers.told("leasehold.wait");
+    let outcomes: Vec<_> = waits.iter().map(|wait| &wait.fields["outcome"]).collect();
+    assert_eq!(outcomes, ["granted", "granted", "other"]);
+    assert_eq!(waits[1].fields["token"], token);
+    let numbers = receivers.numbers();
+    assert_eq!(numbers["leasehold_waits_total{outcome=granted}"], 2.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=handed_over}"], 1.0);
+}
+
+#[test]
 fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
     let receivers = receivers();
     let memory = Memory::new();

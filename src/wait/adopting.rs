@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Lease, Terms, Ticket};
@@ -48,26 +49,28 @@ impl Waits {
     /// Goes on with the grant of a ticket. Rides out an outage, but never asks twice under one lease id:
     /// what an unanswered try has taken is given back, and the next one then finds it gone.
     pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let started = self.watchdog.now();
+        let adopt = |started| self.adopt_with_patience(ticket, started);
+        self.observed(&ticket.key, adopt, |lease| Some(&**lease))
+    }
+
+    fn adopt_with_patience(&self, ticket: &Ticket, started: Moment) -> Result<Arc<Lease>, Error> {
         let mut pause = Pause::new();
         pause.for_an_outage();
         self.check_open()?;
-        let adopted = loop {
-            match self.try_adopt(ticket) {
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    let pause = pause.next();
-                    if self.watchdog.now().since(started) + pause >= self.patience {
-                        return Err(error);
-                    }
-                    self.closing.rest(pause)?;
-                }
-                tried => break tried?,
+        loop {
+            let error = match self.try_adopt(ticket) {
+                Err(error) if error.is_unavailable() => error,
+                tried => return tried,
+            };
+            self.tell_unavailable(&ticket.key, &error);
+            let pause = pause.next();
+            let is_over = self.watchdog.now().since(started) + pause >= self.patience;
+            // Without an answer it may have been done, and is being undone.
+            if is_over || error.kind() == ErrorKind::Timeout {
+                return Err(error);
             }
-        };
-        let waited = self.watchdog.now().since(started);
-        self.courier
-            .tell(|events| events.acquired(adopted.event(), waited));
-        Ok(adopted)
+            self.closing.rest(pause)?;
+        }
     }
 
     fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {

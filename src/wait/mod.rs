@@ -22,7 +22,7 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use crate::clock::Moment;
 use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
-use crate::event::{EventLock, Events};
+use crate::event::EventLock;
 use crate::key::Key;
 use crate::lease::{Check, Courier, Lease, Options};
 use crate::observe;
@@ -162,17 +162,27 @@ impl Waits {
         wanted: &Wanted,
         until: Until,
     ) -> Result<Option<Arc<Lease>>, Error> {
-        let observed = observe::Wait::begin(wanted.key.name());
+        let take = |started| self.take(wanted, until, started);
+        self.observed(&wanted.key, take, Option::as_deref)
+    }
+
+    /// Tells how a call went that wanted a lock. `take` is told when it began, and `lease` says what it
+    /// got.
+    fn observed<T>(
+        &self,
+        key: &Key,
+        take: impl FnOnce(Moment) -> Result<T, Error>,
+        lease: impl FnOnce(&T) -> Option<&Lease>,
+    ) -> Result<T, Error> {
+        let observed = observe::Wait::begin(key.name());
         let started = self.watchdog.now();
-        let taken = self.take(wanted, until, started);
-        let taken = taken.map_err(|error| error.with_key(wanted.key.name()));
+        let taken = take(started).map_err(|error| error.with_key(key.name()));
         // Only now: it runs user code, and the next in line can be told before.
         let waited = self.watchdog.now().since(started);
-        let lease = taken.as_ref().map(Option::as_deref);
-        observed.ended(lease.map(|lease| lease.map(Lease::event)), waited);
-        if let Ok(Some(lease)) = lease {
-            self.courier
-                .tell(|events| events.acquired(lease.event(), waited));
+        let granted = taken.as_ref().map(|taken| lease(taken).map(Lease::event));
+        observed.ended(granted, waited);
+        if let Ok(Some(lock)) = granted {
+            self.courier.tell(|events| events.acquired(lock, waited));
         }
         taken
     }
@@ -373,9 +383,7 @@ impl Waits {
             Attempt::Failed { since, error } => {
                 let ongoing = self.failed(since, wait.met.take().flatten(), error);
                 // Told once it is known to all: who hears of it finds it so.
-                self.tell(wait.wanted, |events, lock| {
-                    events.unavailable(lock, &ongoing.error);
-                });
+                self.tell_unavailable(&wait.wanted.key, &ongoing.error);
                 wait.met = Some(Some(ongoing));
                 wait.pause.for_an_outage();
                 wait.rest = Rest::Polling;
@@ -386,9 +394,9 @@ impl Waits {
 
     fn tell_contended(&self, wait: &mut Wait<'_>, expires_in: Duration) {
         if !std::mem::replace(&mut wait.told, true) {
-            self.tell(wait.wanted, |events, lock| {
-                events.contended(lock, expires_in)
-            });
+            let lock = not_granted(&wait.wanted.key);
+            self.courier
+                .tell(|events| events.contended(lock, expires_in));
         }
     }
 
@@ -405,12 +413,9 @@ impl Waits {
         ongoing
     }
 
-    fn tell(&self, wanted: &Wanted, event: impl FnOnce(&dyn Events, EventLock<'_>)) {
-        let lock = EventLock {
-            key: wanted.key.name(),
-            fencing_token: 0,
-        };
-        self.courier.tell(|events| event(events, lock));
+    fn tell_unavailable(&self, key: &Key, error: &Error) {
+        let lock = not_granted(key);
+        self.courier.tell(|events| events.unavailable(lock, error));
     }
 
     /// What to tell a caller that has waited long enough; nothing if it has not.
@@ -474,5 +479,12 @@ impl Waits {
             self.give_back(key, claim.lease, claim.options.ttl);
         }
         self.queues.wake_all();
+    }
+}
+
+fn not_granted(key: &Key) -> EventLock<'_> {
+    EventLock {
+        key: key.name(),
+        fencing_token: 0,
     }
 }
