@@ -361,22 +361,9 @@ impl Handle {
             Server::Memory(memory) => memory.clock().clone(),
         };
         let (agenda, inboxes) = Agenda::new(clock.clone());
-        let bell = {
-            let agenda = Arc::clone(&agenda);
-            Box::new(move |chore| agenda.ring(chore))
-        };
         let courier = Courier::start(&crew, config.events.clone())?;
         let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
-        let delays = (config.events.is_some() || observe::IS_ON).then(|| {
-            let delayed = Arc::clone(&delayed);
-            Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
-        });
-        let store: Arc<dyn Store> = match server {
-            Server::Redis(endpoint) => {
-                Arc::new(Node::new(endpoint, &config, holder.clone(), bell, delays))
-            }
-            Server::Memory(memory) => Arc::new(Memory::new(memory, holder.clone())),
-        };
+        let store = store_of(server, &config, holder.clone(), &agenda, &delayed);
         let watchdog = Watchdog::new(
             agenda,
             Arc::clone(&store),
@@ -463,4 +450,25 @@ impl Drop for Handle {
         // Nobody is left to be told; what cannot be released now ends with its ttl.
         let _ = self.shut_down(self.config.command_timeout);
     }
+}
+
+/// The way to the locks, which rings for the watchdog and tells of late releases.
+fn store_of(
+    server: Server,
+    config: &Config,
+    holder: HolderId,
+    agenda: &Arc<Agenda>,
+    delayed: &Arc<DelayedReleases>,
+) -> Arc<dyn Store> {
+    let endpoint = match server {
+        Server::Redis(endpoint) => endpoint,
+        Server::Memory(memory) => return Arc::new(Memory::new(memory, holder)),
+    };
+    let agenda = Arc::clone(agenda);
+    let bell = Box::new(move |chore| agenda.ring(chore));
+    let delays = (config.events.is_some() || observe::IS_ON).then(|| {
+        let delayed = Arc::clone(delayed);
+        Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
+    });
+    Arc::new(Node::new(endpoint, config, holder, bell, delays))
 }

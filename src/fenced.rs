@@ -73,7 +73,8 @@ impl FencedValue {
                 let message = format!("{fencing_token} is smaller than {token}, the last one seen");
                 Err(Error::new(ErrorKind::StaleToken, message).with_key(key.name()))
             }
-            _ => Ok(()),
+            Reply::Done => Ok(()),
+            _ => unreachable!("another command's answer to a write"),
         }
     }
 
@@ -85,7 +86,8 @@ impl FencedValue {
         let key = self.key.clone()?;
         match self.ask(&key, Command::Read { key: key.clone() })? {
             Reply::Value(value) => Ok(Some(value)),
-            _ => Ok(None),
+            Reply::Missing => Ok(None),
+            _ => unreachable!("another command's answer to a read"),
         }
     }
 

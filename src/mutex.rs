@@ -282,10 +282,7 @@ impl Mutex {
     pub fn with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
         let guard = self.lock()?;
         let value = guard.run(|| work(&guard));
-        match guard.unlock() {
-            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
-            _ => Ok(value),
-        }
+        done_alone(guard.unlock()).map(|()| value)
     }
 
     /// Who has the lock, as Redis says: for people who look into why something waits. What it says
@@ -425,5 +422,14 @@ impl fmt::Debug for Mutex {
             .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
             .finish()
+    }
+}
+
+/// What the end of a lock says of the work done under it. A release that is not confirmed goes on in the
+/// background, and is no error: nobody else was there.
+pub(crate) fn done_alone(unlocked: Result<(), Error>) -> Result<(), Error> {
+    match unlocked {
+        Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
+        _ => Ok(()),
     }
 }

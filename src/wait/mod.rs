@@ -133,7 +133,6 @@ impl Wait<'_> {
 }
 
 impl Waits {
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
