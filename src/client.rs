@@ -167,7 +167,7 @@ impl Client {
     /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
     /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
     /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
-    /// background. If not, the ticket is still good.
+    /// background. If not, the ticket is still good. `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -1,4 +1,5 @@
-//! The lock and its guard, as users see them. Thin: no I/O of their own.
+//! A lock as users see it: its settings, the ways to take it, what Redis says of it. Checks what it is
+//! given and leaves the rest to `wait` and the store. Thin: no I/O of its own.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -289,7 +290,8 @@ impl Mutex {
     /// may be over when you read it, so base no decision on it.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`; `Protocol` if something that is no lock stands under its key.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if something that
+    /// is no lock stands under its key.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -1,5 +1,5 @@
 //! What a client makes of what Redis tells it: whose turn has come, who should look again, which lock
-//! is lost. Never waits.
+//! is lost. Never waits, unless a test has moved the clock of its store: then for what is due by that.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! How a caller waits for a lock: one loop, one deadline, for every form of asking.
+//! How a caller waits for a lock: one loop, one deadline, for every form of asking; and how a lock is
+//! given up again, for others who wait. Asks the store, and never touches a connection.
 
 mod adopting;
 mod asking;
