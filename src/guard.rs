@@ -113,7 +113,7 @@ impl MutexGuard {
         self.check_process()?;
         self.let_go = true;
         let waits = &self.client.handle().waits;
-        let result = waits.hand_out(&self.lease);
+        let result = waits.hand_over(&self.lease);
         let result = result.map_err(|error| error.with_key(self.key()));
         let outcome = if result.is_ok() {
             "handed_over"

@@ -69,7 +69,7 @@ struct State {
     watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
     ttl_changing: bool,
-    /// It is not to be handed over within the client.
+    /// It is not to be handed off within the client.
     bound: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
@@ -221,7 +221,7 @@ impl Lease {
     /// its own; Redis is not asked. Nothing if it is over, not renewed or not unasked, about to
     /// change its ttl, short of validity, or extended beyond its ttl. Notices no loss: to be called
     /// under any lock.
-    pub(crate) fn hand_over(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
+    pub(crate) fn hand_off(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
         let mut state = self.state.lock();
         let whole = validity(self.terms.ttl());
         let left = state.valid_until.since(now);
@@ -273,7 +273,7 @@ impl Lease {
         Some((Arc::new(next), ended))
     }
 
-    /// It is not handed over within the client any more: something that was sent counts on its key to
+    /// It is not handed off within the client any more: something that was sent counts on its key to
     /// change before anybody else has the lock.
     pub(crate) fn bind_to_holder(&self) {
         self.state.lock().bound = true;

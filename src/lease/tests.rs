@@ -291,15 +291,15 @@ fn signals_that_nobody_has_any_more_are_swept_out() {
 /// What the next holder gets, if it may have the lease at `at`.
 fn next_of(f: &Fixture, at: Moment) -> Option<Arc<Lease>> {
     let options = f.lease.terms().options;
-    f.lease.hand_over(at, options).map(|(next, _)| next)
+    f.lease.hand_off(at, options).map(|(next, _)| next)
 }
 
 #[test]
-fn a_lease_handed_over_goes_on_under_a_token_of_its_own() {
+fn a_lease_handed_off_goes_on_under_a_token_of_its_own() {
     let f = lease(|_| {});
     f.lease.rearm(|_, _| Some(TimerNote(3, 4)));
     let options = f.lease.terms().options;
-    let (next, ended) = f.lease.hand_over(f.at(1), options).unwrap();
+    let (next, ended) = f.lease.hand_off(f.at(1), options).unwrap();
     assert_eq!(ended.timer, Some(TimerNote(3, 4)));
     let (old, new) = (f.lease.terms(), next.terms());
     assert_eq!((old.id, old.token + 1), (new.id, new.token));
@@ -314,7 +314,7 @@ fn a_lease_handed_over_goes_on_under_a_token_of_its_own() {
 }
 
 #[test]
-fn a_lease_is_handed_over_once_and_only_while_it_is_held() {
+fn a_lease_is_handed_off_once_and_only_while_it_is_held() {
     let f = lease(|_| {});
     assert!(next_of(&f, f.at(1)).is_some());
     assert!(next_of(&f, f.at(1)).is_none());
@@ -324,7 +324,7 @@ fn a_lease_is_handed_over_once_and_only_while_it_is_held() {
 }
 
 #[test]
-fn a_lease_is_handed_over_only_as_long_as_two_thirds_of_its_validity_are_left() {
+fn a_lease_is_handed_off_only_as_long_as_two_thirds_of_its_validity_are_left() {
     let third = validity(30 * SECOND) / 3;
     let f = lease(|_| {});
     let too_late = f.asked_at.after(third + Duration::from_millis(1));
@@ -333,11 +333,11 @@ fn a_lease_is_handed_over_only_as_long_as_two_thirds_of_its_validity_are_left() 
 }
 
 #[test]
-fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes() {
+fn a_lease_is_not_handed_off_on_other_terms_unrenewed_or_while_its_ttl_changes() {
     let f = lease(|_| {});
     let mut options = f.lease.terms().options;
     options.ttl = 31 * SECOND;
-    assert!(f.lease.hand_over(f.at(1), options).is_none(), "other terms");
+    assert!(f.lease.hand_off(f.at(1), options).is_none(), "other terms");
     assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
     assert!(next_of(&f, f.at(1)).is_none(), "its ttl changes");
     let f = lease(|terms| terms.options.renew_every = None);
@@ -350,7 +350,7 @@ fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes(
 }
 
 #[test]
-fn a_lease_bound_to_its_holder_is_not_handed_over_and_is_released_as_any_other() {
+fn a_lease_bound_to_its_holder_is_not_handed_off_and_is_released_as_any_other() {
     let f = lease(|_| {});
     f.lease.bind_to_holder();
     assert!(next_of(&f, f.at(1)).is_none());

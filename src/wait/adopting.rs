@@ -14,7 +14,7 @@ use crate::wait::pause::Pause;
 impl Waits {
     /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
     /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
-    pub(crate) fn hand_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
+    pub(crate) fn hand_over(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let terms = lease.terms();
         let mut options = terms.options;
         if lease.is_let_expire() {
@@ -35,7 +35,7 @@ impl Waits {
             self.queues.let_go(lease);
             return Err(lost);
         }
-        self.queues.hand_out(lease);
+        self.queues.hand_over(lease);
         options.max_hold = terms.hold_until.map(|until| until.since(now));
         Ok(Ticket {
             key: terms.key.clone(),

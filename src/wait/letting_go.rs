@@ -17,7 +17,7 @@ impl Waits {
     /// A dropped lease: passes it on to the next of this client, or lets go of it in Redis. True if it
     /// was lost before.
     pub(crate) fn let_go(&self, lease: &Arc<Lease>) -> bool {
-        if self.hand_over(lease) {
+        if self.hand_off(lease) {
             return false;
         }
         let now = self.watchdog.now();
@@ -57,7 +57,7 @@ impl Waits {
         Error::lost(reason)
     }
 
-    fn hand_over(&self, lease: &Arc<Lease>) -> bool {
+    fn hand_off(&self, lease: &Arc<Lease>) -> bool {
         let terms = lease.terms();
         let now = self.watchdog.now();
         let limits = self.hand_offs;
@@ -65,8 +65,8 @@ impl Waits {
             return false;
         }
         let mut handed = None;
-        let done = self.queues.hand_over(lease, |options| {
-            let (next, ended) = lease.hand_over(now, options)?;
+        let done = self.queues.hand_off(lease, |options| {
+            let (next, ended) = lease.hand_off(now, options)?;
             handed = Some((Arc::clone(&next), ended));
             Some(next)
         });

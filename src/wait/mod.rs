@@ -5,7 +5,7 @@ mod adopting;
 mod asking;
 mod closing;
 mod delayed;
-mod handed_out;
+mod handed_over;
 mod hearing;
 mod letting_go;
 mod local;

@@ -96,7 +96,7 @@ fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
     let plain = lease(|_| {});
     let mut options = plain.lease.terms().options;
     options.checked = true;
-    assert!(plain.lease.hand_over(plain.at(1), options).is_none());
+    assert!(plain.lease.hand_off(plain.at(1), options).is_none());
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn the_end_of_the_hold_is_warned_of_once_when_its_last_tenth_begins() {
 }
 
 #[test]
-fn each_holder_of_a_lease_handed_over_is_warned_of_its_own_hold() {
+fn each_holder_of_a_lease_handed_off_is_warned_of_its_own_hold() {
     let f = lease(|terms| limit(terms, 100 * SECOND));
     let next = next_of(&f, f.at(5)).unwrap();
     for second in [25, 45, 65, 85] {

@@ -134,19 +134,19 @@ fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
 fn a_lease_is_handed_to_the_first_in_line_alone() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
+    assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
     assert!(join(&queues, &key).leave_with(&held).is_none());
-    assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
+    assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
-    assert!(queues.hand_over(&held, |options| {
-        held.hand_over(Moment::now(), options).map(|(next, _)| next)
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(Moment::now(), options).map(|(next, _)| next)
     }));
     assert_eq!(one.wait(far()), Woken::Called);
     let next = one.handed().unwrap();
     assert_eq!(next.terms().token, held.terms().token + 1);
     assert!(two.handed().is_none());
     assert!(matches!(two.turn(Moment::now()), Turn::Held(_)));
-    assert!(!queues.hand_over(&held, |_| unreachable!("it is not the holder any more")));
+    assert!(!queues.hand_off(&held, |_| unreachable!("it is not the holder any more")));
 }
 
 #[test]
@@ -155,8 +155,8 @@ fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).is_none());
     let one = join(&queues, &key);
-    assert!(queues.hand_over(&held, |options| {
-        held.hand_over(Moment::now(), options).map(|(next, _)| next)
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(Moment::now(), options).map(|(next, _)| next)
     }));
     let (handed, claim) = one.leave();
     assert!(handed.is_some() && claim.is_none());
