@@ -19,9 +19,7 @@ use crate::mutex::Mutex;
 use crate::observe;
 use crate::process::Process;
 use crate::reentrant::ReentrantMutex;
-use crate::store::{
-    Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Request, Store,
-};
+use crate::store::{Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Store};
 use crate::thread::Crew;
 use crate::transaction::Transactions;
 use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
@@ -169,7 +167,7 @@ impl Client {
     /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
     /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
     /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
-    /// background. If not, the ticket is still good.
+    /// background. If not, the ticket is still good. `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -190,8 +188,7 @@ impl Client {
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
         self.check_process()?;
         let ticket = Ticket::read(ticket, &self.handle().config)?;
-        let adopted = self.handle().waits.adopt(&ticket);
-        let lease = adopted.map_err(|error| error.with_key(ticket.key.name()))?;
+        let lease = self.handle().waits.adopt(&ticket)?;
         Ok(MutexGuard::new(lease, self.clone()))
     }
 
@@ -364,22 +361,9 @@ impl Handle {
             Server::Memory(memory) => memory.clock().clone(),
         };
         let (agenda, inboxes) = Agenda::new(clock.clone());
-        let bell = {
-            let agenda = Arc::clone(&agenda);
-            Box::new(move |chore| agenda.ring(chore))
-        };
         let courier = Courier::start(&crew, config.events.clone())?;
         let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
-        let delays = (config.events.is_some() || observe::IS_ON).then(|| {
-            let delayed = Arc::clone(&delayed);
-            Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
-        });
-        let store: Arc<dyn Store> = match server {
-            Server::Redis(endpoint) => {
-                Arc::new(Node::new(endpoint, &config, holder.clone(), bell, delays))
-            }
-            Server::Memory(memory) => Arc::new(Memory::new(memory, holder.clone())),
-        };
+        let store = store_of(server, &config, holder.clone(), &agenda, &delayed);
         let watchdog = Watchdog::new(
             agenda,
             Arc::clone(&store),
@@ -434,10 +418,7 @@ impl Handle {
     fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.waits.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
-        let mut request = [Request::new(command, deadline)];
-        self.store.execute(&mut request);
-        let [request] = request;
-        request.into_outcome()
+        self.store.ask(command, deadline)
     }
 
     /// Makes sure that checks of locks are asked.
@@ -469,4 +450,25 @@ impl Drop for Handle {
         // Nobody is left to be told; what cannot be released now ends with its ttl.
         let _ = self.shut_down(self.config.command_timeout);
     }
+}
+
+/// The way to the locks, which rings for the watchdog and tells of late releases.
+fn store_of(
+    server: Server,
+    config: &Config,
+    holder: HolderId,
+    agenda: &Arc<Agenda>,
+    delayed: &Arc<DelayedReleases>,
+) -> Arc<dyn Store> {
+    let endpoint = match server {
+        Server::Redis(endpoint) => endpoint,
+        Server::Memory(memory) => return Arc::new(Memory::new(memory, holder)),
+    };
+    let agenda = Arc::clone(agenda);
+    let bell = Box::new(move |chore| agenda.ring(chore));
+    let delays = (config.events.is_some() || observe::IS_ON).then(|| {
+        let delayed = Arc::clone(delayed);
+        Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
+    });
+    Arc::new(Node::new(endpoint, config, holder, bell, delays))
 }

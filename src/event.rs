@@ -55,7 +55,7 @@ pub struct EventLock<'a> {
 /// ```
 #[allow(unused_variables)]
 pub trait Events: Send + Sync + 'static {
-    /// A lock was granted after waiting for so long.
+    /// A lock was granted, or [adopted](crate::Client::adopt), after waiting for so long.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
     /// A lock was found taken; `expires_in` is its ttl in Redis, or what is left of
     /// its validity if a thread of this client has it. Once per call that waits.
@@ -82,7 +82,7 @@ pub trait Events: Send + Sync + 'static {
     fn max_hold_near(&self, lock: EventLock<'_>, left: Duration) {}
     /// A held lock was lost.
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
-    /// An attempt to take a lock could not be made or was not answered. Called on the thread that
+    /// An attempt to take or to adopt a lock could not be made or was not answered. Called on the thread that
     /// asked, at every attempt.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
     /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): who waits polls, and

@@ -60,7 +60,8 @@ impl FencedValue {
     /// `StaleToken` if it was last written under a greater token: nothing is changed. `Timeout` and
     /// `Unavailable` leave open whether it was written, or will be yet: a write is not repeated by itself,
     /// not even where a connection that was idle turns out to be closed. Write the same again under the
-    /// same token: that does no harm. `Protocol` if something else stands under the key in Redis.
+    /// same token: that does no harm. `Protocol` if something else stands under the key in Redis. `Denied`,
+    /// `Shutdown`, `Forked`, `InvalidKey`: nothing is changed.
     pub fn write(&self, fencing_token: u64, value: impl AsRef<[u8]>) -> Result<(), Error> {
         let key = self.key.clone()?;
         let command = Command::Write {
@@ -73,19 +74,22 @@ impl FencedValue {
                 let message = format!("{fencing_token} is smaller than {token}, the last one seen");
                 Err(Error::new(ErrorKind::StaleToken, message).with_key(key.name()))
             }
-            _ => Ok(()),
+            Reply::Done => Ok(()),
+            _ => unreachable!("another command's answer to a write"),
         }
     }
 
     /// The value; nothing if it was never written.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`; `Protocol` if something else stands under the key in Redis.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if something else
+    /// stands under the key in Redis.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let key = self.key.clone()?;
         match self.ask(&key, Command::Read { key: key.clone() })? {
             Reply::Value(value) => Ok(Some(value)),
-            _ => Ok(None),
+            Reply::Missing => Ok(None),
+            _ => unreachable!("another command's answer to a read"),
         }
     }
 

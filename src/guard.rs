@@ -92,14 +92,15 @@ impl MutexGuard {
     /// by `max_hold`.
     ///
     /// The old holder and the new one have the same token: have the answers to what you wrote under it
-    /// before you hand over. A check ([`renew_while`](crate::Mutex::renew_while)) stays behind, so the adopter of
+    /// before you hand over. Waits while the ttl is put back, for at most two command time-outs; if Redis
+    /// does not answer, what is left of the ttl counts. A check ([`renew_while`](crate::Mutex::renew_while)) stays behind, so the adopter of
     /// such a lock gets it unrenewed, and extends it or is done within the ttl.
     ///
     /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
     /// the lock is worth.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before.
+    /// `LeaseLost` if the lock was lost before; `Forked` in a child of the process that holds it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -113,7 +114,7 @@ impl MutexGuard {
         self.check_process()?;
         self.let_go = true;
         let waits = &self.client.handle().waits;
-        let result = waits.hand_out(&self.lease);
+        let result = waits.hand_over(&self.lease);
         let result = result.map_err(|error| error.with_key(self.key()));
         let outcome = if result.is_ok() {
             "handed_over"

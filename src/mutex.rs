@@ -1,4 +1,5 @@
-//! The lock and its guard, as users see them. Thin: no I/O of their own.
+//! A lock as users see it: its settings, the ways to take it, what Redis says of it. Checks what it is
+//! given and leaves the rest to `wait` and the store. Thin: no I/O of its own.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -282,17 +283,15 @@ impl Mutex {
     pub fn with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
         let guard = self.lock()?;
         let value = guard.run(|| work(&guard));
-        match guard.unlock() {
-            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
-            _ => Ok(value),
-        }
+        done_alone(guard.unlock()).map(|()| value)
     }
 
     /// Who has the lock, as Redis says: for people who look into why something waits. What it says
     /// may be over when you read it, so base no decision on it.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`; `Protocol` if something that is no lock stands under its key.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if something that
+    /// is no lock stands under its key.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -371,7 +370,8 @@ impl Mutex {
     }
 
     fn acquire(&self, until: Until) -> Result<Option<MutexGuard>, Error> {
-        self.client.check_process()?;
+        let checked = self.client.check_process();
+        checked.map_err(|error| error.with_key(self.key()))?;
         let wanted = self.wanted()?;
         if wanted.check.is_some() {
             let started = self.client.handle().start_checks();
@@ -424,5 +424,14 @@ impl fmt::Debug for Mutex {
             .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
             .finish()
+    }
+}
+
+/// What the end of a lock says of the work done under it. A release that is not confirmed goes on in the
+/// background, and is no error: nobody else was there.
+pub(crate) fn done_alone(unlocked: Result<(), Error>) -> Result<(), Error> {
+    match unlocked {
+        Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
+        _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! What the features `tracing` and `metrics` tell, under the names of docs/observability.md. Without them
-//! nothing is left of it. Decides nothing; what it calls is user code, so it is called where that may run, and
-//! a panic in it stays here.
+//! nothing is left of it. Decides nothing; what it calls is user code, so it is called on a caller's thread or
+//! on the courier's only, and a panic in it stays here.
 
 #![cfg_attr(
     not(all(feature = "metrics", feature = "tracing")),
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tracing::{Span, field::Empty, span::Entered};
 
 use crate::error::{Error, ErrorKind};
-use crate::event::EventLock;
+use crate::event::{EventLock, Events};
 use crate::loss::LossReason;
 
 /// Whether there is anything to tell. Where it is not, what leads there is compiled away.
@@ -153,53 +153,88 @@ pub(crate) fn handed_off() {
     quietly(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
 }
 
-/// A renewal was answered, which had been due for so long when it was asked for.
-pub(crate) fn renewal(outcome: &Result<(), Error>, late: Duration) {
+/// Renewals that were answered together, to be told together.
+#[derive(Default)]
+pub(crate) struct Renewals {
     #[cfg(feature = "metrics")]
-    {
-        let outcome = match outcome {
-            Ok(()) => "renewed",
-            Err(error) if error.is_lease_lost() => "lost",
-            Err(_) => "failed",
-        };
+    answered: Vec<(&'static str, Duration)>,
+}
+
+impl Renewals {
+    /// One more, which had been due for so long when it was asked for.
+    pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration) {
+        #[cfg(feature = "metrics")]
+        {
+            let outcome = match outcome {
+                Ok(()) => "renewed",
+                Err(error) if error.is_lease_lost() => "lost",
+                Err(_) => "failed",
+            };
+            self.answered.push((outcome, late));
+        }
+    }
+
+    pub(crate) fn tell(self) {
+        #[cfg(feature = "metrics")]
+        for (outcome, late) in self.answered {
+            quietly(|| {
+                metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
+                metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+            });
+        }
+    }
+}
+
+/// Hears of some events before the client's own [`Events`] do.
+pub(crate) struct Observer;
+
+impl Events for Observer {
+    fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {
+        #[cfg(feature = "tracing")]
         quietly(|| {
-            metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
-            metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+            tracing::warn!(
+                target: "leasehold", key = lock.key, token = lock.fencing_token, %error,
+                "renewal failed"
+            );
+        });
+    }
+
+    fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
+        #[cfg(feature = "metrics")]
+        quietly(|| {
+            let reason = name_of_loss(reason);
+            metrics::counter!("leasehold_losses_total", "reason" => reason).increment(1);
+        });
+        #[cfg(feature = "tracing")]
+        quietly(|| {
+            tracing::warn!(
+                target: "leasehold", key = lock.key, token = lock.fencing_token, %reason,
+                "lock lost"
+            );
+        });
+    }
+
+    fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {
+        #[cfg(feature = "metrics")]
+        quietly(|| metrics::counter!("leasehold_releases_delayed_total").increment(1));
+        #[cfg(feature = "tracing")]
+        quietly(|| {
+            tracing::warn!(
+                target: "leasehold", key = lock.key, token = lock.fencing_token, %error,
+                "release delayed"
+            );
         });
     }
 }
 
-pub(crate) fn renewal_failed(lock: EventLock<'_>, error: &Error) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "leasehold", key = lock.key, token = lock.fencing_token, %error, "renewal failed"
-    );
-}
-
-pub(crate) fn lost(lock: EventLock<'_>, reason: &LossReason) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "leasehold", key = lock.key, token = lock.fencing_token, %reason, "lock lost"
-    );
+/// How many releases, that could not be done yet, each lane owes.
+pub(crate) fn debts(of_lanes: &[usize]) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_losses_total", "reason" => name_of_loss(reason)).increment(1);
-}
-
-pub(crate) fn release_delayed(lock: EventLock<'_>, error: &Error) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "leasehold", key = lock.key, token = lock.fencing_token, %error, "release delayed"
-    );
-    #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_releases_delayed_total").increment(1);
-}
-
-/// A lane owes so many releases that could not be done yet.
-pub(crate) fn debts(lane: usize, count: usize) {
-    #[cfg(feature = "metrics")]
-    quietly(|| {
-        metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(count as f64);
-    });
+    for (lane, count) in of_lanes.iter().enumerate() {
+        quietly(|| {
+            metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(*count as f64);
+        });
+    }
 }
 
 /// Says what the metrics mean, to a recorder that wants to know.

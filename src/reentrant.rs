@@ -8,11 +8,11 @@ use std::ops::Deref;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::guard::MutexGuard;
 use crate::key::Key;
 use crate::loss::LossReason;
-use crate::mutex::Mutex;
+use crate::mutex::{Mutex, done_alone};
 
 /// A lock that the thread that has it can take again, from [`Client::reentrant_mutex`] or
 /// [`Mutex::reentrant`].
@@ -152,10 +152,7 @@ impl ReentrantMutex {
     pub fn with<T>(&self, work: impl FnOnce(&ReentrantGuard) -> T) -> Result<T, Error> {
         let guard = self.lock()?;
         let value = guard.run(|| work(&guard));
-        match guard.unlock() {
-            Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
-            _ => Ok(value),
-        }
+        done_alone(guard.unlock()).map(|()| value)
     }
 
     fn take(

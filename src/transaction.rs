@@ -123,7 +123,7 @@ impl Transactions {
         }
         conn.leave();
         let reason = LossReason::of_value(value.as_deref());
-        lease.lose_at(self.watchdog.now(), reason.clone());
+        lease.lose(self.watchdog.now(), reason.clone());
         self.check(lease)?;
         Err(Error::lost(reason))
     }

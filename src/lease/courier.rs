@@ -1,5 +1,5 @@
-//! The thread that runs user code nobody waits for: `on_lost` callbacks and events. Nothing of the
-//! library waits for it, and a panic in user code does not end it.
+//! The thread that runs user code nobody waits for: `on_lost` callbacks, events and what is observed.
+//! Nothing of the library waits for it, and a panic in user code does not end it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::error::Error;
-use crate::event::Events;
+use crate::event::{EventLock, Events};
 use crate::key::Key;
-use crate::observe;
+use crate::observe::{self, Observer};
 use crate::thread::Crew;
 
 type Errand = Box<dyn FnOnce() + Send>;
@@ -81,6 +81,30 @@ impl Courier {
             let events = Arc::clone(events);
             self.run(move || event(&*events));
         }
+    }
+
+    /// Tells of what befell a lock, on the courier's thread: to who observes, and to who listens. Costs
+    /// nothing when nobody does.
+    pub(crate) fn report_later(
+        &self,
+        key: &Key,
+        fencing_token: u64,
+        event: impl Fn(&dyn Events, EventLock<'_>) + Send + 'static,
+    ) {
+        if !observe::IS_ON && self.events.is_none() {
+            return;
+        }
+        let (key, events) = (key.clone(), self.events.clone());
+        self.run(move || {
+            let key = key.name();
+            let lock = EventLock { key, fencing_token };
+            if observe::IS_ON {
+                event(&Observer, lock);
+            }
+            if let Some(events) = events {
+                event(&*events, lock);
+            }
+        });
     }
 
     /// Tells what is observed, on the courier's thread; costs nothing when nothing is.

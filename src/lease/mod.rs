@@ -29,9 +29,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::clock::Moment;
-use crate::event::EventLock;
+use crate::event::{EventLock, Events};
 use crate::loss::LossReason;
-use crate::observe;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use check::Check;
@@ -70,7 +69,7 @@ struct State {
     watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
     ttl_changing: bool,
-    /// It is not to be handed over within the client.
+    /// It is not to be handed off within the client.
     bound: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
@@ -222,7 +221,7 @@ impl Lease {
     /// its own; Redis is not asked. Nothing if it is over, not renewed or not unasked, about to
     /// change its ttl, short of validity, or extended beyond its ttl. Notices no loss: to be called
     /// under any lock.
-    pub(crate) fn hand_over(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
+    pub(crate) fn hand_off(&self, now: Moment, options: Options) -> Option<(Arc<Self>, Ended)> {
         let mut state = self.state.lock();
         let whole = validity(self.terms.ttl());
         let left = state.valid_until.since(now);
@@ -274,20 +273,16 @@ impl Lease {
         Some((Arc::new(next), ended))
     }
 
-    /// It is not handed over within the client any more: something that was sent counts on its key to
+    /// It is not handed off within the client any more: something that was sent counts on its key to
     /// change before anybody else has the lock.
     pub(crate) fn bind_to_holder(&self) {
         self.state.lock().bound = true;
     }
 
-    /// Ends the lease against its owner's will, and tells. Nothing if it is over already.
-    pub(crate) fn lose(&self, reason: LossReason) {
-        self.lose_locked(self.state.lock(), reason);
-    }
-
-    /// As [`lose`](Self::lose), for what was heard at `now`: an end of validity that came before that
-    /// and was not noticed yet is the reason then.
-    pub(crate) fn lose_at(&self, now: Moment, reason: LossReason) {
+    /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of
+    /// validity that came before that and was not noticed yet is the reason then. Nothing if it is over
+    /// already.
+    pub(crate) fn lose(&self, now: Moment, reason: LossReason) {
         self.lose_locked(self.at(now), reason);
     }
 
@@ -373,17 +368,10 @@ impl Lease {
             // What it owns goes where user code may run.
             self.courier.run(move || drop(check));
         }
-        let (key, fencing_token) = (self.terms.key.clone(), self.terms.token);
-        self.courier.lost(&key);
-        let (lost, why) = (key.clone(), reason.clone());
-        self.courier.observe_later(move || {
-            let key = lost.name();
-            observe::lost(EventLock { key, fencing_token }, &why);
-        });
-        self.courier.tell_later(move |events| {
-            let key = key.name();
-            events.lost(EventLock { key, fencing_token }, &reason);
-        });
+        let (key, token) = (&self.terms.key, self.terms.token);
+        self.courier.lost(key);
+        let lost = move |events: &dyn Events, lock: EventLock<'_>| events.lost(lock, &reason);
+        self.courier.report_later(key, token, lost);
     }
 }
 

@@ -28,7 +28,7 @@ fn lease() -> (Lease, impl Fn()) {
 #[derive(Debug, PartialEq)]
 enum End {
     Released,
-    HandedOver,
+    HandedOff,
     Lost(LossReason),
 }
 
@@ -41,15 +41,15 @@ fn model_a_lease_ends_in_one_way_and_tells_of_a_loss_only() {
         let (end, late) = thread::scope(|scope| {
             let owner = scope.spawn(|| {
                 let now = Moment::now();
-                if chance(2) && lease.hand_over(now, OPTIONS).is_some() {
-                    return End::HandedOver;
+                if chance(2) && lease.hand_off(now, OPTIONS).is_some() {
+                    return End::HandedOff;
                 }
                 match lease.release(now).1 {
                     Ok(()) => End::Released,
                     Err(reason) => End::Lost(reason),
                 }
             });
-            scope.spawn(|| lease.lose(LossReason::Deleted));
+            scope.spawn(|| lease.lose(Moment::now(), LossReason::Deleted));
             scope.spawn(|| {
                 let before = Moment::now();
                 pass(60 * SECOND);

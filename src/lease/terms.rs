@@ -52,7 +52,7 @@ pub(crate) struct Terms {
     pub(crate) asked_at: Moment,
     /// From which moment it may not be held any more, whatever is renewed.
     pub(crate) hold_until: Option<Moment>,
-    /// How often it was handed over within the client, and since when it is the client's.
+    /// How often it was handed off within the client, and since when it is the client's.
     pub(crate) hand_offs: u32,
     pub(crate) since: Moment,
 }

@@ -92,7 +92,7 @@ fn past_its_validity_a_lease_is_lost_whatever_comes_later() {
     f.lease.ttl_changed(f.at(30), f.at(29), 30 * SECOND);
     assert_eq!(f.lease.loss(f.at(29)), Some(LossReason::Expired));
     assert_eq!(f.lease.remaining(f.at(1)), Duration::ZERO);
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     let (_, released) = f.lease.release(f.at(31));
     assert_eq!(released, Err(LossReason::Expired), "the first reason stays");
 }
@@ -100,10 +100,10 @@ fn past_its_validity_a_lease_is_lost_whatever_comes_later() {
 #[test]
 fn a_loss_heard_of_after_the_end_of_validity_is_an_end_of_validity() {
     let f = lease(|_| {});
-    f.lease.lose_at(f.at(30), LossReason::Deleted);
+    f.lease.lose(f.at(30), LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Expired));
     let f = lease(|_| {});
-    f.lease.lose_at(f.at(29), LossReason::Deleted);
+    f.lease.lose(f.at(29), LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::Deleted));
 }
 
@@ -119,7 +119,7 @@ fn a_released_lease_is_never_lost() {
     let f = lease(|_| {});
     let (sender, signal) = f.lease.signal(f.asked_at);
     assert_eq!(f.lease.release(f.at(1)).1, Ok(()));
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(f.lease.loss(f.at(100)), None);
     assert!(signal.try_recv().is_err());
     drop(sender);
@@ -130,8 +130,8 @@ fn a_loss_is_signalled_once_to_each_receiver_and_to_late_ones_at_once() {
     let f = lease(|_| {});
     let (_keep_one, one) = f.lease.signal(f.asked_at);
     let (_keep_two, two) = f.lease.signal(f.asked_at);
-    f.lease.lose(LossReason::Deleted);
-    f.lease.lose(LossReason::Expired);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Expired);
     let (_keep_late, late) = f.lease.signal(f.asked_at);
     for signal in [one, two, late] {
         assert_eq!(signal.try_recv(), Ok(LossReason::Deleted));
@@ -153,7 +153,7 @@ fn callbacks_run_after_the_signals_and_survive_each_others_panics() {
         seen.fetch_add(1, Ordering::SeqCst);
     };
     f.lease.on_lost(f.asked_at, Box::new(check));
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     let late = Arc::clone(&calls);
     let count = move |_| {
         late.fetch_add(1, Ordering::SeqCst);
@@ -284,22 +284,22 @@ fn signals_that_nobody_has_any_more_are_swept_out() {
     let listeners = f.lease.state.lock();
     assert!(listeners.listeners.as_ref().unwrap().signals.len() < 100);
     drop(listeners);
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(kept.try_recv(), Ok(LossReason::Deleted));
 }
 
 /// What the next holder gets, if it may have the lease at `at`.
 fn next_of(f: &Fixture, at: Moment) -> Option<Arc<Lease>> {
     let options = f.lease.terms().options;
-    f.lease.hand_over(at, options).map(|(next, _)| next)
+    f.lease.hand_off(at, options).map(|(next, _)| next)
 }
 
 #[test]
-fn a_lease_handed_over_goes_on_under_a_token_of_its_own() {
+fn a_lease_handed_off_goes_on_under_a_token_of_its_own() {
     let f = lease(|_| {});
     f.lease.rearm(|_, _| Some(TimerNote(3, 4)));
     let options = f.lease.terms().options;
-    let (next, ended) = f.lease.hand_over(f.at(1), options).unwrap();
+    let (next, ended) = f.lease.hand_off(f.at(1), options).unwrap();
     assert_eq!(ended.timer, Some(TimerNote(3, 4)));
     let (old, new) = (f.lease.terms(), next.terms());
     assert_eq!((old.id, old.token + 1), (new.id, new.token));
@@ -309,22 +309,22 @@ fn a_lease_handed_over_goes_on_under_a_token_of_its_own() {
     assert_eq!(f.lease.remaining(f.at(1)), Duration::ZERO);
     let due = next.due(f.at(9), note);
     assert!(matches!(due, Due::Held { renew: false, next, .. } if next == f.at(10)));
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(next.loss(f.at(1)), None, "what is over is not lost");
 }
 
 #[test]
-fn a_lease_is_handed_over_once_and_only_while_it_is_held() {
+fn a_lease_is_handed_off_once_and_only_while_it_is_held() {
     let f = lease(|_| {});
     assert!(next_of(&f, f.at(1)).is_some());
     assert!(next_of(&f, f.at(1)).is_none());
     let f = lease(|_| {});
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert!(next_of(&f, f.at(1)).is_none());
 }
 
 #[test]
-fn a_lease_is_handed_over_only_as_long_as_two_thirds_of_its_validity_are_left() {
+fn a_lease_is_handed_off_only_as_long_as_two_thirds_of_its_validity_are_left() {
     let third = validity(30 * SECOND) / 3;
     let f = lease(|_| {});
     let too_late = f.asked_at.after(third + Duration::from_millis(1));
@@ -333,11 +333,11 @@ fn a_lease_is_handed_over_only_as_long_as_two_thirds_of_its_validity_are_left() 
 }
 
 #[test]
-fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes() {
+fn a_lease_is_not_handed_off_on_other_terms_unrenewed_or_while_its_ttl_changes() {
     let f = lease(|_| {});
     let mut options = f.lease.terms().options;
     options.ttl = 31 * SECOND;
-    assert!(f.lease.hand_over(f.at(1), options).is_none(), "other terms");
+    assert!(f.lease.hand_off(f.at(1), options).is_none(), "other terms");
     assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
     assert!(next_of(&f, f.at(1)).is_none(), "its ttl changes");
     let f = lease(|terms| terms.options.renew_every = None);
@@ -350,7 +350,7 @@ fn a_lease_is_not_handed_over_on_other_terms_unrenewed_or_while_its_ttl_changes(
 }
 
 #[test]
-fn a_lease_bound_to_its_holder_is_not_handed_over_and_is_released_as_any_other() {
+fn a_lease_bound_to_its_holder_is_not_handed_off_and_is_released_as_any_other() {
     let f = lease(|_| {});
     f.lease.bind_to_holder();
     assert!(next_of(&f, f.at(1)).is_none());

@@ -42,6 +42,14 @@ pub(crate) trait Store: Send + Sync {
     /// Carries out all of `requests` and waits for the answers.
     fn execute(&self, requests: &mut [Request]);
 
+    /// Carries out one command and waits for its answer.
+    fn ask(&self, command: Command, deadline: Moment) -> Result<Reply, Error> {
+        let mut request = [Request::new(command, deadline)];
+        self.execute(&mut request);
+        let [request] = request;
+        request.into_outcome()
+    }
+
     /// Writes a release, or keeps it to be written soon, and returns without waiting for an answer.
     /// It is seen through in the background. Never connects, never blocks longer than one write.
     fn post(&self, release: Command);
@@ -49,6 +57,11 @@ pub(crate) trait Store: Send + Sync {
     /// Sees to what is owed: answers nobody waits for, releases that could not be written. True if
     /// something is left for later.
     fn settle(&self) -> bool;
+
+    /// How many releases are owed that could not be done yet, lane by lane.
+    fn debts(&self) -> Vec<usize> {
+        Vec::new()
+    }
 
     /// Waits until everything that was posted has been answered.
     fn flush(&self, deadline: Moment) -> Result<(), Error>;

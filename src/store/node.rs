@@ -8,7 +8,6 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::id::HolderId;
 use crate::key;
-use crate::observe;
 use crate::store::command::{Command, Request, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::lane::{Common, Lane};
@@ -90,13 +89,14 @@ impl Store for Node {
 
     fn settle(&self) -> bool {
         let mut left = false;
-        for (index, lane) in self.lanes.iter().enumerate() {
+        for lane in &self.lanes {
             left |= lane.settle();
-            if observe::IS_ON {
-                observe::debts(index, lane.debts());
-            }
         }
         left
+    }
+
+    fn debts(&self) -> Vec<usize> {
+        self.lanes.iter().map(Lane::debts).collect()
     }
 
     fn flush(&self, deadline: Moment) -> Result<(), Error> {

@@ -37,7 +37,7 @@ pub(crate) fn token(micros: &str) -> Option<u64> {
     micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
 }
 
-/// How often the lease with this token was handed over within its client.
+/// How often the lease with this token was handed off within its client.
 pub(crate) fn hand_offs_of(token: u64) -> u32 {
     (token % (1 << TOKEN_SHIFT)) as u32
 }

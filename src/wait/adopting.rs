@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Lease, Terms, Ticket};
-use crate::store::{Command, Reply, Request, hand_offs_of};
+use crate::store::{Command, Reply, hand_offs_of};
 use crate::wait::Waits;
 use crate::wait::pause::Pause;
 
 impl Waits {
     /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
     /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
-    pub(crate) fn hand_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
+    pub(crate) fn hand_over(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let terms = lease.terms();
         let mut options = terms.options;
         if lease.is_let_expire() {
@@ -33,7 +34,7 @@ impl Waits {
             self.queues.let_go(lease);
             return Err(lost);
         }
-        self.queues.hand_out(lease);
+        self.queues.hand_over(lease);
         options.max_hold = terms.hold_until.map(|until| until.since(now));
         Ok(Ticket {
             key: terms.key.clone(),
@@ -47,26 +48,28 @@ impl Waits {
     /// Goes on with the grant of a ticket. Rides out an outage, but never asks twice under one lease id:
     /// what an unanswered try has taken is given back, and the next one then finds it gone.
     pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let started = self.watchdog.now();
+        let adopt = |started| self.adopt_with_patience(ticket, started);
+        self.observed(&ticket.key, adopt, |lease| Some(&**lease))
+    }
+
+    fn adopt_with_patience(&self, ticket: &Ticket, started: Moment) -> Result<Arc<Lease>, Error> {
         let mut pause = Pause::new();
         pause.for_an_outage();
         self.check_open()?;
-        let adopted = loop {
-            match self.try_adopt(ticket) {
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    let pause = pause.next();
-                    if self.watchdog.now().since(started) + pause >= self.patience {
-                        return Err(error);
-                    }
-                    self.closing.rest(pause)?;
-                }
-                tried => break tried?,
+        loop {
+            let error = match self.try_adopt(ticket) {
+                Err(error) if error.is_unavailable() => error,
+                tried => return tried,
+            };
+            self.tell_unavailable(&ticket.key, &error);
+            let pause = pause.next();
+            let is_over = self.watchdog.now().since(started) + pause >= self.patience;
+            // Without an answer it may have been done, and is being undone.
+            if is_over || error.kind() == ErrorKind::Timeout {
+                return Err(error);
             }
-        };
-        let waited = self.watchdog.now().since(started);
-        self.courier
-            .tell(|events| events.acquired(adopted.event(), waited));
-        Ok(adopted)
+            self.closing.rest(pause)?;
+        }
     }
 
     fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
@@ -81,10 +84,8 @@ impl Waits {
             longest: options.first_ttl().max(ticket.key_left),
             renew: options.renew_every.is_some(),
         };
-        let mut request = [Request::new(command, asked_at.after(self.command_timeout))];
-        self.store.execute(&mut request);
-        let [request] = request;
-        let expires_in = match request.into_outcome()? {
+        let deadline = asked_at.after(self.command_timeout);
+        let expires_in = match self.store.ask(command, deadline)? {
             Reply::Adopted { expires_in } => expires_in,
             Reply::Taken { by: Some(holder) } => {
                 let message = format!("{holder} has the lock now");

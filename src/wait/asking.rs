@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Check, Lease, Terms};
-use crate::store::{Command, Reply, Request, Standing};
+use crate::store::{Command, Reply, Standing};
 use crate::wait::local::Claim;
 use crate::wait::{Until, Wait, Waits, Wanted};
 
@@ -33,21 +33,8 @@ impl Waits {
     /// Asks Redis once: for what stands in line already, or under a new lease id.
     pub(super) fn attempt(&self, wait: &Wait<'_>, asked_at: Moment) -> Result<Attempt, Error> {
         let Wanted { key, options, .. } = wait.wanted;
-        let (standing, lease, stood) = match wait.until {
-            Until::Now => (Standing::None, self.ids.draw(), false),
-            _ => {
-                let (lease, stood, other) = wait.place.claim(self.ids.draw(), asked_at);
-                if let Some(other) = other {
-                    self.give_back(key.clone(), other.lease, other.options.ttl);
-                }
-                let standing = if stood {
-                    Standing::Kept
-                } else {
-                    self.store.standing()
-                };
-                (standing, lease, stood)
-            }
-        };
+        let (lease, standing) = self.stand(wait, asked_at);
+        let stood = standing == Standing::Kept;
         let ttl = options.first_ttl();
         let command = Command::Acquire {
             key: key.clone(),
@@ -61,10 +48,7 @@ impl Waits {
         if let (Until::At(at), Some(None)) = (wait.until, &wait.met) {
             deadline = deadline.min(at);
         }
-        let mut request = [Request::new(command, deadline)];
-        self.store.execute(&mut request);
-        let [request] = request;
-        let outcome = request.into_outcome();
+        let outcome = self.store.ask(command, deadline);
         if !matches!(
             outcome,
             Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. })
@@ -75,20 +59,7 @@ impl Waits {
         match outcome {
             Ok(Reply::Granted { token }) => {
                 let terms = self.terms(wait.wanted, lease, token, asked_at);
-                let check = wait.wanted.check.clone();
-                let granted = self.granted(terms, check).inspect_err(|_| {
-                    // It was given back, and must not be asked for again.
-                    wait.place.disclaim(lease);
-                });
-                match granted {
-                    Ok(lease) => Ok(Attempt::Granted(lease)),
-                    // Redis did answer. However long that took, no outage is known of before now.
-                    Err(late) if late.is_unavailable() => Ok(Attempt::Failed {
-                        since: self.watchdog.now(),
-                        error: late,
-                    }),
-                    Err(error) => Err(error),
-                }
+                self.enter_at_once(wait, terms)
             }
             Ok(Reply::Contended {
                 expires_in,
@@ -124,6 +95,43 @@ impl Waits {
                     _ => Err(error),
                 }
             }
+        }
+    }
+
+    /// Under which lease id to ask, and how to stand in line with it.
+    fn stand(&self, wait: &Wait<'_>, asked_at: Moment) -> (LeaseId, Standing) {
+        let fresh = self.ids.draw();
+        if let Until::Now = wait.until {
+            return (fresh, Standing::None);
+        }
+        let (lease, stood, other) = wait.place.claim(fresh, asked_at);
+        if let Some(other) = other {
+            let key = wait.wanted.key.clone();
+            self.give_back(key, other.lease, other.options.ttl);
+        }
+        if stood {
+            return (lease, Standing::Kept);
+        }
+        (lease, self.store.standing())
+    }
+
+    /// Takes what Redis granted by its answer.
+    fn enter_at_once(&self, wait: &Wait<'_>, terms: Terms) -> Result<Attempt, Error> {
+        let id = terms.id;
+        let granted = self
+            .granted(terms, wait.wanted.check.clone())
+            .inspect_err(|_| {
+                // It was given back, and must not be asked for again.
+                wait.place.disclaim(id);
+            });
+        match granted {
+            Ok(lease) => Ok(Attempt::Granted(lease)),
+            // Redis did answer. However long that took, no outage is known of before now.
+            Err(late) if late.is_unavailable() => Ok(Attempt::Failed {
+                since: self.watchdog.now(),
+                error: late,
+            }),
+            Err(error) => Err(error),
         }
     }
 

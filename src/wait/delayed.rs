@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::event::{EventLock, Events};
+use crate::event::EventLock;
 use crate::key::Key;
 use crate::lease::Courier;
-use crate::observe;
 use crate::store::Delay;
 
 pub(crate) struct DelayedReleases {
@@ -33,13 +32,8 @@ impl DelayedReleases {
         let release = (key.clone(), token);
         match delay {
             Delay::Began(error) => {
-                open.insert(release.clone());
-                let ((key, fencing_token), why) = (release.clone(), error.clone());
-                self.courier.observe_later(move || {
-                    let key = key.name();
-                    observe::release_delayed(EventLock { key, fencing_token }, &why);
-                });
-                self.tell(release, move |events, lock| {
+                open.insert(release);
+                self.courier.report_later(key, token, move |events, lock| {
                     events.release_delayed(lock, &error);
                 });
             }
@@ -57,21 +51,10 @@ impl DelayedReleases {
         }
     }
 
-    fn tell_ended(&self, release: (Key, u64), confirmed: bool) {
-        self.tell(release, move |events, lock| {
-            events.release_ended(lock, confirmed);
-        });
-    }
-
-    fn tell(
-        &self,
-        (key, fencing_token): (Key, u64),
-        event: impl FnOnce(&dyn Events, EventLock<'_>) + Send + 'static,
-    ) {
+    fn tell_ended(&self, (key, fencing_token): (Key, u64), confirmed: bool) {
         self.courier.tell_later(move |events| {
             let key = key.name();
-            let lock = EventLock { key, fencing_token };
-            event(events, lock);
+            events.release_ended(EventLock { key, fencing_token }, confirmed);
         });
     }
 }

@@ -1,5 +1,5 @@
 //! What a client makes of what Redis tells it: whose turn has come, who should look again, which lock
-//! is lost. Never waits.
+//! is lost. Never waits, unless a test has moved the clock of its store: then for what is due by that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Hearing {
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
         let held = self.watchdog.watched(key);
         if let Some(held) = held.filter(|held| held.terms().id == lease) {
-            held.lose_at(self.watchdog.now(), LossReason::of_value(value));
+            held.lose(self.watchdog.now(), LossReason::of_value(value));
         }
     }
 }
@@ -71,7 +71,7 @@ impl Listener for Hearing {
 
     fn forced(&self, key: &Key, lease: LeaseId, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
-            held.lose_at(self.watchdog.now(), LossReason::ForceUnlocked { by });
+            held.lose(self.watchdog.now(), LossReason::ForceUnlocked { by });
         }
     }
 

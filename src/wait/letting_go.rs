@@ -9,7 +9,7 @@ use crate::key::Key;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Command, Reply, Request};
+use crate::store::{Command, Reply};
 use crate::wait::local::Place;
 use crate::wait::{Waits, Wanted};
 
@@ -17,7 +17,7 @@ impl Waits {
     /// A dropped lease: passes it on to the next of this client, or lets go of it in Redis. True if it
     /// was lost before.
     pub(crate) fn let_go(&self, lease: &Arc<Lease>) -> bool {
-        if self.hand_over(lease) {
+        if self.hand_off(lease) {
             return false;
         }
         let now = self.watchdog.now();
@@ -37,10 +37,7 @@ impl Waits {
             Err(reason) => Err(self.give_back_lost(lease, reason)),
             Ok(()) => {
                 let deadline = now.after(self.command_timeout);
-                let mut request = [Request::new(release_of(lease), deadline)];
-                self.store.execute(&mut request);
-                let [request] = request;
-                match request.into_outcome() {
+                match self.store.ask(release_of(lease), deadline) {
                     Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
                     Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
                     Ok(_) => Ok(()),
@@ -60,15 +57,15 @@ impl Waits {
         Error::lost(reason)
     }
 
-    fn hand_over(&self, lease: &Arc<Lease>) -> bool {
+    fn hand_off(&self, lease: &Arc<Lease>) -> bool {
         let (terms, limits) = (lease.terms(), self.hand_offs);
         let mut handed = None;
-        let done = self.queues.hand_over(lease, |options| {
+        let done = self.queues.hand_off(lease, |options| {
             let now = self.watchdog.now();
             if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
                 return None;
             }
-            let (next, ended) = lease.hand_over(now, options)?;
+            let (next, ended) = lease.hand_off(now, options)?;
             handed = Some((Arc::clone(&next), ended));
             Some(next)
         });

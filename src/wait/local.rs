@@ -19,7 +19,7 @@ use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, Options};
 use crate::loss::LossReason;
 use crate::sync::{Mutex, MutexGuard};
-use crate::wait::handed_out::HandedOut;
+use crate::wait::handed_over::HandedOver;
 
 use waiter::Waiter;
 pub(crate) use waiter::Woken;
@@ -28,7 +28,7 @@ const SHARDS: usize = 64;
 
 pub(crate) struct LocalQueues {
     clock: Clock,
-    handed_out: HandedOut,
+    handed_over: HandedOver,
     shards: Box<[Mutex<KeyMap<Line>>]>,
 }
 
@@ -81,7 +81,7 @@ impl LocalQueues {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self {
             clock,
-            handed_out: HandedOut::default(),
+            handed_over: HandedOver::default(),
             shards,
         }
     }
@@ -140,16 +140,16 @@ impl LocalQueues {
     }
 
     /// As [`let_go`](Self::let_go), of a lease whose key goes to another client.
-    pub(crate) fn hand_out(&self, lease: &Lease) {
+    pub(crate) fn hand_over(&self, lease: &Lease) {
         let (id, until) = (lease.terms().id, lease.key_until());
         // First: the line forgets it.
-        self.handed_out.insert(id, until, self.clock.now());
+        self.handed_over.insert(id, until, self.clock.now());
         self.let_go(lease);
     }
 
     /// Passes the lock on to the first in line, if there is one and `pass_on` gives a lease for its
     /// options. `pass_on` is called under the line's lock.
-    pub(crate) fn hand_over(
+    pub(crate) fn hand_off(
         &self,
         lease: &Lease,
         pass_on: impl FnOnce(Options) -> Option<Arc<Lease>>,
@@ -202,7 +202,7 @@ impl LocalQueues {
     /// Redis has granted `key` to `lease`, which should stand in line for one of ours. False if
     /// nobody knows of it.
     pub(crate) fn granted(&self, key: &Key, lease: LeaseId, token: u64) -> bool {
-        if self.handed_out.contains(lease) {
+        if self.handed_over.contains(lease) {
             return true;
         }
         let mut shard = self.shard(key);
@@ -237,7 +237,7 @@ impl LocalQueues {
         };
         drop(shard);
         if let Some(lost) = lost {
-            lost.lose(LossReason::Deleted);
+            lost.lose(self.clock.now(), LossReason::Deleted);
         }
     }
 
@@ -337,7 +337,7 @@ impl Place<'_> {
         live.map_or(Turn::First, Turn::Held)
     }
 
-    /// The lease that was handed over to it, if one was: it has left the line with that.
+    /// The lease that was handed off to it, if one was: it has left the line with that.
     pub(crate) fn handed(&self) -> Option<Arc<Lease>> {
         self.waiter.handed()
     }
@@ -384,7 +384,7 @@ impl Place<'_> {
     }
 
     /// Leaves the line with the lock, which Redis has granted. Returns what has to be given back: a
-    /// lease that was handed over meanwhile, because its holder did not know yet that it was lost.
+    /// lease that was handed off meanwhile, because its holder did not know yet that it was lost.
     #[must_use]
     pub(crate) fn leave_with(mut self, lease: &Arc<Lease>) -> Option<Arc<Lease>> {
         self.left = true;
@@ -396,12 +396,13 @@ impl Place<'_> {
         let handed = self.handed();
         let forced = line.forced.take();
         drop(shard);
+        let now = self.queues.clock.now();
         if let Some(before) = before {
             // Redis has granted the lock anew: whoever still believes in it has lost it.
-            before.lose(LossReason::Deleted);
+            before.lose(now, LossReason::Deleted);
         }
         if let Some((_, by)) = forced.filter(|(id, _)| *id == lease.terms().id) {
-            lease.lose(LossReason::ForceUnlocked { by });
+            lease.lose(now, LossReason::ForceUnlocked { by });
         }
         handed
     }

@@ -1,10 +1,11 @@
-//! How a caller waits for a lock: one loop, one deadline, for every form of asking.
+//! How a caller waits for a lock: one loop, one deadline, for every form of asking; and how a lock is
+//! given up again, for others who wait. Asks the store, and never touches a connection.
 
 mod adopting;
 mod asking;
 mod closing;
 mod delayed;
-mod handed_out;
+mod handed_over;
 mod hearing;
 mod letting_go;
 mod local;
@@ -22,7 +23,7 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use crate::clock::Moment;
 use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
-use crate::event::{EventLock, Events};
+use crate::event::EventLock;
 use crate::id::LeaseIds;
 use crate::key::Key;
 use crate::lease::{Check, Courier, Lease, Options};
@@ -137,7 +138,6 @@ impl Wait<'_> {
 }
 
 impl Waits {
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
@@ -167,18 +167,28 @@ impl Waits {
         wanted: &Wanted,
         until: Until,
     ) -> Result<Option<Arc<Lease>>, Error> {
-        let observed = observe::Wait::begin(wanted.key.name());
+        let take = |started| self.take(wanted, until, started);
+        self.observed(&wanted.key, take, Option::as_deref)
+    }
+
+    /// Tells how a call went that wanted a lock. `take` is told when it began, and `lease` says what it
+    /// got.
+    fn observed<T>(
+        &self,
+        key: &Key,
+        take: impl FnOnce(Moment) -> Result<T, Error>,
+        lease: impl FnOnce(&T) -> Option<&Lease>,
+    ) -> Result<T, Error> {
+        let observed = observe::Wait::begin(key.name());
         let started = self.watchdog.now();
-        let taken = self.take(wanted, until, started);
-        let taken = taken.map_err(|error| error.with_key(wanted.key.name()));
+        let taken = take(started).map_err(|error| error.with_key(key.name()));
         // Only now: it runs user code, and the next in line can be told before.
         if self.courier.is_heard() {
             let waited = self.watchdog.now().since(started);
-            let lease = taken.as_ref().map(Option::as_deref);
-            observed.ended(lease.map(|lease| lease.map(Lease::event)), waited);
-            if let Ok(Some(lease)) = lease {
-                self.courier
-                    .tell(|events| events.acquired(lease.event(), waited));
+            let granted = taken.as_ref().map(|taken| lease(taken).map(Lease::event));
+            observed.ended(granted, waited);
+            if let Ok(Some(lock)) = granted {
+                self.courier.tell(|events| events.acquired(lock, waited));
             }
         }
         taken
@@ -388,9 +398,7 @@ impl Waits {
             Attempt::Failed { since, error } => {
                 let ongoing = self.failed(since, wait.met.take().flatten(), error);
                 // Told once it is known to all: who hears of it finds it so.
-                self.tell(wait.wanted, |events, lock| {
-                    events.unavailable(lock, &ongoing.error);
-                });
+                self.tell_unavailable(&wait.wanted.key, &ongoing.error);
                 wait.met = Some(Some(ongoing));
                 wait.pause.for_an_outage();
                 wait.rest = Rest::Polling;
@@ -401,9 +409,9 @@ impl Waits {
 
     fn tell_contended(&self, wait: &mut Wait<'_>, expires_in: Duration) {
         if !std::mem::replace(&mut wait.told, true) {
-            self.tell(wait.wanted, |events, lock| {
-                events.contended(lock, expires_in)
-            });
+            let lock = not_granted(&wait.wanted.key);
+            self.courier
+                .tell(|events| events.contended(lock, expires_in));
         }
     }
 
@@ -420,12 +428,9 @@ impl Waits {
         ongoing
     }
 
-    fn tell(&self, wanted: &Wanted, event: impl FnOnce(&dyn Events, EventLock<'_>)) {
-        let lock = EventLock {
-            key: wanted.key.name(),
-            fencing_token: 0,
-        };
-        self.courier.tell(|events| event(events, lock));
+    fn tell_unavailable(&self, key: &Key, error: &Error) {
+        let lock = not_granted(key);
+        self.courier.tell(|events| events.unavailable(lock, error));
     }
 
     /// What to tell a caller that has waited long enough; nothing if it has not.
@@ -489,5 +494,12 @@ impl Waits {
             self.give_back(key, claim.lease, claim.options.ttl);
         }
         self.queues.wake_all();
+    }
+}
+
+fn not_granted(key: &Key) -> EventLock<'_> {
+    EventLock {
+        key: key.name(),
+        fencing_token: 0,
     }
 }

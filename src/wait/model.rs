@@ -243,7 +243,7 @@ fn model_who_waits_is_woken_when_the_lock_is_lost() {
         };
         let loses = || {
             server.take_back(&wanted.key, lease.terms().id);
-            lease.lose(LossReason::Deleted);
+            lease.lose(Moment::now(), LossReason::Deleted);
         };
         // Nobody has to wait for whoever has lost it.
         let lets_go = || {

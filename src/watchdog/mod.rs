@@ -1,5 +1,6 @@
 //! How a grant lives on: one timer thread over a wheel, one worker that renews and one that sees to
-//! releases, for all leases of a client. No lease costs a thread.
+//! releases, for all leases of a client; and one that asks callers' checks, once there is a lease with
+//! one. No lease costs a thread.
 
 mod agenda;
 mod service;

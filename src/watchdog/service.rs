@@ -15,7 +15,7 @@ use crossbeam_channel::Receiver;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::event::Events;
+use crate::event::{EventLock, Events};
 use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
@@ -136,8 +136,9 @@ impl Watchdog {
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
+        let now = self.now();
         for lease in self.agenda.stop() {
-            lease.lose(LossReason::Shutdown);
+            lease.lose(now, LossReason::Shutdown);
         }
     }
 
@@ -152,10 +153,9 @@ impl Watchdog {
             });
         }
         let asked_at = self.now();
-        let mut request = [renewal(lease, ttl, asked_at.after(self.command_timeout))];
-        self.store.execute(&mut request);
-        let [request] = request;
-        let result = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
+        let deadline = asked_at.after(self.command_timeout);
+        let outcome = self.store.ask(renewal(lease, ttl), deadline);
+        let result = self.ttl_answered(lease, asked_at, ttl, outcome);
         self.rearm(lease);
         match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
@@ -207,7 +207,7 @@ impl Watchdog {
                 note
             });
             match due {
-                _ if stopped => lease.lose(LossReason::Shutdown),
+                _ if stopped => lease.lose(now, LossReason::Shutdown),
                 Due::Over => {}
                 Due::Held {
                     renew, watch, warn, ..
@@ -257,6 +257,10 @@ impl Watchdog {
                     if self.store.settle() {
                         self.agenda.ring(Chore::Soon);
                     }
+                    if observe::IS_ON {
+                        let debts = self.store.debts();
+                        self.courier.observe_later(move || observe::debts(&debts));
+                    }
                 }
                 Job::Stop => return,
             }
@@ -301,21 +305,23 @@ impl Watchdog {
         let mut requests: Vec<Request> = begun
             .iter()
             .zip(&ttls)
-            .map(|(lease, ttl)| renewal(lease, *ttl, deadline))
+            .map(|(lease, ttl)| Request::new(renewal(lease, *ttl), deadline))
             .collect();
         self.store.execute(&mut requests);
         let asked = begun.into_iter().zip(ttls).zip(late);
+        let mut observed = observe::Renewals::default();
         for (((lease, ttl), late), request) in asked.zip(requests) {
             let outcome = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
-            observe::renewal(&outcome, late);
+            observed.add(&outcome, late);
             self.tell_renewed(lease, outcome);
             self.rearm(lease);
         }
+        self.courier.observe_later(move || observed.tell());
     }
 
     fn rearm(&self, lease: &Arc<Lease>) {
         if !self.watch(lease) {
-            lease.lose(LossReason::Shutdown);
+            lease.lose(self.now(), LossReason::Shutdown);
         }
     }
 
@@ -330,7 +336,7 @@ impl Watchdog {
         let now = self.now();
         let lost = |reason: LossReason| {
             lease.ttl_unchanged(now, Duration::ZERO, None);
-            lease.lose_at(now, reason.clone());
+            lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
         match outcome {
@@ -351,19 +357,19 @@ impl Watchdog {
     }
 
     fn tell_renewed(&self, lease: &Arc<Lease>, outcome: Result<(), Error>) {
-        let lease = Arc::clone(lease);
         match outcome {
             Err(error) if error.is_lease_lost() => {}
             Ok(()) => {
+                let lease = Arc::clone(lease);
                 self.courier
                     .tell_later(move |events| events.renewed(lease.event()));
             }
             Err(error) => {
-                let (failed, why) = (Arc::clone(&lease), error.clone());
-                let observed = move || observe::renewal_failed(failed.event(), &why);
-                self.courier.observe_later(observed);
-                let told = move |events: &dyn Events| events.renewal_failed(lease.event(), &error);
-                self.courier.tell_later(told);
+                let terms = lease.terms();
+                let report = move |events: &dyn Events, lock: EventLock<'_>| {
+                    events.renewal_failed(lock, &error);
+                };
+                self.courier.report_later(&terms.key, terms.token, report);
             }
         }
     }
@@ -380,12 +386,11 @@ fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
     }
 }
 
-fn renewal(lease: &Lease, ttl: Duration, deadline: Moment) -> Request {
+fn renewal(lease: &Lease, ttl: Duration) -> Command {
     let terms = lease.terms();
-    let command = Command::Renew {
+    Command::Renew {
         key: terms.key.clone(),
         lease: terms.id,
         ttl,
-    };
-    Request::new(command, deadline)
+    }
 }

@@ -5,10 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fork::{Fork, waitpid_nohang};
-use leasehold::{Client, Error, ErrorKind, LossReason, LostSignal, Memory, MutexGuard};
+use leasehold::{
+    Client, Error, ErrorKind, LossReason, LostSignal, Memory, MutexGuard, ReentrantGuard,
+};
 use leasehold_testbed::{Reply, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -18,6 +20,9 @@ use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, is_held, secs, s
 
 /// What a fork ends with when all was as it should be; anything else may come of a crash.
 const WELL: i32 = 42;
+
+/// The locks that the parent holds.
+const HELD: [&str; 5] = ["held", "dropped", "handed over", "again", "renewed"];
 
 /// Runs `work` in a fork of this process, which then ends; fails unless it does well, and soon.
 #[track_caller]
@@ -53,31 +58,65 @@ fn assert_ends_well(pid: i32) {
 }
 
 #[track_caller]
-fn assert_forked<T>(result: Result<T, Error>) {
+fn assert_forked<T>(result: Result<T, Error>) -> Error {
     let error = result.err().expect("it is not this process's");
     assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
     let text = error.to_string();
     assert!(text.contains(&std::process::id().to_string()), "{text}");
+    error
 }
 
-/// Everything that a client, a mutex and a guard can be asked for.
-fn try_everything(client: &Client, guard: MutexGuard) {
+#[track_caller]
+fn assert_forked_of<T>(key: &str, result: Result<T, Error>) {
+    assert_eq!(assert_forked(result).key(), Some(key));
+}
+
+/// Everything that a client and its mutexes and values can be asked for.
+fn try_client(client: &Client) {
     let mutex = client.mutex("another");
-    assert_forked(mutex.lock());
-    assert_forked(mutex.try_lock());
-    assert_forked(mutex.try_lock_for(secs(1)));
-    assert_forked(mutex.with(|_| ()));
-    assert_forked(client.with_lock("another", || ()));
+    assert_forked_of("another", mutex.lock());
+    assert_forked_of("another", mutex.try_lock());
+    assert_forked_of("another", mutex.try_lock_for(secs(1)));
+    assert_forked_of("another", mutex.try_lock_until(Instant::now() + secs(1)));
+    assert_forked_of("another", mutex.with(|_| ()));
+    assert_forked_of("another", mutex.inspect());
+    assert_forked_of("another", mutex.is_locked());
+    assert_forked_of("another", mutex.force_unlock());
+    assert_forked_of("another", client.with_lock("another", || ()));
+    let again = client.reentrant_mutex("another");
+    assert_forked_of("another", again.lock());
+    assert_forked_of("another", again.try_lock());
+    assert_forked_of("another", again.with(|_| ()));
+    let value = client.fenced_value("another");
+    assert_forked_of("another", value.write(u64::MAX, "a child's"));
+    assert_forked_of("another", value.read());
+    assert_forked(client.adopt("no ticket, which is not looked at"));
+    assert!(client.held_locks().is_empty());
     assert_forked(client.shutdown(secs(1)));
-    assert!(guard.is_lost());
-    assert_eq!(guard.remaining(), Duration::ZERO);
-    assert_forked(guard.check());
-    assert_forked(guard.extend(secs(70)));
-    assert_eq!(guard.lost_signal().try_recv(), Ok(LossReason::Forked));
-    guard.on_lost(|_| panic!("nobody is there to run it"));
-    assert!(guard.fencing_token() > 0 && guard.key() == "held");
-    assert_forked(guard.unlock());
     let _ = format!("{client:?} {mutex:?} {}", client.holder_id());
+}
+
+/// Everything that guards can be asked for; the one ends with an unlock, the other by a hand-over.
+fn try_guards(held: MutexGuard, handed_over: MutexGuard) {
+    assert!(held.is_lost());
+    assert_eq!(held.remaining(), Duration::ZERO);
+    assert_forked_of("held", held.check());
+    assert_forked_of("held", held.extend(secs(70)));
+    assert_forked_of("held", held.transaction(|_, _| Ok(())));
+    assert_eq!(held.lost_signal().try_recv(), Ok(LossReason::Forked));
+    held.on_lost(|_| panic!("nobody is there to run it"));
+    assert!(held.fencing_token() > 0 && held.key() == "held");
+    assert_forked_of("held", held.unlock());
+    assert_forked_of("handed over", handed_over.hand_over());
+}
+
+/// What a thread has already can be taken again without asking anybody: not so here.
+fn try_again(client: &Client, held: ReentrantGuard) {
+    let mutex = client.reentrant_mutex("again");
+    assert_forked_of("again", mutex.lock());
+    assert_forked_of("again", mutex.try_lock());
+    assert_forked_of("again", held.check());
+    assert_forked_of("again", held.unlock());
 }
 
 /// The ids of the connections that the server has, but that of who asks.
@@ -100,6 +139,8 @@ struct Family {
     recorder: Arc<Recorder>,
     held: MutexGuard,
     dropped: MutexGuard,
+    handed_over: MutexGuard,
+    again: ReentrantGuard,
     renewed: MutexGuard,
     lost: LostSignal,
 }
@@ -112,15 +153,19 @@ fn family(url: &str) -> Family {
         .events(Arc::clone(&recorder))
         .build()
         .unwrap();
-    let [held, dropped] = ["held", "dropped"].map(|key| client.mutex(key).lock().unwrap());
+    let lock = |key| client.mutex(key).lock().unwrap();
+    let [held, dropped, handed_over] = ["held", "dropped", "handed over"].map(lock);
+    let again = client.reentrant_mutex("again");
     let renewed = client.mutex("renewed").ttl(secs(3)).renew(true);
     let family = Family {
         renewed: renewed.lock().unwrap(),
+        again: again.lock().unwrap(),
         lost: held.lost_signal(),
         client,
         recorder,
         held,
         dropped,
+        handed_over,
     };
     // By then its wake-up connection is open, and the keys are watched.
     family.recorder.wait_for(1, What::Renewed, "renewed");
@@ -136,6 +181,8 @@ fn a_parent() {
         recorder,
         held,
         dropped,
+        handed_over,
+        again,
         renewed,
         lost,
     } = family(&url);
@@ -153,7 +200,9 @@ fn a_parent() {
             assert_forked(value);
             assert!(lost.try_recv().is_err());
             drop(lost);
-            try_everything(&client, held);
+            try_client(&client);
+            try_guards(held, handed_over);
+            try_again(&client, again);
             drop((dropped, renewed, client));
         });
     };
@@ -162,11 +211,11 @@ fn a_parent() {
     // A renewal over the connections that the child had as well; nobody made others.
     recorder.wait_for_more(2, What::Renewed, "renewed");
     assert_eq!(connections(&url), before);
-    for guard in [&held, &dropped, &renewed] {
+    for guard in [&held, &dropped, &handed_over, &again, &renewed] {
         guard.check().unwrap();
     }
     assert!(lost.try_recv().is_err());
-    for key in ["held", "dropped", "renewed", "with"] {
+    for key in HELD.into_iter().chain(["with"]) {
         assert_eq!(recorder.count(What::Lost, key), 0);
         assert_eq!(recorder.count(What::RenewalFailed, key), 0);
     }
@@ -174,7 +223,8 @@ fn a_parent() {
     // The test deletes one of the keys: without wake-ups that would show in twenty seconds.
     assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
     renewed.unlock().unwrap();
-    drop(dropped);
+    again.unlock().unwrap();
+    drop((dropped, handed_over));
     client.shutdown(SOON).unwrap();
 }
 
@@ -183,12 +233,12 @@ fn what_a_forked_child_does_with_locks_of_its_parent_changes_nothing_there() {
     let server = server();
     let parent = Child::start("forked::a_parent", &server.url());
     assert_eq!(parent.told(4 * SOON), "unharmed");
-    for key in ["held", "dropped", "renewed"] {
+    for key in HELD {
         assert!(is_held(&server, key), "{key} was let go");
     }
     ask(&server, &["DEL", "leasehold:held"]);
     parent.finish(2 * SOON);
-    for key in ["held", "dropped", "renewed", "with"] {
+    for key in HELD.into_iter().chain(["with"]) {
         assert!(!is_held(&server, key), "{key} was not let go");
     }
 }
@@ -209,19 +259,20 @@ fn a_busy_parent() {
             })
         })
         .collect();
-    let mutex = client.mutex("held");
     for _ in 0..50 {
-        let guard = mutex.lock().unwrap();
+        let [guard, other] = ["held", "handed over"].map(|key| client.mutex(key).lock().unwrap());
         let signal = guard.lost_signal();
         // What the fork has is a copy of all of this; here it lives on.
-        let mut copies = Some((client.clone(), signal, guard));
+        let mut copies = Some((client.clone(), signal, guard, other));
         in_a_fork(|| {
-            let (client, signal, guard) = copies.take().expect("they were just put there");
+            let (client, signal, guard, other) = copies.take().expect("they were just put there");
             drop(signal);
-            try_everything(&client, guard);
+            try_client(&client);
+            try_guards(guard, other);
         });
-        let (.., guard) = copies.expect("they were taken in the fork only");
+        let (.., guard, other) = copies.expect("they were taken in the fork only");
         guard.unlock().unwrap();
+        drop(other);
     }
     over.store(true, Ordering::Relaxed);
     for worker in workers {

@@ -116,8 +116,8 @@ fn who_of_the_client_is_to_know_of_a_loss_is_told_of_each() {
         }
     };
     f.courier.when_lost(hook);
-    f.lease.lose(LossReason::Deleted);
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(lost.load(Ordering::SeqCst), 1);
     f.finish();
 }

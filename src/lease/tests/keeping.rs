@@ -96,14 +96,14 @@ fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
     let plain = lease(|_| {});
     let mut options = plain.lease.terms().options;
     options.checked = true;
-    assert!(plain.lease.hand_over(plain.at(1), options).is_none());
+    assert!(plain.lease.hand_off(plain.at(1), options).is_none());
 }
 
 #[test]
 fn a_check_goes_when_its_lease_ends() {
     let ends: [fn(&Fixture); 2] = [
         |f| drop(f.lease.release(f.at(1))),
-        |f| f.lease.lose(LossReason::Deleted),
+        |f| f.lease.lose(f.asked_at, LossReason::Deleted),
     ];
     for end in ends {
         let owned = Arc::new(());
@@ -138,12 +138,12 @@ fn the_end_of_the_hold_is_warned_of_once_when_its_last_tenth_begins() {
     assert!(warned(&f.lease.due(f.at(18), note)));
     let left = f.lease.hold_left(f.at(18)).unwrap();
     assert_eq!(left, f.lease.remaining(f.at(18)), "what is left indeed");
-    f.lease.lose(LossReason::Deleted);
+    f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(f.lease.hold_left(f.at(18)), None);
 }
 
 #[test]
-fn each_holder_of_a_lease_handed_over_is_warned_of_its_own_hold() {
+fn each_holder_of_a_lease_handed_off_is_warned_of_its_own_hold() {
     let f = lease(|terms| limit(terms, 100 * SECOND));
     let next = next_of(&f, f.at(5)).unwrap();
     for second in [25, 45, 65, 85] {

@@ -105,7 +105,7 @@ fn a_lost_lease_holds_nobody_up() {
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
     assert!(one.leave_with(&held).is_none());
-    held.lose(crate::loss::LossReason::Deleted);
+    held.lose(Moment::now(), LossReason::Deleted);
     assert!(is_first(&two));
 }
 
@@ -134,19 +134,19 @@ fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
 fn a_lease_is_handed_to_the_first_in_line_alone() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
+    assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
     assert!(join(&queues, &key).leave_with(&held).is_none());
-    assert!(!queues.hand_over(&held, |_| unreachable!("nobody waits")));
+    assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
-    assert!(queues.hand_over(&held, |options| {
-        held.hand_over(Moment::now(), options).map(|(next, _)| next)
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(Moment::now(), options).map(|(next, _)| next)
     }));
     assert_eq!(one.wait(far()), Woken::Called);
     let next = one.handed().unwrap();
     assert_eq!(next.terms().token, held.terms().token + 1);
     assert!(two.handed().is_none());
     assert!(matches!(two.turn(Moment::now()), Turn::Held(_)));
-    assert!(!queues.hand_over(&held, |_| unreachable!("it is not the holder any more")));
+    assert!(!queues.hand_off(&held, |_| unreachable!("it is not the holder any more")));
 }
 
 #[test]
@@ -155,8 +155,8 @@ fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).is_none());
     let one = join(&queues, &key);
-    assert!(queues.hand_over(&held, |options| {
-        held.hand_over(Moment::now(), options).map(|(next, _)| next)
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(Moment::now(), options).map(|(next, _)| next)
     }));
     let (handed, claim) = one.leave();
     assert!(handed.is_some() && claim.is_none());
@@ -294,5 +294,26 @@ fn of_a_grant_that_was_adopted_and_a_later_one_the_later_one_is_held() {
         queues.let_go(&held);
         queues.let_go(&lost);
         assert_eq!(queues.lines(), 0);
+    }
+}
+
+#[test]
+fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
+    let key = key("a");
+    let hold: fn(&LocalQueues, &Arc<Lease>) = |queues, next| queues.hold(next);
+    let enter: fn(&LocalQueues, &Arc<Lease>) = |queues, next| {
+        let handed = join(queues, &next.terms().key).leave_with(next);
+        assert!(handed.is_none());
+    };
+    for replace in [hold, enter] {
+        for (passed, reason) in [(29, LossReason::Deleted), (30, LossReason::Expired)] {
+            let clock = Clock::movable();
+            let queues = LocalQueues::new(clock.clone());
+            let [before, next] = [1, 2].map(|token| lease_under(token, &key, LeaseId::random()));
+            enter(&queues, &before);
+            clock.advance(Duration::from_secs(passed));
+            replace(&queues, &next);
+            assert_eq!(before.loss(Moment::now()), Some(reason));
+        }
     }
 }

@@ -180,7 +180,7 @@ fn model_its_end_loses_every_lease_and_ends_every_thread() {
         let own = |lease: &Arc<Lease>, lets_go: bool| {
             if !world.dog.watch(lease) {
                 // As whoever asked for it does then.
-                lease.lose(LossReason::Shutdown);
+                lease.lose(Moment::now(), LossReason::Shutdown);
             }
             if chance(2) {
                 let _ = world.dog.extend(lease, 4 * SECOND);

@@ -1,6 +1,7 @@
 //! Hand-overs while the network or Redis fails: a lock is never had twice, and never by nobody for
 //! longer than its ttl.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -10,8 +11,9 @@ use leasehold_testbed::{Proxy, Reply, eventually};
 
 use super::{adopt, client, lock, refused};
 use crate::support::{
-    LONG_TTL, SOON, TIMEOUT, Task, ask, assert_all_become_free, builder, expires_in, in_redis,
-    is_held, kill_connections, lease_of, millis, secs, server, told_within, value_of, within,
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder,
+    expires_in, in_redis, is_held, kill_connections, lease_of, millis, secs, server, told_within,
+    value_of, within,
 };
 
 /// A client behind the proxy with one lane; it has connected.
@@ -135,8 +137,9 @@ fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
+    let recorder = Recorder::new();
     let builder = builder(&proxy.url()).patience(10 * SOON);
-    let new = builder.build().unwrap();
+    let new = builder.events(Arc::clone(&recorder)).build().unwrap();
     let ticket = lock(&old, "k").hand_over().unwrap();
     proxy.refuse(true);
     proxy.cut_all();
@@ -144,9 +147,11 @@ fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
         let new = new.clone();
         move || new.adopt(&ticket)
     });
+    recorder.wait_for(2, What::Unavailable, "k");
     let _ = new.shutdown(secs(1));
     let error = adopting.within(SOON, "adopting").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+    assert_eq!(recorder.count(What::Acquired, "k"), 0);
 }
 
 /// Connections that the server closed while they were idle: nothing is known of that yet.

@@ -244,3 +244,18 @@ fn a_lock_whose_check_has_said_no_is_handed_over_with_what_is_left_of_its_ttl() 
     memory.advance(secs(15));
     assert!(guard.is_lost() && !new.mutex("k").is_locked().unwrap());
 }
+
+#[test]
+fn a_lock_that_is_lost_while_its_key_lives_is_let_go_and_not_handed_over() {
+    let memory = Memory::new();
+    let [old, new] = [(); 2].map(|()| memory.client().unwrap());
+    let guard = old.mutex("k").ttl(secs(1000)).lock().unwrap();
+    // Its validity is over, by its share of the allowance for drift, and its ttl is not.
+    memory.advance(secs(995));
+    assert!(new.mutex("k").is_locked().unwrap());
+    let error = guard.hand_over().unwrap_err();
+    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+    assert_eq!(error.key(), Some("k"));
+    assert!(!new.mutex("k").is_locked().unwrap());
+    assert!(old.mutex("k").try_lock().unwrap().is_some());
+}

@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::{Command, Request, Standing};
+use crate::store::command::{Command, Standing};
 use crate::store::memory::{Memory, MemoryServer};
 use crate::store::{Listener, Store, Watched};
 use crate::thread::Crew;
@@ -62,8 +62,7 @@ fn a_key_is_watched_as_long_as_it_is_there() {
             ttl,
             standing: Standing::None,
         };
-        let mut request = [Request::new(command, Moment::now())];
-        store.execute(&mut request);
+        store.ask(command, Moment::now()).unwrap();
     };
     store.watch(vec![look_at(&key)]);
     assert_eq!((watched(), &curious.0.lock()[..]), (0, &[false][..]));

@@ -9,9 +9,9 @@ use crate::sync::Mutex;
 
 /// Each with the end of its key, after which it is forgotten.
 #[derive(Default)]
-pub(super) struct HandedOut(Mutex<HashMap<LeaseId, Moment>>);
+pub(super) struct HandedOver(Mutex<HashMap<LeaseId, Moment>>);
 
-impl HandedOut {
+impl HandedOver {
     pub(super) fn insert(&self, lease: LeaseId, until: Moment, now: Moment) {
         let mut leases = self.0.lock();
         leases.retain(|_, until| *until > now);
@@ -31,15 +31,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_handed_out_is_known_until_the_end_of_its_key() {
-        let handed_out = HandedOut::default();
+    fn what_was_handed_over_is_known_until_the_end_of_its_key() {
+        let handed_over = HandedOver::default();
         let [first, second] = [(); 2].map(|()| LeaseId::random());
         let now = Moment::now();
         let later = now.after(Duration::from_secs(1));
-        handed_out.insert(first, later, now);
-        handed_out.insert(second, later.after(Duration::from_secs(1)), now);
-        assert!(handed_out.contains(first) && handed_out.contains(second));
-        handed_out.insert(LeaseId::random(), later, later);
-        assert!(!handed_out.contains(first) && handed_out.contains(second));
+        handed_over.insert(first, later, now);
+        handed_over.insert(second, later.after(Duration::from_secs(1)), now);
+        assert!(handed_over.contains(first) && handed_over.contains(second));
+        handed_over.insert(LeaseId::random(), later, later);
+        assert!(!handed_over.contains(first) && handed_over.contains(second));
     }
 }

@@ -3,217 +3,23 @@
 #![cfg(all(feature = "metrics", feature = "tracing"))]
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashMap;
+#[path = "../it/child.rs"]
+#[allow(dead_code)]
+mod child;
+mod forked;
+mod receivers;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Sender, unbounded};
 use leasehold::{Client, EventLock, Events, Memory};
 use leasehold_testbed::{Reply, Server, eventually};
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Subscriber};
-use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
-use tracing_subscriber::registry::LookupSpan;
+
+use receivers::{ALWAYS, AT_SPANS, Panicking, Receivers, TOLD_ON, Told, receivers};
 
 const SOON: Duration = Duration::from_secs(20);
-
-type Fields = HashMap<&'static str, String>;
-
-/// A span that has ended, or an event, with the name of the span that it was told in.
-#[derive(Clone, Debug)]
-struct Told {
-    name: String,
-    fields: Fields,
-    within: Option<&'static str>,
-}
-
-/// At what the subscriber and the recorder panic: nothing, entering and leaving a span, or everything.
-static PANICKING: AtomicU8 = AtomicU8::new(0);
-const AT_SPANS: u8 = 1;
-const ALWAYS: u8 = 2;
-
-fn panic_if_asked_to() {
-    assert!(
-        PANICKING.load(Ordering::SeqCst) < ALWAYS,
-        "a receiver's own panic"
-    );
-}
-
-struct Panicking;
-
-impl Panicking {
-    fn begin(at: u8) -> Self {
-        PANICKING.store(at, Ordering::SeqCst);
-        Self
-    }
-}
-
-impl Drop for Panicking {
-    fn drop(&mut self) {
-        PANICKING.store(0, Ordering::SeqCst);
-    }
-}
-
-#[derive(Clone, Default)]
-struct Notebook(Arc<Mutex<Vec<Told>>>);
-
-struct Fill<'a>(&'a mut Fields);
-
-impl Visit for Fill<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let text = format!("{value:?}").trim_matches('"').to_owned();
-        self.0.insert(field.name(), text);
-    }
-}
-
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        panic_if_asked_to();
-        let mut fields = Fields::new();
-        attributes.record(&mut Fill(&mut fields));
-        context.span(id).unwrap().extensions_mut().insert(fields);
-    }
-
-    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
-        panic_if_asked_to();
-        let span = context.span(id).unwrap();
-        let mut extensions = span.extensions_mut();
-        values.record(&mut Fill(extensions.get_mut::<Fields>().unwrap()));
-    }
-
-    fn on_enter(&self, _: &Id, _: Context<'_, S>) {
-        assert_eq!(
-            PANICKING.load(Ordering::SeqCst),
-            0,
-            "a receiver's own panic"
-        );
-    }
-
-    fn on_exit(&self, _: &Id, _: Context<'_, S>) {
-        assert_eq!(
-            PANICKING.load(Ordering::SeqCst),
-            0,
-            "a receiver's own panic"
-        );
-    }
-
-    fn on_close(&self, id: Id, context: Context<'_, S>) {
-        panic_if_asked_to();
-        let span = context.span(&id).unwrap();
-        let fields = span.extensions_mut().remove::<Fields>().unwrap();
-        self.0.lock().unwrap().push(Told {
-            name: span.name().to_owned(),
-            fields,
-            within: span.parent().map(|parent| parent.name()),
-        });
-    }
-
-    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        panic_if_asked_to();
-        let mut fields = Fields::new();
-        event.record(&mut Fill(&mut fields));
-        self.0.lock().unwrap().push(Told {
-            name: fields.remove("message").unwrap_or_default(),
-            fields,
-            within: context.event_span(event).map(|span| span.name()),
-        });
-    }
-}
-
-struct Numbers(DebuggingRecorder);
-
-impl Recorder for Numbers {
-    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
-        panic_if_asked_to();
-        self.0.describe_counter(key, unit, text);
-    }
-
-    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
-        panic_if_asked_to();
-        self.0.describe_gauge(key, unit, text);
-    }
-
-    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
-        panic_if_asked_to();
-        self.0.describe_histogram(key, unit, text);
-    }
-
-    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
-        panic_if_asked_to();
-        self.0.register_counter(key, metadata)
-    }
-
-    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
-        panic_if_asked_to();
-        self.0.register_gauge(key, metadata)
-    }
-
-    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
-        panic_if_asked_to();
-        self.0.register_histogram(key, metadata)
-    }
-}
-
-struct Receivers {
-    notebook: Notebook,
-    numbers: Snapshotter,
-}
-
-static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
-    let notebook = Notebook::default();
-    let subscriber = tracing_subscriber::registry().with(notebook.clone());
-    tracing::subscriber::set_global_default(subscriber).unwrap();
-    let recorder = DebuggingRecorder::new();
-    let numbers = recorder.snapshotter();
-    let installed = metrics::set_global_recorder(Numbers(recorder));
-    assert!(installed.is_ok(), "it is the only one");
-    Mutex::new(Receivers { notebook, numbers })
-});
-
-/// One test at a time, from an empty notebook and with no numbers.
-fn receivers() -> MutexGuard<'static, Receivers> {
-    let receivers = RECEIVERS
-        .lock()
-        .unwrap_or_else(|failed| failed.into_inner());
-    receivers.notebook.0.lock().unwrap().clear();
-    receivers.numbers();
-    receivers
-}
-
-impl Receivers {
-    /// What was told since the last time, of spans and events of this name.
-    fn told(&self, name: &str) -> Vec<Told> {
-        let all = self.notebook.0.lock().unwrap();
-        all.iter()
-            .filter(|told| told.name == name)
-            .cloned()
-            .collect()
-    }
-
-    /// What was counted and recorded since the last time: `name{label=value}`, and how much or how often.
-    fn numbers(&self) -> HashMap<String, f64> {
-        let number = |value: DebugValue| match value {
-            DebugValue::Counter(count) => count as f64,
-            DebugValue::Gauge(level) => level.into_inner(),
-            DebugValue::Histogram(values) => values.len() as f64,
-        };
-        let snapshot = self.numbers.snapshot().into_vec();
-        let named = snapshot.into_iter().map(|(key, _, _, value)| {
-            let key = key.key();
-            let labels = key.labels();
-            let labels: String = labels
-                .map(|label| format!("{{{}={}}}", label.key(), label.value()))
-                .collect();
-            (format!("{}{labels}", key.name()), number(value))
-        });
-        named.collect()
-    }
-}
 
 #[test]
 fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
@@ -264,6 +70,25 @@ fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
 }
 
 #[test]
+fn an_adoption_is_a_wait_for_a_lock() {
+    let receivers = receivers();
+    let memory = Memory::new();
+    let [old, new] = [(); 2].map(|()| memory.client().unwrap());
+    let guard = old.mutex("k").lock().unwrap();
+    let token = guard.fencing_token().to_string();
+    let ticket = guard.hand_over().unwrap();
+    drop(new.adopt(&ticket).unwrap());
+    new.adopt(&ticket).unwrap_err();
+    let waits = receivers.told("leasehold.wait");
+    let outcomes: Vec<_> = waits.iter().map(|wait| &wait.fields["outcome"]).collect();
+    assert_eq!(outcomes, ["granted", "granted", "other"]);
+    assert_eq!(waits[1].fields["token"], token);
+    let numbers = receivers.numbers();
+    assert_eq!(numbers["leasehold_waits_total{outcome=granted}"], 2.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=handed_over}"], 1.0);
+}
+
+#[test]
 fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
     let receivers = receivers();
     let memory = Memory::new();
@@ -290,10 +115,15 @@ fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
 fn renewals_are_counted_with_how_late_they_were() {
     let receivers = receivers();
     let memory = Memory::new();
-    let guards: Vec<_> = ["a", "b", "c"]
-        .map(|key| memory.client().unwrap().mutex(key).lock().unwrap())
-        .into();
+    let clients = [(); 3].map(|()| memory.client().unwrap());
+    let keys = ["a", "b", "c"].iter().zip(&clients);
+    let guards: Vec<_> = keys
+        .map(|(key, client)| client.mutex(key).lock().unwrap())
+        .collect();
     memory.advance(Duration::from_secs(12));
+    for client in clients {
+        client.shutdown(SOON).unwrap();
+    }
     let numbers = receivers.numbers();
     assert_eq!(numbers["leasehold_renewals_total{outcome=renewed}"], 3.0);
     assert_eq!(numbers["leasehold_renewal_lateness_seconds"], 3.0);
@@ -408,6 +238,10 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
         assert!(eventually(SOON, || !is_held()));
         renewed.try_iter().for_each(drop);
     }
+    client.shutdown(SOON).unwrap();
+    let told_on = TOLD_ON.lock().unwrap();
+    let told_on: Vec<_> = told_on.iter().map(String::as_str).collect();
+    assert_eq!(told_on, ["leasehold-callbacks"]);
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! A process with a guard forks. What ends in the parent is observed there, and not in the child as well.
+//! This process itself never forks: one that it starts for the purpose does.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::exit;
+
+use fork::{Fork, waitpid_nohang};
+use leasehold::Client;
+use leasehold_testbed::eventually;
+
+use crate::SOON;
+use crate::child::{self, Child};
+use crate::receivers::{Receivers, receivers};
+
+/// What the fork ends with when all was as it should be.
+const WELL: i32 = 42;
+
+fn holds(receivers: &Receivers) -> usize {
+    let counted = receivers.numbers();
+    let counted = counted
+        .keys()
+        .filter(|name| name.starts_with("leasehold_hold"));
+    receivers.told("leasehold.hold").len() + counted.count()
+}
+
+#[test]
+#[ignore = "run by the test of this module, in a process of its own"]
+fn a_parent() {
+    if child::url().is_none() {
+        return;
+    }
+    let receivers = receivers();
+    let client = Client::memory().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let pid = match fork::fork().unwrap() {
+        Fork::Parent(pid) => pid,
+        Fork::Child => {
+            let work = || {
+                drop((guard, client));
+                assert_eq!(holds(&receivers), 0);
+            };
+            let ended = catch_unwind(AssertUnwindSafe(work));
+            exit(if ended.is_ok() { WELL } else { 1 });
+        }
+    };
+    let mut status = None;
+    assert!(eventually(SOON, || {
+        status = waitpid_nohang(pid).unwrap();
+        status.is_some()
+    }));
+    // As wait(2) has it: the exit code is in the second byte.
+    assert_eq!(status, Some(WELL << 8), "the fork failed");
+    drop(guard);
+    assert_eq!(holds(&receivers), 3, "a span, a counter, a histogram");
+}
+
+#[test]
+fn a_guard_dropped_in_a_forked_child_is_not_observed_there() {
+    Child::start("forked::a_parent", "memory://").finish(2 * SOON);
+}

@@ -1,0 +1,218 @@
+//! What hears the features in these tests: a subscriber that takes notes and a recorder that counts. Both
+//! panic when they are asked to.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+
+pub type Fields = HashMap<&'static str, String>;
+
+/// A span that has ended, or an event, with the name of the span that it was told in.
+#[derive(Clone, Debug)]
+pub struct Told {
+    pub name: String,
+    pub fields: Fields,
+    pub within: Option<&'static str>,
+}
+
+/// At what the subscriber and the recorder panic: nothing, entering and leaving a span, or everything.
+static PANICKING: AtomicU8 = AtomicU8::new(0);
+pub const AT_SPANS: u8 = 1;
+pub const ALWAYS: u8 = 2;
+
+/// On which of the library's threads something was told.
+pub static TOLD_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn note_the_thread() {
+    let thread = std::thread::current();
+    if let Some(name) = thread.name().filter(|name| name.starts_with("leasehold-")) {
+        TOLD_ON.lock().unwrap().insert(name.to_owned());
+    }
+}
+
+fn panic_if_asked_to() {
+    note_the_thread();
+    assert!(
+        PANICKING.load(Ordering::SeqCst) < ALWAYS,
+        "a receiver's own panic"
+    );
+}
+
+pub struct Panicking;
+
+impl Panicking {
+    pub fn begin(at: u8) -> Self {
+        PANICKING.store(at, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        PANICKING.store(0, Ordering::SeqCst);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Notebook(Arc<Mutex<Vec<Told>>>);
+
+struct Fill<'a>(&'a mut Fields);
+
+impl Visit for Fill<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let text = format!("{value:?}").trim_matches('"').to_owned();
+        self.0.insert(field.name(), text);
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        panic_if_asked_to();
+        let mut fields = Fields::new();
+        attributes.record(&mut Fill(&mut fields));
+        context.span(id).unwrap().extensions_mut().insert(fields);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        panic_if_asked_to();
+        let span = context.span(id).unwrap();
+        let mut extensions = span.extensions_mut();
+        values.record(&mut Fill(extensions.get_mut::<Fields>().unwrap()));
+    }
+
+    fn on_enter(&self, _: &Id, _: Context<'_, S>) {
+        assert_eq!(
+            PANICKING.load(Ordering::SeqCst),
+            0,
+            "a receiver's own panic"
+        );
+    }
+
+    fn on_exit(&self, _: &Id, _: Context<'_, S>) {
+        assert_eq!(
+            PANICKING.load(Ordering::SeqCst),
+            0,
+            "a receiver's own panic"
+        );
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        panic_if_asked_to();
+        let span = context.span(&id).unwrap();
+        let fields = span.extensions_mut().remove::<Fields>().unwrap();
+        self.0.lock().unwrap().push(Told {
+            name: span.name().to_owned(),
+            fields,
+            within: span.parent().map(|parent| parent.name()),
+        });
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        panic_if_asked_to();
+        let mut fields = Fields::new();
+        event.record(&mut Fill(&mut fields));
+        self.0.lock().unwrap().push(Told {
+            name: fields.remove("message").unwrap_or_default(),
+            fields,
+            within: context.event_span(event).map(|span| span.name()),
+        });
+    }
+}
+
+struct Numbers(DebuggingRecorder);
+
+impl Recorder for Numbers {
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
+        panic_if_asked_to();
+        self.0.describe_counter(key, unit, text);
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
+        panic_if_asked_to();
+        self.0.describe_gauge(key, unit, text);
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
+        panic_if_asked_to();
+        self.0.describe_histogram(key, unit, text);
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        panic_if_asked_to();
+        self.0.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        panic_if_asked_to();
+        self.0.register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        panic_if_asked_to();
+        self.0.register_histogram(key, metadata)
+    }
+}
+
+pub struct Receivers {
+    notebook: Notebook,
+    numbers: Snapshotter,
+}
+
+static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
+    let notebook = Notebook::default();
+    let subscriber = tracing_subscriber::registry().with(notebook.clone());
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let recorder = DebuggingRecorder::new();
+    let numbers = recorder.snapshotter();
+    let installed = metrics::set_global_recorder(Numbers(recorder));
+    assert!(installed.is_ok(), "it is the only one");
+    Mutex::new(Receivers { notebook, numbers })
+});
+
+/// One test at a time, from an empty notebook and with no numbers.
+pub fn receivers() -> MutexGuard<'static, Receivers> {
+    let receivers = RECEIVERS
+        .lock()
+        .unwrap_or_else(|failed| failed.into_inner());
+    receivers.notebook.0.lock().unwrap().clear();
+    receivers.numbers();
+    receivers
+}
+
+impl Receivers {
+    /// What was told since the last time, of spans and events of this name.
+    pub fn told(&self, name: &str) -> Vec<Told> {
+        let all = self.notebook.0.lock().unwrap();
+        all.iter()
+            .filter(|told| told.name == name)
+            .cloned()
+            .collect()
+    }
+
+    /// What was counted and recorded since the last time: `name{label=value}`, and how much or how often.
+    pub fn numbers(&self) -> HashMap<String, f64> {
+        let number = |value: DebugValue| match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(level) => level.into_inner(),
+            DebugValue::Histogram(values) => values.len() as f64,
+        };
+        let snapshot = self.numbers.snapshot().into_vec();
+        let named = snapshot.into_iter().map(|(key, _, _, value)| {
+            let key = key.key();
+            let labels = key.labels();
+            let labels: String = labels
+                .map(|label| format!("{{{}={}}}", label.key(), label.value()))
+                .collect();
+            (format!("{}{labels}", key.name()), number(value))
+        });
+        named.collect()
+    }
+}
