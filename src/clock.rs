@@ -75,7 +75,6 @@ impl Moment {
         Self(self.0.saturating_add(nanos))
     }
 
-    #[cfg(test)]
     pub(crate) fn before(self, duration: Duration) -> Self {
         Self(
             self.0

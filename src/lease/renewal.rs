@@ -130,9 +130,9 @@ impl Lease {
             return None;
         }
         state.ttl_changing = true;
-        let asked = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
-        let every = self.terms.options.renew_every.unwrap_or_default();
-        Some(asked.saturating_sub(every))
+        let lasts = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
+        let due = self.terms.renewal_after(now.before(lasts), false);
+        Some(now.since(due.unwrap_or(now)))
     }
 
     /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`;

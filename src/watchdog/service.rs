@@ -155,7 +155,8 @@ impl Watchdog {
         let mut request = [renewal(lease, ttl, asked_at.after(self.command_timeout))];
         self.store.execute(&mut request);
         let [request] = request;
-        let result = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
+        let outcome = request.into_outcome();
+        let result = self.ttl_answered(lease, asked_at, self.now(), ttl, outcome);
         self.rearm(lease);
         match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
@@ -304,10 +305,13 @@ impl Watchdog {
             .map(|(lease, ttl)| renewal(lease, *ttl, deadline))
             .collect();
         self.store.execute(&mut requests);
+        let answered_at = self.now();
+        let took = answered_at.since(asked_at);
         let asked = begun.into_iter().zip(ttls).zip(late);
         for (((lease, ttl), late), request) in asked.zip(requests) {
-            let outcome = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
-            observe::renewal(&outcome, late);
+            let outcome = request.into_outcome();
+            let outcome = self.ttl_answered(lease, asked_at, answered_at, ttl, outcome);
+            observe::renewal(&outcome, late, took);
             self.tell_renewed(lease, outcome);
             self.rearm(lease);
         }
@@ -319,15 +323,15 @@ impl Watchdog {
         }
     }
 
-    /// Ends a change of the ttl as its answer says.
+    /// Ends a change of the ttl as its answer says, which came in at `now`.
     fn ttl_answered(
         &self,
         lease: &Lease,
         asked_at: Moment,
+        now: Moment,
         ttl: Duration,
         outcome: Result<Reply, Error>,
     ) -> Result<(), Error> {
-        let now = self.now();
         let lost = |reason: LossReason| {
             lease.ttl_unchanged(now, Duration::ZERO, None);
             lease.lose_at(now, reason.clone());
