@@ -11,6 +11,7 @@
 //! Knows no timer and no Redis: it is told what happened, and when. Past the end of its validity it
 //! says lost by itself, whatever it was told.
 
+mod by_key;
 mod check;
 mod courier;
 #[cfg(test)]
@@ -34,6 +35,7 @@ use crate::loss::LossReason;
 use crate::observe;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
+pub(crate) use by_key::LeasesByKey;
 pub(crate) use check::Check;
 pub(crate) use courier::Courier;
 pub(crate) use renewal::Due;
@@ -374,7 +376,7 @@ impl Lease {
             self.courier.run(move || drop(check));
         }
         let (key, fencing_token) = (self.terms.key.clone(), self.terms.token);
-        self.courier.lost(&key);
+        self.courier.lost(self);
         let (lost, why) = (key.clone(), reason.clone());
         self.courier.observe_later(move || {
             let key = lost.name();

@@ -40,7 +40,9 @@ impl Lease {
             // One whose check has not answered yet is not asked again.
             renew = !std::mem::replace(&mut state.checking, true);
         }
-        let watch = state.watch_at.take_if(|at| *at <= now).is_some();
+        // One for which there was no room is offered again with each renewal.
+        let again = renew && state.watch_at.is_none() && !state.watched;
+        let watch = state.watch_at.take_if(|at| *at <= now).is_some() || again;
         let warn = state.warn_at.take_if(|at| *at <= now).is_some();
         let next = state.next_look();
         state.timer = rearm(state.timer, next);
@@ -66,12 +68,11 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
-    pub(crate) fn watch(&self, enlist: impl FnOnce()) {
+    /// Notes that the key is watched, if `enlist` says so; it is not asked once the lease is over.
+    pub(crate) fn watch(&self, enlist: impl FnOnce() -> bool) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
-            state.watched = true;
-            enlist();
+            state.watched = enlist();
         }
     }
 

@@ -387,8 +387,32 @@ fn a_lease_is_watched_once_it_was_held_for_a_moment() {
     );
     assert_eq!(f.lease.due(f.at(1), note), nothing_before(f.at(10)), "once");
     let mut listed = false;
-    f.lease.watch(|| listed = true);
+    f.lease.watch(|| {
+        listed = true;
+        true
+    });
     assert!(listed);
     assert!(f.lease.release(f.at(1)).0.watched);
     f.lease.watch(|| unreachable!("it is released"));
+}
+
+#[test]
+fn a_lease_for_which_there_was_no_room_among_the_watched_is_offered_with_each_renewal() {
+    let f = lease(|terms| terms.since = terms.asked_at);
+    let is_offered = |at: Moment| match f.lease.due(at, note) {
+        Due::Held { watch, .. } => watch,
+        Due::Over => panic!("it is held"),
+    };
+    let renew = |at: Moment| {
+        assert!(f.lease.begin_renewal(at).is_some());
+        f.lease.ttl_changed(at, at, 30 * SECOND);
+    };
+    assert!(is_offered(f.asked_at.after(WATCHED_AFTER)));
+    f.lease.watch(|| false);
+    assert!(!is_offered(f.at(1)), "not all the time");
+    assert!(is_offered(f.at(10)));
+    renew(f.at(10));
+    f.lease.watch(|| true);
+    assert!(!is_offered(f.at(20)), "it is watched");
+    assert!(f.lease.release(f.at(20)).0.watched);
 }

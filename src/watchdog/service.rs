@@ -129,6 +129,11 @@ impl Watchdog {
         self.rearm(next);
     }
 
+    /// A lease that is lost is watched no more, whoever keeps or has forgotten its guard.
+    pub(crate) fn forget(&self, lost: &Lease) {
+        self.watched.remove(lost);
+    }
+
     /// The lease of this client whose key Redis was asked to tell about.
     pub(crate) fn watched(&self, key: &Key) -> Option<Arc<Lease>> {
         self.watched.get(key)
@@ -196,6 +201,7 @@ impl Watchdog {
     fn attend(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
         let (mut renewals, mut checks, mut watches) = (Vec::new(), Vec::new(), Vec::new());
+        let room = self.watched.room();
         for timer in due {
             let Timer::Lease(lease) = timer else {
                 self.agenda.give(Job::Settle);
@@ -216,7 +222,7 @@ impl Watchdog {
                     if warn {
                         self.warn(Arc::clone(&lease));
                     }
-                    if watch {
+                    if watch && watches.len() < room {
                         watches.push(Arc::clone(&lease));
                     }
                     match (renew, lease.terms().options.checked) {
@@ -264,13 +270,17 @@ impl Watchdog {
         }
     }
 
-    /// Has Redis tell what happens to the keys. If it cannot now, it is asked once it can.
+    /// Has Redis tell what happens to the keys, as far as there is room for that. If it cannot now, it is
+    /// asked once it can.
     pub(crate) fn watch_keys(&self, leases: &[Arc<Lease>]) {
         let mut keys = Vec::new();
         for lease in leases {
             lease.watch(|| {
-                self.watched.insert(lease);
-                keys.push(watched(lease));
+                let has_room = self.watched.insert(lease);
+                if has_room {
+                    keys.push(watched(lease));
+                }
+                has_room
             });
         }
         if !keys.is_empty() {

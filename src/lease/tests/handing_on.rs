@@ -18,7 +18,7 @@ fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
     for watched in [false, true] {
         let f = lease(|_| {});
         if watched {
-            f.lease.watch(|| {});
+            f.lease.watch(|| true);
         }
         let next = next_of(&f, f.at(1)).unwrap();
         let due = next.due(f.at(2), note);
@@ -110,8 +110,8 @@ fn who_of_the_client_is_to_know_of_a_loss_is_told_of_each() {
     let lost = Arc::new(AtomicUsize::new(0));
     let hook = {
         let lost = Arc::clone(&lost);
-        move |key: &Key| {
-            assert_eq!(key.name(), "k");
+        move |lease: &Lease| {
+            assert_eq!(lease.terms().key.name(), "k");
             lost.fetch_add(1, Ordering::SeqCst);
         }
     };
