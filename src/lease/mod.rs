@@ -58,7 +58,9 @@ struct State {
     key_until: Moment,
     /// The ttl reaches the end of the hold: it is not renewed any more.
     capped: bool,
+    /// When to renew it, or when that became due, if nothing has come of that yet.
     renew_at: Option<Moment>,
+    renewal_due: bool,
     /// It is not renewed any more, and lost for this reason when its validity ends.
     ending: Option<LossReason>,
     /// What says whether it is to be renewed, and whether it is being asked.
@@ -152,6 +154,7 @@ impl Lease {
                 key_until: terms.since.after(terms.ttl() + terms.ttl() / 50),
                 capped,
                 renew_at,
+                renewal_due: false,
                 ending: None,
                 check,
                 checking: false,
@@ -253,6 +256,7 @@ impl Lease {
             capped: false,
             // Due at once, if the renewal that was due has not begun.
             renew_at: state.renew_at.or(Some(now)),
+            renewal_due: false,
             ending: None,
             check: None,
             checking: false,

@@ -35,7 +35,8 @@ impl Lease {
         if state.phase != Phase::Held {
             return Due::Over;
         }
-        let mut renew = state.renew_at.take_if(|at| *at <= now).is_some();
+        let mut renew = !state.renewal_due && state.renew_at.is_some_and(|at| at <= now);
+        state.renewal_due |= renew;
         if renew && state.check.is_some() {
             // One whose check has not answered yet is not asked again.
             renew = !std::mem::replace(&mut state.checking, true);
@@ -123,8 +124,8 @@ impl Lease {
         may
     }
 
-    /// Begins a renewal. Says since when it was due; nothing if the ttl is being changed, or if there is to
-    /// be none any more.
+    /// Begins a renewal. Says since when it was due, by its first try; nothing if the ttl is being changed,
+    /// or if there is to be none any more.
     pub(crate) fn begin_renewal(&self, now: Moment) -> Option<Duration> {
         let mut state = self.at(now);
         if state.phase != Phase::Held || state.ttl_changing || state.ending.is_some() {
@@ -132,7 +133,8 @@ impl Lease {
         }
         state.ttl_changing = true;
         let lasts = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
-        let due = self.terms.renewal_after(now.before(lasts), false);
+        let first_due = self.terms.renewal_after(now.before(lasts), false);
+        let due = [first_due, state.renew_at].into_iter().flatten().min();
         Some(now.since(due.unwrap_or(now)))
     }
 
@@ -143,7 +145,8 @@ impl Lease {
         loop {
             let is_renewed =
                 self.terms.options.renew_every.is_some() && state.ending.is_none() && !state.capped;
-            let is_due = is_renewed && state.renew_at.is_none_or(|at| at <= now);
+            let at = state.renew_at;
+            let is_due = is_renewed && (state.renewal_due || at.is_none_or(|at| at <= now));
             if state.phase != Phase::Held || !is_due {
                 return true;
             }
@@ -180,6 +183,7 @@ impl Lease {
             state.valid_until = state.valid_until.max(valid_until);
             state.capped |= self.terms.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
+            state.renewal_due = false;
             state.renew_at = match state.ending {
                 Some(_) => None,
                 None => self.terms.renewal_after(asked_at, state.capped),
@@ -187,6 +191,12 @@ impl Lease {
         }
         drop(state);
         self.ttl_settled.notify_all();
+    }
+
+    /// It was renewed in a crowd: the next time comes a little earlier, to take that apart.
+    pub(crate) fn leave_the_crowd(&self) {
+        let mut state = self.state.lock();
+        state.renew_at = state.renew_at.map(|at| self.terms.spread(at));
     }
 
     /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
@@ -200,6 +210,7 @@ impl Lease {
         state.key_until = state.key_until.max(arrived);
         let is_renewed = self.terms.options.renew_every.is_some() && state.ending.is_none();
         if state.phase == Phase::Held && is_renewed {
+            state.renewal_due &= retry_at.is_none();
             state.renew_at = retry_at.or(state.renew_at);
         }
         drop(state);
@@ -217,7 +228,8 @@ impl Lease {
 
 impl State {
     fn next_look(&self) -> Moment {
-        let sooner = [self.renew_at, self.watch_at, self.warn_at];
+        let renew_at = self.renew_at.filter(|_| !self.renewal_due);
+        let sooner = [renew_at, self.watch_at, self.warn_at];
         let sooner = sooner.into_iter().flatten().min();
         sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
     }

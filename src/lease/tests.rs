@@ -182,7 +182,7 @@ fn renewal_is_due_by_its_pause_and_once_only() {
 
 #[test]
 fn renewals_of_leases_granted_one_after_another_fall_together() {
-    let (one, two) = (Duration::from_millis(1), Duration::from_millis(200));
+    let (one, two) = (Duration::from_millis(1), Duration::from_millis(70));
     let [first, second] = [one, two].map(|later| {
         let f = lease(|terms| terms.asked_at = terms.asked_at.after(later));
         (f.lease.due(f.asked_at, note), f.at(10))

@@ -322,6 +322,9 @@ impl Watchdog {
             let outcome = request.into_outcome();
             let outcome = self.ttl_answered(lease, asked_at, answered_at, ttl, outcome);
             observe::renewal(&outcome, late, took);
+            if leases.len() >= MAX_BATCH && outcome.is_ok() {
+                lease.leave_the_crowd();
+            }
             self.tell_renewed(lease, outcome);
             self.rearm(lease);
         }

@@ -231,3 +231,43 @@ fn only_a_renewal_that_is_due_is_waited_for() {
     drop(released.lease.release(released.at(1)).0);
     assert!(is_settled(&released, released.at(10)));
 }
+
+#[test]
+fn renewals_of_a_crowd_drift_apart_and_none_comes_late() {
+    let every = 10 * SECOND;
+    let mut spread: Vec<Duration> = (0..200)
+        .map(|_| {
+            let f = lease(|_| {});
+            f.lease.ttl_changed(f.asked_at, f.asked_at, 30 * SECOND);
+            f.lease.leave_the_crowd();
+            match f.lease.due(f.asked_at, note) {
+                Due::Held { next, .. } => next.since(f.asked_at),
+                Due::Over => panic!("it is held"),
+            }
+        })
+        .collect();
+    spread.sort();
+    assert!(spread[0] >= every - every / 14 && spread[199] <= every);
+    let widest = spread.windows(2).map(|two| two[1] - two[0]).max().unwrap();
+    assert!(widest < every / 32, "two heaps: {spread:?}");
+    assert!(spread[199] - spread[0] > every / 32, "a heap: {spread:?}");
+}
+
+#[test]
+fn a_lease_never_leaves_the_crowd_to_be_renewed_again() {
+    let f = lease(|terms| terms.options.renew_every = None);
+    f.lease.leave_the_crowd();
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.asked_at, note), nothing_before(end));
+}
+
+#[test]
+fn lateness_counts_from_when_a_renewal_was_first_due() {
+    let f = lease(|_| {});
+    f.lease.ttl_changed(f.asked_at, f.asked_at, 30 * SECOND);
+    f.lease.due(f.at(12), note);
+    assert_eq!(f.lease.begin_renewal(f.at(12)), Some(2 * SECOND));
+    f.lease.ttl_unchanged(f.at(12), 30 * SECOND, Some(f.at(13)));
+    f.lease.due(f.at(14), note);
+    assert_eq!(f.lease.begin_renewal(f.at(14)), Some(4 * SECOND));
+}
