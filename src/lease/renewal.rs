@@ -1,12 +1,14 @@
 //! How a lease is kept: when it is to be looked at, and the changes of its ttl, one at a time. Ends no
 //! lease and knows no timer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::lease::terms::validity;
 use crate::lease::{Check, Lease, Phase, State, TimerNote};
 use crate::loss::LossReason;
+use crate::sync::Condvar;
 
 /// What is to be done about a lease at a moment.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,14 +39,19 @@ impl Lease {
         }
         let mut renew = !state.renewal_due && state.renew_at.is_some_and(|at| at <= now);
         state.renewal_due |= renew;
-        if renew && state.check.is_some() {
+        if let Some(rare) = state
+            .rare
+            .as_mut()
+            .filter(|rare| renew && rare.check.is_some())
+        {
             // One whose check has not answered yet is not asked again.
-            renew = !std::mem::replace(&mut state.checking, true);
+            renew = !std::mem::replace(&mut rare.checking, true);
         }
         // One for which there was no room is offered again with each renewal.
         let again = renew && state.watch_at.is_none() && !state.watched;
         let watch = state.watch_at.take_if(|at| *at <= now).is_some() || again;
-        let warn = state.warn_at.take_if(|at| *at <= now).is_some();
+        let rare = state.rare.as_mut();
+        let warn = rare.is_some_and(|rare| rare.warn_at.take_if(|at| *at <= now).is_some());
         let next = state.next_look();
         state.timer = rearm(state.timer, next);
         Due::Held {
@@ -57,7 +64,7 @@ impl Lease {
 
     /// What `max_hold` leaves of the hold; nothing without one, or when it is over. Notices no loss.
     pub(crate) fn hold_left(&self, now: Moment) -> Option<Duration> {
-        let until = self.terms.hold_until?;
+        let until = self.terms.hold_until()?;
         let state = self.state.lock();
         // The last of its ttls ends a little before, by the allowance for drift.
         let until = if state.capped {
@@ -97,12 +104,12 @@ impl Lease {
     pub(crate) fn let_expire(&self, reason: LossReason) {
         let mut state = self.state.lock();
         state.renew_at = None;
-        state.ending.get_or_insert(reason);
+        state.rare().ending.get_or_insert(reason);
     }
 
     /// Whether its validity is to end: it is not renewed any more.
     pub(crate) fn is_let_expire(&self) -> bool {
-        self.state.lock().ending.is_some()
+        self.state.lock().ending().is_some()
     }
 
     /// Redis was found to have its key until then.
@@ -115,12 +122,12 @@ impl Lease {
     /// again.
     pub(crate) fn may_be_renewed(&self) -> bool {
         // Nothing once the lease is over, and nothing comes of a renewal then.
-        let check = self.state.lock().check.clone();
+        let check = self.state.lock().rare().check.clone();
         let may = check.is_none_or(Check::into_answer);
         if !may {
             self.let_expire(LossReason::NotRenewed);
         }
-        self.state.lock().checking = false;
+        self.state.lock().rare().checking = false;
         may
     }
 
@@ -128,7 +135,7 @@ impl Lease {
     /// or if there is to be none any more.
     pub(crate) fn begin_renewal(&self, now: Moment) -> Option<Duration> {
         let mut state = self.at(now);
-        if state.phase != Phase::Held || state.ttl_changing || state.ending.is_some() {
+        if state.phase != Phase::Held || state.ttl_changing || state.ending().is_some() {
             return None;
         }
         state.ttl_changing = true;
@@ -143,14 +150,16 @@ impl Lease {
     pub(crate) fn settled(&self, now: Moment, patience: Duration) -> bool {
         let mut state = self.at(now);
         loop {
-            let is_renewed =
-                self.terms.options.renew_every.is_some() && state.ending.is_none() && !state.capped;
+            let is_renewed = self.terms.options.renew_every.is_some()
+                && state.ending().is_none()
+                && !state.capped;
             let at = state.renew_at;
             let is_due = is_renewed && (state.renewal_due || at.is_none_or(|at| at <= now));
             if state.phase != Phase::Held || !is_due {
                 return true;
             }
-            if self.ttl_settled.wait_for(&mut state, patience).timed_out() {
+            let ttl_settled = state.ttl_settled();
+            if ttl_settled.wait_for(&mut state, patience).timed_out() {
                 return false;
             }
         }
@@ -162,7 +171,8 @@ impl Lease {
         let mut state = self.at(clock());
         while state.ttl_changing && state.phase == Phase::Held {
             let left = deadline.since(clock());
-            if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
+            let ttl_settled = state.ttl_settled();
+            if left.is_zero() || ttl_settled.wait_for(&mut state, left).timed_out() {
                 return false;
             }
         }
@@ -184,13 +194,12 @@ impl Lease {
             state.capped |= self.terms.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
             state.renewal_due = false;
-            state.renew_at = match state.ending {
+            state.renew_at = match state.ending() {
                 Some(_) => None,
                 None => self.terms.renewal_after(asked_at, state.capped),
             };
         }
-        drop(state);
-        self.ttl_settled.notify_all();
+        state.tell_ttl_settled();
     }
 
     /// It was renewed in a crowd: the next time comes a little earlier, to take that apart.
@@ -208,18 +217,17 @@ impl Lease {
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
-        let is_renewed = self.terms.options.renew_every.is_some() && state.ending.is_none();
+        let is_renewed = self.terms.options.renew_every.is_some() && state.ending().is_none();
         if state.phase == Phase::Held && is_renewed {
             state.renewal_due &= retry_at.is_none();
             state.renew_at = retry_at.or(state.renew_at);
         }
-        drop(state);
-        self.ttl_settled.notify_all();
+        state.tell_ttl_settled();
     }
 
     /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
     pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
-        match self.terms.hold_until {
+        match self.terms.hold_until() {
             Some(until) => self.terms.ttl().min(until.since(now)),
             None => self.terms.ttl(),
         }
@@ -227,9 +235,22 @@ impl Lease {
 }
 
 impl State {
+    /// What to wait on for the end of a change of the ttl.
+    fn ttl_settled(&mut self) -> Arc<Condvar> {
+        Arc::clone(self.rare().ttl_settled.get_or_insert_default())
+    }
+
+    fn tell_ttl_settled(&self) {
+        let rare = self.rare.as_ref();
+        if let Some(waited_for) = rare.and_then(|rare| rare.ttl_settled.as_ref()) {
+            waited_for.notify_all();
+        }
+    }
+
     fn next_look(&self) -> Moment {
         let renew_at = self.renew_at.filter(|_| !self.renewal_due);
-        let sooner = [renew_at, self.watch_at, self.warn_at];
+        let warn_at = self.rare.as_ref().and_then(|rare| rare.warn_at);
+        let sooner = [renew_at, self.watch_at, warn_at];
         let sooner = sooner.into_iter().flatten().min();
         sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
     }

@@ -64,7 +64,7 @@ impl Waits {
         let terms = lease.terms();
         let now = self.watchdog.now();
         let limits = self.hand_offs;
-        if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
+        if terms.hand_offs() >= limits.count || now.since(terms.since) >= limits.time {
             return false;
         }
         let mut handed = None;

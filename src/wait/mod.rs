@@ -24,7 +24,7 @@ use crate::config::HandOffs;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
 use crate::key::Key;
-use crate::lease::{Check, Courier, Lease, Options};
+use crate::lease::{Check, Courier, Lease, Options, SharedOptions};
 use crate::observe;
 use crate::store::{Standing, Store, Watched};
 use crate::watchdog::Watchdog;
@@ -69,6 +69,7 @@ pub(crate) struct Waits {
     watchdog: Arc<Watchdog>,
     courier: Arc<Courier>,
     queues: Arc<LocalQueues>,
+    options: SharedOptions,
     outage: Outage,
     closing: Closing,
     command_timeout: Duration,
@@ -148,6 +149,7 @@ impl Waits {
             watchdog,
             courier,
             queues,
+            options: SharedOptions::default(),
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
             closing: Closing::default(),
             command_timeout,

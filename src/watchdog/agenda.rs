@@ -28,8 +28,10 @@ const AT_ONCE: usize = 4096;
 /// the machine is suspended; leases end by one that does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
+#[derive(Default)]
 pub(crate) enum Timer {
     Lease(Arc<Lease>),
+    #[default]
     Settle,
 }
 

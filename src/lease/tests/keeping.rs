@@ -4,17 +4,12 @@ use super::*;
 
 fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
     lease_with(Some(Check::new(check)), |terms| {
-        terms.options.checked = true
+        Arc::make_mut(&mut terms.options).checked = true
     })
 }
 
 fn warned(due: &Due) -> bool {
     matches!(due, Due::Held { warn: true, .. })
-}
-
-fn limit(terms: &mut Terms, hold: Duration) {
-    terms.options.max_hold = Some(hold);
-    terms.hold_until = Some(terms.asked_at.after(hold));
 }
 
 #[test]
@@ -56,7 +51,7 @@ fn changes_of_the_ttl_under_way_bring_back_no_renewal() {
 
 #[test]
 fn the_end_of_the_hold_comes_before_other_reasons() {
-    let f = lease(|terms| terms.hold_until = Some(terms.asked_at.after(20 * SECOND)));
+    let f = lease(|terms| limit(terms, 20 * SECOND));
     f.lease.let_expire(LossReason::NotRenewed);
     assert_eq!(f.lease.loss(f.at(20)), Some(LossReason::MaxHold));
 }
@@ -94,7 +89,7 @@ fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
     let f = checked(|| true);
     assert!(next_of(&f, f.at(1)).is_none());
     let plain = lease(|_| {});
-    let mut options = plain.lease.terms().options;
+    let mut options = *plain.lease.terms().options;
     options.checked = true;
     assert!(plain.lease.hand_over(plain.at(1), options).is_none());
 }
@@ -217,7 +212,7 @@ fn only_a_renewal_that_is_due_is_waited_for() {
         assert!(settling.join().unwrap());
     });
 
-    let never_renewed = lease(|terms| terms.options.renew_every = None);
+    let never_renewed = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
     assert!(is_settled(&never_renewed, never_renewed.at(10)));
     let ending = lease(|_| {});
     ending.lease.let_expire(LossReason::NotRenewed);
@@ -255,7 +250,7 @@ fn renewals_of_a_crowd_drift_apart_and_none_comes_late() {
 
 #[test]
 fn a_lease_never_leaves_the_crowd_to_be_renewed_again() {
-    let f = lease(|terms| terms.options.renew_every = None);
+    let f = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
     f.lease.leave_the_crowd();
     let end = f.asked_at.after(validity(30 * SECOND));
     assert_eq!(f.lease.due(f.asked_at, note), nothing_before(end));

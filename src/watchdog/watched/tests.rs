@@ -6,7 +6,14 @@ use crate::thread::Crew;
 
 fn lease(name: &str, courier: &Arc<Courier>) -> Arc<Lease> {
     let (key, now) = (Key::new("", name, 16).unwrap(), Moment::now());
-    let terms = Terms::of_grant(key, LeaseId::random(), 7, Options::USUAL, now, now);
+    let terms = Terms::of_grant(
+        key,
+        LeaseId::random(),
+        7,
+        Arc::new(Options::USUAL),
+        now,
+        now,
+    );
     Arc::new(Lease::new(terms, Arc::clone(courier), None))
 }
 
