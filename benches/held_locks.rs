@@ -54,6 +54,8 @@ struct Reading {
     server_cpu: Duration,
     /// Each renewal is one PEXPIRE, and nothing else here is.
     renewals: u64,
+    /// What script calls have taken of Redis, and how many there were.
+    scripts: [u64; 2],
     allocated: u64,
     resident: u64,
     server_memory: u64,
@@ -66,15 +68,20 @@ impl Reading {
             let told = support::field(&support::info(server, section)?, name);
             Ok(told.and_then(|n| n.parse().ok()).unwrap_or(0))
         };
-        let pexpire = support::field(&support::info(server, "commandstats")?, "cmdstat_pexpire");
-        let calls =
-            pexpire.and_then(|told| told.split(',').next()?.strip_prefix("calls=")?.parse().ok());
+        let commands = support::info(server, "commandstats")?;
+        let of = |command, what| {
+            let told = support::field(&commands, command)?;
+            let mut parts = told.split(',').filter_map(|part| part.split_once('='));
+            parts.find(|(name, _)| *name == what)?.1.parse().ok()
+        };
+        let evalsha = |what| of("cmdstat_evalsha", what).unwrap_or(0);
         let heap = ALLOCATOR.stats();
         Ok(Self {
             at: Instant::now(),
             own_cpu: support::own_cpu(),
             server_cpu: support::server_cpu(server)?,
-            renewals: calls.unwrap_or(0),
+            renewals: of("cmdstat_pexpire", "calls").unwrap_or(0),
+            scripts: [evalsha("usec"), evalsha("calls")],
             allocated: heap.bytes_allocated.saturating_sub(heap.bytes_deallocated) as u64,
             resident: resident().unwrap_or(0),
             server_memory: number("memory", "used_memory")?,
@@ -181,6 +188,13 @@ fn costs(options: &Options, [start, end]: [&Reading; 2]) -> Table {
     let renewals = end.renewals - start.renewals;
     table.add_row(["renewals".to_owned(), renewals.to_string()]);
     table.add_row(["renewals due".to_owned(), format!("{due:.0}")]);
+    let [micros, calls] = [0, 1].map(|at| (end.scripts[at] - start.scripts[at]) as f64);
+    let each = |of: f64| format!("{:.1} µs", micros / of.max(1.0));
+    table.add_row([
+        "of Redis, for each renewal".to_owned(),
+        each(renewals as f64),
+    ]);
+    table.add_row(["of Redis, for each script call".to_owned(), each(calls)]);
     let own = share(end.own_cpu - start.own_cpu);
     table.add_row(["CPU of this process, of one core".to_owned(), own]);
     let server = share(end.server_cpu - start.server_cpu);
