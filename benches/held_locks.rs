@@ -1,25 +1,35 @@
-//! Ten thousand held locks in one client, kept alive by its watchdog: is any lost, and what does it
-//! cost? Says nothing about how fast locks are taken.
+//! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and
+//! what does it cost? Says nothing about how fast locks are taken.
 //!
-//! Exits with an error if a lock was lost, or if holding locks took more threads.
+//! Exits with an error if a lock was lost or left behind, or if holding locks took more threads. How late
+//! renewals are is known to the library alone: it tells with `--features __internals`.
 
 mod support;
 
+use std::alloc::System;
 use std::error::Error;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use hdrhistogram::Histogram;
-use leasehold::{Client, EventLock, Events, LossReason, MutexGuard};
+use comfy_table::Table;
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
-use parking_lot::Mutex;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
-const TTL: Duration = Duration::from_secs(3);
-/// The part of the ttl after which a client renews unless told otherwise.
-const EVERY: Duration = Duration::from_secs(1);
+/// Counts what is allocated: more exact than the pages of the process.
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const PREFIX: &str = "leasehold:";
+/// Threads that take the locks.
+const TAKERS: usize = 64;
+/// How long the releases of dropped guards may take.
+const LET_GO_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
 struct Options {
@@ -29,129 +39,208 @@ struct Options {
     /// How many are held
     #[arg(long, default_value_t = 10_000)]
     locks: usize,
+    /// Their ttl, in seconds: they are renewed after a third of it
+    #[arg(long, default_value_t = 3)]
+    ttl: u64,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Hears of every renewal, and for each lock how long after the one before.
-struct Renewals {
-    count: AtomicU64,
-    failed: AtomicU64,
-    lost: AtomicU64,
-    seen: Mutex<Seen>,
-}
-
-struct Seen {
-    last: Vec<Instant>,
-    pauses: Histogram<u64>,
-}
-
-impl Renewals {
-    fn new(locks: usize) -> Self {
-        Self {
-            count: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
-            seen: Mutex::new(Seen {
-                last: vec![Instant::now(); locks],
-                pauses: support::histogram(),
-            }),
-        }
-    }
-}
-
-impl Events for Renewals {
-    fn acquired(&self, lock: EventLock<'_>, _waited: Duration) {
-        if let Ok(number) = lock.key.parse::<usize>() {
-            self.seen.lock().last[number] = Instant::now();
-        }
-    }
-
-    fn renewed(&self, lock: EventLock<'_>) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let Ok(number) = lock.key.parse::<usize>() else {
-            return;
-        };
-        let now = Instant::now();
-        let mut seen = self.seen.lock();
-        let pause = now - std::mem::replace(&mut seen.last[number], now);
-        support::record(&mut seen.pauses, pause);
-    }
-
-    fn renewal_failed(&self, _: EventLock<'_>, _: &leasehold::Error) {
-        self.failed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn lost(&self, _: EventLock<'_>, _: &LossReason) {
-        self.lost.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// What one period of holding took.
-struct Period {
-    lasted: Duration,
-    renewals: u64,
+/// What stands at a moment.
+struct Reading {
+    at: Instant,
     own_cpu: Duration,
     server_cpu: Duration,
+    /// Each renewal is one PEXPIRE, and nothing else here is.
+    renewals: u64,
+    /// What script calls have taken of Redis, and how many there were.
+    scripts: [u64; 2],
+    allocated: u64,
+    resident: u64,
+    server_memory: u64,
+    tracked: u64,
 }
 
-fn hold(seconds: u64, renewals: &Renewals, server: &Server) -> Result<Period, Box<dyn Error>> {
-    let before = (support::own_cpu(), support::server_cpu(server)?);
-    let counted = renewals.count.load(Ordering::Relaxed);
-    let start = Instant::now();
-    thread::sleep(Duration::from_secs(seconds));
-    Ok(Period {
-        lasted: start.elapsed(),
-        renewals: renewals.count.load(Ordering::Relaxed) - counted,
-        own_cpu: support::own_cpu() - before.0,
-        server_cpu: support::server_cpu(server)? - before.1,
-    })
+impl Reading {
+    fn take(server: &Server) -> Result<Self, Box<dyn Error>> {
+        let number = |section, name| -> Result<u64, Box<dyn Error>> {
+            let told = support::field(&support::info(server, section)?, name);
+            Ok(told.and_then(|n| n.parse().ok()).unwrap_or(0))
+        };
+        let commands = support::info(server, "commandstats")?;
+        let of = |command, what| {
+            let told = support::field(&commands, command)?;
+            let mut parts = told.split(',').filter_map(|part| part.split_once('='));
+            parts.find(|(name, _)| *name == what)?.1.parse().ok()
+        };
+        let evalsha = |what| of("cmdstat_evalsha", what).unwrap_or(0);
+        let heap = ALLOCATOR.stats();
+        Ok(Self {
+            at: Instant::now(),
+            own_cpu: support::own_cpu(),
+            server_cpu: support::server_cpu(server)?,
+            renewals: of("cmdstat_pexpire", "calls").unwrap_or(0),
+            scripts: [evalsha("usec"), evalsha("calls")],
+            allocated: heap.bytes_allocated.saturating_sub(heap.bytes_deallocated) as u64,
+            resident: resident().unwrap_or(0),
+            server_memory: number("memory", "used_memory")?,
+            tracked: number("stats", "tracking_total_keys")?,
+        })
+    }
 }
 
-/// How many of our locks stand in Redis.
+/// Bytes of this process in memory; nothing where the system has no /proc.
+fn resident() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = support::field(&status, "VmRSS")?;
+    let kilobytes: u64 = kilobytes.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+fn bar(length: u64, what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}");
+    let style = style.expect("it is a good template");
+    ProgressBar::new(length)
+        .with_style(style)
+        .with_message(what)
+}
+
+/// The names of locks, as short as their numbers.
+fn take(client: &Client, locks: usize) -> Result<Vec<MutexGuard>, leasehold::Error> {
+    let bar = bar(locks as u64, "taken");
+    let next = AtomicUsize::new(0);
+    let guards = Mutex::new(Vec::with_capacity(locks));
+    let taker = || -> Result<(), leasehold::Error> {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= locks {
+                return Ok(());
+            }
+            let guard = client.mutex(&number.to_string()).lock()?;
+            guards.lock().expect("nobody panics with it").push(guard);
+            bar.inc(1);
+        }
+    };
+    thread::scope(|scope| {
+        let takers: Vec<_> = (0..TAKERS).map(|_| scope.spawn(taker)).collect();
+        let ended = takers
+            .into_iter()
+            .map(|taker| taker.join().expect("it does not panic"));
+        ended.collect::<Result<(), _>>()
+    })?;
+    bar.finish_and_clear();
+    Ok(guards.into_inner().expect("nobody panics with it"))
+}
+
+fn hold(seconds: u64) {
+    let bar = bar(seconds, "held, s");
+    for _ in 0..seconds {
+        thread::sleep(Duration::from_secs(1));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+}
+
+/// How many of our locks stand in Redis: all there is but the fence counter.
 fn in_redis(server: &Server) -> Result<usize, Box<dyn Error>> {
-    match server.command(&["KEYS", "leasehold:[0-9]*"])? {
-        Reply::Array(keys) => Ok(keys.len()),
-        other => Err(format!("unexpected answer to KEYS: {other}").into()),
+    match server.command(&["DBSIZE"])? {
+        Reply::Int(keys) => Ok(usize::try_from(keys)?.saturating_sub(1)),
+        other => Err(format!("unexpected answer to DBSIZE: {other}").into()),
     }
 }
 
-fn print(period: &Period, renewals: &Renewals, locks: usize, threads: [Option<usize>; 2]) {
-    let seconds = period.lasted.as_secs_f64();
-    let share = |cpu: Duration| format!("{:.1} %", 100.0 * cpu.as_secs_f64() / seconds);
-    let count = |threads: Option<usize>| threads.map_or("unknown".to_owned(), |n| n.to_string());
-    let due = locks as f64 * seconds / EVERY.as_secs_f64();
-    let mut table = support::table(["", ""]);
-    table.add_row(["locks held".to_owned(), locks.to_string()]);
-    table.add_row(["for".to_owned(), format!("{seconds:.1} s")]);
-    table.add_row(["renewals".to_owned(), period.renewals.to_string()]);
-    table.add_row(["renewals due".to_owned(), format!("{due:.0}")]);
-    for (name, counter) in [("that failed", &renewals.failed), ("lost", &renewals.lost)] {
-        let n = counter.load(Ordering::Relaxed);
-        table.add_row([name.to_owned(), n.to_string()]);
-    }
-    table.add_row([
-        "threads before the first lock".to_owned(),
-        count(threads[0]),
-    ]);
-    table.add_row(["threads at the end".to_owned(), count(threads[1])]);
-    table.add_row([
-        "CPU of this process, of one core".to_owned(),
-        share(period.own_cpu),
-    ]);
-    table.add_row([
-        "CPU of Redis, of one core".to_owned(),
-        share(period.server_cpu),
-    ]);
-    println!("{table}\n");
+/// The bytes of all keys as they stand in Redis.
+fn key_bytes(guards: &[MutexGuard]) -> u64 {
+    let bytes = guards.iter().map(|guard| PREFIX.len() + guard.key().len());
+    bytes.sum::<usize>() as u64
+}
 
-    let mut late = support::table(["ms", "p50", "p99", "max", "count"]);
-    late.add_row(support::spread(
-        "from one renewal of a lock to the next",
-        &renewals.seen.lock().pauses,
+fn memory(options: &Options, key_bytes: u64, [empty, taken]: [&Reading; 2]) -> Table {
+    let each = |bytes: u64| format!("{:.0}", bytes as f64 / options.locks as f64);
+    let growth = taken.allocated.saturating_sub(empty.allocated);
+    let guards = (options.locks * size_of::<MutexGuard>()) as u64;
+    let mut table = support::table(["memory, bytes for each lock", ""]);
+    table.add_row(["allocated".to_owned(), each(growth)]);
+    table.add_row([
+        "of which guard, kept by this bench".to_owned(),
+        each(guards),
+    ]);
+    table.add_row(["of which key".to_owned(), each(key_bytes)]);
+    table.add_row([
+        "beyond both".to_owned(),
+        each(growth.saturating_sub(guards + key_bytes)),
+    ]);
+    let resident = taken.resident.saturating_sub(empty.resident);
+    table.add_row(["growth of the process".to_owned(), each(resident)]);
+    let server = taken.server_memory.saturating_sub(empty.server_memory);
+    table.add_row(["growth of Redis".to_owned(), each(server)]);
+    table
+}
+
+fn costs(options: &Options, [start, end]: [&Reading; 2]) -> Table {
+    let seconds = (end.at - start.at).as_secs_f64();
+    let share = |cpu: Duration| format!("{:.1} %", 100.0 * cpu.as_secs_f64() / seconds);
+    let due = options.locks as f64 * seconds / (options.ttl as f64 / 3.0);
+    let mut table = support::table(["holding", ""]);
+    table.add_row(["locks".to_owned(), options.locks.to_string()]);
+    table.add_row(["for".to_owned(), format!("{seconds:.1} s")]);
+    let renewals = end.renewals - start.renewals;
+    table.add_row(["renewals".to_owned(), renewals.to_string()]);
+    table.add_row(["renewals due".to_owned(), format!("{due:.0}")]);
+    let [micros, calls] = [0, 1].map(|at| (end.scripts[at] - start.scripts[at]) as f64);
+    let each = |of: f64| format!("{:.1} µs", micros / of.max(1.0));
+    table.add_row([
+        "of Redis, for each renewal".to_owned(),
+        each(renewals as f64),
+    ]);
+    table.add_row(["of Redis, for each script call".to_owned(), each(calls)]);
+    let own = share(end.own_cpu - start.own_cpu);
+    table.add_row(["CPU of this process, of one core".to_owned(), own]);
+    let server = share(end.server_cpu - start.server_cpu);
+    table.add_row(["CPU of Redis, of one core".to_owned(), server]);
+    table.add_row([
+        "keys in its tracking table".to_owned(),
+        end.tracked.to_string(),
+    ]);
+    table
+}
+
+#[cfg(feature = "__internals")]
+fn print_lateness() {
+    let mut late = support::histogram();
+    let renewals = leasehold::internals::renewals();
+    for (lateness, count) in renewals.late {
+        late.saturating_record_n(lateness.as_micros() as u64, count);
+    }
+    let mut table = support::table(["ms", "p50", "p99", "max", "count"]);
+    table.add_row(support::spread(
+        "from when a renewal was due to its answer",
+        &late,
     ));
-    println!("{late}\nttl {TTL:?}, renewed every {EVERY:?}; told on the callback thread\n");
+    println!(
+        "{table}\nrenewals that failed and were tried again: {}\n",
+        renewals.failed
+    );
+}
+
+#[cfg(not(feature = "__internals"))]
+fn print_lateness() {
+    println!("how late renewals were is told with --features __internals\n");
+}
+
+/// Drops all guards; returns how long that took, how long until Redis had forgotten the locks, and how
+/// many it has not forgotten.
+fn let_go(guards: Vec<MutexGuard>, server: &Server) -> (Duration, Duration, usize) {
+    let start = Instant::now();
+    let mut left = guards.len();
+    drop(guards);
+    let dropped = start.elapsed();
+    let _ = eventually(LET_GO_WITHIN, || {
+        left = in_redis(server).unwrap_or(left);
+        left == 0
+    });
+    (dropped, start.elapsed(), left)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -162,39 +251,44 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let server = Server::start()?;
     println!("{}\n", support::machine(&server)?);
-    let renewals = Arc::new(Renewals::new(options.locks));
+    let ttl = Duration::from_secs(options.ttl);
     let client = Client::builder(&server.url())
-        .ttl(TTL)
-        .events(Arc::clone(&renewals))
+        .prefix(PREFIX)
+        .ttl(ttl)
         .build()?;
+    // What every client has, however many locks.
+    client.mutex("first").lock()?.unlock()?;
     let threads_before = support::thread_count();
-    let guards: Vec<MutexGuard> = (0..options.locks)
-        .map(|number| client.mutex(&number.to_string()).lock())
-        .collect::<Result<_, _>>()?;
+    let empty = Reading::take(&server)?;
+    let start = Instant::now();
+    let guards = take(&client, options.locks)?;
+    let taking = start.elapsed();
+    let taken = Reading::take(&server)?;
 
-    let period = hold(options.seconds, &renewals, &server)?;
+    hold(options.seconds);
+    let end = Reading::take(&server)?;
     let threads = [threads_before, support::thread_count()];
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
     let present = in_redis(&server)?;
-    print(&period, &renewals, options.locks, threads);
+    println!("{}\n", costs(&options, [&taken, &end]));
+    print_lateness();
+    println!("{}\n", memory(&options, key_bytes(&guards), [&empty, &end]));
 
-    drop(guards);
-    let mut left = present;
-    let freed = eventually(Duration::from_secs(10), || {
-        left = in_redis(&server).unwrap_or(left);
-        left == 0
-    });
-    let told = renewals.lost.load(Ordering::Relaxed);
-    if lost > 0 || told > 0 || present != options.locks {
-        return Err(format!(
-            "{lost} locks are lost, {told} were told so, {present} stand in Redis"
-        )
-        .into());
+    let (dropping, letting_go, left) = let_go(guards, &server);
+    println!(
+        "lost: {lost}; in Redis at the end: {present}; taken in {taking:.1?} by {TAKERS} threads"
+    );
+    println!(
+        "dropped in {dropping:.1?}, gone from Redis after {letting_go:.1?}; left there: {left}"
+    );
+    println!("threads before the first lock and at the end: {threads:?}");
+    if lost > 0 || present != options.locks {
+        return Err(format!("{lost} locks are lost, {present} stand in Redis").into());
     }
     if threads[0] != threads[1] {
         return Err(format!("the number of threads changed: {threads:?}").into());
     }
-    if !freed {
+    if left > 0 {
         return Err(format!("{left} locks are still there after their guards were dropped").into());
     }
     Ok(())

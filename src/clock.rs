@@ -1,5 +1,6 @@
 //! The holder's clock: one that goes on while the machine sleeps, as the ttl in Redis does.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,11 +42,19 @@ impl Clock {
     }
 }
 
-/// A point in time of this machine, in ns since some fixed moment. Saturates instead of overflowing.
+/// A point in time of this machine, in ns since some fixed moment. Saturates instead of overflowing. Never
+/// zero, so that one which need not be there takes no more room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moment(u64);
+pub(crate) struct Moment(NonZeroU64);
 
 impl Moment {
+    const fn at_nanos(nanos: u64) -> Self {
+        Self(match NonZeroU64::new(nanos) {
+            Some(nanos) => nanos,
+            None => NonZeroU64::MIN,
+        })
+    }
+
     #[cfg(all(unix, not(all(test, shuttle))))]
     pub(crate) fn now() -> Self {
         use rustix::time::{ClockId, clock_gettime};
@@ -55,19 +64,20 @@ impl Moment {
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         const CLOCK: ClockId = ClockId::Monotonic;
         let now = clock_gettime(CLOCK);
-        Self(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+        Self::at_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
     }
 
     #[cfg(all(test, shuttle))]
     pub(crate) fn now() -> Self {
-        Self(0).after(crate::sync::model::now())
+        // Models begin at a whole tick that there is.
+        Self::at_tick(1).after(crate::sync::model::now())
     }
 
     #[cfg(not(any(unix, all(test, shuttle))))]
     pub(crate) fn now() -> Self {
         static START: std::sync::LazyLock<std::time::Instant> =
             std::sync::LazyLock::new(std::time::Instant::now);
-        Self(START.elapsed().as_nanos() as u64)
+        Self::at_nanos(START.elapsed().as_nanos() as u64)
     }
 
     pub(crate) fn after(self, duration: Duration) -> Self {
@@ -75,37 +85,34 @@ impl Moment {
         Self(self.0.saturating_add(nanos))
     }
 
-    #[cfg(test)]
     pub(crate) fn before(self, duration: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_sub(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)),
-        )
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self::at_nanos(self.0.get().saturating_sub(nanos))
     }
 
     /// How long from `earlier` to this moment; zero when that lies ahead.
     pub(crate) fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
     /// The last whole multiple of `grain` that is not after this moment.
     pub(crate) fn rounded_down(self, grain: Duration) -> Self {
         let grain = u64::try_from(grain.as_nanos()).unwrap_or(u64::MAX).max(1);
-        Self(self.0 - self.0 % grain)
+        Self::at_nanos(self.0.get() - self.0.get() % grain)
     }
 
     pub(crate) fn at_tick(tick: u64) -> Self {
-        Self(tick.saturating_mul(1_000_000))
+        Self::at_nanos(tick.saturating_mul(1_000_000))
     }
 
     /// The first whole millisecond that is not before this moment.
     pub(crate) fn tick(self) -> u64 {
-        self.0.div_ceil(1_000_000)
+        self.0.get().div_ceil(1_000_000)
     }
 
     /// The last whole millisecond that has begun.
     pub(crate) fn past_tick(self) -> u64 {
-        self.0 / 1_000_000
+        self.0.get() / 1_000_000
     }
 }
 
@@ -115,24 +122,33 @@ mod tests {
 
     #[test]
     fn a_deadline_never_fires_before_its_moment() {
-        let moment = Moment(5_000_001);
+        let moment = Moment::at_nanos(5_000_001);
         assert_eq!((moment.tick(), moment.past_tick()), (6, 5));
-        assert_eq!(Moment(5_000_000).tick(), 5);
+        assert_eq!(Moment::at_nanos(5_000_000).tick(), 5);
     }
 
     #[test]
     fn moments_are_rounded_down_to_a_grain() {
         assert_eq!(
-            Moment(29).rounded_down(Duration::from_nanos(10)),
-            Moment(20)
+            Moment::at_nanos(29).rounded_down(Duration::from_nanos(10)),
+            Moment::at_nanos(20)
         );
-        assert_eq!(Moment(29).rounded_down(Duration::ZERO), Moment(29));
+        assert_eq!(
+            Moment::at_nanos(29).rounded_down(Duration::ZERO),
+            Moment::at_nanos(29)
+        );
     }
 
     #[test]
     fn arithmetic_saturates() {
-        assert_eq!(Moment(7).after(Duration::MAX), Moment(u64::MAX));
-        assert_eq!(Moment(7).since(Moment(9)), Duration::ZERO);
+        assert_eq!(
+            Moment::at_nanos(7).after(Duration::MAX),
+            Moment::at_nanos(u64::MAX)
+        );
+        assert_eq!(
+            Moment::at_nanos(7).since(Moment::at_nanos(9)),
+            Duration::ZERO
+        );
     }
 
     #[cfg(not(shuttle))]

@@ -242,7 +242,7 @@ impl MutexGuard {
             .config
             .check_ttl("extend", duration)
             .map_err(attach)?;
-        if let Some(hold_until) = self.lease.terms().hold_until {
+        if let Some(hold_until) = self.lease.terms().hold_until() {
             let left = hold_until.since(self.now());
             if duration > left {
                 let wanted = format!("at most {left:?}, which is left of max_hold");

@@ -1,5 +1,5 @@
-//! Parts of the library as benches/micro.rs drives them, one operation each. No part of the API: there only
-//! with the feature `__internals`, and never the same for long.
+//! Parts of the library as benches/micro.rs drives them, one operation each, and what benches/held_locks.rs
+//! asks. No part of the API: there only with the feature `__internals`, and never the same for long.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use crate::clock::Clock;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Options;
+use crate::observe::counted::RENEWALS;
 use crate::store::{Call, Command, Kind, Names, Standing, encode};
 use crate::wait::LocalQueues;
 
@@ -102,6 +103,22 @@ impl Batch {
         let commands = self.commands.iter();
         encode(&mut self.buffer, call, Kind::Acquire, &self.names, commands);
         self.buffer.len()
+    }
+}
+
+/// What became of all renewals of this process so far.
+pub struct Renewals {
+    /// How late they were answered after they were due, in whole milliseconds, and how often.
+    pub late: Vec<(Duration, u64)>,
+    /// Not done, and tried again.
+    pub failed: u64,
+}
+
+/// See [`Renewals`].
+pub fn renewals() -> Renewals {
+    Renewals {
+        late: RENEWALS.late().collect(),
+        failed: RENEWALS.failed(),
     }
 }
 

@@ -3,7 +3,7 @@
 //! on the courier's only, and a panic in it stays here.
 
 #![cfg_attr(
-    not(all(feature = "metrics", feature = "tracing")),
+    not(all(feature = "metrics", feature = "tracing", feature = "__internals")),
     allow(unused_imports, unused_variables, dead_code)
 )]
 
@@ -161,8 +161,10 @@ pub(crate) struct Renewals {
 }
 
 impl Renewals {
-    /// One more, which had been due for so long when it was asked for.
-    pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration) {
+    /// One more, which had been due for so long when it was asked for, and was answered within `took`.
+    pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration, took: Duration) {
+        #[cfg(feature = "__internals")]
+        counted::RENEWALS.count(outcome.is_ok(), late + took);
         #[cfg(feature = "metrics")]
         {
             let outcome = match outcome {
@@ -234,6 +236,51 @@ pub(crate) fn debts(of_lanes: &[usize]) {
         quietly(|| {
             metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(*count as f64);
         });
+    }
+}
+
+/// What benches want to know of renewals, as no bench could see it from outside.
+#[cfg(feature = "__internals")]
+pub(crate) mod counted {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    /// By whole milliseconds; the last place is for all that were later.
+    const PLACES: usize = 32 * 1024;
+
+    pub(crate) static RENEWALS: Renewals = Renewals {
+        late: [const { AtomicU64::new(0) }; PLACES],
+        failed: AtomicU64::new(0),
+    };
+
+    pub(crate) struct Renewals {
+        late: [AtomicU64; PLACES],
+        failed: AtomicU64,
+    }
+
+    impl Renewals {
+        pub(super) fn count(&self, is_done: bool, late: Duration) {
+            let place = usize::try_from(late.as_millis()).unwrap_or(usize::MAX);
+            let counter = if is_done {
+                &self.late[place.min(PLACES - 1)]
+            } else {
+                &self.failed
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+
+        pub(crate) fn failed(&self) -> u64 {
+            self.failed.load(Ordering::Relaxed)
+        }
+
+        /// How late at least, and how often, in ascending order.
+        pub(crate) fn late(&self) -> impl Iterator<Item = (Duration, u64)> {
+            let counts = self.late.iter().enumerate();
+            counts.filter_map(|(millis, count)| {
+                let count = count.load(Ordering::Relaxed);
+                (count > 0).then(|| (Duration::from_millis(millis as u64), count))
+            })
+        }
     }
 }
 

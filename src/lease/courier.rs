@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::error::Error;
 use crate::event::{EventLock, Events};
 use crate::key::Key;
+use crate::lease::Lease;
 use crate::observe::{self, Observer};
 use crate::thread::Crew;
 
@@ -23,7 +24,7 @@ pub(crate) struct Courier {
 }
 
 /// Called for each lease that is lost, once its signals are set. Quick; never user code.
-type WhenLost = Box<dyn Fn(&Key) + Send + Sync>;
+type WhenLost = Box<dyn Fn(&Lease) + Send + Sync>;
 
 enum Message {
     Run(Errand),
@@ -65,13 +66,13 @@ impl Courier {
     }
 
     /// Who of this client is to know when a lease was lost; set once.
-    pub(crate) fn when_lost(&self, hook: impl Fn(&Key) + Send + Sync + 'static) {
+    pub(crate) fn when_lost(&self, hook: impl Fn(&Lease) + Send + Sync + 'static) {
         let _ = self.when_lost.set(Box::new(hook));
     }
 
-    pub(super) fn lost(&self, key: &Key) {
+    pub(super) fn lost(&self, lease: &Lease) {
         if let Some(hook) = self.when_lost.get() {
-            hook(key);
+            hook(lease);
         }
     }
 

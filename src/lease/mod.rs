@@ -11,6 +11,7 @@
 //! Knows no timer and no Redis: it is told what happened, and when. Past the end of its validity it
 //! says lost by itself, whatever it was told.
 
+mod by_key;
 mod check;
 mod courier;
 #[cfg(test)]
@@ -22,6 +23,7 @@ mod terms;
 mod tests;
 mod ticket;
 
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -33,21 +35,21 @@ use crate::event::{EventLock, Events};
 use crate::loss::LossReason;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
+pub(crate) use by_key::LeasesByKey;
 pub(crate) use check::Check;
 pub(crate) use courier::Courier;
 pub(crate) use renewal::Due;
 use terms::validity;
-pub(crate) use terms::{Options, Terms};
+pub(crate) use terms::{Options, SharedOptions, Terms};
 pub(crate) use ticket::Ticket;
 
 pub(crate) struct Lease {
     terms: Terms,
     courier: Arc<Courier>,
     state: Mutex<State>,
-    /// Signalled when a change of the ttl has ended.
-    ttl_settled: Condvar,
 }
 
+/// Small, as a client may have a million of it.
 struct State {
     phase: Phase,
     valid_until: Moment,
@@ -55,16 +57,11 @@ struct State {
     key_until: Moment,
     /// The ttl reaches the end of the hold: it is not renewed any more.
     capped: bool,
+    /// When to renew it, or when that became due, if nothing has come of that yet.
     renew_at: Option<Moment>,
-    /// It is not renewed any more, and lost for this reason when its validity ends.
-    ending: Option<LossReason>,
-    /// What says whether it is to be renewed, and whether it is being asked.
-    check: Option<Check>,
-    checking: bool,
+    renewal_due: bool,
     /// When it has been held for long enough to be watched.
     watch_at: Option<Moment>,
-    /// When to warn of the end of its hold.
-    warn_at: Option<Moment>,
     /// What happens to its key is told by Redis.
     watched: bool,
     /// A request that changes the ttl is under way: there is one at a time.
@@ -73,14 +70,31 @@ struct State {
     bound: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
-    listeners: Option<Box<Listeners>>,
+    rare: Option<Box<Rare>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What few leases have, or have for a moment.
+#[derive(Default)]
+struct Rare {
+    /// Why it was lost; there if it was, and only then.
+    loss: Option<LossReason>,
+    /// It is not renewed any more, and lost for this reason when its validity ends.
+    ending: Option<LossReason>,
+    /// What says whether it is to be renewed, and whether it is being asked.
+    check: Option<Check>,
+    checking: bool,
+    /// When to warn of the end of its hold.
+    warn_at: Option<Moment>,
+    listeners: Listeners,
+    /// Signalled when a change of the ttl has ended, for those who wait for that.
+    ttl_settled: Option<Arc<Condvar>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Held,
     Released,
-    Lost(LossReason),
+    Lost,
 }
 
 type Callback = Box<dyn FnOnce(LossReason) + Send>;
@@ -109,7 +123,15 @@ impl Listeners {
 
 /// Kept for the watchdog, which alone knows what it means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimerNote(pub(crate) u32, pub(crate) u64);
+pub(crate) struct TimerNote(pub(crate) u32, pub(crate) NonZeroU64);
+
+#[cfg(test)]
+impl TimerNote {
+    /// One of a test, without a wheel.
+    pub(crate) fn nth(n: u32) -> Self {
+        Self(n, NonZeroU64::MIN)
+    }
+}
 
 /// What a lease leaves behind when it ends by its owner's will. To be dropped where nothing is
 /// locked: callbacks own what their authors put there.
@@ -117,13 +139,13 @@ pub(crate) struct TimerNote(pub(crate) u32, pub(crate) u64);
 pub(crate) struct Ended {
     pub(crate) timer: Option<TimerNote>,
     pub(crate) watched: bool,
-    listeners: Option<Box<Listeners>>,
+    listeners: Listeners,
     check: Option<Check>,
 }
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        let (listeners, check) = (self.listeners.take(), self.check.take());
+        let (listeners, check) = (std::mem::take(&mut self.listeners), self.check.take());
         // A panic in the drop of what a callback or a check owns stays here.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
         let _ = catch_unwind(AssertUnwindSafe(|| drop(check)));
@@ -140,6 +162,7 @@ impl Lease {
         let capped = terms.is_capped(terms.asked_at, terms.ttl());
         let renew_at = terms.renewal_after(terms.asked_at, capped);
         let warn_at = terms.options.hold_near_its_end(terms.asked_at);
+        let rare = Rare::of(check, warn_at);
         Self {
             courier,
             state: Mutex::new(State {
@@ -149,18 +172,14 @@ impl Lease {
                 key_until: terms.since.after(terms.ttl() + terms.ttl() / 50),
                 capped,
                 renew_at,
-                ending: None,
-                check,
-                checking: false,
+                renewal_due: false,
                 watch_at: Some(terms.since.after(WATCHED_AFTER)),
-                warn_at,
                 watched: false,
                 ttl_changing: false,
                 bound: false,
                 timer: None,
-                listeners: None,
+                rare,
             }),
-            ttl_settled: Condvar::new(),
             terms,
         }
     }
@@ -187,10 +206,7 @@ impl Lease {
 
     /// Why it was lost, if it was.
     pub(crate) fn loss(&self, now: Moment) -> Option<LossReason> {
-        match &self.at(now).phase {
-            Phase::Lost(reason) => Some(reason.clone()),
-            _ => None,
-        }
+        self.at(now).loss().cloned()
     }
 
     /// Ends the lease by its owner's will. The reason, if it was lost before.
@@ -201,13 +217,11 @@ impl Lease {
             // A renewal is under way, and may arrive yet.
             state.key_until = state.key_until.after(self.terms.ttl());
         }
-        match &state.phase {
-            Phase::Lost(reason) => (ended, Err(reason.clone())),
-            _ => {
-                state.phase = Phase::Released;
-                (ended, Ok(()))
-            }
+        if let Some(reason) = state.loss() {
+            return (ended, Err(reason.clone()));
         }
+        state.phase = Phase::Released;
+        (ended, Ok(()))
     }
 
     /// For how long it is valid if it is held at `now`. Notices no loss: to be asked under any lock.
@@ -226,10 +240,10 @@ impl Lease {
         let whole = validity(self.terms.ttl());
         let left = state.valid_until.since(now);
         let may = state.phase == Phase::Held
-            && self.terms.options == options
+            && *self.terms.options == options
             && self.terms.options.renew_every.is_some()
             && !self.terms.options.checked
-            && state.ending.is_none()
+            && state.ending().is_none()
             && !state.ttl_changing
             && !state.capped
             && !state.bound
@@ -239,8 +253,7 @@ impl Lease {
         }
         let terms = Terms {
             token: self.terms.token + 1,
-            hold_until: options.max_hold.map(|hold| now.after(hold)),
-            hand_offs: self.terms.hand_offs + 1,
+            asked_at: now,
             ..self.terms.clone()
         };
         let next = State {
@@ -250,16 +263,13 @@ impl Lease {
             capped: false,
             // Due at once, if the renewal that was due has not begun.
             renew_at: state.renew_at.or(Some(now)),
-            ending: None,
-            check: None,
-            checking: false,
+            renewal_due: false,
             watch_at: (!state.watched).then(|| now.after(WATCHED_AFTER)),
-            warn_at: options.hold_near_its_end(now),
             watched: false,
             ttl_changing: false,
             bound: false,
             timer: None,
-            listeners: None,
+            rare: Rare::of(None, options.hold_near_its_end(now)),
         };
         state.phase = Phase::Released;
         let ended = state.end();
@@ -268,7 +278,6 @@ impl Lease {
             terms,
             courier: Arc::clone(&self.courier),
             state: Mutex::new(next),
-            ttl_settled: Condvar::new(),
         };
         Some((Arc::new(next), ended))
     }
@@ -297,16 +306,11 @@ impl Lease {
         let (sender, receiver) = bounded(1);
         let keep = Arc::new(sender.clone());
         let mut state = self.at(now);
-        match &state.phase {
-            Phase::Held => {
-                let receiver = Arc::downgrade(&keep);
-                let listeners = state.listeners.get_or_insert_default();
-                listeners.add(Signal { sender, receiver });
-            }
-            Phase::Lost(reason) => {
-                let _ = sender.try_send(reason.clone());
-            }
-            Phase::Released => {}
+        if let Some(reason) = state.loss() {
+            let _ = sender.try_send(reason.clone());
+        } else if state.phase == Phase::Held {
+            let receiver = Arc::downgrade(&keep);
+            state.rare().listeners.add(Signal { sender, receiver });
         }
         (keep, receiver)
     }
@@ -314,21 +318,15 @@ impl Lease {
     /// Runs `callback` on the courier's thread when the lease is lost; at once if it is.
     pub(crate) fn on_lost(&self, now: Moment, callback: Callback) {
         let mut state = self.at(now);
-        match &state.phase {
-            Phase::Held => {
-                let listeners = state.listeners.get_or_insert_default();
-                listeners.callbacks.push(callback);
-            }
-            Phase::Lost(reason) => {
-                let reason = reason.clone();
-                drop(state);
-                self.courier.run(move || callback(reason));
-            }
-            Phase::Released => {
-                // The callback may own anything: it is dropped without the lock.
-                drop(state);
-                drop(callback);
-            }
+        if state.phase == Phase::Held {
+            state.rare().listeners.callbacks.push(callback);
+            return;
+        }
+        let loss = state.loss().cloned();
+        // The callback may own anything: it is also dropped without the lock.
+        drop(state);
+        if let Some(reason) = loss {
+            self.courier.run(move || callback(reason));
         }
     }
 
@@ -341,7 +339,7 @@ impl Lease {
         let reason = if state.capped {
             LossReason::MaxHold
         } else {
-            state.ending.clone().unwrap_or(LossReason::Expired)
+            state.ending().cloned().unwrap_or(LossReason::Expired)
         };
         self.lose_locked(state, reason);
         self.state.lock()
@@ -351,11 +349,13 @@ impl Lease {
         if state.phase != Phase::Held {
             return;
         }
-        state.phase = Phase::Lost(reason.clone());
+        state.phase = Phase::Lost;
         state.renew_at = None;
-        let (listeners, check) = (state.listeners.take(), state.check.take());
+        let rare = state.rare();
+        rare.loss = Some(reason.clone());
+        let (listeners, check) = (std::mem::take(&mut rare.listeners), rare.check.take());
         drop(state);
-        let Listeners { signals, callbacks } = listeners.map(|all| *all).unwrap_or_default();
+        let Listeners { signals, callbacks } = listeners;
         for signal in signals {
             // A receiver that has gone is no concern; the channel has room for its one message.
             let _ = signal.sender.try_send(reason.clone());
@@ -368,21 +368,50 @@ impl Lease {
             // What it owns goes where user code may run.
             self.courier.run(move || drop(check));
         }
+        self.courier.lost(self);
         let (key, token) = (&self.terms.key, self.terms.token);
-        self.courier.lost(key);
         let lost = move |events: &dyn Events, lock: EventLock<'_>| events.lost(lock, &reason);
         self.courier.report_later(key, token, lost);
     }
 }
 
 impl State {
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    fn loss(&self) -> Option<&LossReason> {
+        self.rare.as_ref()?.loss.as_ref()
+    }
+
+    fn ending(&self) -> Option<&LossReason> {
+        self.rare.as_ref()?.ending.as_ref()
+    }
+
     fn end(&mut self) -> Ended {
+        let rare = self.rare.as_mut();
+        let (listeners, check) = rare.map_or_else(Default::default, |rare| {
+            (std::mem::take(&mut rare.listeners), rare.check.take())
+        });
         Ended {
             timer: self.timer.take(),
             watched: std::mem::take(&mut self.watched),
             // Senders end with it; receivers keep one of their own, so none becomes ready.
-            listeners: self.listeners.take(),
-            check: self.check.take(),
+            listeners,
+            check,
         }
+    }
+}
+
+impl Rare {
+    fn of(check: Option<Check>, warn_at: Option<Moment>) -> Option<Box<Self>> {
+        let is_there = check.is_some() || warn_at.is_some();
+        is_there.then(|| {
+            Box::new(Self {
+                check,
+                warn_at,
+                ..Self::default()
+            })
+        })
     }
 }

@@ -20,7 +20,7 @@ const OPTIONS: Options = Options::USUAL;
 fn lease() -> (Lease, impl Fn()) {
     let (courier, deliver) = Courier::of_a_model();
     let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
-    let terms = Terms::of_grant(key, LeaseId::random(), 7, OPTIONS, now, now);
+    let terms = Terms::of_grant(key, LeaseId::random(), 7, Arc::new(OPTIONS), now, now);
     (Lease::new(terms, courier, None), deliver)
 }
 
@@ -138,7 +138,7 @@ fn model_a_lease_let_expire_is_never_due_for_renewal_again() {
         });
         assert!(lease.begin_renewal(start).is_none());
         let later = start.after(20 * SECOND);
-        let due = lease.due(later, |_, _| Some(TimerNote(1, 1)));
+        let due = lease.due(later, |_, _| Some(TimerNote::nth(1)));
         assert!(matches!(due, Due::Held { renew: false, .. }), "{due:?}");
         let reason = lease.loss(start.after(60 * SECOND));
         assert_eq!(reason, Some(LossReason::NotRenewed));

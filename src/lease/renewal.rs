@@ -1,12 +1,14 @@
 //! How a lease is kept: when it is to be looked at, and the changes of its ttl, one at a time. Ends no
 //! lease and knows no timer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::lease::terms::validity;
 use crate::lease::{Check, Lease, Phase, State, TimerNote};
 use crate::loss::LossReason;
+use crate::sync::Condvar;
 
 /// What is to be done about a lease at a moment.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,13 +37,21 @@ impl Lease {
         if state.phase != Phase::Held {
             return Due::Over;
         }
-        let mut renew = state.renew_at.take_if(|at| *at <= now).is_some();
-        if renew && state.check.is_some() {
+        let mut renew = !state.renewal_due && state.renew_at.is_some_and(|at| at <= now);
+        state.renewal_due |= renew;
+        if let Some(rare) = state
+            .rare
+            .as_mut()
+            .filter(|rare| renew && rare.check.is_some())
+        {
             // One whose check has not answered yet is not asked again.
-            renew = !std::mem::replace(&mut state.checking, true);
+            renew = !std::mem::replace(&mut rare.checking, true);
         }
-        let watch = state.watch_at.take_if(|at| *at <= now).is_some();
-        let warn = state.warn_at.take_if(|at| *at <= now).is_some();
+        // One for which there was no room is offered again with each renewal.
+        let again = renew && state.watch_at.is_none() && !state.watched;
+        let watch = state.watch_at.take_if(|at| *at <= now).is_some() || again;
+        let rare = state.rare.as_mut();
+        let warn = rare.is_some_and(|rare| rare.warn_at.take_if(|at| *at <= now).is_some());
         let next = state.next_look();
         state.timer = rearm(state.timer, next);
         Due::Held {
@@ -54,7 +64,7 @@ impl Lease {
 
     /// What `max_hold` leaves of the hold; nothing without one, or when it is over. Notices no loss.
     pub(crate) fn hold_left(&self, now: Moment) -> Option<Duration> {
-        let until = self.terms.hold_until?;
+        let until = self.terms.hold_until()?;
         let state = self.state.lock();
         // The last of its ttls ends a little before, by the allowance for drift.
         let until = if state.capped {
@@ -66,12 +76,11 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// Notes that the key is watched, by calling `enlist`; unless the lease is over.
-    pub(crate) fn watch(&self, enlist: impl FnOnce()) {
+    /// Notes that the key is watched, if `enlist` says so; it is not asked once the lease is over.
+    pub(crate) fn watch(&self, enlist: impl FnOnce() -> bool) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
-            state.watched = true;
-            enlist();
+            state.watched = enlist();
         }
     }
 
@@ -95,12 +104,12 @@ impl Lease {
     pub(crate) fn let_expire(&self, reason: LossReason) {
         let mut state = self.state.lock();
         state.renew_at = None;
-        state.ending.get_or_insert(reason);
+        state.rare().ending.get_or_insert(reason);
     }
 
     /// Whether its validity is to end: it is not renewed any more.
     pub(crate) fn is_let_expire(&self) -> bool {
-        self.state.lock().ending.is_some()
+        self.state.lock().ending().is_some()
     }
 
     /// Redis was found to have its key until then.
@@ -113,26 +122,27 @@ impl Lease {
     /// again.
     pub(crate) fn may_be_renewed(&self) -> bool {
         // Nothing once the lease is over, and nothing comes of a renewal then.
-        let check = self.state.lock().check.clone();
+        let check = self.state.lock().rare().check.clone();
         let may = check.is_none_or(Check::into_answer);
         if !may {
             self.let_expire(LossReason::NotRenewed);
         }
-        self.state.lock().checking = false;
+        self.state.lock().rare().checking = false;
         may
     }
 
-    /// Begins a renewal. Says since when it was due; nothing if the ttl is being changed, or if there is to
-    /// be none any more.
+    /// Begins a renewal. Says since when it was due, by its first try; nothing if the ttl is being changed,
+    /// or if there is to be none any more.
     pub(crate) fn begin_renewal(&self, now: Moment) -> Option<Duration> {
         let mut state = self.at(now);
-        if state.phase != Phase::Held || state.ttl_changing || state.ending.is_some() {
+        if state.phase != Phase::Held || state.ttl_changing || state.ending().is_some() {
             return None;
         }
         state.ttl_changing = true;
-        let asked = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
-        let every = self.terms.options.renew_every.unwrap_or_default();
-        Some(asked.saturating_sub(every))
+        let lasts = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
+        let first_due = self.terms.renewal_after(now.before(lasts), false);
+        let due = [first_due, state.renew_at].into_iter().flatten().min();
+        Some(now.since(due.unwrap_or(now)))
     }
 
     /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`;
@@ -140,13 +150,16 @@ impl Lease {
     pub(crate) fn settled(&self, now: Moment, patience: Duration) -> bool {
         let mut state = self.at(now);
         loop {
-            let is_renewed =
-                self.terms.options.renew_every.is_some() && state.ending.is_none() && !state.capped;
-            let is_due = is_renewed && state.renew_at.is_none_or(|at| at <= now);
+            let is_renewed = self.terms.options.renew_every.is_some()
+                && state.ending().is_none()
+                && !state.capped;
+            let at = state.renew_at;
+            let is_due = is_renewed && (state.renewal_due || at.is_none_or(|at| at <= now));
             if state.phase != Phase::Held || !is_due {
                 return true;
             }
-            if self.ttl_settled.wait_for(&mut state, patience).timed_out() {
+            let ttl_settled = state.ttl_settled();
+            if ttl_settled.wait_for(&mut state, patience).timed_out() {
                 return false;
             }
         }
@@ -158,7 +171,8 @@ impl Lease {
         let mut state = self.at(clock());
         while state.ttl_changing && state.phase == Phase::Held {
             let left = deadline.since(clock());
-            if left.is_zero() || self.ttl_settled.wait_for(&mut state, left).timed_out() {
+            let ttl_settled = state.ttl_settled();
+            if left.is_zero() || ttl_settled.wait_for(&mut state, left).timed_out() {
                 return false;
             }
         }
@@ -179,13 +193,19 @@ impl Lease {
             state.valid_until = state.valid_until.max(valid_until);
             state.capped |= self.terms.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
-            state.renew_at = match state.ending {
+            state.renewal_due = false;
+            state.renew_at = match state.ending() {
                 Some(_) => None,
                 None => self.terms.renewal_after(asked_at, state.capped),
             };
         }
-        drop(state);
-        self.ttl_settled.notify_all();
+        state.tell_ttl_settled();
+    }
+
+    /// It was renewed in a crowd: the next time comes a little earlier, to take that apart.
+    pub(crate) fn leave_the_crowd(&self) {
+        let mut state = self.state.lock();
+        state.renew_at = state.renew_at.map(|at| self.terms.spread(at));
     }
 
     /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
@@ -197,17 +217,17 @@ impl Lease {
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
-        let is_renewed = self.terms.options.renew_every.is_some() && state.ending.is_none();
+        let is_renewed = self.terms.options.renew_every.is_some() && state.ending().is_none();
         if state.phase == Phase::Held && is_renewed {
+            state.renewal_due &= retry_at.is_none();
             state.renew_at = retry_at.or(state.renew_at);
         }
-        drop(state);
-        self.ttl_settled.notify_all();
+        state.tell_ttl_settled();
     }
 
     /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
     pub(crate) fn ttl_to_ask(&self, now: Moment) -> Duration {
-        match self.terms.hold_until {
+        match self.terms.hold_until() {
             Some(until) => self.terms.ttl().min(until.since(now)),
             None => self.terms.ttl(),
         }
@@ -215,8 +235,22 @@ impl Lease {
 }
 
 impl State {
+    /// What to wait on for the end of a change of the ttl.
+    fn ttl_settled(&mut self) -> Arc<Condvar> {
+        Arc::clone(self.rare().ttl_settled.get_or_insert_default())
+    }
+
+    fn tell_ttl_settled(&self) {
+        let rare = self.rare.as_ref();
+        if let Some(waited_for) = rare.and_then(|rare| rare.ttl_settled.as_ref()) {
+            waited_for.notify_all();
+        }
+    }
+
     fn next_look(&self) -> Moment {
-        let sooner = [self.renew_at, self.watch_at, self.warn_at];
+        let renew_at = self.renew_at.filter(|_| !self.renewal_due);
+        let warn_at = self.rare.as_ref().and_then(|rare| rare.warn_at);
+        let sooner = [renew_at, self.watch_at, warn_at];
         let sooner = sooner.into_iter().flatten().min();
         sooner.map_or(self.valid_until, |at| at.min(self.valid_until))
     }

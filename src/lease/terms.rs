@@ -1,11 +1,14 @@
 //! The terms of a grant, and what follows from them: how long it may be believed, when it is renewed.
 //! Plain data; knows no clock.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::id::LeaseId;
 use crate::key::Key;
+use crate::store::hand_offs_of;
+use crate::sync::Mutex;
 
 /// What a lock is asked for. Only between equal options does a lease change hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,25 +44,39 @@ impl Options {
     };
 }
 
+/// What the leases of a client are asked for, kept once for all that are asked for the same in a row.
+#[derive(Default)]
+pub(crate) struct SharedOptions(Mutex<Option<Arc<Options>>>);
+
+impl SharedOptions {
+    pub(crate) fn share(&self, options: Options) -> Arc<Options> {
+        let mut last = self.0.lock();
+        match &*last {
+            Some(same) if **same == options => Arc::clone(same),
+            _ => Arc::clone(last.insert(Arc::new(options))),
+        }
+    }
+}
+
 /// What was granted, and on which terms.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) key: Key,
     pub(crate) id: LeaseId,
     pub(crate) token: u64,
-    pub(crate) options: Options,
-    /// When it was asked for: before the first byte was sent.
+    pub(crate) options: Arc<Options>,
+    /// When it was asked for: before the first byte was sent; or handed over within the client.
     pub(crate) asked_at: Moment,
-    /// From which moment it may not be held any more, whatever is renewed.
-    pub(crate) hold_until: Option<Moment>,
-    /// How often it was handed off within the client, and since when it is the client's.
-    pub(crate) hand_offs: u32,
+    /// Since when it is the client's.
     pub(crate) since: Moment,
 }
 
 /// Renewals come a little early, at the beginning of one of so many parts of their pause: those of
 /// many leases then share round trips instead of waking the watchdog one by one.
-const GRAINS: u32 = 32;
+const GRAINS: u32 = 128;
+/// The part of their pause over which renewals are spread that come in crowds. More would take the crowd apart
+/// sooner and renew more often; this costs 3 %.
+const SPREAD: u32 = 16;
 
 /// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
 /// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
@@ -74,7 +91,7 @@ impl Terms {
         key: Key,
         id: LeaseId,
         token: u64,
-        options: Options,
+        options: Arc<Options>,
         asked_at: Moment,
         now: Moment,
     ) -> Self {
@@ -84,8 +101,6 @@ impl Terms {
             token,
             options,
             asked_at,
-            hold_until: options.max_hold.map(|hold| asked_at.after(hold)),
-            hand_offs: 0,
             since: now,
         }
     }
@@ -95,12 +110,23 @@ impl Terms {
         self.options.first_ttl()
     }
 
+    /// From which moment it may not be held any more, whatever is renewed.
+    pub(crate) fn hold_until(&self) -> Option<Moment> {
+        let max_hold = self.options.max_hold;
+        max_hold.map(|hold| self.asked_at.after(hold))
+    }
+
+    /// How often it was handed over within the client.
+    pub(crate) fn hand_offs(&self) -> u32 {
+        hand_offs_of(self.token)
+    }
+
     pub(super) fn bounded(&self, moment: Moment) -> Moment {
-        self.hold_until.map_or(moment, |until| moment.min(until))
+        self.hold_until().map_or(moment, |until| moment.min(until))
     }
 
     pub(super) fn is_capped(&self, asked_at: Moment, ttl: Duration) -> bool {
-        self.hold_until
+        self.hold_until()
             .is_some_and(|until| asked_at.after(ttl) >= until)
     }
 
@@ -112,5 +138,13 @@ impl Terms {
         }
         let every = self.options.renew_every?;
         Some(asked_at.after(every).rounded_down(every / GRAINS))
+    }
+
+    /// When to renew instead of `at`, if crowds are renewed then: earlier, by a part of the pause that is this
+    /// lease's own. So each has a pause of its own, and those of a crowd drift apart.
+    pub(super) fn spread(&self, at: Moment) -> Moment {
+        let every = self.options.renew_every.unwrap_or_default();
+        let earlier = (every / SPREAD).mul_f64(self.id.jitter());
+        at.before(earlier).rounded_down(every / GRAINS)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Lease, Terms, Ticket};
-use crate::store::{Command, Reply, hand_offs_of};
+use crate::store::{Command, Reply};
 use crate::wait::Waits;
 use crate::wait::pause::Pause;
 
@@ -15,7 +15,7 @@ impl Waits {
     /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
     pub(crate) fn hand_over(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let terms = lease.terms();
-        let mut options = terms.options;
+        let mut options = *terms.options;
         if lease.is_let_expire() {
             options.renew_every = None;
         }
@@ -35,7 +35,7 @@ impl Waits {
             return Err(lost);
         }
         self.queues.hand_over(lease);
-        options.max_hold = terms.hold_until.map(|until| until.since(now));
+        options.max_hold = terms.hold_until().map(|until| until.since(now));
         Ok(Ticket {
             key: terms.key.clone(),
             lease: terms.id,
@@ -97,8 +97,8 @@ impl Waits {
             options.ttl = expires_in;
         }
         let now = self.watchdog.now();
-        let mut terms = Terms::of_grant(key.clone(), lease, ticket.token, options, asked_at, now);
-        terms.hand_offs = hand_offs_of(ticket.token);
+        let options = self.options.share(options);
+        let terms = Terms::of_grant(key.clone(), lease, ticket.token, options, asked_at, now);
         let adopted = self.granted(terms, None)?;
         // It may have been extended before.
         adopted.key_lives(now.after(expires_in));

@@ -179,6 +179,7 @@ impl Waits {
     /// The terms of a grant that was asked for at `asked_at` or later.
     fn terms(&self, wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
         let (key, now) = (wanted.key.clone(), self.watchdog.now());
-        Terms::of_grant(key, lease, token, wanted.options, asked_at, now)
+        let options = self.options.share(wanted.options);
+        Terms::of_grant(key, lease, token, options, asked_at, now)
     }
 }

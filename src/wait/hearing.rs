@@ -23,7 +23,7 @@ pub(crate) struct Hearing {
 }
 
 impl Hearing {
-    /// From here on the first in line for a lock that is lost is woken, too.
+    /// From here on a lease that is lost is watched no more, and the first in line for it is woken.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
@@ -31,11 +31,14 @@ impl Hearing {
         queues: Arc<LocalQueues>,
         max_ttl: Duration,
     ) -> Self {
-        // Weak: what is held in the lines keeps the courier.
-        let lines = Arc::downgrade(&queues);
-        courier.when_lost(move |key| {
+        // Weak: the watchdog, and what is held in the lines, keep the courier.
+        let (dog, lines) = (Arc::downgrade(&watchdog), Arc::downgrade(&queues));
+        courier.when_lost(move |lease| {
+            if let Some(watchdog) = dog.upgrade() {
+                watchdog.forget(lease);
+            }
             if let Some(queues) = lines.upgrade() {
-                queues.wake(key);
+                queues.wake(&lease.terms().key);
             }
         });
         Self {

@@ -62,7 +62,7 @@ impl Waits {
         let mut handed = None;
         let done = self.queues.hand_off(lease, |options| {
             let now = self.watchdog.now();
-            if terms.hand_offs >= limits.count || now.since(terms.since) >= limits.time {
+            if terms.hand_offs() >= limits.count || now.since(terms.since) >= limits.time {
                 return None;
             }
             let (next, ended) = lease.hand_off(now, options)?;

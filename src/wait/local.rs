@@ -16,7 +16,7 @@ use crossbeam_channel::{Receiver, bounded};
 use crate::clock::{Clock, Moment};
 use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
-use crate::lease::{Lease, Options};
+use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
 use crate::sync::{Mutex, MutexGuard};
 use crate::wait::handed_over::HandedOver;
@@ -29,13 +29,21 @@ const SHARDS: usize = 64;
 pub(crate) struct LocalQueues {
     clock: Clock,
     handed_over: HandedOver,
-    shards: Box<[Mutex<KeyMap<Line>>]>,
+    shards: Box<[Mutex<Shard>]>,
 }
 
+/// Who holds, and who waits, by key. Apart: of locks that are held there may be a million, and hardly any
+/// of them has a line.
+#[derive(Default)]
+struct Shard {
+    holders: LeasesByKey,
+    lines: KeyMap<Line>,
+}
+
+/// There while somebody waits, or while it says something of a lock that is held.
 #[derive(Default)]
 struct Line {
     waiters: VecDeque<Arc<Waiter>>,
-    holder: Option<Arc<Lease>>,
     claim: Option<Claim>,
     /// The lease that was last ended here by another client's will, before anybody entered on it.
     forced: Option<(LeaseId, HolderId)>,
@@ -99,20 +107,19 @@ impl LocalQueues {
     /// As [`join`](Self::join), but only where nobody waits.
     pub(crate) fn join_if_empty<'a>(&'a self, key: &'a Key, options: Options) -> Option<Place<'a>> {
         let shard = self.shard(key);
-        let waits = shard.get(key).is_some_and(|line| !line.waiters.is_empty());
-        (!waits).then(|| self.join_in(shard, key, options, None))
+        (!shard.waits_for(key)).then(|| self.join_in(shard, key, options, None))
     }
 
     fn join_in<'a>(
         &'a self,
-        mut shard: MutexGuard<'_, KeyMap<Line>>,
+        mut shard: MutexGuard<'_, Shard>,
         key: &'a Key,
         options: Options,
         cancel: Option<&'a Receiver<()>>,
     ) -> Place<'a> {
         let (bell, rung) = cancel.map(|_| bounded(1)).unzip();
         let waiter = Arc::new(Waiter::new(options, bell));
-        let line = shard.entry(key.clone()).or_default();
+        let line = shard.lines.entry(key.clone()).or_default();
         line.waiters.push_back(Arc::clone(&waiter));
         Place {
             queues: self,
@@ -127,13 +134,10 @@ impl LocalQueues {
     pub(crate) fn let_go(&self, lease: &Lease) {
         let key = &lease.terms().key;
         let mut shard = self.shard(key);
-        let Some(line) = shard.get_mut(key) else {
-            return;
-        };
-        let holder = line.holder.take_if(|holder| std::ptr::eq(&**holder, lease));
-        line.wake();
-        if line.is_idle() {
-            shard.remove(key);
+        let holder = shard.holders.remove(lease);
+        if let Some(line) = shard.lines.get(key) {
+            line.wake();
+            shard.tidy(key);
         }
         drop(shard);
         drop(holder);
@@ -154,20 +158,22 @@ impl LocalQueues {
         lease: &Lease,
         pass_on: impl FnOnce(Options) -> Option<Arc<Lease>>,
     ) -> bool {
-        let mut shard = self.shard(&lease.terms().key);
-        let Some(line) = shard.get_mut(&lease.terms().key) else {
+        let key = &lease.terms().key;
+        let mut shard = self.shard(key);
+        let holder = shard.holders.get(key);
+        let is_holder = holder.is_some_and(|holder| std::ptr::eq(&**holder, lease));
+        let line = shard.lines.get(key).filter(|_| is_holder);
+        let Some(first) = line.and_then(|line| line.waiters.front().cloned()) else {
             return false;
-        };
-        let is_holder = |holder: &Arc<Lease>| std::ptr::eq(&**holder, lease);
-        let first = match line.waiters.front() {
-            Some(first) if line.holder.as_ref().is_some_and(is_holder) => Arc::clone(first),
-            _ => return false,
         };
         let Some(next) = pass_on(first.options) else {
             return false;
         };
-        line.waiters.pop_front();
-        let before = line.holder.replace(Arc::clone(&next));
+        if let Some(line) = shard.lines.get_mut(key) {
+            line.waiters.pop_front();
+        }
+        shard.tidy(key);
+        let before = shard.holders.insert(Arc::clone(&next));
         // Under the line's lock: who leaves finds itself in line or finds the lease.
         first.hand(next);
         drop(shard);
@@ -178,7 +184,7 @@ impl LocalQueues {
 
     /// Wakes the first in line for `key`.
     pub(crate) fn wake(&self, key: &Key) {
-        if let Some(line) = self.shard(key).get(key) {
+        if let Some(line) = self.shard(key).lines.get(key) {
             line.wake();
         }
     }
@@ -186,14 +192,14 @@ impl LocalQueues {
     /// Wakes the first in line for each key: each of them asks Redis once.
     pub(crate) fn wake_first(&self) {
         for shard in &self.shards {
-            shard.lock().values().for_each(Line::wake);
+            shard.lock().lines.values().for_each(Line::wake);
         }
     }
 
     /// Wakes everybody.
     pub(crate) fn wake_all(&self) {
         for shard in &self.shards {
-            for line in shard.lock().values() {
+            for line in shard.lock().lines.values() {
                 line.waiters.iter().for_each(|waiter| waiter.wake());
             }
         }
@@ -206,34 +212,28 @@ impl LocalQueues {
             return true;
         }
         let mut shard = self.shard(key);
-        let Some(line) = shard.get_mut(key) else {
-            return false;
-        };
-        match &mut line.claim {
-            Some(claim) if claim.lease == lease => {
-                claim.granted = Some(token);
-                line.wake();
-                true
-            }
-            // It came to know by itself, and has it.
-            _ => line
-                .holder
-                .as_ref()
-                .is_some_and(|holder| holder.terms().id == lease),
+        if let Some(line) = shard.lines.get_mut(key)
+            && let Some(claim) = line.claim.as_mut().filter(|claim| claim.lease == lease)
+        {
+            claim.granted = Some(token);
+            line.wake();
+            return true;
         }
+        // It came to know by itself, and has it.
+        let holder = shard.holders.get(key);
+        holder.is_some_and(|holder| holder.terms().id == lease)
     }
 
     /// `lease` came to this client without a wait. Two cannot be held: the older one is lost.
     pub(crate) fn hold(&self, lease: &Arc<Lease>) {
         let key = &lease.terms().key;
         let mut shard = self.shard(key);
-        let line = shard.entry(key.clone()).or_default();
         let is_newer = |holder: &Arc<Lease>| holder.terms().token > lease.terms().token;
         // It ended before this was told of, and a thread of ours has come to have the lock.
-        let lost = if line.holder.as_ref().is_some_and(is_newer) {
+        let lost = if shard.holders.get(key).is_some_and(is_newer) {
             Some(Arc::clone(lease))
         } else {
-            line.holder.replace(Arc::clone(lease))
+            shard.holders.insert(Arc::clone(lease))
         };
         drop(shard);
         if let Some(lost) = lost {
@@ -245,11 +245,14 @@ impl LocalQueues {
     /// entered on yet, it will not be believed in.
     pub(crate) fn forced(&self, key: &Key, lease: LeaseId, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
-        let line = shard.get_mut(key)?;
-        let holder = line.holder.as_ref();
+        let holder = shard.holders.get(key);
         if let Some(holder) = holder.filter(|holder| holder.terms().id == lease) {
             return Some(Arc::clone(holder));
         }
+        if holder.is_none() && !shard.lines.contains_key(key) {
+            return None;
+        }
+        let line = shard.lines.entry(key.clone()).or_default();
         line.forced = Some((lease, by.clone()));
         line.claim.take_if(|claim| claim.lease == lease);
         line.wake();
@@ -258,25 +261,20 @@ impl LocalQueues {
 
     pub(crate) fn holders(&self) -> Vec<Arc<Lease>> {
         let shards = self.shards.iter();
-        let held = |shard: &Mutex<KeyMap<Line>>| -> Vec<Arc<Lease>> {
-            let lines = shard.lock();
-            lines
-                .values()
-                .filter_map(|line| line.holder.clone())
-                .collect()
+        let held = |shard: &Mutex<Shard>| -> Vec<Arc<Lease>> {
+            shard.lock().holders.iter().cloned().collect()
         };
         shards.flat_map(held).collect()
     }
 
     /// Whether somebody waits for `key`.
     pub(crate) fn waits_for(&self, key: &Key) -> bool {
-        let shard = self.shard(key);
-        shard.get(key).is_some_and(|line| !line.waiters.is_empty())
+        self.shard(key).waits_for(key)
     }
 
     /// What was asked of Redis for `key` and not granted yet.
     pub(crate) fn claim_of(&self, key: &Key) -> Option<LeaseId> {
-        let claim = self.shard(key).get(key).and_then(|line| line.claim);
+        let claim = self.shard(key).lines.get(key).and_then(|line| line.claim);
         claim.map(|claim| claim.lease)
     }
 
@@ -284,20 +282,44 @@ impl LocalQueues {
     pub(crate) fn abandon_all(&self) -> Vec<(Key, Claim)> {
         let mut claims = Vec::new();
         for shard in &self.shards {
-            for (key, line) in shard.lock().iter_mut() {
+            for (key, line) in shard.lock().lines.iter_mut() {
                 claims.extend(line.claim.take().map(|claim| (key.clone(), claim)));
             }
         }
         claims
     }
 
-    fn shard(&self, key: &Key) -> MutexGuard<'_, KeyMap<Line>> {
+    fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
         self.shards[key.part(SHARDS)].lock()
     }
 
     #[cfg(test)]
     pub(crate) fn lines(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        let keys = |shard: &Mutex<Shard>| {
+            let Shard { holders, lines } = &*shard.lock();
+            let held_only = |lease: &&Arc<Lease>| !lines.contains_key(&lease.terms().key);
+            lines.len() + holders.iter().filter(held_only).count()
+        };
+        self.shards.iter().map(keys).sum()
+    }
+}
+
+impl Shard {
+    fn waits_for(&self, key: &Key) -> bool {
+        let line = self.lines.get(key);
+        line.is_some_and(|line| !line.waiters.is_empty())
+    }
+
+    /// Forgets the line for `key` if it says nothing any more.
+    fn tidy(&mut self, key: &Key) {
+        let is_held = self.holders.get(key).is_some();
+        let says_something = |line: &Line| {
+            let knows = line.claim.is_some() || line.forced.is_some();
+            !line.waiters.is_empty() || (is_held && knows)
+        };
+        if !self.lines.get(key).is_some_and(says_something) {
+            self.lines.remove(key);
+        }
     }
 }
 
@@ -306,11 +328,6 @@ impl Line {
         if let Some(first) = self.waiters.front() {
             first.wake();
         }
-    }
-
-    /// Whether it says nothing any more.
-    fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.holder.is_none()
     }
 
     fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
@@ -323,6 +340,7 @@ impl Place<'_> {
     pub(crate) fn turn(&self, now: Moment) -> Turn {
         let shard = self.queues.shard(self.key);
         let Some(line) = shard
+            .lines
             .get(self.key)
             .filter(|line| line.is_first(&self.waiter))
         else {
@@ -333,7 +351,8 @@ impl Place<'_> {
         {
             return Turn::Granted(claim, token);
         }
-        let live = line.holder.as_ref().and_then(|lease| lease.live_for(now));
+        let holder = shard.holders.get(self.key);
+        let live = holder.and_then(|lease| lease.live_for(now));
         live.map_or(Turn::First, Turn::Held)
     }
 
@@ -346,7 +365,7 @@ impl Place<'_> {
     /// whether it stood there before; and what stood there on other terms, to be given back.
     pub(crate) fn claim(&self, fresh: LeaseId, now: Moment) -> (LeaseId, bool, Option<Claim>) {
         let mut shard = self.queues.shard(self.key);
-        let Some(line) = shard.get_mut(self.key) else {
+        let Some(line) = shard.lines.get_mut(self.key) else {
             return (fresh, false, None);
         };
         let options = self.waiter.options;
@@ -366,13 +385,13 @@ impl Place<'_> {
     /// Whether `lease` is what the line still asks for.
     pub(crate) fn claims(&self, lease: LeaseId) -> bool {
         let shard = self.queues.shard(self.key);
-        let claim = shard.get(self.key).and_then(|line| line.claim);
+        let claim = shard.lines.get(self.key).and_then(|line| line.claim);
         claim.is_some_and(|claim| claim.lease == lease)
     }
 
     /// `lease` does not stand in line in Redis.
     pub(crate) fn disclaim(&self, lease: LeaseId) {
-        if let Some(line) = self.queues.shard(self.key).get_mut(self.key) {
+        if let Some(line) = self.queues.shard(self.key).lines.get_mut(self.key) {
             line.claim.take_if(|claim| claim.lease == lease);
         }
     }
@@ -389,12 +408,15 @@ impl Place<'_> {
     pub(crate) fn leave_with(mut self, lease: &Arc<Lease>) -> Option<Arc<Lease>> {
         self.left = true;
         let mut shard = self.queues.shard(self.key);
-        let line = shard.entry(self.key.clone()).or_default();
-        line.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
-        line.claim.take_if(|claim| claim.lease == lease.terms().id);
-        let before = line.holder.replace(Arc::clone(lease));
+        let mut forced = None;
+        if let Some(line) = shard.lines.get_mut(self.key) {
+            line.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
+            line.claim.take_if(|claim| claim.lease == lease.terms().id);
+            forced = line.forced.take();
+        }
+        let before = shard.holders.insert(Arc::clone(lease));
+        shard.tidy(self.key);
         let handed = self.handed();
-        let forced = line.forced.take();
         drop(shard);
         let now = self.queues.clock.now();
         if let Some(before) = before {
@@ -417,7 +439,7 @@ impl Place<'_> {
     fn quit(&self) -> (Option<Arc<Lease>>, Option<Claim>) {
         let mut shard = self.queues.shard(self.key);
         let handed = self.handed();
-        let Some(line) = shard.get_mut(self.key) else {
+        let Some(line) = shard.lines.get_mut(self.key) else {
             return (handed, None);
         };
         let was_first = line.is_first(&self.waiter);
@@ -431,9 +453,7 @@ impl Place<'_> {
         } else {
             None
         };
-        if line.is_idle() {
-            shard.remove(self.key);
-        }
+        shard.tidy(self.key);
         (handed, abandoned)
     }
 }

@@ -13,6 +13,7 @@ mod local;
 #[cfg(shuttle)]
 mod model;
 mod outage;
+mod patience;
 mod pause;
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::error::{Error, ErrorKind};
 use crate::event::EventLock;
 use crate::id::LeaseIds;
 use crate::key::Key;
-use crate::lease::{Check, Courier, Lease, Options};
+use crate::lease::{Check, Courier, Lease, Options, SharedOptions};
 use crate::observe;
 use crate::store::{Standing, Store, Watched};
 use crate::watchdog::Watchdog;
@@ -38,6 +39,7 @@ pub(crate) use hearing::Hearing;
 pub(crate) use local::LocalQueues;
 use local::{Place, Turn, Woken};
 use outage::{Ongoing, Outage};
+pub(crate) use patience::Until;
 use pause::Pause;
 
 /// What is asked for.
@@ -49,15 +51,6 @@ pub(crate) struct Wanted {
     pub(crate) check: Option<Check>,
     /// Gives the wait up once it is ready.
     pub(crate) cancel: Option<Receiver<()>>,
-}
-
-/// For how long to wait while somebody else has it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Until {
-    /// Not at all.
-    Now,
-    At(Moment),
-    Forever,
 }
 
 /// Who waits in line for less than this needs no other wake-up than its turn.
@@ -72,6 +65,7 @@ pub(crate) struct Waits {
     courier: Arc<Courier>,
     queues: Arc<LocalQueues>,
     ids: LeaseIds,
+    options: SharedOptions,
     outage: Outage,
     closing: Closing,
     command_timeout: Duration,
@@ -153,6 +147,7 @@ impl Waits {
             courier,
             queues,
             ids: LeaseIds::new(),
+            options: SharedOptions::default(),
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
             closing: Closing::default(),
             command_timeout,
@@ -431,50 +426,6 @@ impl Waits {
     fn tell_unavailable(&self, key: &Key, error: &Error) {
         let lock = not_granted(key);
         self.courier.tell(|events| events.unavailable(lock, error));
-    }
-
-    /// What to tell a caller that has waited long enough; nothing if it has not.
-    fn verdict(
-        &self,
-        wait: &Wait<'_>,
-        now: Moment,
-        outage: Option<&Ongoing>,
-    ) -> Option<Result<(), Error>> {
-        let (started, until) = (wait.started, wait.until);
-        let give_up_at = match (until, outage) {
-            (Until::Now, None) => return Some(Ok(())),
-            (Until::Forever, None) => return None,
-            (Until::Now, Some(_)) => started.after(self.command_timeout),
-            (Until::At(deadline), _) => deadline,
-            (Until::Forever, Some(outage)) => outage.since.max(started).after(self.patience),
-        };
-        if now < give_up_at {
-            return None;
-        }
-        let Some(outage) = outage else {
-            return Some(Ok(()));
-        };
-        if let Until::Now = until {
-            return Some(Err(outage.error.clone()));
-        }
-        let lasted = now.since(outage.since.max(started));
-        let message = format!("for {:.1} s: {}", lasted.as_secs_f64(), outage.error);
-        let error = Error::new(ErrorKind::Unavailable, message);
-        Some(Err(error.with_source(outage.error.clone())))
-    }
-
-    /// Until when to sleep at most, before asking for a verdict again.
-    fn longest_wait(&self, now: Moment, until: Until, outage: Option<&Ongoing>) -> Moment {
-        let patience = self.patience.max(Duration::from_millis(10));
-        let look_again = match outage {
-            Some(outage) => outage.since.after(patience).max(now.after(patience / 10)),
-            None => now.after(patience.max(LONGEST_TRUST)),
-        };
-        match until {
-            Until::Now => now.after(self.command_timeout),
-            Until::At(deadline) => deadline.min(look_again),
-            Until::Forever => look_again,
-        }
     }
 
     /// An error once the client is shut down.

@@ -4,6 +4,9 @@
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +21,17 @@ use crate::watchdog::wheel::{TimerId, Wheel};
 
 /// How soon what a store owes is seen to.
 const SETTLE_AFTER: Duration = Duration::from_millis(100);
+/// So many timers are enough for one look: after a sleep of the machine all of them are due, and the first
+/// leases should not wait for the last to be gathered.
+const AT_ONCE: usize = 4096;
 /// Longest sleep while there are timers. The thread sleeps by a clock that may stand still while
 /// the machine is suspended; leases end by one that does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
+#[derive(Default)]
 pub(crate) enum Timer {
     Lease(Arc<Lease>),
+    #[default]
     Settle,
 }
 
@@ -127,7 +135,7 @@ impl Agenda {
         let _ = worker.send(job);
     }
 
-    /// Sleeps until something is due, and returns that; nothing once stopped.
+    /// Sleeps until something is due, and returns that, or the first part of it; nothing once stopped.
     pub(crate) fn next(&self) -> Option<Vec<Timer>> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
@@ -136,7 +144,13 @@ impl Agenda {
                 return None;
             }
             let now = self.now();
-            timers.wheel.advance(now.past_tick(), &mut due);
+            while due.len() < AT_ONCE {
+                let next = timers.wheel.next_wake().unwrap_or(u64::MAX);
+                timers.wheel.advance(next.min(now.past_tick()), &mut due);
+                if next > now.past_tick() {
+                    break;
+                }
+            }
             if !due.is_empty() {
                 timers.asleep_until = 0;
                 return Some(due);

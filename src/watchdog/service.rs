@@ -129,6 +129,11 @@ impl Watchdog {
         self.rearm(next);
     }
 
+    /// A lease that is lost is watched no more, whoever keeps or has forgotten its guard.
+    pub(crate) fn forget(&self, lost: &Lease) {
+        self.watched.remove(lost);
+    }
+
     /// The lease of this client whose key Redis was asked to tell about.
     pub(crate) fn watched(&self, key: &Key) -> Option<Arc<Lease>> {
         self.watched.get(key)
@@ -155,7 +160,7 @@ impl Watchdog {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
         let outcome = self.store.ask(renewal(lease, ttl), deadline);
-        let result = self.ttl_answered(lease, asked_at, ttl, outcome);
+        let result = self.ttl_answered(lease, asked_at, self.now(), ttl, outcome);
         self.rearm(lease);
         match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
@@ -195,6 +200,7 @@ impl Watchdog {
     fn attend(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
         let (mut renewals, mut checks, mut watches) = (Vec::new(), Vec::new(), Vec::new());
+        let room = self.watched.room();
         for timer in due {
             let Timer::Lease(lease) = timer else {
                 self.agenda.give(Job::Settle);
@@ -215,7 +221,7 @@ impl Watchdog {
                     if warn {
                         self.warn(Arc::clone(&lease));
                     }
-                    if watch {
+                    if watch && watches.len() < room {
                         watches.push(Arc::clone(&lease));
                     }
                     match (renew, lease.terms().options.checked) {
@@ -267,13 +273,17 @@ impl Watchdog {
         }
     }
 
-    /// Has Redis tell what happens to the keys. If it cannot now, it is asked once it can.
+    /// Has Redis tell what happens to the keys, as far as there is room for that. If it cannot now, it is
+    /// asked once it can.
     pub(crate) fn watch_keys(&self, leases: &[Arc<Lease>]) {
         let mut keys = Vec::new();
         for lease in leases {
             lease.watch(|| {
-                self.watched.insert(lease);
-                keys.push(watched(lease));
+                let has_room = self.watched.insert(lease);
+                if has_room {
+                    keys.push(watched(lease));
+                }
+                has_room
             });
         }
         if !keys.is_empty() {
@@ -308,11 +318,17 @@ impl Watchdog {
             .map(|(lease, ttl)| Request::new(renewal(lease, *ttl), deadline))
             .collect();
         self.store.execute(&mut requests);
+        let answered_at = self.now();
+        let took = answered_at.since(asked_at);
         let asked = begun.into_iter().zip(ttls).zip(late);
         let mut observed = observe::Renewals::default();
         for (((lease, ttl), late), request) in asked.zip(requests) {
-            let outcome = self.ttl_answered(lease, asked_at, ttl, request.into_outcome());
-            observed.add(&outcome, late);
+            let outcome = request.into_outcome();
+            let outcome = self.ttl_answered(lease, asked_at, answered_at, ttl, outcome);
+            observed.add(&outcome, late, took);
+            if leases.len() >= MAX_BATCH && outcome.is_ok() {
+                lease.leave_the_crowd();
+            }
             self.tell_renewed(lease, outcome);
             self.rearm(lease);
         }
@@ -325,15 +341,15 @@ impl Watchdog {
         }
     }
 
-    /// Ends a change of the ttl as its answer says.
+    /// Ends a change of the ttl as its answer says, which came in at `now`.
     fn ttl_answered(
         &self,
         lease: &Lease,
         asked_at: Moment,
+        now: Moment,
         ttl: Duration,
         outcome: Result<Reply, Error>,
     ) -> Result<(), Error> {
-        let now = self.now();
         let lost = |reason: LossReason| {
             lease.ttl_unchanged(now, Duration::ZERO, None);
             lease.lose(now, reason.clone());

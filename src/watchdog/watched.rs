@@ -1,35 +1,50 @@
-//! The leases whose keys Redis was asked to tell about: those held for longer than a moment.
+//! The leases whose keys Redis was asked to tell about: those held for longer than a moment, as many as
+//! there is room for.
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::sync::Arc;
 
-use crate::key::{Key, KeyMap};
-use crate::lease::Lease;
+use crate::key::Key;
+use crate::lease::{Lease, LeasesByKey};
 use crate::store::Watched;
 use crate::sync::Mutex;
 
+/// Most leases of one client that are watched. What Redis remembers of tracked keys is bounded for the whole
+/// server (`tracking-table-max-keys`: a million, unless set otherwise): when it is full, it forgets keys at
+/// random, of whichever client. And each renewal of a watched key is told, and makes this client look again.
+const MOST: usize = 10_000;
+
 #[derive(Default)]
-pub(crate) struct WatchedLeases(Mutex<KeyMap<Arc<Lease>>>);
+pub(crate) struct WatchedLeases(Mutex<LeasesByKey>);
 
 impl WatchedLeases {
-    pub(crate) fn insert(&self, lease: &Arc<Lease>) {
-        let key = lease.terms().key.clone();
-        let before = self.0.lock().insert(key, Arc::clone(lease));
+    /// False, and nothing done, if there is no room for it.
+    pub(crate) fn insert(&self, lease: &Arc<Lease>) -> bool {
+        let mut leases = self.0.lock();
+        if leases.len() >= MOST && leases.get(&lease.terms().key).is_none() {
+            return false;
+        }
+        let before = leases.insert(Arc::clone(lease));
+        drop(leases);
         drop(before);
+        true
     }
 
     pub(crate) fn remove(&self, lease: &Lease) {
-        let mut leases = self.0.lock();
-        let key = &lease.terms().key;
-        let is_it = leases
-            .get(key)
-            .is_some_and(|one| std::ptr::eq(&**one, lease));
-        let removed = is_it.then(|| leases.remove(key));
-        drop(leases);
+        let removed = self.0.lock().remove(lease);
         drop(removed);
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Lease>> {
         self.0.lock().get(key).cloned()
+    }
+
+    /// How many more there is room for.
+    pub(crate) fn room(&self) -> usize {
+        MOST.saturating_sub(self.0.lock().len())
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Pure: it never reads a clock, never does I/O, never runs code of its values.
 
+use std::num::NonZeroU64;
+
 // A deadline is read as eleven digits of six bits. An entry waits at the level of the highest digit
 // in which its deadline differs from `now`, in the slot of its deadline's digit there:
 //
@@ -27,25 +29,27 @@ const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
 const OVERDUE: usize = LEVELS * SLOTS;
 /// No node.
 const NIL: u32 = u32::MAX;
+/// In the place of the node before: this one is free.
+const FREE: u32 = u32::MAX - 1;
 
 /// Names one insertion, for ever: an id that has fired or was cancelled matches nothing again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimerId {
     pub(crate) index: u32,
-    pub(crate) generation: u64,
+    pub(crate) generation: NonZeroU64,
 }
 
-/// 32 bytes for a pointer-sized `T` with a niche (`Arc`, `Box`), 40 without one.
+/// 32 bytes for a pointer-sized `T`.
 struct Node<T> {
     deadline: u64,
     /// Counts insertions of the whole wheel. As 64 bits cost no more than 32 here (alignment), it
     /// never comes round, and it orders entries by age.
-    generation: u64,
+    generation: NonZeroU64,
     previous: u32,
     /// The next in the slot, or the next free node.
     next: u32,
-    /// `None`: the node is free.
-    value: Option<T>,
+    /// Meaningless while the node is free.
+    value: T,
 }
 
 #[derive(Clone, Copy)]
@@ -65,7 +69,7 @@ const EMPTY: Slot = Slot {
 /// the greatest number of entries that were ever in it at once.
 pub(crate) struct Wheel<T> {
     now: u64,
-    inserted: u64,
+    inserted: NonZeroU64,
     /// Not later than the earliest deadline in `OVERDUE`; meaningless while that is empty.
     overdue_since: u64,
     /// A bit for each slot that is in use, one word per level and one for `OVERDUE`.
@@ -75,12 +79,12 @@ pub(crate) struct Wheel<T> {
     free: u32,
 }
 
-impl<T> Wheel<T> {
+impl<T: Default> Wheel<T> {
     /// An empty wheel whose time is `now`.
     pub(crate) fn new(now: u64) -> Self {
         Self {
             now,
-            inserted: 0,
+            inserted: NonZeroU64::MIN,
             overdue_since: 0,
             occupied: [0; LEVELS + 1],
             slots: [EMPTY; OVERDUE + 1],
@@ -95,7 +99,7 @@ impl<T> Wheel<T> {
     /// Constant time; allocates only when every node is in use.
     pub(crate) fn insert(&mut self, deadline: u64, value: T) -> TimerId {
         let generation = self.inserted;
-        self.inserted += 1;
+        self.inserted = self.inserted.saturating_add(1);
         if deadline < self.now {
             let first = self.slots[OVERDUE].head == NIL;
             self.overdue_since = if first {
@@ -109,7 +113,7 @@ impl<T> Wheel<T> {
             generation,
             previous: NIL,
             next: NIL,
-            value: Some(value),
+            value,
         };
         let index = self.free;
         let index = if index == NIL {
@@ -129,11 +133,11 @@ impl<T> Wheel<T> {
     /// Constant time; never allocates.
     pub(crate) fn cancel(&mut self, id: TimerId) -> Option<T> {
         let node = self.nodes.get(id.index as usize)?;
-        if node.generation != id.generation || node.value.is_none() {
+        if node.generation != id.generation || node.is_free() {
             return None;
         }
         self.unlink(id.index);
-        self.release(id.index)
+        Some(self.release(id.index))
     }
 
     /// Moves every value whose deadline is not after `now` to the end of `due`, by deadline; those
@@ -152,7 +156,7 @@ impl<T> Wheel<T> {
             while index != NIL {
                 let next = self.nodes[index as usize].next;
                 if slot < SLOTS {
-                    due.extend(self.release(index));
+                    due.push(self.release(index));
                 } else {
                     self.link(index);
                 }
@@ -178,10 +182,7 @@ impl<T> Wheel<T> {
     /// How many values wait. Counts them one by one: for tests.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.nodes
-            .iter()
-            .filter(|node| node.value.is_some())
-            .count()
+        self.nodes.iter().filter(|node| !node.is_free()).count()
     }
 
     /// Whether no value waits.
@@ -271,27 +272,34 @@ impl<T> Wheel<T> {
         }
         late.sort_unstable();
         for (_, _, index) in late {
-            due.extend(self.release(index));
+            due.push(self.release(index));
         }
     }
 
     /// Frees a node that is in no slot.
-    fn release(&mut self, index: u32) -> Option<T> {
+    fn release(&mut self, index: u32) -> T {
         let node = &mut self.nodes[index as usize];
+        node.previous = FREE;
         node.next = self.free;
         self.free = index;
-        node.value.take()
+        std::mem::take(&mut node.value)
     }
 
     #[cold]
     fn grow(&mut self, node: Node<T>) -> u32 {
         let index = u32::try_from(self.nodes.len()).unwrap_or(NIL);
         assert!(
-            index != NIL,
-            "a wheel holds fewer than {NIL} entries at once"
+            index < FREE,
+            "a wheel holds fewer than {FREE} entries at once"
         );
         self.nodes.push(node);
         index
+    }
+}
+
+impl<T> Node<T> {
+    fn is_free(&self) -> bool {
+        self.previous == FREE
     }
 }
 

@@ -160,3 +160,40 @@ fn wait_by_the_hundred() {
     }
     assert!(eventually(secs(10), || child::threads().unwrap() <= before));
 }
+
+/// How many keys Redis remembers to tell somebody about.
+fn tracked(server: &Server) -> usize {
+    let told = ask(server, &["INFO", "stats"]).to_string();
+    let line = told
+        .lines()
+        .find_map(|line| line.split_once("tracking_total_keys:"));
+    let digits: String = line.map_or(String::new(), |(_, n)| {
+        n.chars().take_while(char::is_ascii_digit).collect()
+    });
+    digits.parse().expect("it is a number")
+}
+
+#[test]
+fn of_very_many_held_locks_a_part_is_watched_and_a_free_place_goes_to_another() {
+    const WATCHED: usize = 10_000;
+    let server = server();
+    let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
+    let mut guards = hold_many(&client);
+    let late: Vec<_> = (0..500)
+        .map(|n| client.mutex(&format!("late{n}")).lock().unwrap())
+        .collect();
+    // The fence counter is looked at once.
+    let all = || tracked(&server) >= WATCHED;
+    assert!(
+        eventually(secs(60), all),
+        "{} are watched",
+        tracked(&server)
+    );
+    assert!(tracked(&server) <= WATCHED + 1);
+    guards.truncate(WATCHED - late.len());
+    assert!(
+        eventually(secs(60), all),
+        "{} are watched",
+        tracked(&server)
+    );
+}

@@ -6,11 +6,10 @@ use crate::event::Events;
 #[test]
 fn the_next_holder_has_a_max_hold_of_its_own() {
     let f = lease(|terms| {
-        terms.options.max_hold = Some(100 * SECOND);
-        terms.hold_until = Some(terms.asked_at.after(100 * SECOND));
+        Arc::make_mut(&mut terms.options).max_hold = Some(100 * SECOND);
     });
     let next = next_of(&f, f.at(5)).unwrap();
-    assert_eq!(next.terms().hold_until, Some(f.at(105)));
+    assert_eq!(next.terms().hold_until(), Some(f.at(105)));
 }
 
 #[test]
@@ -18,7 +17,7 @@ fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
     for watched in [false, true] {
         let f = lease(|_| {});
         if watched {
-            f.lease.watch(|| {});
+            f.lease.watch(|| true);
         }
         let next = next_of(&f, f.at(1)).unwrap();
         let due = next.due(f.at(2), note);
@@ -30,8 +29,7 @@ fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
 #[test]
 fn at_the_very_end_of_its_validity_a_lease_is_not_live() {
     let f = lease(|terms| {
-        terms.options.max_hold = Some(20 * SECOND);
-        terms.hold_until = Some(terms.asked_at.after(20 * SECOND));
+        Arc::make_mut(&mut terms.options).max_hold = Some(20 * SECOND);
     });
     f.lease.ttl_changed(f.at(1), f.at(1), 30 * SECOND);
     assert_eq!(f.lease.live_for(f.at(19)), Some(SECOND));
@@ -110,8 +108,8 @@ fn who_of_the_client_is_to_know_of_a_loss_is_told_of_each() {
     let lost = Arc::new(AtomicUsize::new(0));
     let hook = {
         let lost = Arc::clone(&lost);
-        move |key: &Key| {
-            assert_eq!(key.name(), "k");
+        move |lease: &Lease| {
+            assert_eq!(lease.terms().key.name(), "k");
             lost.fetch_add(1, Ordering::SeqCst);
         }
     };

@@ -4,17 +4,12 @@ use super::*;
 
 fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
     lease_with(Some(Check::new(check)), |terms| {
-        terms.options.checked = true
+        Arc::make_mut(&mut terms.options).checked = true
     })
 }
 
 fn warned(due: &Due) -> bool {
     matches!(due, Due::Held { warn: true, .. })
-}
-
-fn limit(terms: &mut Terms, hold: Duration) {
-    terms.options.max_hold = Some(hold);
-    terms.hold_until = Some(terms.asked_at.after(hold));
 }
 
 #[test]
@@ -56,7 +51,7 @@ fn changes_of_the_ttl_under_way_bring_back_no_renewal() {
 
 #[test]
 fn the_end_of_the_hold_comes_before_other_reasons() {
-    let f = lease(|terms| terms.hold_until = Some(terms.asked_at.after(20 * SECOND)));
+    let f = lease(|terms| limit(terms, 20 * SECOND));
     f.lease.let_expire(LossReason::NotRenewed);
     assert_eq!(f.lease.loss(f.at(20)), Some(LossReason::MaxHold));
 }
@@ -94,7 +89,7 @@ fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
     let f = checked(|| true);
     assert!(next_of(&f, f.at(1)).is_none());
     let plain = lease(|_| {});
-    let mut options = plain.lease.terms().options;
+    let mut options = *plain.lease.terms().options;
     options.checked = true;
     assert!(plain.lease.hand_off(plain.at(1), options).is_none());
 }
@@ -217,7 +212,7 @@ fn only_a_renewal_that_is_due_is_waited_for() {
         assert!(settling.join().unwrap());
     });
 
-    let never_renewed = lease(|terms| terms.options.renew_every = None);
+    let never_renewed = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
     assert!(is_settled(&never_renewed, never_renewed.at(10)));
     let ending = lease(|_| {});
     ending.lease.let_expire(LossReason::NotRenewed);
@@ -230,4 +225,44 @@ fn only_a_renewal_that_is_due_is_waited_for() {
     let released = lease(|_| {});
     drop(released.lease.release(released.at(1)).0);
     assert!(is_settled(&released, released.at(10)));
+}
+
+#[test]
+fn renewals_of_a_crowd_drift_apart_and_none_comes_late() {
+    let every = 10 * SECOND;
+    let mut spread: Vec<Duration> = (0..200)
+        .map(|_| {
+            let f = lease(|_| {});
+            f.lease.ttl_changed(f.asked_at, f.asked_at, 30 * SECOND);
+            f.lease.leave_the_crowd();
+            match f.lease.due(f.asked_at, note) {
+                Due::Held { next, .. } => next.since(f.asked_at),
+                Due::Over => panic!("it is held"),
+            }
+        })
+        .collect();
+    spread.sort();
+    assert!(spread[0] >= every - every / 14 && spread[199] <= every);
+    let widest = spread.windows(2).map(|two| two[1] - two[0]).max().unwrap();
+    assert!(widest < every / 32, "two heaps: {spread:?}");
+    assert!(spread[199] - spread[0] > every / 32, "a heap: {spread:?}");
+}
+
+#[test]
+fn a_lease_never_leaves_the_crowd_to_be_renewed_again() {
+    let f = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
+    f.lease.leave_the_crowd();
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.asked_at, note), nothing_before(end));
+}
+
+#[test]
+fn lateness_counts_from_when_a_renewal_was_first_due() {
+    let f = lease(|_| {});
+    f.lease.ttl_changed(f.asked_at, f.asked_at, 30 * SECOND);
+    f.lease.due(f.at(12), note);
+    assert_eq!(f.lease.begin_renewal(f.at(12)), Some(2 * SECOND));
+    f.lease.ttl_unchanged(f.at(12), 30 * SECOND, Some(f.at(13)));
+    f.lease.due(f.at(14), note);
+    assert_eq!(f.lease.begin_renewal(f.at(14)), Some(4 * SECOND));
 }

@@ -31,7 +31,7 @@ fn lease_under(token: u64, key: &Key, id: LeaseId) -> Arc<Lease> {
     let courier = Courier::start(&Crew::new(), None).unwrap();
     courier.stop();
     let now = Moment::now();
-    let terms = Terms::of_grant(key.clone(), id, token, OPTIONS, now, now);
+    let terms = Terms::of_grant(key.clone(), id, token, Arc::new(OPTIONS), now, now);
     Arc::new(Lease::new(terms, courier, None))
 }
 

@@ -62,7 +62,7 @@ impl World {
             checked: check.is_some(),
             ..OPTIONS
         };
-        let terms = Terms::of_grant(key, id, 7, options, now, now);
+        let terms = Terms::of_grant(key, id, 7, Arc::new(options), now, now);
         self.server
             .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
         Arc::new(Lease::new(terms, Arc::clone(&self.courier), check))

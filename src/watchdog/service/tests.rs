@@ -12,7 +12,7 @@ fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
     let now = Moment::now();
     let lease = |_| {
         let key = Key::new("", "k", 16).unwrap();
-        let terms = Terms::of_grant(key, LeaseId::random(), 7, options, now, now);
+        let terms = Terms::of_grant(key, LeaseId::random(), 7, Arc::new(options), now, now);
         Arc::new(Lease::new(terms, Arc::clone(courier), None))
     };
     (0..count).map(lease).collect()
