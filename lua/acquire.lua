@@ -1,6 +1,5 @@
 -- Purpose: grant each free lock to its caller with a fencing token, or say for how long it is taken.
---   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter. All keys
---   that one call grants get the same: a token is compared with those of its own key only.
+--   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter.
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
 --   Who has to wait may stand in line at the end of the value; lua/release.lua serves the line.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
@@ -56,24 +55,29 @@ local function occupied(key, lease, ttl, stands)
   return -1 - left
 end
 
-local middle = ' ' .. micros .. ' ' .. holder
-local results, result, granted = n > 1 and {}, nil, false
+local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
 for i = 1, n do
   local key, lease, ttl, stands = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   result = refused
   if not refused then
+    if used then
+      -- Counted on in the last six digits: to print the whole number takes a µs.
+      head, tail = head or string.sub(used, 1, 10), (tail or tonumber(string.sub(used, 11))) + 1
+      micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
+    end
+    local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
     -- Who asks again takes no free key: should it have given up meanwhile, nobody would let go of it.
-    result = stands ~= '-' and redis.pcall('SET', key, 'lh1 ' .. lease .. middle, 'NX', 'PX', ttl)
+    result = stands ~= '-' and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
       result = occupied(key, lease, ttl, stands)
     elseif result.ok then
-      result, granted = micros, true
+      result, used = micros, micros
     end
   end
   if results then results[i] = result end
 end
 
-local written = granted and redis.pcall('SET', counter, micros)
+local written = used and redis.pcall('SET', counter, used)
 if written and written.err then
   -- A counter that cannot be written grants nothing.
   for i = 1, n do

@@ -156,9 +156,12 @@ fn a_batch_larger_than_one_script_call_is_answered_in_full() {
         })
         .collect();
     f.lane.execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    let mut tokens = std::collections::HashSet::new();
     for request in requests {
-        let outcome = request.into_outcome();
-        assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+        match request.into_outcome() {
+            Ok(Reply::Granted { token }) => assert!(tokens.insert(token), "given twice"),
+            other => panic!("{other:?}"),
+        }
     }
 }
 

@@ -233,7 +233,7 @@ fn one_bad_key_costs_the_others_nothing() {
     let expires_in: i64 = out[4].text().parse().unwrap();
     assert!((1..=5000).contains(&expires_in), "{expires_in}");
     let tokens = [&out[0], &out[2], &out[5]].map(granted);
-    assert_eq!(tokens, [tokens[0]; 3]);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     for (key, token) in ["a", "c", "f"].into_iter().zip(tokens) {
         let wanted = format!("lh1 {ONE} {token} host/1/0");
         assert_eq!(ask(&server, &["GET", key]).as_text(), Some(wanted.as_str()));
@@ -260,6 +260,7 @@ fn a_key_asked_for_twice_in_one_call_is_granted_once() {
     let out = acquire_under(&leases, &mut redis, &["a", "a", "b", "a"]);
     let wanted = ["granted", "contended", "granted", "contended"];
     assert_eq!(kinds(&out), wanted);
+    assert!(granted(&out[0]) < granted(&out[2]));
 }
 
 #[test]

@@ -16,17 +16,17 @@ fn micros_of(value: &str) -> u64 {
 }
 
 #[test]
-fn tokens_rise_from_call_to_call_and_survive_the_counter() {
+fn tokens_rise_within_and_across_calls_and_survive_the_counter() {
     let server = server();
     let mut redis = connect(&server);
     let mut last = 0;
     for round in 0..50 {
         let out = acquire(&mut redis, &["a", "b", "c"]);
-        let tokens: Vec<u64> = out.iter().map(granted).collect();
-        // Of one key none is granted twice by a call: all its keys can share a time.
-        assert_eq!(tokens, [tokens[0]; 3]);
-        assert!(tokens[0] > last, "{tokens:?} after {last} in round {round}");
-        last = tokens[0];
+        for outcome in &out {
+            let token = granted(outcome);
+            assert!(token > last, "{token} after {last} in round {round}");
+            last = token;
+        }
         ask(&server, &["DEL", "a", "b", "c"]);
         if round % 5 == 0 {
             ask(&server, &["DEL", FENCE]);
@@ -39,9 +39,25 @@ fn tokens_rise_from_call_to_call_and_survive_the_counter() {
         .iter()
         .map(granted)
         .collect();
-    assert_eq!(tokens, [ahead + 1; 2]);
+    assert_eq!(tokens, [ahead + 1, ahead + 2]);
     let next = acquire(&mut redis, &["c"]);
-    assert_eq!(granted(&next[0]), ahead + 2);
+    assert_eq!(granted(&next[0]), ahead + 3);
+}
+
+#[test]
+fn tokens_of_one_call_are_counted_past_a_million() {
+    let server = server();
+    let mut redis = connect(&server);
+    for last_digits in [999_996, 999_997, 999_998, 999_999] {
+        ask(&server, &["FLUSHALL"]);
+        let last = 4_000_000_000_000_000 + last_digits;
+        ask(&server, &["SET", FENCE, &last.to_string()]);
+        let tokens: Vec<u64> = acquire(&mut redis, &["a", "b", "c", "d"])
+            .iter()
+            .map(granted)
+            .collect();
+        assert_eq!(tokens, [1, 2, 3, 4].map(|n| last + n));
+    }
 }
 
 #[test]
