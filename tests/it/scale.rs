@@ -174,12 +174,12 @@ fn tracked(server: &Server) -> usize {
 }
 
 #[test]
-fn of_very_many_held_locks_a_part_is_watched_and_a_free_place_goes_to_another() {
+fn of_very_many_held_locks_a_part_is_watched_and_the_place_of_a_lost_one_goes_to_another() {
     const WATCHED: usize = 10_000;
     let server = server();
     let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
-    let mut guards = hold_many(&client);
-    let late: Vec<_> = (0..500)
+    let guards = hold_many(&client);
+    let _late: Vec<_> = (0..500)
         .map(|n| client.mutex(&format!("late{n}")).lock().unwrap())
         .collect();
     // The fence counter is looked at once.
@@ -190,10 +190,14 @@ fn of_very_many_held_locks_a_part_is_watched_and_a_free_place_goes_to_another() 
         tracked(&server)
     );
     assert!(tracked(&server) <= WATCHED + 1);
-    guards.truncate(WATCHED - late.len());
+    // Kept all the same, as if they were forgotten.
+    let lost: Vec<String> = (0..500).map(|n| format!("leasehold:k{n}")).collect();
+    let delete = ["DEL"].into_iter().chain(lost.iter().map(String::as_str));
+    ask(&server, &delete.collect::<Vec<_>>());
     assert!(
         eventually(secs(60), all),
         "{} are watched",
         tracked(&server)
     );
+    assert!(guards.iter().any(MutexGuard::is_lost));
 }
