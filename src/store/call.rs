@@ -17,8 +17,8 @@ pub(crate) struct Call {
     changed: Condvar,
 }
 
-/// Room for the one request of most calls.
-type Few<T> = SmallVec<[T; 1]>;
+/// Room for one, which is the rule: a call has one request, a batch of an idle lane one command.
+pub(crate) type Few<T> = SmallVec<[T; 1]>;
 
 struct State {
     outcomes: Few<Option<Outcome>>,

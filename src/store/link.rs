@@ -10,6 +10,7 @@ use r2d2::PooledConnection;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
+use crate::store::call::Few;
 use crate::store::command::{Command, Reply};
 use crate::store::connect::{Connector, Endpoint};
 use crate::store::pending::Pending;
@@ -194,7 +195,7 @@ impl Link {
                     }
                     (outcomes, None)
                 }
-                Decoded::Doubtful(error) => (Vec::new(), Some(error)),
+                Decoded::Doubtful(error) => (Few::new(), Some(error)),
                 Decoded::Apart => {
                     self.repeat(names, 1, by_text)?;
                     continue;

@@ -25,6 +25,8 @@ use waiter::Waiter;
 pub(crate) use waiter::Woken;
 
 const SHARDS: usize = 64;
+/// Longer ones are given back to the heap.
+const LONGEST_SPARE: usize = 16;
 
 pub(crate) struct LocalQueues {
     clock: Clock,
@@ -38,6 +40,8 @@ pub(crate) struct LocalQueues {
 struct Shard {
     holders: LeasesByKey,
     lines: KeyMap<Line>,
+    /// The emptied line of whoever came last, for the next.
+    spare: VecDeque<Arc<Waiter>>,
 }
 
 /// There while somebody waits, or while it says something of a lock that is held.
@@ -119,7 +123,11 @@ impl LocalQueues {
     ) -> Place<'a> {
         let (bell, rung) = cancel.map(|_| bounded(1)).unzip();
         let waiter = Arc::new(Waiter::new(options, bell));
-        let line = shard.lines.entry(key.clone()).or_default();
+        let Shard { lines, spare, .. } = &mut *shard;
+        let line = lines.entry(key.clone()).or_insert_with(|| Line {
+            waiters: std::mem::take(spare),
+            ..Line::default()
+        });
         line.waiters.push_back(Arc::clone(&waiter));
         Place {
             queues: self,
@@ -296,7 +304,7 @@ impl LocalQueues {
     #[cfg(test)]
     pub(crate) fn lines(&self) -> usize {
         let keys = |shard: &Mutex<Shard>| {
-            let Shard { holders, lines } = &*shard.lock();
+            let Shard { holders, lines, .. } = &*shard.lock();
             let held_only = |lease: &&Arc<Lease>| !lines.contains_key(&lease.terms().key);
             lines.len() + holders.iter().filter(held_only).count()
         };
@@ -317,8 +325,11 @@ impl Shard {
             let knows = line.claim.is_some() || line.forced.is_some();
             !line.waiters.is_empty() || (is_held && knows)
         };
-        if !self.lines.get(key).is_some_and(says_something) {
-            self.lines.remove(key);
+        if !self.lines.get(key).is_some_and(says_something)
+            && let Some(line) = self.lines.remove(key)
+            && line.waiters.capacity() <= LONGEST_SPARE
+        {
+            self.spare = line.waiters;
         }
     }
 }

@@ -30,8 +30,9 @@ use crate::store::script::Names;
 use crate::store::{Bell, Chore, DelayHook};
 use crate::sync::{self, Mutex};
 
-/// Commands taken from the queue at a time.
-const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 256 };
+/// Commands taken from the queue at a time, in a few script calls: Redis reads 16 KiB of a connection
+/// before it turns to the others, which is one call of many keys.
+const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 1024 };
 /// Unread answers to releases; beyond it those who release leave the writing to the background.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 

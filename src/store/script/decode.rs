@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use redis::{ServerError, Value};
+use smallvec::smallvec;
 
 use crate::error::{Error, ErrorKind};
 use crate::id::HolderId;
+use crate::store::call::{Few, Outcome};
 use crate::store::command::Reply;
 use crate::store::connect;
 use crate::store::script::Kind;
@@ -16,7 +18,7 @@ pub(crate) enum Decoded {
     /// An outcome for each command; `out_of_place` says that another connection may lead to a
     /// server that can do what this one cannot (a new primary).
     Outcomes {
-        outcomes: Vec<Result<Reply, Error>>,
+        outcomes: Few<Outcome>,
         out_of_place: bool,
     },
     /// An error that is not Redis' own (a proxy's, say): nobody knows what was done.
@@ -48,7 +50,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
         one => std::slice::from_ref(one),
     };
     let out_of_place = results.iter().any(is_out_of_place);
-    let mut outcomes = Vec::with_capacity(n);
+    let mut outcomes = Few::with_capacity(n);
     for result in results {
         match outcome(kind, result) {
             Some(outcome) => outcomes.push(outcome),
@@ -57,7 +59,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
     }
     // One error for several keys: the call was refused as a whole.
     match (&value, outcomes.first()) {
-        (Value::ServerError(_), Some(refused)) => outcomes = vec![refused.clone(); n],
+        (Value::ServerError(_), Some(refused)) => outcomes = smallvec![refused.clone(); n],
         _ if outcomes.len() != n => return nonsense(kind, &value),
         _ => {}
     }
