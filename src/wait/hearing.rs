@@ -124,3 +124,38 @@ impl Listener for Hearing {
             .tell_later(move |events| events.wake_ups_refused(&error));
     }
 }
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, Moment};
+    use crate::lease::{Lease, Options, Terms};
+    use crate::store::{Memory, MemoryServer};
+    use crate::thread::Crew;
+    use crate::watchdog::Agenda;
+
+    #[test]
+    fn a_lease_that_is_lost_is_watched_no_more_whoever_keeps_its_guard() {
+        let (agenda, _inboxes) = Agenda::new(Clock::default());
+        let store = Arc::new(Memory::new(
+            MemoryServer::new(),
+            HolderId::of_this_process(),
+        ));
+        let courier = Courier::start(&Crew::new(), None).unwrap();
+        let second = Duration::from_secs(1);
+        let watchdog = Watchdog::new(agenda, store.clone(), Arc::clone(&courier), second);
+        let queues = Arc::new(LocalQueues::new(Clock::default()));
+        let dog = Arc::clone(&watchdog);
+        let _hearing = Hearing::new(store, dog, Arc::clone(&courier), queues, second);
+        let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
+        let options = Arc::new(Options::USUAL);
+        let terms = Terms::of_grant(key.clone(), LeaseId::random(), 7, options, now, now);
+        let lease = Arc::new(Lease::new(terms, Arc::clone(&courier), None));
+        watchdog.watch_keys(&[Arc::clone(&lease)]);
+        assert!(watchdog.watched(&key).is_some());
+        lease.lose(LossReason::Deleted);
+        assert!(watchdog.watched(&key).is_none());
+        courier.stop();
+    }
+}

@@ -170,11 +170,12 @@ impl Watchdog {
 
     fn keep_time(&self) {
         while let Some(due) = self.agenda.next() {
-            let (mut renewals, watches) = self.attend(due);
-            while !renewals.is_empty() {
-                let rest = renewals.split_off(renewals.len().min(MAX_BATCH));
-                self.agenda.give(Job::Renew(renewals));
-                renewals = rest;
+            let (renewals, watches) = self.attend(due);
+            let mut renewals = renewals.into_iter().peekable();
+            while renewals.peek().is_some() {
+                // Each in a vector of its own size: a million may wait while Redis is away.
+                let batch = renewals.by_ref().take(MAX_BATCH).collect();
+                self.agenda.give(Job::Renew(batch));
             }
             if !watches.is_empty() {
                 self.agenda.give(Job::Watch(watches));
