@@ -154,7 +154,7 @@ mod tests {
         let lease = Arc::new(Lease::new(terms, Arc::clone(&courier), None));
         watchdog.watch_keys(&[Arc::clone(&lease)]);
         assert!(watchdog.watched(&key).is_some());
-        lease.lose(LossReason::Deleted);
+        lease.lose(Moment::now(), LossReason::Deleted);
         assert!(watchdog.watched(&key).is_none());
         courier.stop();
     }
