@@ -13,6 +13,9 @@ mod local;
 mod model;
 mod outage;
 mod pause;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
