@@ -15,6 +15,9 @@ mod model;
 mod outage;
 mod patience;
 mod pause;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

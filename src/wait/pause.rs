@@ -70,7 +70,7 @@ mod tests {
             pause.next();
         }
         pause.no_longer_than(Duration::from_millis(3));
-        assert!(pause.next() <= Duration::from_millis(4));
+        assert_eq!(pause.next(), Duration::from_millis(4));
         pause.for_an_outage();
         assert!(pause.next() > Duration::from_millis(4));
     }

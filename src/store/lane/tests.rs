@@ -1,5 +1,7 @@
 //! A lane on a real Redis, with faults that only the inside can see or make.
 
+mod owed;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use leasehold_testbed::{Server, eventually};

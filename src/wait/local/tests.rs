@@ -317,3 +317,25 @@ fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
         }
     }
 }
+
+#[test]
+fn the_first_of_each_line_can_be_woken_and_those_behind_sleep_on() {
+    let queues = LocalQueues::new(Clock::default());
+    let keys = ["a", "b"].map(key);
+    let firsts = keys.each_ref().map(|key| join(&queues, key));
+    let second = join(&queues, &keys[0]);
+    queues.wake_first();
+    for first in &firsts {
+        assert_eq!(first.wait(soon()), Woken::Called);
+    }
+    assert_eq!(second.wait(soon()), Woken::Late);
+}
+
+#[test]
+fn a_key_that_is_held_and_not_wanted_is_waited_for_by_nobody() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    assert!(queues.waits_for(&key));
+    assert!(one.leave_with(&lease(&key)).is_none());
+    assert!(!queues.waits_for(&key));
+}

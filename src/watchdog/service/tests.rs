@@ -1,3 +1,5 @@
+mod renewing;
+
 use crossbeam_channel::unbounded;
 
 use super::*;

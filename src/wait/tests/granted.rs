@@ -1,0 +1,91 @@
+//! What is made of a grant: one that was told of, one that came too late, one that nobody can keep.
+
+use super::*;
+
+impl Fixture {
+    /// The next question puts the caller in line, and it is granted the lock before it hears so.
+    fn grant_in_line(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
+        let (clock, queues) = (self.clock.clone(), Arc::clone(&self.queues));
+        self.answer(move |request| {
+            let Command::Acquire { key, lease, .. } = &request.command else {
+                panic!("{request:?}");
+            };
+            clock.advance(later);
+            assert!(queues.granted(key, *lease, 7));
+            meanwhile();
+            Ok(contended(true))
+        });
+    }
+
+    fn asked(&self) -> Vec<Standing> {
+        self.store.asked.lock().clone()
+    }
+}
+
+#[test]
+fn a_grant_that_was_told_of_is_entered_on_without_another_question() {
+    let f = fixture();
+    f.grant_in_line(Duration::ZERO, || {});
+    let terms = f.acquire(Until::Forever).unwrap().unwrap();
+    assert_eq!(terms.token, 7);
+}
+
+#[test]
+fn a_grant_that_was_told_of_is_confirmed_where_all_of_its_ttl_is_promised_or_much_is_spent() {
+    let unrenewed = Options {
+        renew_every: None,
+        ..OPTIONS
+    };
+    for (options, later) in [(OPTIONS, OPTIONS.ttl / 2), (unrenewed, Duration::ZERO)] {
+        let f = fixture();
+        f.grant_in_line(later, || {});
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 9 }));
+        let terms = f.acquire_on(options, Until::Forever).unwrap().unwrap();
+        assert_eq!(terms.token, 9);
+        assert_eq!(f.asked(), [Standing::Told, Standing::Kept]);
+    }
+}
+
+#[test]
+fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
+    let f = fixture();
+    f.grant_in_line(Duration::ZERO, || {});
+    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
+    // All of it is allowance for drift.
+    let options = Options {
+        ttl: Duration::from_millis(2),
+        ..OPTIONS
+    };
+    let denied = f.acquire_on(options, Until::Forever).unwrap_err();
+    assert_eq!(denied.kind(), ErrorKind::Denied);
+}
+
+#[test]
+fn a_grant_that_comes_after_its_validity_is_given_back_and_asked_for_anew() {
+    let f = fixture();
+    f.answer_after(OPTIONS.ttl, Ok(Reply::Granted { token: 7 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    let terms = f.acquire(Until::Forever).unwrap().unwrap();
+    assert_eq!(terms.token, 8);
+    let released = f.store.released.lock();
+    assert!(released.len() == 1 && released[0] != terms.id);
+}
+
+#[test]
+fn who_is_granted_the_lock_as_the_client_ends_is_told_so_and_asks_no_more() {
+    for told in [true, false] {
+        let f = fixture();
+        let watchdog = Arc::clone(&f.watchdog);
+        if told {
+            f.grant_in_line(Duration::ZERO, move || watchdog.stop());
+        } else {
+            f.answer(move |_| {
+                watchdog.stop();
+                Ok(Reply::Granted { token: 7 })
+            });
+        }
+        let ended = f.acquire(Until::Forever).unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::Shutdown);
+        assert!(!f.store.released.lock().is_empty(), "it is given back");
+    }
+}

@@ -1,0 +1,131 @@
+//! What comes of a renewal, by the answer to it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::clock::Clock;
+use crate::event::EventLock;
+use crate::store::{Listener, Standing, Watched};
+
+/// Gives its answers one after another.
+#[derive(Default)]
+struct Answers(Mutex<VecDeque<Result<Reply, Error>>>);
+
+impl Store for Answers {
+    fn execute(&self, requests: &mut [Request]) {
+        for request in requests {
+            request.outcome = self.0.lock().pop_front();
+        }
+    }
+
+    fn post(&self, _: Command) {}
+
+    fn settle(&self) -> bool {
+        false
+    }
+
+    fn flush(&self, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn standing(&self) -> Standing {
+        Standing::None
+    }
+
+    fn want_wakeups(&self) {}
+
+    fn watch(&self, _: Vec<Watched>) -> bool {
+        true
+    }
+
+    fn stop_listening(&self) {}
+}
+
+#[derive(Default)]
+struct Told {
+    lost: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+impl Events for Told {
+    fn lost(&self, _: EventLock<'_>, _: &LossReason) {
+        self.lost.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn renewal_failed(&self, _: EventLock<'_>, _: &Error) {
+        self.failed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Fixture {
+    clock: Clock,
+    answers: Arc<Answers>,
+    told: Arc<Told>,
+    courier: Arc<Courier>,
+    crew: Crew,
+    dog: Arc<Watchdog>,
+}
+
+const EVERY: Duration = Duration::from_secs(2);
+
+/// A watchdog without its threads, and a lease that is due in [`EVERY`].
+fn fixture() -> Fixture {
+    let (clock, crew) = (Clock::movable(), Crew::new());
+    let (answers, told) = (Arc::new(Answers::default()), Arc::new(Told::default()));
+    let events: Arc<dyn Events> = told.clone();
+    let courier = Courier::start(&crew, Some(events)).unwrap();
+    let (agenda, _) = Agenda::new(clock.clone());
+    let dog = Watchdog::new(agenda, answers.clone(), courier.clone(), EVERY);
+    let options = Options {
+        renew_every: Some(EVERY),
+        ..Options::USUAL
+    };
+    let (key, now) = (Key::new("", "k", 16).unwrap(), clock.now());
+    let terms = Terms::of_grant(key, LeaseId::random(), 7, options, now, now);
+    let lease = Lease::new(terms, courier.clone(), None);
+    assert!(dog.watch(&Arc::new(lease)));
+    Fixture {
+        clock,
+        answers,
+        told,
+        courier,
+        crew,
+        dog,
+    }
+}
+
+impl Fixture {
+    /// Lets time pass; what is due by then has this answer. False if nothing was.
+    fn is_renewed_after(&self, pause: Duration, answer: Result<Reply, Error>) -> bool {
+        self.answers.0.lock().push_back(answer);
+        self.clock.advance(pause);
+        self.dog.catch_up(&[]);
+        self.answers.0.lock().pop_front().is_none()
+    }
+}
+
+#[test]
+fn a_renewal_that_fails_is_tried_again_after_a_quarter_of_its_pause() {
+    let f = fixture();
+    let failed = Err(Error::new(ErrorKind::Unavailable, ""));
+    assert!(f.is_renewed_after(EVERY, failed));
+    // A timer is a millisecond late at most.
+    let retry = EVERY / 4 + Duration::from_millis(1);
+    assert!(f.is_renewed_after(retry, Ok(Reply::Done)));
+    f.courier.stop();
+}
+
+#[test]
+fn a_renewal_that_finds_the_lock_lost_is_told_of_as_a_loss_and_not_as_a_failure() {
+    let f = fixture();
+    assert!(f.is_renewed_after(EVERY, Ok(Reply::Missing)));
+    f.courier.stop();
+    assert!(f.crew.has_ended_by(Moment::now().after(60 * EVERY)));
+    assert_eq!(f.told.lost.load(Ordering::SeqCst), 1);
+    assert_eq!(f.told.failed.load(Ordering::SeqCst), 0);
+}
