@@ -71,7 +71,7 @@ fn who_waits_for_a_holder_is_not_told_of_an_outage_that_is_long_over() {
         ttl: hour,
         ..OPTIONS
     };
-    let terms = Terms::of_grant(key(), LeaseId::random(), 7, options, now, now);
+    let terms = Terms::of_grant(key(), LeaseId::random(), 7, Arc::new(options), now, now);
     let held = Arc::new(Lease::new(terms, Arc::clone(&f.courier), None));
     let queues = Arc::clone(&f.queues);
     f.answer(move |_| {

@@ -86,7 +86,7 @@ fn fixture() -> Fixture {
         ..Options::USUAL
     };
     let (key, now) = (Key::new("", "k", 16).unwrap(), clock.now());
-    let terms = Terms::of_grant(key, LeaseId::random(), 7, options, now, now);
+    let terms = Terms::of_grant(key, LeaseId::random(), 7, Arc::new(options), now, now);
     let lease = Lease::new(terms, courier.clone(), None);
     assert!(dog.watch(&Arc::new(lease)));
     Fixture {
