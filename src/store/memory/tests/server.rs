@@ -146,24 +146,41 @@ impl Redis {
         let before = self.time();
         let reply = self.ask(scripts, by, command);
         let published = self.published();
+        let (values, ends, after) = self.look();
+        Found {
+            reply,
+            published,
+            values,
+            ends,
+            before,
+            after,
+        }
+    }
+
+    /// What the keys hold, when they expire, and what time that is. On a busy machine Redis may be
+    /// stopped in the midst of it, and would then tell of ttls at another time than it says.
+    fn look(&mut self) -> ([Option<String>; 2], [Option<Moment>; 2], Moment) {
         let mut look = redis::pipe();
         look.atomic().cmd("TIME");
         for n in [0, 1] {
             look.cmd("GET").arg(key(n).in_redis());
             look.cmd("PTTL").arg(key(n).in_redis());
         }
-        type Looked = ((u64, u64), Option<String>, i64, Option<String>, i64);
-        let (time, one, left_of_one, two, left_of_two): Looked =
-            look.query(&mut self.connection).unwrap();
-        let after = moment(time);
-        let end = |left: i64| Some(after.after(Duration::from_millis(left.try_into().ok()?)));
-        Found {
-            reply,
-            published,
-            values: [one, two],
-            ends: [end(left_of_one), end(left_of_two)],
-            before,
-            after,
+        look.cmd("TIME");
+        type Time = (u64, u64);
+        type Looked = (Time, Option<String>, i64, Option<String>, i64, Time);
+        loop {
+            let (begun, one, left_of_one, two, left_of_two, ended): Looked =
+                look.query(&mut self.connection).unwrap();
+            let (begun, ended) = (moment(begun), moment(ended));
+            if ended.since(begun) < GRAIN {
+                let end = |left: i64| {
+                    let left = Duration::from_millis(left.try_into().ok()?);
+                    Some(begun.after(left))
+                };
+                let ends = [end(left_of_one), end(left_of_two)];
+                return ([one, two], ends, ended);
+            }
         }
     }
 
