@@ -19,6 +19,11 @@ use crate::store::script::{self, Call, Decoded, Kind, Names};
 /// Keys in one script call: bounds for how long it keeps Redis from everybody else.
 const MAX_KEYS: usize = 256;
 
+/// How many used batches are kept for the next ones: those are of a few kinds at most. Longer ones are
+/// given back to the heap.
+const SPARE: usize = 4;
+const LONGEST_SPARE: usize = 256;
+
 /// Longest pause between attempts to connect, while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
@@ -128,6 +133,12 @@ impl Link {
         self.spare.pop().unwrap_or_default()
     }
 
+    fn keep(&mut self, used: Vec<Pending>) {
+        if self.spare.len() < SPARE && used.capacity() <= LONGEST_SPARE {
+            self.spare.push(used);
+        }
+    }
+
     /// Puts a batch on the wire. Whatever happens, it is then in flight.
     pub(crate) fn write(&mut self, names: &Names, mut batch: Vec<Pending>) -> Result<(), Error> {
         let mut by_kind = Kind::ALL.map(|_| Vec::new());
@@ -140,7 +151,7 @@ impl Link {
                 of_kind.push(pending);
             }
         }
-        self.spare.push(batch);
+        self.keep(batch);
         self.buffer.clear();
         for (kind, pendings) in Kind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(names, kind, MAX_KEYS, false, pendings);
@@ -231,14 +242,12 @@ impl Link {
                     deliver(pending, answer);
                 }
             }
-            self.spare.push(exchange.pendings);
+            self.keep(exchange.pendings);
             if !too_early.is_empty() {
                 self.enqueue_all(names, kind, MAX_KEYS, by_text, too_early);
                 self.send()?;
             }
         }
-        // A batch is of a few kinds at most.
-        self.spare.truncate(4);
         Ok(())
     }
 
