@@ -4,6 +4,7 @@
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
 //! - [`observability`]: events, spans, metrics, and what to be woken for.
+//! - [`performance`]: what a lock costs beside others, why, and how to measure it.
 //! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when.
 //! - [`conformance`]: what is asked of a lock, line by line, and the tests that hold it.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock and redlock.
@@ -24,6 +25,7 @@ page!(guarantees, "../docs/guarantees.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(failures, "../docs/failures.md");
 page!(observability, "../docs/observability.md");
+page!(performance, "../docs/performance.md");
 page!(market, "../docs/market.md");
 page!(conformance, "../docs/conformance.md");
 page!(coming_from, "../docs/coming_from.md");
