@@ -392,3 +392,17 @@ fn many_refused_releases_keep_nobody_from_being_served() {
     f.acquire("yet another");
     assert!(names.iter().all(|name| !f.exists(name)));
 }
+
+#[test]
+fn when_one_connection_has_broken_those_that_were_idle_then_are_not_trusted() {
+    let f = fixture();
+    f.acquire("a");
+    let idle = f.lane.common.pool.get().unwrap();
+    drop(idle);
+    f.server
+        .command(&["CLIENT", "KILL", "TYPE", "normal"])
+        .unwrap();
+    let (_, cut) = f.acquire_within("b", LONG);
+    assert_eq!(cut.unwrap_err().kind(), ErrorKind::Unavailable);
+    f.acquire("c");
+}
