@@ -14,6 +14,8 @@ pub(crate) mod model;
 mod node;
 mod pending;
 mod script;
+#[cfg(all(test, not(shuttle)))]
+mod scripted;
 mod session;
 mod value;
 mod wakeups;
@@ -31,6 +33,8 @@ pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::Node;
 #[cfg(feature = "__internals")]
 pub(crate) use script::{Call, Kind, Names, encode};
+#[cfg(all(test, not(shuttle)))]
+pub(crate) use scripted::Scripted;
 pub use session::TransactionConnection;
 pub(crate) use session::{Written, read_failed};
 pub(crate) use value::{LockValue, hand_offs_of, holds, stands_in_line};

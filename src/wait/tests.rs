@@ -4,15 +4,13 @@ mod adopting;
 mod granted;
 mod outages;
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::lease::Terms;
-use crate::store::{Command, Listener, Reply, Request};
-use crate::sync::Mutex;
+use crate::store::{Reply, Request, Scripted};
 use crate::thread::Crew;
 use crate::watchdog::Agenda;
 
@@ -20,68 +18,6 @@ const OPTIONS: Options = Options::USUAL;
 /// Longer than any test lasts.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(600);
-
-type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
-
-/// Gives its answers one after another; to be asked once more is a panic.
-#[derive(Default)]
-struct Scripted {
-    answers: Mutex<VecDeque<Answer>>,
-    /// As what each acquire was to stand in line.
-    asked: Mutex<Vec<Standing>>,
-    released: Mutex<Vec<LeaseId>>,
-    watched: AtomicUsize,
-    /// Called when wake-ups are wanted.
-    when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
-}
-
-impl Store for Scripted {
-    fn execute(&self, requests: &mut [Request]) {
-        for request in requests {
-            if let Command::Acquire { standing, .. } = &request.command {
-                self.asked.lock().push(*standing);
-            }
-            let answer = self.answers.lock().pop_front();
-            let answer = answer.expect("nothing more was to be asked");
-            request.outcome = Some(answer(request));
-        }
-    }
-
-    fn post(&self, release: Command) {
-        if let Command::Release { lease, .. } = release {
-            self.released.lock().push(lease);
-        }
-    }
-
-    fn settle(&self) -> bool {
-        false
-    }
-
-    fn flush(&self, _: Moment) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn standing(&self) -> Standing {
-        Standing::Told
-    }
-
-    fn want_wakeups(&self) {
-        if let Some(when_wanted) = &*self.when_wanted.lock() {
-            when_wanted();
-        }
-    }
-
-    fn watch(&self, _: Vec<Watched>) -> bool {
-        self.watched.fetch_add(1, Ordering::SeqCst);
-        false
-    }
-
-    fn stop_listening(&self) {}
-}
 
 struct Fixture {
     clock: Clock,
@@ -142,7 +78,7 @@ fn contended(in_line: bool) -> Reply {
 impl Fixture {
     /// The answer to the next question.
     fn answer(&self, answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static) {
-        self.store.answers.lock().push_back(Box::new(answer));
+        self.store.answer(answer);
     }
 
     /// The next question is answered after `later`.

@@ -1,6 +1,7 @@
 //! What is made of a grant: one that was told of, one that came too late, one that nobody can keep.
 
 use super::*;
+use crate::store::Command;
 
 impl Fixture {
     /// The next question puts the caller in line, and it is granted the lock before it hears so.

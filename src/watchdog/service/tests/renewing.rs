@@ -1,50 +1,11 @@
 //! What comes of a renewal, by the answer to it.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::clock::Clock;
 use crate::event::EventLock;
-use crate::store::{Listener, Standing, Watched};
-
-/// Gives its answers one after another.
-#[derive(Default)]
-struct Answers(Mutex<VecDeque<Result<Reply, Error>>>);
-
-impl Store for Answers {
-    fn execute(&self, requests: &mut [Request]) {
-        for request in requests {
-            request.outcome = self.0.lock().pop_front();
-        }
-    }
-
-    fn post(&self, _: Command) {}
-
-    fn settle(&self) -> bool {
-        false
-    }
-
-    fn flush(&self, _: Moment) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn standing(&self) -> Standing {
-        Standing::None
-    }
-
-    fn want_wakeups(&self) {}
-
-    fn watch(&self, _: Vec<Watched>) -> bool {
-        true
-    }
-
-    fn stop_listening(&self) {}
-}
+use crate::store::Scripted;
 
 #[derive(Default)]
 struct Told {
@@ -64,7 +25,7 @@ impl Events for Told {
 
 struct Fixture {
     clock: Clock,
-    answers: Arc<Answers>,
+    store: Arc<Scripted>,
     told: Arc<Told>,
     courier: Arc<Courier>,
     crew: Crew,
@@ -76,11 +37,11 @@ const EVERY: Duration = Duration::from_secs(2);
 /// A watchdog without its threads, and a lease that is due in [`EVERY`].
 fn fixture() -> Fixture {
     let (clock, crew) = (Clock::movable(), Crew::new());
-    let (answers, told) = (Arc::new(Answers::default()), Arc::new(Told::default()));
+    let (store, told) = (Arc::new(Scripted::default()), Arc::new(Told::default()));
     let events: Arc<dyn Events> = told.clone();
     let courier = Courier::start(&crew, Some(events)).unwrap();
     let (agenda, _) = Agenda::new(clock.clone());
-    let dog = Watchdog::new(agenda, answers.clone(), courier.clone(), EVERY);
+    let dog = Watchdog::new(agenda, store.clone(), courier.clone(), EVERY);
     let options = Options {
         renew_every: Some(EVERY),
         ..Options::USUAL
@@ -91,7 +52,7 @@ fn fixture() -> Fixture {
     assert!(dog.watch(&Arc::new(lease)));
     Fixture {
         clock,
-        answers,
+        store,
         told,
         courier,
         crew,
@@ -102,10 +63,10 @@ fn fixture() -> Fixture {
 impl Fixture {
     /// Lets time pass; what is due by then has this answer. False if nothing was.
     fn is_renewed_after(&self, pause: Duration, answer: Result<Reply, Error>) -> bool {
-        self.answers.0.lock().push_back(answer);
+        self.store.answer(move |_| answer);
         self.clock.advance(pause);
         self.dog.catch_up(&[]);
-        self.answers.0.lock().pop_front().is_none()
+        !self.store.unasked()
     }
 }
 

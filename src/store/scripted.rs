@@ -1,0 +1,89 @@
+//! A store for tests of what stands above it: says what it is told to say, and notes what it is asked.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::id::LeaseId;
+use crate::store::{Command, Listener, Reply, Request, Standing, Store, Watched};
+use crate::sync::Mutex;
+use crate::thread::Crew;
+
+type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
+
+/// Gives its answers one after another; to be asked once more is a panic.
+#[derive(Default)]
+pub(crate) struct Scripted {
+    answers: Mutex<VecDeque<Answer>>,
+    /// As what each acquire was to stand in line.
+    pub(crate) asked: Mutex<Vec<Standing>>,
+    pub(crate) released: Mutex<Vec<LeaseId>>,
+    pub(crate) watched: AtomicUsize,
+    /// Called when wake-ups are wanted.
+    pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
+}
+
+impl Scripted {
+    /// The answer to the next question.
+    pub(crate) fn answer(
+        &self,
+        answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static,
+    ) {
+        self.answers.lock().push_back(Box::new(answer));
+    }
+
+    /// Takes back an answer that nobody has asked for. False if there is none.
+    pub(crate) fn unasked(&self) -> bool {
+        self.answers.lock().pop_front().is_some()
+    }
+}
+
+impl Store for Scripted {
+    fn execute(&self, requests: &mut [Request]) {
+        for request in requests {
+            if let Command::Acquire { standing, .. } = &request.command {
+                self.asked.lock().push(*standing);
+            }
+            let answer = self.answers.lock().pop_front();
+            let answer = answer.expect("nothing more was to be asked");
+            request.outcome = Some(answer(request));
+        }
+    }
+
+    fn post(&self, release: Command) {
+        if let Command::Release { lease, .. } = release {
+            self.released.lock().push(lease);
+        }
+    }
+
+    fn settle(&self) -> bool {
+        false
+    }
+
+    fn flush(&self, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn standing(&self) -> Standing {
+        Standing::Told
+    }
+
+    fn want_wakeups(&self) {
+        if let Some(when_wanted) = &*self.when_wanted.lock() {
+            when_wanted();
+        }
+    }
+
+    fn watch(&self, _: Vec<Watched>) -> bool {
+        self.watched.fetch_add(1, Ordering::SeqCst);
+        false
+    }
+
+    fn stop_listening(&self) {}
+}
