@@ -57,6 +57,12 @@ fn key(name: &str) -> Key {
 }
 
 impl Fixture {
+    /// Redis ends the lane's connection.
+    fn cut(&self) {
+        let kill = ["CLIENT", "KILL", "TYPE", "normal"];
+        self.server.command(&kill).unwrap();
+    }
+
     fn acquire_within(&self, name: &str, limit: Duration) -> (LeaseId, Result<Reply, Error>) {
         let lease = LeaseId::random();
         let command = Command::Acquire {
@@ -120,9 +126,7 @@ fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
 fn an_unread_release_of_a_cut_connection_is_written_again() {
     let f = fixture();
     let lease = f.acquire("a");
-    f.server
-        .command(&["CLIENT", "KILL", "TYPE", "normal"])
-        .unwrap();
+    f.cut();
     f.lane.post(f.release("a", lease));
     while f.lane.settle() {}
     assert!(!f.exists("a"));
@@ -399,9 +403,7 @@ fn when_one_connection_has_broken_those_that_were_idle_then_are_not_trusted() {
     f.acquire("a");
     let idle = f.lane.common.pool.get().unwrap();
     drop(idle);
-    f.server
-        .command(&["CLIENT", "KILL", "TYPE", "normal"])
-        .unwrap();
+    f.cut();
     let (_, cut) = f.acquire_within("b", LONG);
     assert_eq!(cut.unwrap_err().kind(), ErrorKind::Unavailable);
     f.acquire("c");

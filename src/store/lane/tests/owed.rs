@@ -70,9 +70,7 @@ fn a_flush_says_so_while_releases_are_refused() {
 fn a_flush_on_a_connection_that_was_cut_is_answered_on_another() {
     let f = fixture();
     let lease = f.acquire("a");
-    f.server
-        .command(&["CLIENT", "KILL", "TYPE", "normal"])
-        .unwrap();
+    f.cut();
     f.lane.post(f.release("a", lease));
     let flushed = f.ask(Command::Flush { lane: 0 }, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
