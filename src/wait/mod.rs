@@ -91,8 +91,6 @@ struct Wait<'a> {
     wanted: &'a Wanted,
     place: &'a Place<'a>,
     started: Moment,
-    /// When it came into line.
-    come_at: Moment,
     until: Until,
     pause: Pause,
     rest: Rest,
@@ -215,14 +213,13 @@ impl Waits {
                 wanted,
                 place: &place,
                 started,
-                come_at,
                 until,
                 pause: Pause::new(),
                 rest: Rest::None,
                 met: None,
                 told: false,
             };
-            let (lease, had_at) = match self.wait(&mut wait) {
+            let (lease, had_at) = match self.wait(&mut wait, come_at) {
                 Ok(Some(Got::Granted(lease))) => {
                     if let Some(other) = place.leave_with(&lease) {
                         self.let_go(&other);
@@ -257,7 +254,8 @@ impl Waits {
         }
     }
 
-    fn wait(&self, wait: &mut Wait<'_>) -> Result<Option<Got>, Error> {
+    /// Waits from `come_at` on, when it came into line.
+    fn wait(&self, wait: &mut Wait<'_>, come_at: Moment) -> Result<Option<Got>, Error> {
         let mut first = true;
         loop {
             if let Some(lease) = wait.place.handed() {
@@ -267,11 +265,7 @@ impl Waits {
             if wait.is_cancelled() {
                 return Err(Error::new(ErrorKind::Cancelled, ""));
             }
-            let now = if first {
-                wait.come_at
-            } else {
-                self.watchdog.now()
-            };
+            let now = if first { come_at } else { self.watchdog.now() };
             let turn = wait.place.turn(now);
             if let Turn::Granted(claim, token) = &turn {
                 if let Some(lease) = self.enter(wait, claim, *token, now)? {
