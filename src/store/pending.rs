@@ -106,7 +106,7 @@ impl Pending {
         };
         match (&self.command, &outcome) {
             (Command::Release { until, .. }, Err(_)) if Moment::now() < *until => {
-                self.hand_over(outcome);
+                self.deliver(outcome);
                 self.attempts += 1;
                 Next::Owed(self)
             }
@@ -124,7 +124,7 @@ impl Pending {
                     | Reply::Contended { in_line: true, .. },
                 ),
             ) => {
-                if self.hand_over(outcome) {
+                if self.deliver(outcome) {
                     return Next::Finished;
                 }
                 // Granted, or in line, for a caller that has left.
@@ -133,7 +133,7 @@ impl Pending {
             }
             _ => {
                 let is_done = outcome.is_ok();
-                self.hand_over(outcome);
+                self.deliver(outcome);
                 if is_done && let Some(follower) = self.follower.take() {
                     follower.confirm();
                 }
@@ -151,7 +151,7 @@ impl Pending {
             // The outcome is unknown: never repeated under its lease id.
             Command::Acquire { .. } | Command::Adopt { .. } => {
                 let undo = self.command.undo(Moment::now());
-                self.hand_over(Err(error.clone()));
+                self.deliver(Err(error.clone()));
                 undo.map_or(Next::Finished, |undo| {
                     let mut ghost = Self::new(undo, None);
                     ghost.ghost = true;
@@ -167,7 +167,7 @@ impl Pending {
 
     /// It was not written, and will not be while its caller waits.
     pub(crate) fn unsent(mut self, error: &Error) -> Next {
-        self.hand_over(Err(error.clone()));
+        self.deliver(Err(error.clone()));
         self.attempts += 1;
         match self.command {
             Command::Release { until, .. } if Moment::now() < until => Next::Owed(self),
@@ -177,7 +177,7 @@ impl Pending {
 
     /// Hands the outcome to whoever waits; false if nobody does. What fails, or comes when its caller
     /// has left, is late.
-    fn hand_over(&mut self, outcome: Outcome) -> bool {
+    fn deliver(&mut self, outcome: Outcome) -> bool {
         let failed = outcome.as_ref().err().cloned();
         let completed = self.ticket.take().map(|ticket| ticket.complete(outcome));
         let left = || Error::new(ErrorKind::Timeout, "no answer in time");
