@@ -8,6 +8,11 @@ use crate::id::{HolderId, LeaseId};
 /// a hand-off within one grant.
 const TOKEN_SHIFT: u32 = 10;
 
+/// What to say of a key where something else stands than a lock.
+pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
+/// As [`NO_LOCK`], of a fenced value.
+pub(crate) const NO_FENCED_VALUE: &str = "no fenced value of this library stands under the key";
+
 /// The value of a lock, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LockValue {

@@ -428,11 +428,9 @@ fn token(micros: u64) -> u64 {
 }
 
 fn no_lock() -> Error {
-    let message = "no lock of this library stands under the key";
-    Error::new(ErrorKind::Protocol, message)
+    Error::new(ErrorKind::Protocol, value::NO_LOCK)
 }
 
 fn no_value() -> Error {
-    let message = "no fenced value of this library stands under the key";
-    Error::new(ErrorKind::Protocol, message)
+    Error::new(ErrorKind::Protocol, value::NO_FENCED_VALUE)
 }

@@ -11,7 +11,7 @@ use crate::store::call::{Few, Outcome};
 use crate::store::command::Reply;
 use crate::store::connect;
 use crate::store::script::Kind;
-use crate::store::value::{self, LockValue};
+use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
 
 /// What came back for one script call.
 pub(crate) enum Decoded {
@@ -138,12 +138,11 @@ fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
             Ok(Reply::Taken { by: None })
         }
         (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => {
-            let message = format!("no lock of this library stands under the key: {found:?}");
+            let message = format!("{NO_LOCK}: {found:?}");
             Err(Error::new(ErrorKind::Protocol, message))
         }
         (Kind::Write | Kind::Read, ("WRONGTYPE" | "FOREIGN", _)) => {
-            let message = "no fenced value of this library stands under the key";
-            Err(Error::new(ErrorKind::Protocol, message))
+            Err(Error::new(ErrorKind::Protocol, NO_FENCED_VALUE))
         }
         (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
     }
@@ -160,7 +159,7 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
     });
     Some(found.ok_or_else(|| {
         let what = String::from_utf8_lossy(&bytes[space + 1..]);
-        let message = format!("no lock of this library stands under the key: {what:?}");
+        let message = format!("{NO_LOCK}: {what:?}");
         Error::new(ErrorKind::Protocol, message)
     }))
 }
