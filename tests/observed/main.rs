@@ -17,7 +17,7 @@ use leasehold::crossbeam_channel::{Sender, unbounded};
 use leasehold::{Client, EventLock, Events, Memory};
 use leasehold_testbed::{Reply, Server, eventually};
 
-use receivers::{ALWAYS, AT_SPANS, Panicking, Receivers, TOLD_ON, Told, receivers};
+use receivers::{ALWAYS, AT_SPANS, Panicking, TOLD_ON, Told, receivers};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -173,16 +173,13 @@ fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
     let guard = client.mutex("k").lock().unwrap();
     server.stop();
     assert!(guard.unlock().is_err());
-    let owed = |receivers: &Receivers| {
-        let numbers = receivers.numbers();
-        numbers.get("leasehold_lane_debts{lane=0}").copied()
-    };
-    assert!(eventually(SOON, || owed(&receivers) == Some(1.0)));
+    let owed = || receivers.level("leasehold_lane_debts{lane=0}");
+    assert!(eventually(SOON, || owed() == Some(1.0)));
     assert!(eventually(SOON, || !receivers
         .told("release delayed")
         .is_empty()));
     server.resume();
-    assert!(eventually(SOON, || owed(&receivers) == Some(0.0)));
+    assert!(eventually(SOON, || owed() == Some(0.0)));
     assert!(client.mutex("k").try_lock().unwrap().is_some());
 }
 

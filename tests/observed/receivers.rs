@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics::{
+    Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -127,54 +129,109 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
     }
 }
 
-struct Numbers(DebuggingRecorder);
+/// The levels of the gauges by their names: the debugging recorder's would be set back by each look.
+#[derive(Clone, Default)]
+struct Levels(Arc<Mutex<HashMap<String, f64>>>);
+
+struct Level {
+    name: String,
+    levels: Levels,
+}
+
+impl Level {
+    fn change(&self, to: impl FnOnce(f64) -> f64) {
+        let mut levels = self.levels.0.lock().unwrap();
+        let level = levels.entry(self.name.clone()).or_default();
+        *level = to(*level);
+    }
+}
+
+impl GaugeFn for Level {
+    fn increment(&self, by: f64) {
+        self.change(|level| level + by);
+    }
+
+    fn decrement(&self, by: f64) {
+        self.change(|level| level - by);
+    }
+
+    fn set(&self, to: f64) {
+        self.change(|_| to);
+    }
+}
+
+/// `name{label=value}`
+fn named(key: &Key) -> String {
+    let labels = key.labels();
+    let labels: String = labels
+        .map(|label| format!("{{{}={}}}", label.key(), label.value()))
+        .collect();
+    format!("{}{labels}", key.name())
+}
+
+struct Numbers {
+    counted: DebuggingRecorder,
+    levels: Levels,
+}
 
 impl Recorder for Numbers {
     fn describe_counter(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
         panic_if_asked_to();
-        self.0.describe_counter(key, unit, text);
+        self.counted.describe_counter(key, unit, text);
     }
 
     fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
         panic_if_asked_to();
-        self.0.describe_gauge(key, unit, text);
+        self.counted.describe_gauge(key, unit, text);
     }
 
     fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, text: SharedString) {
         panic_if_asked_to();
-        self.0.describe_histogram(key, unit, text);
+        self.counted.describe_histogram(key, unit, text);
     }
 
     fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
         panic_if_asked_to();
-        self.0.register_counter(key, metadata)
+        self.counted.register_counter(key, metadata)
     }
 
-    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
         panic_if_asked_to();
-        self.0.register_gauge(key, metadata)
+        Gauge::from_arc(Arc::new(Level {
+            name: named(key),
+            levels: self.levels.clone(),
+        }))
     }
 
     fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
         panic_if_asked_to();
-        self.0.register_histogram(key, metadata)
+        self.counted.register_histogram(key, metadata)
     }
 }
 
 pub struct Receivers {
     notebook: Notebook,
     numbers: Snapshotter,
+    levels: Levels,
 }
 
 static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
     let notebook = Notebook::default();
     let subscriber = tracing_subscriber::registry().with(notebook.clone());
     tracing::subscriber::set_global_default(subscriber).unwrap();
-    let recorder = DebuggingRecorder::new();
-    let numbers = recorder.snapshotter();
-    let installed = metrics::set_global_recorder(Numbers(recorder));
+    let (counted, levels) = (DebuggingRecorder::new(), Levels::default());
+    let numbers = counted.snapshotter();
+    let recorder = Numbers {
+        counted,
+        levels: levels.clone(),
+    };
+    let installed = metrics::set_global_recorder(recorder);
     assert!(installed.is_ok(), "it is the only one");
-    Mutex::new(Receivers { notebook, numbers })
+    Mutex::new(Receivers {
+        notebook,
+        numbers,
+        levels,
+    })
 });
 
 /// One test at a time, from an empty notebook and with no numbers.
@@ -184,6 +241,7 @@ pub fn receivers() -> MutexGuard<'static, Receivers> {
         .unwrap_or_else(|failed| failed.into_inner());
     receivers.notebook.0.lock().unwrap().clear();
     receivers.numbers();
+    receivers.levels.0.lock().unwrap().clear();
     receivers
 }
 
@@ -197,22 +255,21 @@ impl Receivers {
             .collect()
     }
 
+    /// At what the gauge of this name stands; `None` if it was never set.
+    pub fn level(&self, name: &str) -> Option<f64> {
+        self.levels.0.lock().unwrap().get(name).copied()
+    }
+
     /// What was counted and recorded since the last time: `name{label=value}`, and how much or how often.
     pub fn numbers(&self) -> HashMap<String, f64> {
         let number = |value: DebugValue| match value {
             DebugValue::Counter(count) => count as f64,
-            DebugValue::Gauge(level) => level.into_inner(),
+            DebugValue::Gauge(_) => unreachable!("levels are kept apart"),
             DebugValue::Histogram(values) => values.len() as f64,
         };
         let snapshot = self.numbers.snapshot().into_vec();
-        let named = snapshot.into_iter().map(|(key, _, _, value)| {
-            let key = key.key();
-            let labels = key.labels();
-            let labels: String = labels
-                .map(|label| format!("{{{}={}}}", label.key(), label.value()))
-                .collect();
-            (format!("{}{labels}", key.name()), number(value))
-        });
-        named.collect()
+        let numbers = snapshot.into_iter();
+        let numbers = numbers.map(|(key, _, _, value)| (named(key.key()), number(value)));
+        numbers.collect()
     }
 }
