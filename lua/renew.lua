@@ -12,10 +12,14 @@ for i, key in ipairs(KEYS) do
     if string.sub(result, 1, 36) ~= 'lh1 ' .. ARGV[2 * i - 1] then
       result = string.sub(result, 1, 256)
     else
-      result = redis.pcall('PTTL', key)
-      if type(result) == 'number' then
-        local shorter = result < tonumber(ARGV[2 * i])
-        result = shorter and redis.pcall('PEXPIRE', key, ARGV[2 * i]) or 1
+      result = redis.pcall('PEXPIRE', key, ARGV[2 * i], 'GT')
+      if result ~= 1 then
+        -- It has longer than that, or no end at all, or Redis is older than 7.0 and knows no GT.
+        result = redis.pcall('PTTL', key)
+        if type(result) == 'number' then
+          local shorter = result < tonumber(ARGV[2 * i])
+          result = shorter and redis.pcall('PEXPIRE', key, ARGV[2 * i]) or 1
+        end
       end
     end
   end
