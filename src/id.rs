@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use uuid::Uuid;
+use uuid::{Builder, Uuid};
 
-/// One grant of one lock: 128 bits, new with each attempt to be granted.
+use crate::sync::Mutex;
+
+/// One grant of one lock: a random number of 128 bits, new with each attempt to be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseId(Uuid);
 
@@ -15,10 +16,18 @@ impl LeaseId {
     pub(crate) const DIGITS: usize = 32;
 
     pub(crate) fn random() -> Self {
-        #[cfg(all(test, shuttle))]
-        return Self(Uuid::from_u128(crate::sync::model::random()));
-        #[cfg(not(all(test, shuttle)))]
-        Self(Uuid::new_v4())
+        let [id] = Self::several();
+        id
+    }
+
+    #[cfg(all(test, shuttle))]
+    fn several<const N: usize>() -> [Self; N] {
+        [(); N].map(|()| Self(Uuid::from_u128(crate::sync::model::random())))
+    }
+
+    #[cfg(not(all(test, shuttle)))]
+    fn several<const N: usize>() -> [Self; N] {
+        random::<N>().map(|bytes| Self(Builder::from_random_bytes(bytes).into_uuid()))
     }
 
     pub(crate) fn decode(text: &str) -> Option<Self> {
@@ -38,30 +47,30 @@ impl LeaseId {
     }
 }
 
-/// The lease ids of one client. They follow each other by a fixed odd step from a random one of 2^128
-/// (a Weyl sequence): none comes twice, and two clients meet no more often than they would by drawing
-/// each at random, which takes a system call.
-pub(crate) struct LeaseIds {
-    first: u128,
-    drawn: AtomicU64,
-}
+/// The lease ids of one client. Each is a secret: who knows it can take the lock. They are drawn from the
+/// system many at a time, since that is a system call; and from nowhere else, since generators of a process
+/// go on alike in those that it forks.
+#[derive(Default)]
+pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
 
 impl LeaseIds {
-    /// 2^128 divided by the golden ratio: ids that follow each other look nothing alike.
-    const STEP: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-
-    pub(crate) fn new() -> Self {
-        Self {
-            first: LeaseId::random().0.as_u128(),
-            drawn: AtomicU64::new(0),
-        }
-    }
+    /// A KiB of randomness, a few µs.
+    const AT_ONCE: usize = 64;
 
     pub(crate) fn draw(&self) -> LeaseId {
-        let number = u128::from(self.drawn.fetch_add(1, Ordering::Relaxed));
-        let id = self.first.wrapping_add(number.wrapping_mul(Self::STEP));
-        LeaseId(Uuid::from_u128(id))
+        let mut drawn = self.0.lock();
+        if drawn.is_empty() {
+            drawn.extend(LeaseId::several::<{ Self::AT_ONCE }>());
+        }
+        drawn.pop().expect("some were just drawn")
     }
+}
+
+/// Random bytes of the system.
+fn random<const N: usize>() -> [[u8; 16]; N] {
+    let mut bytes = [[0; 16]; N];
+    getrandom::fill(bytes.as_flattened_mut()).expect("the system has random bytes");
+    bytes
 }
 
 impl fmt::Debug for LeaseId {
@@ -95,7 +104,8 @@ impl HolderId {
             })
             .take(64)
             .collect();
-        let random = Uuid::new_v4().as_u128() as u32;
+        let [[a, b, c, d, ..]] = random::<1>();
+        let random = u32::from_be_bytes([a, b, c, d]);
         Self(format!("{host}/{}/{random:08x}", std::process::id()).into())
     }
 
@@ -148,18 +158,20 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_a_client_are_its_own_and_look_nothing_alike() {
-        let clients = [LeaseIds::new(), LeaseIds::new()];
+    fn the_ids_of_a_client_are_its_own_and_none_tells_of_another() {
+        let clients = [LeaseIds::default(), LeaseIds::default()];
         let drawn: Vec<LeaseId> = clients
             .iter()
             .flat_map(|ids| std::iter::repeat_with(|| ids.draw()).take(1000))
             .collect();
         let distinct: std::collections::HashSet<_> = drawn.iter().collect();
         assert_eq!(distinct.len(), drawn.len());
-        for pair in drawn.windows(2) {
-            let bits = (pair[0].0.as_u128() ^ pair[1].0.as_u128()).count_ones();
-            assert!((32..96).contains(&bits), "{pair:?}");
-        }
+        let steps = drawn.windows(2).map(|pair| {
+            let [one, next] = [pair[0], pair[1]].map(|id| id.0.as_u128());
+            next.wrapping_sub(one)
+        });
+        let distinct: std::collections::HashSet<_> = steps.collect();
+        assert_eq!(distinct.len(), drawn.len() - 1);
     }
 
     #[test]

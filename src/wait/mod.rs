@@ -147,7 +147,7 @@ impl Waits {
             watchdog,
             courier,
             queues,
-            ids: LeaseIds::new(),
+            ids: LeaseIds::default(),
             options: SharedOptions::default(),
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
             closing: Closing::default(),
