@@ -154,7 +154,7 @@ impl Lease {
                 && state.ending().is_none()
                 && !state.capped;
             let at = state.renew_at;
-            let is_due = is_renewed && (state.renewal_due || at.is_none_or(|at| at <= now));
+            let is_due = is_renewed && (state.renewal_due || at.is_some_and(|at| at <= now));
             if state.phase != Phase::Held || !is_due {
                 return true;
             }
@@ -194,9 +194,12 @@ impl Lease {
             state.capped |= self.terms.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
             state.renewal_due = false;
+            // Who extends it by little again and again puts no renewal off.
+            let whole_since = state.valid_until.before(validity(self.terms.ttl()));
+            let since = asked_at.min(whole_since);
             state.renew_at = match state.ending() {
                 Some(_) => None,
-                None => self.terms.renewal_after(asked_at, state.capped),
+                None => self.terms.renewal_after(since, state.capped),
             };
         }
         state.tell_ttl_settled();

@@ -50,6 +50,20 @@ fn changes_of_the_ttl_under_way_bring_back_no_renewal() {
 }
 
 #[test]
+fn extending_by_little_puts_no_renewal_off() {
+    let f = lease(|_| {});
+    for second in [3, 6, 9] {
+        f.lease.ttl_changed(f.at(second), f.at(second), 5 * SECOND);
+    }
+    let end = f.asked_at.after(validity(30 * SECOND));
+    assert_eq!(f.lease.due(f.at(9), note), nothing_before(f.at(10)));
+    f.lease.ttl_changed(f.at(10), f.at(10), 5 * SECOND);
+    assert_eq!(f.lease.due(f.at(10), note), renewal_and_look_at(end));
+    f.lease.ttl_changed(f.at(10), f.at(10), 40 * SECOND);
+    assert_eq!(f.lease.due(f.at(11), note), nothing_before(f.at(20)));
+}
+
+#[test]
 fn the_end_of_the_hold_comes_before_other_reasons() {
     let f = lease(|terms| limit(terms, 20 * SECOND));
     f.lease.let_expire(LossReason::NotRenewed);
