@@ -133,7 +133,12 @@ impl Link {
         self.spare.pop().unwrap_or_default()
     }
 
-    fn keep(&mut self, used: Vec<Pending>) {
+    /// Keeps an emptied batch.
+    pub(crate) fn keep(&mut self, used: Vec<Pending>) {
+        debug_assert!(
+            used.is_empty(),
+            "what is in it would go into the next batch"
+        );
         if self.spare.len() < SPARE && used.capacity() <= LONGEST_SPARE {
             self.spare.push(used);
         }
@@ -303,9 +308,11 @@ impl Link {
             .collect();
         if !releases.is_empty() && !self.cut {
             self.buffer.clear();
-            let call = Call::Text(Kind::Release.text());
-            let commands = releases.iter();
-            script::encode(&mut self.buffer, call, Kind::Release, names, commands);
+            for releases in releases.chunks(MAX_KEYS) {
+                let call = Call::Text(Kind::Release.text());
+                let commands = releases.iter();
+                script::encode(&mut self.buffer, call, Kind::Release, names, commands);
+            }
             // Best effort: the releases are repeated on other connections anyway.
             let _ = self.wire.send(&self.buffer);
         }

@@ -194,8 +194,14 @@ impl State {
     }
 
     fn is_waited_for(&self) -> bool {
+        self.next_leader().is_some()
+    }
+
+    /// The first that waits in the queue.
+    fn next_leader(&self) -> Option<&Arc<Call>> {
         let mut tickets = self.queue.iter().filter_map(|p| p.ticket.as_ref());
-        tickets.any(Ticket::is_waited_for)
+        let next = tickets.find(|ticket| ticket.is_waited_for());
+        next.map(Ticket::call)
     }
 
     fn settle(&mut self, next: Next) {
@@ -336,6 +342,7 @@ impl<'a> Leadership<'a> {
             .swap(false, std::sync::atomic::Ordering::Relaxed);
         let link = self.link.as_mut().expect("only a connected leader writes");
         if batch.is_empty() {
+            link.keep(batch);
             return Ok(());
         }
         let written = link.write(&self.lane.common.names, batch);
@@ -404,9 +411,20 @@ impl Drop for Leadership<'_> {
         }
         loop {
             let mut state = self.lane.state.lock();
+            if let Some(next) = state.next_leader().map(Arc::clone) {
+                state.link = self.link.take();
+                // Woken under the lock, which it takes first, it would go to sleep again for that.
+                drop(state);
+                if next.appoint() {
+                    return;
+                }
+                // It has left just now. The lane is led, so nobody else has touched the link.
+                self.link = self.lane.state.lock().link.take();
+                continue;
+            }
             let owed = self.link.as_ref().map_or(0, Link::owed);
             let can_write = self.link.is_some() && owed < MAX_OWED;
-            if can_write && !state.is_waited_for() && !state.queue.is_empty() {
+            if can_write && !state.queue.is_empty() {
                 // Under the same lock: nobody who waits has come in between.
                 let mut batch = self.empty_batch();
                 state.next_batch(&mut batch);
@@ -421,10 +439,6 @@ impl Drop for Leadership<'_> {
                 continue;
             }
             state.link = self.link.take();
-            let mut tickets = state.queue.iter().filter_map(|p| p.ticket.as_ref());
-            if tickets.any(|ticket| ticket.call().appoint()) {
-                return;
-            }
             state.led = false;
             let chore = match (state.queue.is_empty(), state.debts.is_empty()) {
                 (false, _) => Some(Chore::Now),
