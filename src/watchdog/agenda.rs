@@ -19,6 +19,9 @@ use crate::store::Chore;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::watchdog::wheel::{TimerId, Wheel};
 
+/// Workers that renew: while one works through the answers to a batch, Redis has the other's.
+pub(crate) const RENEWERS: usize = 2;
+
 /// How soon what a store owes is seen to.
 const SETTLE_AFTER: Duration = Duration::from_millis(100);
 /// So many timers are enough for one look: after a sleep of the machine all of them are due, and the first
@@ -210,7 +213,8 @@ impl Agenda {
             timers.wheel.advance(u64::MAX, &mut watched);
             self.changed.notify_all();
         }
-        for worker in [&self.renewals, &self.checks, &self.releases] {
+        let renewers = [&self.renewals; RENEWERS];
+        for worker in renewers.into_iter().chain([&self.checks, &self.releases]) {
             let _ = worker.send(Job::Stop);
         }
         let leases = watched.into_iter().filter_map(|timer| match timer {

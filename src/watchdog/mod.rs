@@ -1,4 +1,4 @@
-//! How a grant lives on: one timer thread over a wheel, one worker that renews and one that sees to
+//! How a grant lives on: one timer thread over a wheel, two workers that renew and one that sees to
 //! releases, for all leases of a client; and one that asks callers' checks, once there is a lease with
 //! one. No lease costs a thread.
 

@@ -23,7 +23,7 @@ use crate::observe;
 use crate::store::{Chore, Command, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
-use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
+use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Leases renewed by one job, with one deadline.
@@ -58,17 +58,15 @@ impl Watchdog {
         })
     }
 
-    /// Starts the timer and the two workers. One renews and does nothing else, so that releases
-    /// stuck behind a dead server never hold up renewals.
+    /// Starts the timer and the workers. Those that renew do nothing else, so that releases stuck
+    /// behind a dead server never hold up renewals.
     pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inboxes: Inboxes) -> Result<(), Error> {
         *self.checks.lock() = Some(inboxes.checks);
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
-        let workers = [
-            ("leasehold-renewals", inboxes.renewals),
-            ("leasehold-releases", inboxes.releases),
-        ];
-        for (name, inbox) in workers {
+        let renewers = [(); RENEWERS].map(|()| ("leasehold-renewals", inboxes.renewals.clone()));
+        let releaser = ("leasehold-releases", inboxes.releases);
+        for (name, inbox) in renewers.into_iter().chain([releaser]) {
             let dog = Arc::clone(self);
             crew.spawn(name, move || dog.work(&inbox))
                 .inspect_err(|_| self.stop())?;

@@ -25,8 +25,8 @@ const OPTIONS: Options = Options {
     max_hold: None,
     checked: false,
 };
-/// The timer, the two workers, and the one that asks checks.
-const THREADS: usize = 4;
+/// The timer, those that renew, the one for releases, and the one that asks checks.
+const THREADS: usize = 3 + RENEWERS;
 
 struct World {
     dog: Arc<Watchdog>,
@@ -62,7 +62,14 @@ impl World {
             checked: check.is_some(),
             ..OPTIONS
         };
-        let terms = Terms::of_grant(key, id, 7, Arc::new(options), now, now);
+        let terms = Terms {
+            key,
+            id,
+            token: 7,
+            options: Arc::new(options),
+            asked_at: now,
+            since: now,
+        };
         self.server
             .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
         Arc::new(Lease::new(terms, Arc::clone(&self.courier), check))
@@ -87,11 +94,9 @@ impl World {
     fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
-            for inbox in [
-                &self.inboxes.renewals,
-                &self.inboxes.checks,
-                &self.inboxes.releases,
-            ] {
+            let renewers = [&self.inboxes.renewals; RENEWERS];
+            let others = [&self.inboxes.checks, &self.inboxes.releases];
+            for inbox in renewers.into_iter().chain(others) {
                 threads.push(scope.spawn(|| self.work(inbox)));
             }
             let owners: Vec<_> = owners.iter().map(|run| scope.spawn(run)).collect();
