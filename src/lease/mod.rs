@@ -261,8 +261,8 @@ impl Lease {
             valid_until: terms.bounded(state.valid_until),
             key_until: state.key_until,
             capped: false,
-            // Due at once, if the renewal that was due has not begun.
-            renew_at: state.renew_at.or(Some(now)),
+            // In the past, if a renewal is due and has not begun.
+            renew_at: state.renew_at,
             renewal_due: false,
             watch_at: (!state.watched).then(|| now.after(WATCHED_AFTER)),
             watched: false,

@@ -20,7 +20,14 @@ const OPTIONS: Options = Options::USUAL;
 fn lease() -> (Lease, impl Fn()) {
     let (courier, deliver) = Courier::of_a_model();
     let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
-    let terms = Terms::of_grant(key, LeaseId::random(), 7, Arc::new(OPTIONS), now, now);
+    let terms = Terms {
+        key,
+        id: LeaseId::random(),
+        token: 7,
+        options: Arc::new(OPTIONS),
+        asked_at: now,
+        since: now,
+    };
     (Lease::new(terms, courier, None), deliver)
 }
 

@@ -65,7 +65,7 @@ pub(crate) struct Terms {
     pub(crate) id: LeaseId,
     pub(crate) token: u64,
     pub(crate) options: Arc<Options>,
-    /// When it was asked for: before the first byte was sent; or handed over within the client.
+    /// When it was asked for: before the first byte was sent; or handed off within the client.
     pub(crate) asked_at: Moment,
     /// Since when it is the client's.
     pub(crate) since: Moment,
@@ -86,25 +86,6 @@ pub(super) fn validity(ttl: Duration) -> Duration {
 }
 
 impl Terms {
-    /// Those of a grant that was asked for at `asked_at` and came in at `now`.
-    pub(crate) fn of_grant(
-        key: Key,
-        id: LeaseId,
-        token: u64,
-        options: Arc<Options>,
-        asked_at: Moment,
-        now: Moment,
-    ) -> Self {
-        Self {
-            key,
-            id,
-            token,
-            options,
-            asked_at,
-            since: now,
-        }
-    }
-
     /// The full ttl.
     pub(crate) fn ttl(&self) -> Duration {
         self.options.first_ttl()
@@ -116,7 +97,7 @@ impl Terms {
         max_hold.map(|hold| self.asked_at.after(hold))
     }
 
-    /// How often it was handed over within the client.
+    /// How often it was handed off within the client.
     pub(crate) fn hand_offs(&self) -> u32 {
         hand_offs_of(self.token)
     }

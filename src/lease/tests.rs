@@ -32,14 +32,14 @@ fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Terms)) -> Fixture 
     let key = Key::new("p:", "k", 100).unwrap();
     // Not to be watched while a test lasts.
     let granted_at = asked_at.after(3600 * SECOND);
-    let mut terms = Terms::of_grant(
+    let mut terms = Terms {
         key,
-        LeaseId::random(),
-        7,
-        Arc::new(options),
+        id: LeaseId::random(),
+        token: 7,
+        options: Arc::new(options),
         asked_at,
-        granted_at,
-    );
+        since: granted_at,
+    };
     change(&mut terms);
     Fixture {
         lease: Lease::new(terms, Arc::clone(&courier), check),

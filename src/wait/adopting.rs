@@ -98,7 +98,14 @@ impl Waits {
         }
         let now = self.watchdog.now();
         let options = self.options.share(options);
-        let terms = Terms::of_grant(key.clone(), lease, ticket.token, options, asked_at, now);
+        let terms = Terms {
+            key: key.clone(),
+            id: lease,
+            token: ticket.token,
+            options,
+            asked_at,
+            since: now,
+        };
         let adopted = self.granted(terms, None)?;
         // It may have been extended before.
         adopted.key_lives(now.after(expires_in));

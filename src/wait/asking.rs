@@ -164,7 +164,8 @@ impl Waits {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let since = terms.since;
         let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier), check));
-        if lease.remaining(since).is_zero() {
+        // Nobody is told of the loss of a lock that nobody had.
+        if lease.live_for(since).is_none() {
             self.give_back(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
             return Err(Error::new(ErrorKind::Timeout, message));
@@ -180,6 +181,13 @@ impl Waits {
     fn terms(&self, wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
         let (key, now) = (wanted.key.clone(), self.watchdog.now());
         let options = self.options.share(wanted.options);
-        Terms::of_grant(key, lease, token, options, asked_at, now)
+        Terms {
+            key,
+            id: lease,
+            token,
+            options,
+            asked_at,
+            since: now,
+        }
     }
 }

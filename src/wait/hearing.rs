@@ -150,7 +150,14 @@ mod tests {
         let _hearing = Hearing::new(store, dog, Arc::clone(&courier), queues, second);
         let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
         let options = Arc::new(Options::USUAL);
-        let terms = Terms::of_grant(key.clone(), LeaseId::random(), 7, options, now, now);
+        let terms = Terms {
+            key: key.clone(),
+            id: LeaseId::random(),
+            token: 7,
+            options,
+            asked_at: now,
+            since: now,
+        };
         let lease = Arc::new(Lease::new(terms, Arc::clone(&courier), None));
         watchdog.watch_keys(&[Arc::clone(&lease)]);
         assert!(watchdog.watched(&key).is_some());

@@ -441,7 +441,7 @@ impl Place<'_> {
     }
 
     /// Leaves the line without the lock. Returns what has to be given back: a lease that was handed
-    /// over meanwhile, or what was asked for on behalf of a line that has nobody left.
+    /// to it meanwhile, or what was asked for on behalf of a line that has nobody left.
     pub(crate) fn leave(mut self) -> (Option<Arc<Lease>>, Option<Claim>) {
         self.left = true;
         self.quit()

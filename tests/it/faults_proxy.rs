@@ -299,10 +299,12 @@ fn a_short_black_hole_costs_a_renewed_lock_nothing() {
 }
 
 #[test]
-fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out() {
+fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out_and_not_told_as_a_loss() {
     let (server, proxy) = proxied();
+    let recorder = Recorder::new();
     let client = builder(&proxy.url())
         .command_timeout(secs(5))
+        .events(recorder.clone())
         .build()
         .unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -314,7 +316,10 @@ fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out() {
     assert!(error.is_unavailable(), "{error}");
     proxy.delay(millis(0));
     assert_all_become_free(&server);
-    client.with_lock("a", || ()).unwrap();
+    client.with_lock("b", || ()).unwrap();
+    // Told in order: whatever there was to tell of the other has been told by then.
+    recorder.wait_for(1, What::Released, "b");
+    assert_eq!(recorder.count(What::Lost, "a"), 0);
 }
 
 /// Their second attempts are under way in a batch that another thread leads when they give up.

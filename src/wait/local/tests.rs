@@ -31,7 +31,14 @@ fn lease_under(token: u64, key: &Key, id: LeaseId) -> Arc<Lease> {
     let courier = Courier::start(&Crew::new(), None).unwrap();
     courier.stop();
     let now = Moment::now();
-    let terms = Terms::of_grant(key.clone(), id, token, Arc::new(OPTIONS), now, now);
+    let terms = Terms {
+        key: key.clone(),
+        id,
+        token,
+        options: Arc::new(OPTIONS),
+        asked_at: now,
+        since: now,
+    };
     Arc::new(Lease::new(terms, courier, None))
 }
 

@@ -71,7 +71,14 @@ fn who_waits_for_a_holder_is_not_told_of_an_outage_that_is_long_over() {
         ttl: hour,
         ..OPTIONS
     };
-    let terms = Terms::of_grant(key(), LeaseId::random(), 7, Arc::new(options), now, now);
+    let terms = Terms {
+        key: key(),
+        id: LeaseId::random(),
+        token: 7,
+        options: Arc::new(options),
+        asked_at: now,
+        since: now,
+    };
     let held = Arc::new(Lease::new(terms, Arc::clone(&f.courier), None));
     let queues = Arc::clone(&f.queues);
     f.answer(move |_| {

@@ -14,7 +14,14 @@ fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
     let now = Moment::now();
     let lease = |_| {
         let key = Key::new("", "k", 16).unwrap();
-        let terms = Terms::of_grant(key, LeaseId::random(), 7, Arc::new(options), now, now);
+        let terms = Terms {
+            key,
+            id: LeaseId::random(),
+            token: 7,
+            options: Arc::new(options),
+            asked_at: now,
+            since: now,
+        };
         Arc::new(Lease::new(terms, Arc::clone(courier), None))
     };
     (0..count).map(lease).collect()

@@ -6,14 +6,14 @@ use crate::thread::Crew;
 
 fn lease(name: &str, courier: &Arc<Courier>) -> Arc<Lease> {
     let (key, now) = (Key::new("", name, 16).unwrap(), Moment::now());
-    let terms = Terms::of_grant(
+    let terms = Terms {
         key,
-        LeaseId::random(),
-        7,
-        Arc::new(Options::USUAL),
-        now,
-        now,
-    );
+        id: LeaseId::random(),
+        token: 7,
+        options: Arc::new(Options::USUAL),
+        asked_at: now,
+        since: now,
+    };
     Arc::new(Lease::new(terms, Arc::clone(courier), None))
 }
 

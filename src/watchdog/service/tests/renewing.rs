@@ -47,7 +47,14 @@ fn fixture() -> Fixture {
         ..Options::USUAL
     };
     let (key, now) = (Key::new("", "k", 16).unwrap(), clock.now());
-    let terms = Terms::of_grant(key, LeaseId::random(), 7, Arc::new(options), now, now);
+    let terms = Terms {
+        key,
+        id: LeaseId::random(),
+        token: 7,
+        options: Arc::new(options),
+        asked_at: now,
+        since: now,
+    };
     let lease = Lease::new(terms, courier.clone(), None);
     assert!(dog.watch(&Arc::new(lease)));
     Fixture {
