@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use uuid::{Builder, Uuid};
+use uuid::Uuid;
 
 use crate::sync::Mutex;
 
@@ -27,7 +27,7 @@ impl LeaseId {
 
     #[cfg(not(all(test, shuttle)))]
     fn several<const N: usize>() -> [Self; N] {
-        random::<N>().map(|bytes| Self(Builder::from_random_bytes(bytes).into_uuid()))
+        random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
     }
 
     pub(crate) fn decode(text: &str) -> Option<Self> {
