@@ -5,20 +5,21 @@
 --   there; a string: not this owner's, what stands there; an error: refused.
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
+  local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
   result = redis.pcall('GET', key)
   if not result then
     result = 0
   elseif not result.err then
-    if string.sub(result, 1, 36) ~= 'lh1 ' .. ARGV[2 * i - 1] then
+    if string.sub(result, 1, 36) ~= 'lh1 ' .. lease then
       result = string.sub(result, 1, 256)
     else
-      result = redis.pcall('PEXPIRE', key, ARGV[2 * i], 'GT')
+      result = redis.pcall('PEXPIRE', key, ttl, 'GT')
       if result ~= 1 then
         -- It has longer than that, or no end at all, or Redis is older than 7.0 and knows no GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
-          local shorter = result < tonumber(ARGV[2 * i])
-          result = shorter and redis.pcall('PEXPIRE', key, ARGV[2 * i]) or 1
+          local shorter = result < tonumber(ttl)
+          result = shorter and redis.pcall('PEXPIRE', key, ttl) or 1
         end
       end
     end
