@@ -131,16 +131,16 @@ impl Lease {
         may
     }
 
-    /// Begins a renewal. Says since when it was due, by its first try; nothing if the ttl is being changed,
-    /// or if there is to be none any more.
+    /// Begins the renewal that is due. Says since when it was, by its first try; nothing if the ttl is being
+    /// changed or was meanwhile, or if there is to be no renewal any more.
     pub(crate) fn begin_renewal(&self, now: Moment) -> Option<Duration> {
         let mut state = self.at(now);
-        if state.phase != Phase::Held || state.ttl_changing || state.ending().is_some() {
+        let may = state.phase == Phase::Held && state.renewal_due && !state.ttl_changing;
+        if !may || state.ending().is_some() {
             return None;
         }
         state.ttl_changing = true;
-        let lasts = validity(self.terms.ttl()).saturating_sub(state.valid_until.since(now));
-        let first_due = self.terms.renewal_after(now.before(lasts), false);
+        let first_due = self.terms.renewal_after(self.whole_at(&state, now), false);
         let due = [first_due, state.renew_at].into_iter().flatten().min();
         Some(now.since(due.unwrap_or(now)))
     }
@@ -150,11 +150,7 @@ impl Lease {
     pub(crate) fn settled(&self, now: Moment, patience: Duration) -> bool {
         let mut state = self.at(now);
         loop {
-            let is_renewed = self.terms.options.renew_every.is_some()
-                && state.ending().is_none()
-                && !state.capped;
-            let at = state.renew_at;
-            let is_due = is_renewed && (state.renewal_due || at.is_some_and(|at| at <= now));
+            let is_due = state.renew_at.is_some_and(|at| at <= now);
             if state.phase != Phase::Held || !is_due {
                 return true;
             }
@@ -195,14 +191,19 @@ impl Lease {
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
             state.renewal_due = false;
             // Who extends it by little again and again puts no renewal off.
-            let whole_since = state.valid_until.before(validity(self.terms.ttl()));
-            let since = asked_at.min(whole_since);
+            let whole_at = self.whole_at(&state, asked_at);
             state.renew_at = match state.ending() {
                 Some(_) => None,
-                None => self.terms.renewal_after(since, state.capped),
+                None => self.terms.renewal_after(whole_at, state.capped),
             };
         }
         state.tell_ttl_settled();
+    }
+
+    /// When, at `latest`, it last had its whole ttl before it.
+    fn whole_at(&self, state: &State, latest: Moment) -> Moment {
+        let whole = validity(self.terms.ttl());
+        latest.min(state.valid_until.before(whole))
     }
 
     /// It was renewed in a crowd: the next time comes a little earlier, to take that apart.

@@ -393,12 +393,14 @@ impl Watchdog {
 /// Adds the leases that wait behind: those with a check come one by one, and share round trips all
 /// the same. Returns what else was found there.
 fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
-    loop {
+    // A full one leaves what waits to the other worker.
+    while leases.len() < MAX_BATCH {
         match inbox.try_recv() {
             Ok(Job::Renew(more)) if leases.len() + more.len() <= MAX_BATCH => leases.extend(more),
             other => return other.ok(),
         }
     }
+    None
 }
 
 fn renewal(lease: &Lease, ttl: Duration) -> Command {

@@ -74,9 +74,11 @@ fn the_end_of_the_hold_comes_before_other_reasons() {
 fn a_check_that_says_no_once_ends_renewal_for_good() {
     let asked = AtomicUsize::new(0);
     let f = checked(move || asked.fetch_add(1, Ordering::SeqCst) != 1);
+    f.lease.due(f.at(10), note);
     assert!(f.lease.may_be_renewed());
     assert!(f.lease.begin_renewal(f.at(10)).is_some());
     f.lease.ttl_changed(f.at(10), f.at(10), 30 * SECOND);
+    f.lease.due(f.at(20), note);
     assert!(!f.lease.may_be_renewed());
     assert!(f.lease.may_be_renewed(), "it has changed its mind");
     assert!(f.lease.begin_renewal(f.at(20)).is_none(), "too late");
@@ -188,13 +190,22 @@ fn a_lease_whose_validity_has_ended_is_lost_once_it_has_settled_and_is_not_waite
 #[test]
 fn a_renewal_knows_for_how_long_it_has_been_due() {
     let f = lease(|_| {});
+    f.lease.due(f.at(11), note);
     assert_eq!(f.lease.begin_renewal(f.at(12)), Some(2 * SECOND));
     f.lease.ttl_unchanged(f.at(12), 30 * SECOND, Some(f.at(13)));
+    f.lease.due(f.at(13), note);
     let again = f.lease.begin_renewal(f.at(13));
     assert_eq!(again, Some(3 * SECOND), "tried again");
-    f.lease.ttl_changed(f.at(13), f.at(13), 3600 * SECOND);
-    let extended = f.lease.begin_renewal(f.at(14));
-    assert_eq!(extended, Some(Duration::ZERO), "not due at all");
+}
+
+#[test]
+fn a_renewal_that_an_extension_came_before_is_left_out_until_it_is_due_again() {
+    let f = lease(|_| {});
+    f.lease.due(f.at(10), note);
+    f.lease.ttl_changed(f.at(11), f.at(11), 40 * SECOND);
+    assert_eq!(f.lease.begin_renewal(f.at(12)), None);
+    f.lease.due(f.at(21), note);
+    assert!(f.lease.begin_renewal(f.at(21)).is_some());
 }
 
 #[test]

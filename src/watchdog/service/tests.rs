@@ -31,15 +31,20 @@ fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
 fn renewals_that_wait_are_gathered_into_batches_and_none_is_forgotten() {
     let courier = Courier::start(&Crew::new(), None).unwrap();
     let (jobs, inbox) = unbounded();
-    for count in [1, 1, MAX_BATCH - 3, 1, 1] {
+    for count in [1, 1, MAX_BATCH - 3, 1, MAX_BATCH, 1] {
         jobs.send(Job::Renew(leases(count, &courier))).unwrap();
     }
     jobs.send(Job::Stop).unwrap();
     let mut batch = leases(1, &courier);
-    let Some(Job::Renew(mut rest)) = gather(&mut batch, &inbox) else {
-        panic!("there is one too many for a batch")
+    let next = gather(&mut batch, &inbox);
+    assert_eq!(batch.len(), MAX_BATCH);
+    assert!(next.is_none(), "what does not fit is another worker's");
+    let mut small = leases(1, &courier);
+    let Some(Job::Renew(full)) = gather(&mut small, &inbox) else {
+        panic!("they are too many for this batch")
     };
-    assert_eq!((batch.len(), rest.len()), (MAX_BATCH, 1));
+    assert_eq!((small.len(), full.len()), (2, MAX_BATCH));
+    let mut rest = leases(1, &courier);
     let next = gather(&mut rest, &inbox);
     assert!(matches!(next, Some(Job::Stop)));
     assert_eq!(rest.len(), 2);
