@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::sync::Mutex;
 
-/// One grant of one lock: a random number of 128 bits, new with each attempt to be granted.
+/// One grant of one lock: 128 bits, random but for six, new with each attempt to be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseId(Uuid);
 
@@ -20,12 +20,6 @@ impl LeaseId {
         id
     }
 
-    #[cfg(all(test, shuttle))]
-    fn several<const N: usize>() -> [Self; N] {
-        [(); N].map(|()| Self(Uuid::from_u128(crate::sync::model::random())))
-    }
-
-    #[cfg(not(all(test, shuttle)))]
     fn several<const N: usize>() -> [Self; N] {
         random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
     }
@@ -49,7 +43,7 @@ impl LeaseId {
 
 /// The lease ids of one client. Each is a secret: who knows it can take the lock. They are drawn from the
 /// system many at a time, since that is a system call; and from nowhere else, since generators of a process
-/// go on alike in those that it forks.
+/// go on alike in those that it forks. (As these would: but a forked process has no use of its parent's clients.)
 #[derive(Default)]
 pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
 
@@ -66,7 +60,13 @@ impl LeaseIds {
     }
 }
 
+#[cfg(all(test, shuttle))]
+fn random<const N: usize>() -> [[u8; 16]; N] {
+    [(); N].map(|()| crate::sync::model::random().to_be_bytes())
+}
+
 /// Random bytes of the system.
+#[cfg(not(all(test, shuttle)))]
 fn random<const N: usize>() -> [[u8; 16]; N] {
     let mut bytes = [[0; 16]; N];
     getrandom::fill(bytes.as_flattened_mut()).expect("the system has random bytes");

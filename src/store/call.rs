@@ -27,6 +27,12 @@ struct State {
     left: bool,
 }
 
+impl State {
+    fn is_waiting(&self) -> bool {
+        !self.left && self.missing > 0
+    }
+}
+
 /// Why a wait ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
@@ -88,7 +94,7 @@ impl Call {
     /// Asks the caller to lead the lane; false if it has left.
     pub(crate) fn appoint(&self) -> bool {
         let mut state = self.state.lock();
-        if state.left || state.missing == 0 {
+        if !state.is_waiting() {
             return false;
         }
         state.appointed = true;
@@ -147,7 +153,7 @@ impl Ticket {
     }
 
     pub(crate) fn is_waited_for(&self) -> bool {
-        !self.call.state.lock().left
+        self.call.state.lock().is_waiting()
     }
 
     pub(crate) fn call(&self) -> &Arc<Call> {

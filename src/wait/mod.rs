@@ -239,7 +239,7 @@ impl Waits {
             if lease.live_for(had_at).is_some() {
                 return Ok(Some(lease));
             }
-            // It was let go by force just now, or it slept until the timer noticed the end of its validity.
+            // It was let go by force just now, or it slept through what was left of its validity.
             self.let_go(&lease);
             come_at = self.watchdog.now();
         }

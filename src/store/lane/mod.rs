@@ -28,7 +28,7 @@ use crate::store::link::{Answer, Link, Pool};
 use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
 use crate::store::{Bell, Chore, DelayHook};
-use crate::sync::{self, Mutex};
+use crate::sync::{self, Mutex, MutexGuard};
 
 /// Commands taken from the queue at a time, in a few script calls: Redis reads 16 KiB of a connection
 /// before it turns to the others, which is one call of many keys.
@@ -271,6 +271,24 @@ impl<'a> Leadership<'a> {
         link.map_or_else(Vec::new, Link::empty_batch)
     }
 
+    /// Appoints the first that waits. Where nobody does, this leads on: returns the state, locked.
+    fn pass_on(&mut self) -> Option<MutexGuard<'a, State>> {
+        loop {
+            let mut state = self.lane.state.lock();
+            let Some(next) = state.next_leader().map(Arc::clone) else {
+                return Some(state);
+            };
+            state.link = self.link.take();
+            // Woken under the lock, which it takes first, it would go to sleep again for that.
+            drop(state);
+            if next.appoint() {
+                return None;
+            }
+            // It has left just now. The lane is led, so nobody else has touched the link.
+            self.link = self.lane.state.lock().link.take();
+        }
+    }
+
     /// Carries out one batch; false if that failed and the rest should not be tried now.
     fn exchange(&mut self, mut batch: Vec<Pending>, deadline: Moment) -> bool {
         let flushes: Vec<Pending> = batch.extract_if(.., |pending| pending.is_flush()).collect();
@@ -409,19 +427,7 @@ impl Drop for Leadership<'_> {
         if sync::panicking() && !self.was_panicking {
             self.lose_link(&given_up());
         }
-        loop {
-            let mut state = self.lane.state.lock();
-            if let Some(next) = state.next_leader().map(Arc::clone) {
-                state.link = self.link.take();
-                // Woken under the lock, which it takes first, it would go to sleep again for that.
-                drop(state);
-                if next.appoint() {
-                    return;
-                }
-                // It has left just now. The lane is led, so nobody else has touched the link.
-                self.link = self.lane.state.lock().link.take();
-                continue;
-            }
+        while let Some(mut state) = self.pass_on() {
             let owed = self.link.as_ref().map_or(0, Link::owed);
             let can_write = self.link.is_some() && owed < MAX_OWED;
             if can_write && !state.queue.is_empty() {
