@@ -26,8 +26,8 @@ use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
-/// Leases renewed by one job, with one deadline.
-const MAX_BATCH: usize = 1024;
+/// Leases renewed by one job, with one deadline: a few round trips.
+const MAX_BATCH: usize = 256;
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 

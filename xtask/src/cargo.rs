@@ -49,7 +49,7 @@ pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Resul
         .args(features)
         // Standard output is for results.
         .stdout(Stdio::null());
-    eprintln!("building {package}, optimized (a minute when it is the first time)");
+    eprintln!("building {package}, optimized (some minutes when it is the first time)");
     let status = run_to_end(&mut build, stop)?;
     ensure!(status.success(), "{package} cannot be built: {status}");
     // Both profiles' folders lie side by side.

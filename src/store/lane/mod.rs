@@ -10,11 +10,11 @@
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
+mod queue;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +24,15 @@ use crate::error::{Error, ErrorKind};
 use crate::store::call::{Call, Ticket, Woken};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::connect::Endpoint;
+use crate::store::lane::queue::Queue;
 use crate::store::link::{Answer, Link, Pool};
 use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
 use crate::store::{Bell, Chore, DelayHook};
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// Commands taken from the queue at a time, in a few script calls: Redis reads 16 KiB of a connection
-/// before it turns to the others, which is one call of many keys.
-const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 1024 };
+/// Commands written at a time: what a connection has sent, Redis may do before it turns to the others.
+const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// Unread answers to releases; beyond it those who release leave the writing to the background.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
@@ -59,7 +59,7 @@ struct State {
     /// Somebody leads: the link is with them, and the queue is theirs to empty.
     led: bool,
     link: Option<Link>,
-    queue: VecDeque<Pending>,
+    queue: Queue,
     debts: Vec<Debt>,
 }
 
@@ -180,28 +180,16 @@ impl State {
         if self.queue.is_empty() {
             return;
         }
-        let flushes = !self.debts.is_empty() && self.queue.iter().any(Pending::is_flush);
+        let flushes = !self.debts.is_empty() && self.queue.has_flush();
         let along = |debt: &mut Debt| flushes || debt.pending.goes_along();
         let debts = self.debts.extract_if(.., along);
         batch.extend(debts.map(|debt| debt.pending));
         // Always some of the queue, however much is owed: what is refused again comes back.
-        let n = self.queue.len().min(MAX_BATCH);
-        batch.extend(self.queue.drain(..n));
+        self.queue.take_first(MAX_BATCH, batch);
     }
 
     fn owes_releases(&self) -> bool {
         self.debts.iter().any(|debt| debt.pending.is_promised())
-    }
-
-    fn is_waited_for(&self) -> bool {
-        self.next_leader().is_some()
-    }
-
-    /// The first that waits in the queue.
-    fn next_leader(&self) -> Option<&Arc<Call>> {
-        let mut tickets = self.queue.iter().filter_map(|p| p.ticket.as_ref());
-        let next = tickets.find(|ticket| ticket.is_waited_for());
-        next.map(Ticket::call)
     }
 
     fn settle(&mut self, next: Next) {
@@ -253,7 +241,7 @@ impl<'a> Leadership<'a> {
             if (batch.is_empty() && !owed) || !self.exchange(batch, deadline) {
                 return;
             }
-            if self.lane.state.lock().is_waited_for() {
+            if self.lane.state.lock().queue.first_caller().is_some() {
                 return;
             }
         }
@@ -275,7 +263,7 @@ impl<'a> Leadership<'a> {
     fn pass_on(&mut self) -> Option<MutexGuard<'a, State>> {
         loop {
             let mut state = self.lane.state.lock();
-            let Some(next) = state.next_leader().map(Arc::clone) else {
+            let Some(next) = state.queue.first_caller().map(Arc::clone) else {
                 return Some(state);
             };
             state.link = self.link.take();
@@ -340,10 +328,10 @@ impl<'a> Leadership<'a> {
 
     fn refuse(&self, batch: Vec<Pending>, error: &Error, in_a_hurry: bool) {
         let mut state = self.lane.state.lock();
-        let waiting = std::mem::take(&mut state.queue);
+        let waiting = state.queue.take_all();
         let all = batch.into_iter().chain(waiting);
         if in_a_hurry {
-            state.queue = all.collect();
+            state.queue.extend(all);
             return;
         }
         for pending in all {
@@ -398,7 +386,7 @@ impl<'a> Leadership<'a> {
         // A connection that was cut tells nothing about the server; one that timed out does.
         let again = error.kind() == ErrorKind::Unavailable;
         let mut state = self.lane.state.lock();
-        let waiting = std::mem::take(&mut state.queue);
+        let waiting = state.queue.take_all();
         for pending in in_flight {
             let next = pending.unanswered(error, again);
             state.settle(next);

@@ -203,7 +203,7 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
             let f = &f;
             scope.spawn(move || f.acquire_within(name, LONG))
         });
-        assert!(eventually(LONG, || f.lane.state.lock().queue.len() == 2));
+        assert!(eventually(LONG, || f.lane.state.lock().queue.iter().len() == 2));
         f.server.resume();
         first.join().unwrap().1.unwrap();
         let outcomes = two.map(|thread| thread.join());

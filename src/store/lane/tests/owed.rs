@@ -18,7 +18,7 @@ fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_fo
     f.lane.state.lock().led = true;
     f.lane.post(f.release("a", LeaseId::random()));
     let mut state = f.lane.state.lock();
-    assert_eq!(state.queue.len(), 1);
+    assert_eq!(state.queue.iter().len(), 1);
     assert_eq!(f.rings.load(Ordering::SeqCst), 0);
     state.led = false;
 }
