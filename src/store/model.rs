@@ -123,14 +123,6 @@ impl Store for Direct {
         self.server.spread();
     }
 
-    fn settle(&self) -> bool {
-        false
-    }
-
-    fn flush(&self, _: Moment) -> Result<(), Error> {
-        Ok(())
-    }
-
     fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::LeaseId;
 use crate::store::{Command, Listener, Reply, Request, Standing, Store, Watched};
@@ -56,14 +55,6 @@ impl Store for Scripted {
         if let Command::Release { lease, .. } = release {
             self.released.lock().push(lease);
         }
-    }
-
-    fn settle(&self) -> bool {
-        false
-    }
-
-    fn flush(&self, _: Moment) -> Result<(), Error> {
-        Ok(())
     }
 
     fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::id::HolderId;
 use crate::key::KeyMap;
@@ -202,14 +202,6 @@ impl Store for Memory {
         let _ = self.server.change(&self.holder, |keyspace, step| {
             keyspace.carry_out(&release, step)
         });
-    }
-
-    fn settle(&self) -> bool {
-        false
-    }
-
-    fn flush(&self, _: Moment) -> Result<(), Error> {
-        Ok(())
     }
 
     fn listen(&self, _: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error> {
