@@ -8,7 +8,6 @@ use shuttle::sync::atomic::AtomicU32;
 use shuttle::thread;
 
 use super::*;
-use crate::id::LeaseId;
 use crate::key::Key;
 use crate::sync::Ordering;
 use crate::sync::model::{chance, check, pass, step};
@@ -20,14 +19,7 @@ const OPTIONS: Options = Options::USUAL;
 fn lease() -> (Lease, impl Fn()) {
     let (courier, deliver) = Courier::of_a_model();
     let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
-    let terms = Terms {
-        key,
-        id: LeaseId::random(),
-        token: 7,
-        options: Arc::new(OPTIONS),
-        asked_at: now,
-        since: now,
-    };
+    let terms = Terms::usual(key, now);
     (Lease::new(terms, courier, None), deliver)
 }
 

@@ -85,6 +85,21 @@ pub(super) fn validity(ttl: Duration) -> Duration {
     ttl.saturating_sub(drift)
 }
 
+#[cfg(test)]
+impl Terms {
+    /// Those of a lock that was asked for and granted at `now`, where tests and models do not say otherwise.
+    pub(crate) fn usual(key: Key, now: Moment) -> Self {
+        Self {
+            key,
+            id: LeaseId::random(),
+            token: 7,
+            options: Arc::new(Options::USUAL),
+            asked_at: now,
+            since: now,
+        }
+    }
+}
+
 impl Terms {
     /// The full ttl.
     pub(crate) fn ttl(&self) -> Duration {

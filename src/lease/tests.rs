@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
-use crate::id::LeaseId;
 use crate::key::Key;
 use crate::thread::Crew;
 
@@ -28,17 +27,12 @@ fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Terms)) -> Fixture 
     let courier = Courier::start(&crew, None).unwrap();
     // A whole multiple of every pause below, so that renewals fall on whole seconds.
     let asked_at = Moment::now().after(1000 * SECOND).rounded_down(10 * SECOND);
-    let options = Options::USUAL;
     let key = Key::new("p:", "k", 100).unwrap();
     // Not to be watched while a test lasts.
     let granted_at = asked_at.after(3600 * SECOND);
     let mut terms = Terms {
-        key,
-        id: LeaseId::random(),
-        token: 7,
-        options: Arc::new(options),
-        asked_at,
         since: granted_at,
+        ..Terms::usual(key, asked_at)
     };
     change(&mut terms);
     Fixture {

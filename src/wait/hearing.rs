@@ -130,7 +130,7 @@ impl Listener for Hearing {
 mod tests {
     use super::*;
     use crate::clock::{Clock, Moment};
-    use crate::lease::{Lease, Options, Terms};
+    use crate::lease::{Lease, Terms};
     use crate::store::{Memory, MemoryServer};
     use crate::thread::Crew;
     use crate::watchdog::Agenda;
@@ -149,15 +149,7 @@ mod tests {
         let dog = Arc::clone(&watchdog);
         let _hearing = Hearing::new(store, dog, Arc::clone(&courier), queues, second);
         let (key, now) = (Key::new("", "k", 16).unwrap(), Moment::now());
-        let options = Arc::new(Options::USUAL);
-        let terms = Terms {
-            key: key.clone(),
-            id: LeaseId::random(),
-            token: 7,
-            options,
-            asked_at: now,
-            since: now,
-        };
+        let terms = Terms::usual(key.clone(), now);
         let lease = Arc::new(Lease::new(terms, Arc::clone(&courier), None));
         watchdog.watch_keys(&[Arc::clone(&lease)]);
         assert!(watchdog.watched(&key).is_some());

@@ -32,12 +32,9 @@ fn lease_under(token: u64, key: &Key, id: LeaseId) -> Arc<Lease> {
     courier.stop();
     let now = Moment::now();
     let terms = Terms {
-        key: key.clone(),
         id,
         token,
-        options: Arc::new(OPTIONS),
-        asked_at: now,
-        since: now,
+        ..Terms::usual(key.clone(), now)
     };
     Arc::new(Lease::new(terms, courier, None))
 }

@@ -72,12 +72,8 @@ fn who_waits_for_a_holder_is_not_told_of_an_outage_that_is_long_over() {
         ..OPTIONS
     };
     let terms = Terms {
-        key: key(),
-        id: LeaseId::random(),
-        token: 7,
         options: Arc::new(options),
-        asked_at: now,
-        since: now,
+        ..Terms::usual(key(), now)
     };
     let held = Arc::new(Lease::new(terms, Arc::clone(&f.courier), None));
     let queues = Arc::clone(&f.queues);

@@ -9,7 +9,6 @@ use shuttle::thread;
 
 use super::*;
 use crate::clock::Clock;
-use crate::id::LeaseId;
 use crate::lease::{Check, Options, Terms};
 use crate::store::Standing;
 use crate::store::model::{Direct, Server};
@@ -57,18 +56,14 @@ impl World {
 
     fn grant_with(&self, name: &str, check: Option<Check>) -> Arc<Lease> {
         let now = Moment::now();
-        let (key, id) = (Key::new("", name, 16).unwrap(), LeaseId::random());
+        let key = Key::new("", name, 16).unwrap();
         let options = Options {
             checked: check.is_some(),
             ..OPTIONS
         };
         let terms = Terms {
-            key,
-            id,
-            token: 7,
             options: Arc::new(options),
-            asked_at: now,
-            since: now,
+            ..Terms::usual(key, now)
         };
         self.server
             .give(&terms.key, terms.id, now.after(OPTIONS.ttl));

@@ -3,7 +3,6 @@ mod renewing;
 use crossbeam_channel::unbounded;
 
 use super::*;
-use crate::id::LeaseId;
 use crate::lease::{Options, Terms};
 
 fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
@@ -15,12 +14,8 @@ fn leases(count: usize, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
     let lease = |_| {
         let key = Key::new("", "k", 16).unwrap();
         let terms = Terms {
-            key,
-            id: LeaseId::random(),
-            token: 7,
             options: Arc::new(options),
-            asked_at: now,
-            since: now,
+            ..Terms::usual(key, now)
         };
         Arc::new(Lease::new(terms, Arc::clone(courier), None))
     };

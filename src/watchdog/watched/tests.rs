@@ -1,19 +1,11 @@
 use super::*;
 use crate::clock::Moment;
-use crate::id::LeaseId;
-use crate::lease::{Courier, Options, Terms};
+use crate::lease::{Courier, Terms};
 use crate::thread::Crew;
 
 fn lease(name: &str, courier: &Arc<Courier>) -> Arc<Lease> {
     let (key, now) = (Key::new("", name, 16).unwrap(), Moment::now());
-    let terms = Terms {
-        key,
-        id: LeaseId::random(),
-        token: 7,
-        options: Arc::new(Options::USUAL),
-        asked_at: now,
-        since: now,
-    };
+    let terms = Terms::usual(key, now);
     Arc::new(Lease::new(terms, Arc::clone(courier), None))
 }
 

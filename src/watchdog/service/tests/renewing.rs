@@ -48,12 +48,8 @@ fn fixture() -> Fixture {
     };
     let (key, now) = (Key::new("", "k", 16).unwrap(), clock.now());
     let terms = Terms {
-        key,
-        id: LeaseId::random(),
-        token: 7,
         options: Arc::new(options),
-        asked_at: now,
-        since: now,
+        ..Terms::usual(key, now)
     };
     let lease = Lease::new(terms, courier.clone(), None);
     assert!(dog.watch(&Arc::new(lease)));
