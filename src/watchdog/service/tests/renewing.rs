@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crossbeam_channel::bounded;
+
 use super::*;
 use crate::clock::Clock;
 use crate::event::EventLock;
@@ -92,4 +94,42 @@ fn a_renewal_that_finds_the_lock_lost_is_told_of_as_a_loss_and_not_as_a_failure(
     assert!(f.crew.has_ended_by(Moment::now().after(60 * EVERY)));
     assert_eq!(f.told.lost.load(Ordering::SeqCst), 1);
     assert_eq!(f.told.failed.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_renewal_that_hangs_holds_up_no_other() {
+    let (crew, store) = (Crew::new(), Arc::new(Scripted::default()));
+    let courier = Courier::start(&crew, None).unwrap();
+    let (agenda, inboxes) = Agenda::new(Clock::default());
+    let dog = Watchdog::new(agenda, store.clone(), courier.clone(), EVERY);
+    dog.start(&crew, inboxes).unwrap();
+    let renew = |name: &str| {
+        let now = Moment::now();
+        let terms = Terms::usual(Key::new("", name, 16).unwrap(), now);
+        let due_at = now.after(Options::USUAL.renew_every.unwrap());
+        let lease = Arc::new(Lease::new(terms, courier.clone(), None));
+        lease.due(due_at, |old, next| dog.reset(&lease, old, next));
+        dog.agenda.give(Job::Renew(vec![lease]));
+    };
+    let (hangs, hung) = bounded(1);
+    let (end, ended) = bounded::<()>(0);
+    store.answer(move |_| {
+        hangs.send(()).unwrap();
+        let _ = ended.recv();
+        Ok(Reply::Done)
+    });
+    let (renews, renewed) = bounded(1);
+    store.answer(move |_| {
+        renews.send(()).unwrap();
+        Ok(Reply::Done)
+    });
+    renew("first");
+    hung.recv().unwrap();
+    renew("second");
+    let other = renewed.recv_timeout(Duration::from_secs(60));
+    drop(end);
+    dog.stop();
+    courier.stop();
+    assert!(crew.has_ended_by(Moment::now().after(Duration::from_secs(60))));
+    assert_eq!(other, Ok(()));
 }
