@@ -68,6 +68,8 @@ struct State {
     ttl_changing: bool,
     /// It is not to be handed off within the client.
     bound: bool,
+    /// Others may stand in the line of its key in Redis, as it did itself.
+    from_line: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
     rare: Option<Box<Rare>>,
@@ -177,6 +179,7 @@ impl Lease {
                 watched: false,
                 ttl_changing: false,
                 bound: false,
+                from_line: false,
                 timer: None,
                 rare,
             }),
@@ -268,6 +271,7 @@ impl Lease {
             watched: false,
             ttl_changing: false,
             bound: false,
+            from_line: state.from_line,
             timer: None,
             rare: Rare::of(None, options.hold_near_its_end(now)),
         };
@@ -286,6 +290,15 @@ impl Lease {
     /// change before anybody else has the lock.
     pub(crate) fn bind_to_holder(&self) {
         self.state.lock().bound = true;
+    }
+
+    /// It stood in the line of its key in Redis before it was granted.
+    pub(crate) fn came_from_line(&self) {
+        self.state.lock().from_line = true;
+    }
+
+    pub(crate) fn is_from_line(&self) -> bool {
+        self.state.lock().from_line
     }
 
     /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of

@@ -25,8 +25,8 @@ pub(crate) enum Command {
         key: Key,
         lease: LeaseId,
         until: Moment,
-        /// The fencing token of what a guard held; none for what no guard ever had.
-        held: Option<u64>,
+        /// What a guard held of it; nothing if no guard ever had it.
+        held: Option<Held>,
     },
     /// Put the ttl back to its full length, if the key is still this lease's.
     Renew {
@@ -78,6 +78,11 @@ impl Command {
         }
     }
 
+    /// Whether another client may have the key next, and hear of it when this is done.
+    pub(crate) fn passes_on(&self) -> bool {
+        matches!(self, Self::Release { held: Some(held), .. } if held.from_line)
+    }
+
     /// The release of what this may have taken by now or may take yet.
     pub(crate) fn undo(&self, now: Moment) -> Option<Self> {
         match self {
@@ -98,6 +103,14 @@ impl Command {
             _ => None,
         }
     }
+}
+
+/// What a guard held, as far as its release goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) token: u64,
+    /// It came out of the line in Redis, in which others may stand yet.
+    pub(crate) from_line: bool,
 }
 
 /// Whether an acquire that finds the key taken stands in line for it, in the key's value.

@@ -129,6 +129,12 @@ impl Link {
         self.in_flight.len()
     }
 
+    /// Whether a lock that others wait for is being let go, and that has not been answered.
+    pub(crate) fn owes_a_turn(&self) -> bool {
+        let mut pendings = self.in_flight.iter().flat_map(|one| &one.pendings);
+        pendings.any(|pending| pending.command.passes_on())
+    }
+
     /// Where to gather the next batch.
     pub(crate) fn empty_batch(&mut self) -> Vec<Pending> {
         self.spare.pop().unwrap_or_default()

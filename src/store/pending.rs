@@ -46,7 +46,7 @@ impl Pending {
     /// Tells `hook` if this is the release of what a guard held, and it is late.
     pub(crate) fn followed(mut self, hook: Option<&DelayHook>) -> Self {
         if let (Some(hook), Command::Release { key, held, .. }) = (hook, &self.command) {
-            self.follower = held.map(|token| Follower::new(hook, key, token));
+            self.follower = held.map(|held| Follower::new(hook, key, held.token));
         }
         self
     }

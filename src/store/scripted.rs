@@ -19,6 +19,8 @@ pub(crate) struct Scripted {
     /// As what each acquire was to stand in line.
     pub(crate) asked: Mutex<Vec<Standing>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
+    /// Releases of what others may wait for in Redis.
+    pub(crate) passed_on: AtomicUsize,
     pub(crate) watched: AtomicUsize,
     /// Called when wake-ups are wanted.
     pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
@@ -52,8 +54,11 @@ impl Store for Scripted {
     }
 
     fn post(&self, release: Command) {
+        let passes_on = release.passes_on();
         if let Command::Release { lease, .. } = release {
             self.released.lock().push(lease);
+            self.passed_on
+                .fetch_add(usize::from(passes_on), Ordering::SeqCst);
         }
     }
 

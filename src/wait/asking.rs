@@ -59,7 +59,7 @@ impl Waits {
         match outcome {
             Ok(Reply::Granted { token }) => {
                 let terms = self.terms(wait.wanted, lease, token, asked_at);
-                self.enter_at_once(wait, terms)
+                self.enter_at_once(wait, terms, stood)
             }
             Ok(Reply::Contended {
                 expires_in,
@@ -116,7 +116,7 @@ impl Waits {
     }
 
     /// Takes what Redis granted by its answer.
-    fn enter_at_once(&self, wait: &Wait<'_>, terms: Terms) -> Result<Attempt, Error> {
+    fn enter_at_once(&self, wait: &Wait<'_>, terms: Terms, stood: bool) -> Result<Attempt, Error> {
         let id = terms.id;
         let granted = self
             .granted(terms, wait.wanted.check.clone())
@@ -125,7 +125,12 @@ impl Waits {
                 wait.place.disclaim(id);
             });
         match granted {
-            Ok(lease) => Ok(Attempt::Granted(lease)),
+            Ok(lease) => {
+                if stood {
+                    lease.came_from_line();
+                }
+                Ok(Attempt::Granted(lease))
+            }
             // Redis did answer. However long that took, no outage is known of before now.
             Err(late) if late.is_unavailable() => Ok(Attempt::Failed {
                 since: self.watchdog.now(),
@@ -152,7 +157,10 @@ impl Waits {
         }
         let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
         match self.granted(terms, wait.wanted.check.clone()) {
-            Ok(lease) => Ok(Some(lease)),
+            Ok(lease) => {
+                lease.came_from_line();
+                Ok(Some(lease))
+            }
             Err(late) if late.is_unavailable() => Ok(None),
             Err(error) => Err(error),
         }

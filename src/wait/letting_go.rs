@@ -9,7 +9,7 @@ use crate::key::Key;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Command, Reply};
+use crate::store::{Command, Held, Reply};
 use crate::wait::local::Place;
 use crate::wait::{Waits, Wanted};
 
@@ -105,6 +105,9 @@ pub(super) fn release_of(lease: &Lease) -> Command {
         key: lease.terms().key.clone(),
         lease: lease.terms().id,
         until: lease.key_until(),
-        held: Some(lease.terms().token),
+        held: Some(Held {
+            token: lease.terms().token,
+            from_line: lease.is_from_line(),
+        }),
     }
 }

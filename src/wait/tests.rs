@@ -75,6 +75,15 @@ fn contended(in_line: bool) -> Reply {
     }
 }
 
+fn wanted(options: Options) -> Wanted {
+    Wanted {
+        key: key(),
+        options,
+        check: None,
+        cancel: None,
+    }
+}
+
 impl Fixture {
     /// The answer to the next question.
     fn answer(&self, answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static) {
@@ -96,13 +105,7 @@ impl Fixture {
     }
 
     fn acquire_on(&self, options: Options, until: Until) -> Result<Option<Terms>, Error> {
-        let wanted = Wanted {
-            key: key(),
-            options,
-            check: None,
-            cancel: None,
-        };
-        let lease = self.waits.acquire(&wanted, until)?;
+        let lease = self.waits.acquire(&wanted(options), until)?;
         Ok(lease.map(|lease| lease.terms().clone()))
     }
 

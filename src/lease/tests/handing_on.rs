@@ -27,6 +27,18 @@ fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
 }
 
 #[test]
+fn the_next_holder_knows_of_the_line_in_redis_as_the_first_did() {
+    for from_line in [false, true] {
+        let f = lease(|_| {});
+        if from_line {
+            f.lease.came_from_line();
+        }
+        let next = next_of(&f, f.at(1)).unwrap();
+        assert_eq!(next.is_from_line(), from_line);
+    }
+}
+
+#[test]
 fn at_the_very_end_of_its_validity_a_lease_is_not_live() {
     let f = lease(|terms| {
         Arc::make_mut(&mut terms.options).max_hold = Some(20 * SECOND);

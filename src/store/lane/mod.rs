@@ -247,8 +247,13 @@ impl<'a> Leadership<'a> {
         }
     }
 
+    /// Nothing while a lock that others wait for is on its way to them: Redis would read both at one
+    /// time, and tell the next owner only when it has done with ours, too.
     fn next_batch(&mut self) -> Vec<Pending> {
         let mut batch = self.empty_batch();
+        if self.link.as_ref().is_some_and(Link::owes_a_turn) {
+            return batch;
+        }
         self.lane.state.lock().next_batch(&mut batch);
         batch.retain(Pending::is_wanted);
         batch

@@ -9,7 +9,7 @@ use shuttle::thread;
 use super::*;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::Standing;
+use crate::store::command::{Held, Standing};
 use crate::store::link::{Faults, Server};
 use crate::sync::model::{chance, check, pass, survives};
 use crate::sync::{AtomicBool, Condvar, Ordering};
@@ -98,7 +98,10 @@ impl World {
             key: key.clone(),
             lease,
             until: Moment::now().after(TTL),
-            held: None,
+            held: Some(Held {
+                token: 7,
+                from_line: chance(2),
+            }),
         }
     }
 

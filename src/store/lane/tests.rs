@@ -9,7 +9,7 @@ use leasehold_testbed::{Server, eventually};
 use super::*;
 use crate::id::{HolderId, LeaseId};
 use crate::key::{self, Key};
-use crate::store::command::Reply;
+use crate::store::command::{Held, Reply};
 use crate::store::delay::Delay;
 use crate::store::link;
 
@@ -119,6 +119,31 @@ fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
     assert_eq!(f.owed(), 1);
     assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
     f.acquire("a");
+    assert_eq!(f.owed(), 0);
+}
+
+#[test]
+fn nothing_is_written_while_the_release_of_a_lock_that_others_wait_for_is_unanswered() {
+    let f = fixture();
+    let mut release = f.release("a", f.acquire("a"));
+    if let Command::Release { held, .. } = &mut release {
+        *held = Some(Held {
+            token: 7,
+            from_line: true,
+        });
+    }
+    f.server.stop();
+    f.lane.post(release);
+    std::thread::scope(|scope| {
+        scope.spawn(|| f.acquire("b"));
+        let waits_behind = || {
+            let state = f.lane.state.lock();
+            state.led && state.link.is_none() && state.queue.iter().len() == 1
+        };
+        let has_waited = eventually(Duration::from_secs(5), waits_behind);
+        f.server.resume();
+        assert!(has_waited);
+    });
     assert_eq!(f.owed(), 0);
 }
 
@@ -300,7 +325,10 @@ fn held(name: &str) -> Pending {
         key: key(name),
         lease: LeaseId::random(),
         until: Moment::now().after(LONG),
-        held: Some(7),
+        held: Some(Held {
+            token: 7,
+            from_line: false,
+        }),
     };
     Pending::new(command, None)
 }

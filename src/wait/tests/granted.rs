@@ -48,6 +48,22 @@ fn a_grant_that_was_told_of_is_confirmed_where_all_of_its_ttl_is_promised_or_muc
 }
 
 #[test]
+fn what_came_out_of_a_line_is_let_go_as_what_others_wait_for() {
+    for (told, stood) in [(true, true), (false, true), (false, false)] {
+        let f = fixture();
+        if told {
+            f.grant_in_line(Duration::ZERO, || {});
+        } else {
+            f.answer_after(Duration::ZERO, Ok(contended(stood)));
+            f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        }
+        let lease = f.waits.acquire(&wanted(OPTIONS), Until::Forever).unwrap();
+        f.waits.let_go(&lease.unwrap());
+        assert_eq!(f.store.passed_on.load(Ordering::SeqCst), usize::from(stood));
+    }
+}
+
+#[test]
 fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
     let f = fixture();
     f.grant_in_line(Duration::ZERO, || {});
