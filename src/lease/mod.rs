@@ -68,8 +68,8 @@ struct State {
     ttl_changing: bool,
     /// It is not to be handed off within the client.
     bound: bool,
-    /// Others may stand in the line of its key in Redis, as it did itself.
-    from_line: bool,
+    /// Others may stand in the line of its key in Redis.
+    wanted: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
     rare: Option<Box<Rare>>,
@@ -179,7 +179,7 @@ impl Lease {
                 watched: false,
                 ttl_changing: false,
                 bound: false,
-                from_line: false,
+                wanted: false,
                 timer: None,
                 rare,
             }),
@@ -271,7 +271,7 @@ impl Lease {
             watched: false,
             ttl_changing: false,
             bound: false,
-            from_line: state.from_line,
+            wanted: state.wanted,
             timer: None,
             rare: Rare::of(None, options.hold_near_its_end(now)),
         };
@@ -292,13 +292,15 @@ impl Lease {
         self.state.lock().bound = true;
     }
 
-    /// It stood in the line of its key in Redis before it was granted.
-    pub(crate) fn came_from_line(&self) {
-        self.state.lock().from_line = true;
+    /// It came out of the line of its key in Redis, in which others may stand yet.
+    pub(crate) fn with_others_in_line(self) -> Self {
+        self.state.lock().wanted = true;
+        self
     }
 
-    pub(crate) fn is_from_line(&self) -> bool {
-        self.state.lock().from_line
+    /// Whether others may wait for its key in Redis.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.state.lock().wanted
     }
 
     /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of

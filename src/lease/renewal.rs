@@ -190,7 +190,8 @@ impl Lease {
             state.capped |= self.terms.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
             state.renewal_due = false;
-            // Who extends it by little again and again puts no renewal off.
+            // Who extends it by little does not put its renewal off; that only waits for a gap between
+            // extensions.
             let whole_at = self.whole_at(&state, asked_at);
             state.renew_at = match state.ending() {
                 Some(_) => None,
@@ -200,7 +201,7 @@ impl Lease {
         state.tell_ttl_settled();
     }
 
-    /// When, at `latest`, it last had its whole ttl before it.
+    /// The last moment, `latest` at most, at which its whole ttl lay before it.
     fn whole_at(&self, state: &State, latest: Moment) -> Moment {
         let whole = validity(self.terms.ttl());
         latest.min(state.valid_until.before(whole))

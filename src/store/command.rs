@@ -78,9 +78,16 @@ impl Command {
         }
     }
 
-    /// Whether another client may have the key next, and hear of it when this is done.
-    pub(crate) fn passes_on(&self) -> bool {
-        matches!(self, Self::Release { held: Some(held), .. } if held.from_line)
+    /// The key that this may pass on to whoever waits for it in Redis, and who will hear of that.
+    pub(crate) fn passes_on(&self) -> Option<&Key> {
+        match self {
+            Self::Release {
+                key,
+                held: Some(held),
+                ..
+            } if held.wanted => Some(key),
+            _ => None,
+        }
     }
 
     /// The release of what this may have taken by now or may take yet.
@@ -109,8 +116,8 @@ impl Command {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) token: u64,
-    /// It came out of the line in Redis, in which others may stand yet.
-    pub(crate) from_line: bool,
+    /// Others may stand in line for its key in Redis.
+    pub(crate) wanted: bool,
 }
 
 /// Whether an acquire that finds the key taken stands in line for it, in the key's value.

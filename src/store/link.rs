@@ -129,10 +129,10 @@ impl Link {
         self.in_flight.len()
     }
 
-    /// Whether a lock that others wait for is being let go, and that has not been answered.
-    pub(crate) fn owes_a_turn(&self) -> bool {
-        let mut pendings = self.in_flight.iter().flat_map(|one| &one.pendings);
-        pendings.any(|pending| pending.command.passes_on())
+    /// The keys that are being passed on to others, as far as that has not been answered.
+    pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
+        let pendings = self.in_flight.iter().flat_map(|one| &one.pendings);
+        pendings.filter_map(|pending| pending.command.passes_on())
     }
 
     /// Where to gather the next batch.

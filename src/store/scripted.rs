@@ -54,7 +54,7 @@ impl Store for Scripted {
     }
 
     fn post(&self, release: Command) {
-        let passes_on = release.passes_on();
+        let passes_on = release.passes_on().is_some();
         if let Command::Release { lease, .. } = release {
             self.released.lock().push(lease);
             self.passed_on

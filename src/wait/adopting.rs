@@ -106,7 +106,7 @@ impl Waits {
             asked_at,
             since: now,
         };
-        let adopted = self.granted(terms, None)?;
+        let adopted = self.granted(terms, None, true)?;
         // It may have been extended before.
         adopted.key_lives(now.after(expires_in));
         self.queues.hold(&adopted);

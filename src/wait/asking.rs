@@ -119,18 +119,13 @@ impl Waits {
     fn enter_at_once(&self, wait: &Wait<'_>, terms: Terms, stood: bool) -> Result<Attempt, Error> {
         let id = terms.id;
         let granted = self
-            .granted(terms, wait.wanted.check.clone())
+            .granted(terms, wait.wanted.check.clone(), stood)
             .inspect_err(|_| {
                 // It was given back, and must not be asked for again.
                 wait.place.disclaim(id);
             });
         match granted {
-            Ok(lease) => {
-                if stood {
-                    lease.came_from_line();
-                }
-                Ok(Attempt::Granted(lease))
-            }
+            Ok(lease) => Ok(Attempt::Granted(lease)),
             // Redis did answer. However long that took, no outage is known of before now.
             Err(late) if late.is_unavailable() => Ok(Attempt::Failed {
                 since: self.watchdog.now(),
@@ -156,22 +151,28 @@ impl Waits {
             return Ok(None);
         }
         let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
-        match self.granted(terms, wait.wanted.check.clone()) {
-            Ok(lease) => {
-                lease.came_from_line();
-                Ok(Some(lease))
-            }
+        match self.granted(terms, wait.wanted.check.clone(), true) {
+            Ok(lease) => Ok(Some(lease)),
             Err(late) if late.is_unavailable() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// A lease on these terms. Given back if it came too late: `Timeout`; or if the client is shut
-    /// down.
-    pub(super) fn granted(&self, terms: Terms, check: Option<Check>) -> Result<Arc<Lease>, Error> {
+    /// A lease on these terms, for whose key others may stand in line in Redis. Given back if it came
+    /// too late: `Timeout`; or if the client is shut down.
+    pub(super) fn granted(
+        &self,
+        terms: Terms,
+        check: Option<Check>,
+        others_in_line: bool,
+    ) -> Result<Arc<Lease>, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let since = terms.since;
-        let lease = Arc::new(Lease::new(terms, Arc::clone(&self.courier), check));
+        let mut lease = Lease::new(terms, Arc::clone(&self.courier), check);
+        if others_in_line {
+            lease = lease.with_others_in_line();
+        }
+        let lease = Arc::new(lease);
         // Nobody is told of the loss of a lock that nobody had.
         if lease.live_for(since).is_none() {
             self.give_back(key, id, ttl);

@@ -107,7 +107,7 @@ pub(super) fn release_of(lease: &Lease) -> Command {
         until: lease.key_until(),
         held: Some(Held {
             token: lease.terms().token,
-            from_line: lease.is_from_line(),
+            wanted: lease.is_wanted(),
         }),
     }
 }

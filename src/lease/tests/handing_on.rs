@@ -28,13 +28,13 @@ fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
 
 #[test]
 fn the_next_holder_knows_of_the_line_in_redis_as_the_first_did() {
-    for from_line in [false, true] {
-        let f = lease(|_| {});
-        if from_line {
-            f.lease.came_from_line();
+    for wanted in [false, true] {
+        let mut f = lease(|_| {});
+        if wanted {
+            f.lease = f.lease.with_others_in_line();
         }
         let next = next_of(&f, f.at(1)).unwrap();
-        assert_eq!(next.is_from_line(), from_line);
+        assert_eq!(next.is_wanted(), wanted);
     }
 }
 

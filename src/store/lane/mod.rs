@@ -247,14 +247,16 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Nothing while a lock that others wait for is on its way to them: Redis would read both at one
-    /// time, and tell the next owner only when it has done with ours, too.
+    /// Nothing, if a key is asked for that is on its way to whoever waits for it in Redis: that would
+    /// read both at one time, and tell the next owner only when it has done both.
     fn next_batch(&mut self) -> Vec<Pending> {
         let mut batch = self.empty_batch();
-        if self.link.as_ref().is_some_and(Link::owes_a_turn) {
-            return batch;
+        let mut state = self.lane.state.lock();
+        let mut passing_on = self.link.iter().flat_map(Link::passing_on);
+        if !passing_on.any(|key| state.queue.asks_for(key)) {
+            state.next_batch(&mut batch);
         }
-        self.lane.state.lock().next_batch(&mut batch);
+        drop(state);
         batch.retain(Pending::is_wanted);
         batch
     }

@@ -100,7 +100,7 @@ impl World {
             until: Moment::now().after(TTL),
             held: Some(Held {
                 token: 7,
-                from_line: chance(2),
+                wanted: chance(2),
             }),
         }
     }

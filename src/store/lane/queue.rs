@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::key::Key;
 use crate::store::call::{Call, Ticket};
+use crate::store::command::Command;
 use crate::store::pending::Pending;
 
 #[derive(Default)]
@@ -40,8 +42,17 @@ impl Queue {
         self.pendings.is_empty()
     }
 
+    /// Whether somebody waits for a flush.
     pub(super) fn has_flush(&self) -> bool {
         self.pendings.iter().any(Pending::is_flush)
+    }
+
+    /// Whether `key` is asked for.
+    pub(super) fn asks_for(&self, key: &Key) -> bool {
+        self.tickets > 0
+            && self.pendings.iter().any(|pending| {
+                matches!(&pending.command, Command::Acquire { key: asked, .. } if asked == key)
+            })
     }
 
     /// The first caller that waits for something here.

@@ -123,28 +123,37 @@ fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
 }
 
 #[test]
-fn nothing_is_written_while_the_release_of_a_lock_that_others_wait_for_is_unanswered() {
+fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
     let f = fixture();
     let mut release = f.release("a", f.acquire("a"));
     if let Command::Release { held, .. } = &mut release {
         *held = Some(Held {
             token: 7,
-            from_line: true,
+            wanted: true,
         });
     }
-    f.server.stop();
-    f.lane.post(release);
-    std::thread::scope(|scope| {
-        scope.spawn(|| f.acquire("b"));
-        let waits_behind = || {
-            let state = f.lane.state.lock();
-            state.led && state.link.is_none() && state.queue.iter().len() == 1
-        };
-        let has_waited = eventually(Duration::from_secs(5), waits_behind);
-        f.server.resume();
-        assert!(has_waited);
-    });
-    assert_eq!(f.owed(), 0);
+    for (asked, waits) in [("a", true), ("b", false)] {
+        f.server.stop();
+        f.lane.post(release.clone());
+        std::thread::scope(|scope| {
+            scope.spawn(|| f.acquire(asked));
+            let is_led = || {
+                let state = f.lane.state.lock();
+                // Its leader has the link.
+                (state.led && state.link.is_none()).then(|| state.queue.iter().len())
+            };
+            let is_in_queue = || is_led().is_some_and(|queued| queued == 1);
+            let is_written = || is_led().is_some_and(|queued| queued == 0);
+            let seen = if waits {
+                eventually(Duration::from_secs(5), is_in_queue)
+            } else {
+                eventually(Duration::from_secs(5), is_written)
+            };
+            f.server.resume();
+            assert!(seen, "{asked}");
+        });
+        assert_eq!(f.owed(), 0);
+    }
 }
 
 #[test]
@@ -327,7 +336,7 @@ fn held(name: &str) -> Pending {
         until: Moment::now().after(LONG),
         held: Some(Held {
             token: 7,
-            from_line: false,
+            wanted: false,
         }),
     };
     Pending::new(command, None)

@@ -246,9 +246,9 @@ impl Link {
         self.in_flight.len()
     }
 
-    pub(crate) fn owes_a_turn(&self) -> bool {
-        let mut in_flight = self.in_flight.iter();
-        in_flight.any(|pending| pending.command.passes_on())
+    pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
+        let in_flight = self.in_flight.iter();
+        in_flight.filter_map(|pending| pending.command.passes_on())
     }
 
     pub(crate) fn empty_batch(&mut self) -> Vec<Pending> {
