@@ -416,16 +416,18 @@ fn given_up() -> Error {
 }
 
 impl Drop for Leadership<'_> {
-    /// Steps down: appoints a caller that waits in the queue. If there is none, it writes the
-    /// releases that nobody waits for, and leaves the rest to the background.
+    /// Steps down: appoints a caller that waits in the queue. If there is none, it writes a batch of
+    /// the releases that nobody waits for, and leaves the rest to the background.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_link(&given_up());
         }
+        let mut may_write = true;
         while let Some(mut state) = self.pass_on() {
             let owed = self.link.as_ref().map_or(0, Link::owed);
-            let can_write = self.link.is_some() && owed < MAX_OWED;
-            if can_write && !state.queue.is_empty() {
+            may_write &= self.link.is_some() && owed < MAX_OWED;
+            if may_write && !state.queue.is_empty() {
+                may_write = false;
                 // Under the same lock: nobody who waits has come in between.
                 let mut batch = self.empty_batch();
                 state.next_batch(&mut batch);

@@ -44,7 +44,7 @@ impl Queue {
 
     /// Whether somebody waits for a flush.
     pub(super) fn has_flush(&self) -> bool {
-        self.pendings.iter().any(Pending::is_flush)
+        self.tickets > 0 && self.pendings.iter().any(Pending::is_flush)
     }
 
     /// Whether `key` is asked for.

@@ -24,6 +24,21 @@ fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_fo
 }
 
 #[test]
+fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
+    let f = fixture();
+    f.acquire("a");
+    let leadership = f.lane.claim(&mut f.lane.state.lock()).unwrap();
+    for _ in 0..3 * MAX_BATCH {
+        f.lane.post(f.release("b", LeaseId::random()));
+    }
+    drop(leadership);
+    assert_eq!(f.owed(), 1);
+    let queued = f.lane.state.lock().queue.iter().len();
+    assert_eq!(queued, 2 * MAX_BATCH);
+    assert_eq!(f.rings.load(Ordering::SeqCst), 1);
+}
+
+#[test]
 fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
     let cut = Error::new(ErrorKind::Unavailable, "");
     let unanswered = Pending::new(acquire_of("a"), None).unanswered(&cut, false);
@@ -42,8 +57,9 @@ fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
     state.settle(Next::Owed(repeated));
     state.queue.push_back(Pending::new(acquire_of("b"), None));
     assert_eq!(next(&mut state), 1, "it is not due");
-    let flush = Command::Flush { lane: 0 };
-    state.queue.push_back(Pending::new(flush, None));
+    let (flush, call) = (Command::Flush { lane: 0 }, Call::new(1));
+    let ticket = Ticket::new(&call, 0);
+    state.queue.push_back(Pending::new(flush, Some(ticket)));
     assert_eq!(next(&mut state), 2);
 }
 
