@@ -396,7 +396,7 @@ fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
     // A full one leaves what waits to the other worker.
     while leases.len() < MAX_BATCH {
         match inbox.try_recv() {
-            Ok(Job::Renew(more)) if leases.len() + more.len() <= MAX_BATCH => leases.extend(more),
+            Ok(Job::Renew(more)) => leases.extend(more),
             other => return other.ok(),
         }
     }
