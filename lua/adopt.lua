@@ -1,13 +1,15 @@
 -- Purpose: let the holder of a ticket go on with the grant that it stands for, under a lease of its own.
 --   The ticket's lease is nobody's afterwards, so a ticket is good once. Token and line stay.
+--   The ticket's word is not taken for its token: what is written under one that is too great would make
+--   those of all later holders stale.
 -- KEYS: lock keys
--- ARGV: [1] holder, then for each lock key: old lease id, lease id, and the ttl in ms, or empty: what is
---   left of it. A ttl is never shortened.
+-- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token, lease id, and the ttl
+--   in ms, or empty: what is left of it. A ttl is never shortened.
 -- Returns: for one lock key its result, for several an array of them. A result is a number: adopted, ms
 --   until it expires; 0: not there; a string: not the ticket's, what stands there; an error: refused.
 local holder, results, result = ARGV[1], #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
-  local from, lease, ttl = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+  local from, token, lease, ttl = ARGV[4 * i - 2], ARGV[4 * i - 1], ARGV[4 * i], ARGV[4 * i + 1]
   result = redis.pcall('GET', key)
   if not result then
     result = 0
@@ -16,7 +18,7 @@ for i, key in ipairs(KEYS) do
     if string.sub(result, 1, 36) == 'lh1 ' .. from then
       micros, behind = string.match(result, '^ (%d+) %S+()', 37)
     end
-    if not micros then
+    if micros ~= token then
       result = string.sub(result, 1, 256)
     else
       local line = string.sub(result, behind)

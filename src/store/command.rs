@@ -37,12 +37,13 @@ pub(crate) enum Command {
     /// As a release, against the will of `lease`, whose holder is told. Done once: it is not seen
     /// through in the background.
     ForceUnlock { key: Key, lease: LeaseId },
-    /// Go on with the grant that is `from`'s, under a lease of one's own: with its full ttl if that is
-    /// renewed, otherwise with what is left of it.
+    /// Go on with the grant that is `from`'s under this fencing token, under a lease of one's own: with
+    /// its full ttl if that is renewed, otherwise with what is left of it.
     Adopt {
         key: Key,
         lease: LeaseId,
         from: LeaseId,
+        token: u64,
         ttl: Duration,
         /// For how long Redis may have the key then.
         longest: Duration,

@@ -42,6 +42,11 @@ pub(crate) fn token(micros: &str) -> Option<u64> {
     micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
 }
 
+/// The µs part of a fencing token, the same for all who had the grant within its client.
+pub(crate) fn micros_of(token: u64) -> u64 {
+    token >> TOKEN_SHIFT
+}
+
 /// How often the lease with this token was handed off within its client.
 pub(crate) fn hand_offs_of(token: u64) -> u32 {
     (token % (1 << TOKEN_SHIFT)) as u32

@@ -80,6 +80,7 @@ impl Waits {
             key: key.clone(),
             lease,
             from: ticket.lease,
+            token: ticket.token,
             ttl: options.first_ttl(),
             longest: options.first_ttl().max(ticket.key_left),
             renew: options.renew_every.is_some(),

@@ -104,10 +104,14 @@ impl Keyspace {
                 key,
                 lease,
                 from,
+                token,
                 ttl,
                 renew,
                 ..
-            } => Ok(self.adopt(key, *lease, *from, renew.then_some(*ttl), step)),
+            } => {
+                let ticket = (*from, value::micros_of(*token));
+                Ok(self.adopt(key, *lease, ticket, renew.then_some(*ttl), step))
+            }
             Command::Inspect { key } => self.inspect(key, step),
             Command::Write { key, token, value } => self.write(key, *token, value, step),
             Command::Read { key } => self.read(key),
@@ -261,7 +265,7 @@ impl Keyspace {
         &mut self,
         key: &Key,
         lease: LeaseId,
-        from: LeaseId,
+        ticket: (LeaseId, u64),
         ttl: Option<Duration>,
         step: &mut Step<'_>,
     ) -> Reply {
@@ -270,7 +274,7 @@ impl Keyspace {
             Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
             None => return Reply::Missing,
         };
-        if lock.lease != from {
+        if (lock.lease, lock.micros) != ticket {
             let by = Some(lock.holder.clone());
             return Reply::Taken { by };
         }

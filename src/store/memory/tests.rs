@@ -71,6 +71,7 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Renew, "local shorter = result < tonumber(ttl)", "local shorter = true"),
         (Kind::Renew, "= ARGV[2 * i - 1], ARGV[2 * i]", "= ARGV[2 * i - 1], ARGV[2 * i] + 1000"),
         (Kind::Adopt, "if string.sub(result, 1, 36) == 'lh1 ' .. from then", "if true then"),
+        (Kind::Adopt, "if micros ~= token then", "if not micros then"),
         (Kind::Adopt, "if asked and asked > left then", "if asked then"),
         (Kind::Adopt, ".. holder .. line", ".. holder"),
         (Kind::Adopt, "'lh1 ' .. lease .. ' '", "'lh1 ' .. from .. ' '"),

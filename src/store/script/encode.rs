@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::id::LeaseId;
 use crate::store::command::{Command, Standing};
 use crate::store::script::{Call, Kind, Names};
+use crate::store::value::micros_of;
 
 /// Appends one script call for `commands`, all of `kind`, to `buffer`.
 pub(crate) fn encode<'a>(
@@ -49,7 +50,8 @@ fn arguments_of(kind: Kind) -> usize {
         Kind::Inspect | Kind::Read => 0,
         Kind::Release => 1,
         Kind::Renew | Kind::Write => 2,
-        Kind::Acquire | Kind::Adopt => 3,
+        Kind::Acquire => 3,
+        Kind::Adopt => 4,
     }
 }
 
@@ -81,11 +83,13 @@ fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
         Command::Adopt {
             lease,
             from,
+            token,
             ttl,
             renew,
             ..
         } => {
             out.lease(*from);
+            out.number(micros_of(*token));
             out.lease(*lease);
             if *renew {
                 out.millis(*ttl);

@@ -155,6 +155,8 @@ fn what_is_forged_is_refused_and_changes_nothing() {
         words.join(" ")
     };
     let max = u64::MAX.to_string();
+    // Of a grant to come.
+    let later = (words[2].parse::<u64>().unwrap() + 1024).to_string();
     let mut forged = vec![
         with(1, &"0".repeat(32)),
         with(1, &words[1].chars().rev().collect::<String>()),
@@ -176,6 +178,9 @@ fn what_is_forged_is_refused_and_changes_nothing() {
         with(7, "11"),
         with(7, &max),
         with(2, "-1"),
+        with(2, "0"),
+        with(2, &later),
+        with(2, &max),
         with(2, "18446744073709551616"),
         format!("{ticket} "),
         format!(" {ticket}"),

@@ -5,8 +5,8 @@ use leasehold_testbed::Server;
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, INSPECT, RENEW, Said, TTL, TWO, call, come, connect, ends, go, granted, heard,
-    holder, kinds, lease, line_up, listen, place, release, text_of, ttl_of, value,
+    ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, call, come, connect, ends, go, granted,
+    heard, holder, kinds, lease, line_up, listen, place, release, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -15,8 +15,24 @@ const ADOPTER: usize = 9;
 
 /// [`ADOPTER`] comes with the ticket of caller `from`.
 fn adopt(connection: &mut Connection, key: &str, from: &str, ttl: &str) -> Said {
-    let args = [&holder(ADOPTER), from, &lease(ADOPTER), ttl];
+    let micros = micros_of(connection, key);
+    adopt_under(connection, key, (from, &micros), ttl)
+}
+
+fn adopt_under(
+    connection: &mut Connection,
+    key: &str,
+    (from, micros): (&str, &str),
+    ttl: &str,
+) -> Said {
+    let args = [&holder(ADOPTER), from, micros, &lease(ADOPTER), ttl];
     call(connection, ADOPT, &[key], &args).remove(0)
+}
+
+/// The µs part of the token under which the key was granted.
+fn micros_of(connection: &mut Connection, key: &str) -> String {
+    let value: String = redis::cmd("GET").arg(key).query(connection).unwrap();
+    value.split(' ').nth(2).unwrap().to_owned()
 }
 
 /// For how long the key lives that was adopted.
@@ -113,7 +129,8 @@ fn a_ticket_is_good_once() {
         adopt(&mut redis, "k", &lease(0), TTL),
         Said::Text(value.clone())
     );
-    let args = [holder(0), lease(0), lease(0), TTL.to_owned()];
+    let micros = micros_of(&mut redis, "k");
+    let args = [holder(0), lease(0), micros, lease(0), TTL.to_owned()];
     let args = args.each_ref().map(String::as_str);
     assert_eq!(
         call(&mut redis, ADOPT, &["k"], &args),
@@ -143,7 +160,7 @@ fn one_key_that_cannot_be_adopted_costs_the_others_nothing() {
     ];
     let mut args = vec![holder(ADOPTER)];
     for n in 0..keys.len() {
-        args.extend([TWO.to_owned(), lease(20 + n), TTL.to_owned()]);
+        args.extend([TWO, MICROS, &lease(20 + n), TTL].map(str::to_owned));
     }
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     prepare(&server);
@@ -164,7 +181,7 @@ fn one_key_that_cannot_be_adopted_costs_the_others_nothing() {
     }
     prepare(&server);
     let alone = keys.iter().enumerate().map(|(n, key)| {
-        let args = [args[0], TWO, &lease(20 + n), TTL];
+        let args = [args[0], TWO, MICROS, &lease(20 + n), TTL];
         call(&mut redis, ADOPT, &[key], &args).remove(0)
     });
     assert_eq!(alone.collect::<Vec<_>>(), together);
@@ -179,6 +196,20 @@ fn a_lease_id_is_not_read_as_a_pattern() {
         let said = adopt(&mut redis, "k", from, TTL);
         assert_eq!(said, Said::Text(before.clone()), "{from}");
         assert_eq!(text_of(&server, "k"), Some(before.clone()), "{from}");
+    }
+}
+
+#[test]
+fn a_ticket_under_another_token_is_refused() {
+    let server = server();
+    let mut redis = connect(&server);
+    let before = line_up(&mut redis, "k", &[TTL]);
+    let micros = micros_of(&mut redis, "k");
+    let later = (micros.parse::<u64>().unwrap() + 1).to_string();
+    for other in [&*later, &micros[1..], "", "0", ".*", &format!("{micros} ")] {
+        let said = adopt_under(&mut redis, "k", (&lease(0), other), TTL);
+        assert_eq!(said, Said::Text(before.clone()), "{other}");
+        assert_eq!(text_of(&server, "k"), Some(before.clone()), "{other}");
     }
 }
 

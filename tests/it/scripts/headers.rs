@@ -61,8 +61,8 @@ fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
     let token = "00000000000000000017";
     for (script, fixed_args, per_key, absent) in [
         (RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
-        (ADOPT, &["host/2/0"], &[ONE, TWO, TTL], 0),
-        (ADOPT, &["host/2/0"], &[ONE, TWO, ""], 0),
+        (ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
+        (ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
         (INSPECT, &[], &[], 0),
         (WRITE, &[], &[token, "text"], 1),
         (READ, &[], &[], 0),

@@ -28,6 +28,8 @@ const FENCE: &str = "p:~fence";
 const ONE: &str = "11111111111111111111111111111111";
 const TWO: &str = "22222222222222222222222222222222";
 const TTL: &str = "60000";
+/// When [`value`] was granted.
+const MICROS: &str = "1795263780943818";
 
 /// From then on the fence counter can be read, but not written, and keys that begin with `k` can.
 const READS_THE_COUNTER: &str = "ACL SETUSER default resetkeys ~k* %R~p:~fence (+eval ~*)";
@@ -129,7 +131,7 @@ fn granted(outcome: &Said) -> u64 {
 }
 
 fn value(lease: &str) -> String {
-    format!("lh1 {lease} 1795263780943818 host/1/0")
+    format!("lh1 {lease} {MICROS} host/1/0")
 }
 
 /// One command without quotes, as typed.

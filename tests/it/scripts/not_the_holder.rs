@@ -47,6 +47,8 @@ impl Numbers {
 struct Lock {
     key: String,
     holder: String,
+    /// When it was granted: the upper part of its token.
+    micros: String,
     /// Of those who had it before: one let go of it, one gave it away with a ticket.
     former: [String; 2],
     line: Vec<String>,
@@ -66,17 +68,20 @@ impl Lock {
             let args = [&*holder(n % 9), lease, "900000", stands];
             call(redis, ACQUIRE, &[FENCE, &key], &args).remove(0)
         };
-        assert!(matches!(come(&ticket, ""), Said::Text(_)));
+        let Said::Text(micros) = come(&ticket, "") else {
+            panic!("nobody has it");
+        };
         let line: Vec<String> = (0..n % 2 * 4).map(|_| numbers.lease()).collect();
         for (lease, stands) in line.iter().zip(["0", TTL, "5000", "0"]) {
             assert!(matches!(come(lease, stands), Said::Number(_)));
         }
-        let args = [&*holder(1), &ticket, &owner, ""];
+        let args = [&*holder(1), &ticket, &micros, &owner, ""];
         let said = call(redis, ADOPT, &[&key], &args);
         assert!(matches!(said[0], Said::Number(_)), "{said:?}");
         Self {
             key,
             holder: owner,
+            micros,
             former: [first, ticket],
             line,
         }
@@ -139,7 +144,17 @@ fn attempt(numbers: &mut Numbers, locks: &[Lock]) -> (redis::Cmd, usize) {
             0 => args.push(id),
             1 => args.push(format!("{id}!{}", holder(8))),
             2 => args.extend([id, if ttl.is_empty() { TTL.to_owned() } else { ttl }]),
-            _ => args.extend([id, numbers.lease(), ttl]),
+            _ if numbers.below(8) == 0 => {
+                // Its holder's own, under the token of a later grant.
+                let raised = lock.micros.parse::<u64>().unwrap() + 1;
+                args.extend([
+                    lock.holder.clone(),
+                    raised.to_string(),
+                    numbers.lease(),
+                    ttl,
+                ]);
+            }
+            _ => args.extend([id, lock.micros.clone(), numbers.lease(), ttl]),
         }
     }
     let mut eval = redis::cmd("EVAL");

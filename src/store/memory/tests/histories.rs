@@ -12,6 +12,7 @@ use crate::clock::Moment;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::store::command::{Command, Standing};
+use crate::store::value;
 
 /// The last of the clients is one that nobody can tell anything.
 pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
@@ -44,6 +45,21 @@ pub(super) fn holder(n: usize) -> HolderId {
     HolderId::of_text(CLIENTS[n])
 }
 
+/// As the token of a ticket: that of the lock, whichever it is.
+const RIGHT: u64 = 0;
+
+/// The command with the token that `value` has, if it is to be the right one.
+pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
+    let mut command = command.clone();
+    if let Command::Adopt { token, .. } = &mut command
+        && *token == RIGHT
+        && let Some(micros) = value.and_then(|value| value.split(' ').nth(2))
+    {
+        *token = value::token(micros).unwrap_or_default();
+    }
+    command
+}
+
 fn command() -> impl Strategy<Value = Command> {
     let key = || (0..2_usize).prop_map(key);
     let lease = || (0..5_usize).prop_map(lease);
@@ -67,8 +83,10 @@ fn command() -> impl Strategy<Value = Command> {
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
             Command::Renew { key, lease, ttl }
         }),
-        2 => (key(), lease(), lease(), ttl(), any::<bool>()).prop_map(
-            |(key, lease, from, ttl, renew)| Command::Adopt { key, lease, from, ttl, longest: ttl, renew }
+        2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(
+            |(key, lease, from, ttl, renew, token)| {
+                Command::Adopt { key, lease, from, token, ttl, longest: ttl, renew }
+            }
         ),
         1 => key().prop_map(|key| Command::Inspect { key }),
         1 => (token, vec(any::<u8>(), 0..4)).prop_map(|(token, value)| {

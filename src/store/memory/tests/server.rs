@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_testbed::Server;
 use redis::{Connection, Value};
 
-use super::histories::{CLIENTS, Operation, holder, key};
+use super::histories::{CLIENTS, Operation, holder, key, with_right_token};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
@@ -185,6 +185,10 @@ impl Redis {
     }
 
     fn ask(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Result<Reply, Error> {
+        let key = command.key().map_or("", Key::in_redis);
+        let value = redis::cmd("GET").arg(key).query(&mut self.connection);
+        // What is no text is no lock.
+        let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
         let names = Names {
             holder: by.clone(),
             fence_counter: "p:~fence".to_owned(),
@@ -268,7 +272,11 @@ impl Twin {
             listens: &listens,
             news: &mut news,
         };
-        let reply = self.keyspace.carry_out(command, &mut step);
+        let value = command
+            .key()
+            .and_then(|key| self.keyspace.text(key, &mut step));
+        let command = with_right_token(command, value.as_deref());
+        let reply = self.keyspace.carry_out(&command, &mut step);
         let texts = [0, 1].map(|n| {
             step.now = looked_at[n];
             self.keyspace.text(&key(n), &mut step)
