@@ -10,7 +10,7 @@ use crate::id::HolderId;
 use crate::key;
 use crate::store::command::{Command, Request, Standing};
 use crate::store::connect::Endpoint;
-use crate::store::lane::{Common, Lane};
+use crate::store::lane::{Common, Lane, MAX_BATCH, MAX_RENEWALS};
 use crate::store::script::Names;
 use crate::store::wakeups::Wakeups;
 use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
@@ -51,8 +51,17 @@ impl Node {
             bell,
             delays,
         });
+        let lane = |n: usize| {
+            let is_for_renewals = n == config.lanes;
+            let at_a_time = if is_for_renewals {
+                MAX_RENEWALS
+            } else {
+                MAX_BATCH
+            };
+            Lane::new(Arc::clone(&common), at_a_time)
+        };
         Self {
-            lanes: (0..lanes).map(|_| Lane::new(Arc::clone(&common))).collect(),
+            lanes: (0..lanes).map(lane).collect(),
             wakeups: Arc::new(wakeups),
             common,
         }

@@ -26,8 +26,11 @@ use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
-/// Leases renewed by one job, with one deadline: a few round trips.
-const MAX_BATCH: usize = 256;
+/// Leases renewed at a time, with one deadline: one round trip, and well under a ms of Redis.
+const MAX_BATCH: usize = 128;
+/// The same once they are later than this: a slow network or a slow machine needs fewer round trips.
+const MAX_LATE_BATCH: usize = 8 * MAX_BATCH;
+const LATE: Duration = Duration::from_millis(250);
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
@@ -252,7 +255,8 @@ impl Watchdog {
         while let Some(job) = next.take().or_else(|| inbox.recv().ok()) {
             match job {
                 Job::Renew(mut leases) => {
-                    next = gather(&mut leases, inbox);
+                    let at_a_time = self.at_a_time(&leases);
+                    next = gather(&mut leases, at_a_time, inbox);
                     self.renew(&leases);
                 }
                 Job::Check(leases) => self.check(leases),
@@ -296,6 +300,16 @@ impl Watchdog {
             if lease.may_be_renewed() {
                 self.agenda.give(Job::Renew(vec![lease]));
             }
+        }
+    }
+
+    /// How many to renew together with `leases`, which have waited for longest.
+    fn at_a_time(&self, leases: &[Arc<Lease>]) -> usize {
+        let now = self.now();
+        let is_late = |lease: &Arc<Lease>| lease.renewal_late_by(now) > LATE;
+        match leases.first() {
+            Some(first) if is_late(first) => MAX_LATE_BATCH,
+            _ => MAX_BATCH,
         }
     }
 
@@ -392,9 +406,9 @@ impl Watchdog {
 
 /// Adds the leases that wait behind: those with a check come one by one, and share round trips all
 /// the same. Returns what else was found there.
-fn gather(leases: &mut Vec<Arc<Lease>>, inbox: &Receiver<Job>) -> Option<Job> {
-    // A full one leaves what waits to the other worker.
-    while leases.len() < MAX_BATCH {
+fn gather(leases: &mut Vec<Arc<Lease>>, at_a_time: usize, inbox: &Receiver<Job>) -> Option<Job> {
+    // A full batch leaves what waits to the other worker.
+    while leases.len() < at_a_time {
         match inbox.try_recv() {
             Ok(Job::Renew(more)) => leases.extend(more),
             other => return other.ok(),

@@ -31,8 +31,12 @@ use crate::store::script::Names;
 use crate::store::{Bell, Chore, DelayHook};
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// Commands written at a time: what a connection has sent, Redis may do before it turns to the others.
-const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
+/// Commands that a lane of callers writes at a time: what a connection has sent, Redis may do before it
+/// turns to the others.
+pub(crate) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
+/// The same of the lane for renewals. Who asks for them asks for few at a time, unless they are late: a
+/// lock that is lost is worse than a reply that comes some ms later.
+pub(crate) const MAX_RENEWALS: usize = 8 * MAX_BATCH;
 /// Unread answers to releases; beyond it those who release leave the writing to the background.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
@@ -49,6 +53,8 @@ pub(crate) struct Common {
 
 pub(crate) struct Lane {
     common: Arc<Common>,
+    /// Commands written at a time.
+    at_a_time: usize,
     state: Mutex<State>,
     #[cfg(test)]
     panic_next: std::sync::atomic::AtomicBool,
@@ -70,9 +76,10 @@ struct Debt {
 }
 
 impl Lane {
-    pub(crate) fn new(common: Arc<Common>) -> Self {
+    pub(crate) fn new(common: Arc<Common>, at_a_time: usize) -> Self {
         Self {
             common,
+            at_a_time,
             state: Mutex::new(State::default()),
             #[cfg(test)]
             panic_next: std::sync::atomic::AtomicBool::new(false),
@@ -176,7 +183,7 @@ impl State {
 
     /// Takes what is next to be written. Releases that failed before go along, whenever they are due,
     /// so that no later acquire overtakes them; with a flush, all that is owed.
-    fn next_batch(&mut self, batch: &mut Vec<Pending>) {
+    fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<Pending>) {
         if self.queue.is_empty() {
             return;
         }
@@ -185,7 +192,7 @@ impl State {
         let debts = self.debts.extract_if(.., along);
         batch.extend(debts.map(|debt| debt.pending));
         // Always some of the queue, however much is owed: what is refused again comes back.
-        self.queue.take_first(MAX_BATCH, batch);
+        self.queue.take_first(at_a_time, batch);
     }
 
     fn owes_releases(&self) -> bool {
@@ -254,7 +261,7 @@ impl<'a> Leadership<'a> {
         let mut state = self.lane.state.lock();
         let mut passing_on = self.link.iter().flat_map(Link::passing_on);
         if !passing_on.any(|key| state.queue.asks_for(key)) {
-            state.next_batch(&mut batch);
+            state.next_batch(self.lane.at_a_time, &mut batch);
         }
         drop(state);
         batch.retain(Pending::is_wanted);
@@ -430,7 +437,7 @@ impl Drop for Leadership<'_> {
                 may_write = false;
                 // Under the same lock: nobody who waits has come in between.
                 let mut batch = self.empty_batch();
-                state.next_batch(&mut batch);
+                state.next_batch(self.lane.at_a_time, &mut batch);
                 drop(state);
                 batch.retain(Pending::is_wanted);
                 // Not even a panic in here may keep the leadership from passing on.

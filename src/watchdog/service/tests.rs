@@ -31,16 +31,19 @@ fn renewals_that_wait_are_gathered_into_batches_and_none_is_forgotten() {
     }
     jobs.send(Job::Stop).unwrap();
     let mut batch = leases(1, &courier);
-    let next = gather(&mut batch, &inbox);
+    let next = gather(&mut batch, MAX_BATCH, &inbox);
     assert_eq!(batch.len(), MAX_BATCH);
     assert!(next.is_none(), "it is full: what waits is another worker's");
     let mut more = leases(1, &courier);
-    assert!(gather(&mut more, &inbox).is_none());
+    assert!(gather(&mut more, MAX_BATCH, &inbox).is_none());
     assert_eq!(more.len(), MAX_BATCH + 2, "what was taken is kept");
     let mut rest = leases(1, &courier);
-    let next = gather(&mut rest, &inbox);
+    let next = gather(&mut rest, MAX_BATCH, &inbox);
     assert!(matches!(next, Some(Job::Stop)));
     assert_eq!(rest.len(), 2);
-    assert!(gather(&mut rest, &inbox).is_none(), "nothing waits");
+    assert!(
+        gather(&mut rest, MAX_BATCH, &inbox).is_none(),
+        "nothing waits"
+    );
     courier.stop();
 }

@@ -50,7 +50,7 @@ fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
     };
     let next = |state: &mut State| {
         let mut batch = Vec::new();
-        state.next_batch(&mut batch);
+        state.next_batch(MAX_BATCH, &mut batch);
         batch.len()
     };
     let mut state = State::default();

@@ -97,6 +97,19 @@ fn a_renewal_that_finds_the_lock_lost_is_told_of_as_a_loss_and_not_as_a_failure(
 }
 
 #[test]
+fn more_are_renewed_at_a_time_once_they_are_late() {
+    let f = fixture();
+    let terms = Terms::usual(Key::new("", "k", 16).unwrap(), f.clock.now());
+    let every = terms.options.renew_every.unwrap();
+    let lease = Arc::new(Lease::new(terms, f.courier.clone(), None));
+    let leases = std::slice::from_ref(&lease);
+    f.clock.advance(every + LATE / 2);
+    assert_eq!(f.dog.at_a_time(leases), MAX_BATCH);
+    f.clock.advance(LATE);
+    assert_eq!(f.dog.at_a_time(leases), MAX_LATE_BATCH);
+}
+
+#[test]
 fn a_renewal_that_hangs_holds_up_no_other() {
     let (crew, store) = (Crew::new(), Arc::new(Scripted::default()));
     let courier = Courier::start(&crew, None).unwrap();
