@@ -16,6 +16,8 @@ type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
 #[derive(Default)]
 pub(crate) struct Scripted {
     answers: Mutex<VecDeque<Answer>>,
+    /// How many came together.
+    pub(crate) at_a_time: Mutex<Vec<usize>>,
     /// As what each acquire was to stand in line.
     pub(crate) asked: Mutex<Vec<Standing>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
@@ -43,6 +45,7 @@ impl Scripted {
 
 impl Store for Scripted {
     fn execute(&self, requests: &mut [Request]) {
+        self.at_a_time.lock().push(requests.len());
         for request in requests {
             if let Command::Acquire { standing, .. } = &request.command {
                 self.asked.lock().push(*standing);

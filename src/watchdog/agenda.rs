@@ -74,9 +74,9 @@ struct Timers {
 
 impl Agenda {
     pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        // Bounded by the leases and by what was asked to change their ttls: one is not due again before
-        // such a change has ended. Of the other kind there are a few at most: flags keep each from being
-        // given twice.
+        // Bounded by the leases: one is not due again before a change of its ttl has ended. (One that is
+        // extended while its renewal waits here may come once more.) Of the other kind there are a few at
+        // most: flags keep each from being given twice.
         let (renewals, for_renewals) = unbounded();
         let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();

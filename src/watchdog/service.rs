@@ -26,9 +26,11 @@ use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
-/// Leases renewed at a time, with one deadline: one round trip, and well under a ms of Redis.
+/// Enough leases for one round trip, with one deadline: half a ms of Redis. What is taken with the last of
+/// them goes along: less than as many again.
 const MAX_BATCH: usize = 128;
-/// The same once they are later than this: a slow network or a slow machine needs fewer round trips.
+/// The same once they are later than this: a slow network or a slow machine needs fewer round trips. Some ms
+/// of Redis, which any command time-out should leave room for.
 const MAX_LATE_BATCH: usize = 8 * MAX_BATCH;
 const LATE: Duration = Duration::from_millis(250);
 /// Longest pause before a renewal that failed is tried again.

@@ -110,6 +110,33 @@ fn more_are_renewed_at_a_time_once_they_are_late() {
 }
 
 #[test]
+fn what_waits_behind_a_late_one_goes_along_with_it() {
+    for (late_by, asked) in [(Duration::ZERO, MAX_BATCH), (2 * LATE, 2 * MAX_BATCH)] {
+        let f = fixture();
+        let terms = Terms::usual(Key::new("", "k", 16).unwrap(), f.clock.now());
+        let due = terms.options.renew_every.unwrap() + Duration::from_millis(1);
+        let lease = || {
+            let lease = Arc::new(Lease::new(terms.clone(), f.courier.clone(), None));
+            lease.due(f.clock.now(), |_, _| None);
+            lease
+        };
+        f.clock.advance(due + late_by);
+        let (jobs, inbox) = unbounded();
+        for _ in 0..2 {
+            let leases = (0..MAX_BATCH).map(|_| lease()).collect();
+            jobs.send(Job::Renew(leases)).unwrap();
+        }
+        jobs.send(Job::Stop).unwrap();
+        for _ in 0..2 * MAX_BATCH {
+            f.store.answer(|_| Ok(Reply::Done));
+        }
+        f.dog.work(&inbox);
+        assert_eq!(f.store.at_a_time.lock()[0], asked);
+        f.courier.stop();
+    }
+}
+
+#[test]
 fn a_renewal_that_hangs_holds_up_no_other() {
     let (crew, store) = (Crew::new(), Arc::new(Scripted::default()));
     let courier = Courier::start(&crew, None).unwrap();
