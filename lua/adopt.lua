@@ -1,7 +1,7 @@
 -- Purpose: let the holder of a ticket go on with the grant that it stands for, under a lease of its own.
 --   The ticket's lease is nobody's afterwards, so a ticket is good once. Token and line stay.
---   The ticket's word is not taken for its token: what is written under one that is too great would make
---   those of all later holders stale.
+--   A ticket with the token of another grant is refused: what is written under one that is too great would
+--   make those of all later holders stale.
 -- KEYS: lock keys
 -- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token, lease id, and the ttl
 --   in ms, or empty: what is left of it. A ttl is never shortened.

@@ -69,7 +69,7 @@ struct State {
     /// It is not to be handed off within the client.
     bound: bool,
     /// Others may stand in the line of its key in Redis.
-    wanted: bool,
+    others_in_line: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
     rare: Option<Box<Rare>>,
@@ -179,7 +179,7 @@ impl Lease {
                 watched: false,
                 ttl_changing: false,
                 bound: false,
-                wanted: false,
+                others_in_line: false,
                 timer: None,
                 rare,
             }),
@@ -271,7 +271,7 @@ impl Lease {
             watched: false,
             ttl_changing: false,
             bound: false,
-            wanted: state.wanted,
+            others_in_line: state.others_in_line,
             timer: None,
             rare: Rare::of(None, options.hold_near_its_end(now)),
         };
@@ -292,15 +292,14 @@ impl Lease {
         self.state.lock().bound = true;
     }
 
-    /// It came out of the line of its key in Redis, in which others may stand yet.
+    /// Others may stand in the line of its key in Redis.
     pub(crate) fn with_others_in_line(self) -> Self {
-        self.state.lock().wanted = true;
+        self.state.lock().others_in_line = true;
         self
     }
 
-    /// Whether others may wait for its key in Redis.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.state.lock().wanted
+    pub(crate) fn has_others_in_line(&self) -> bool {
+        self.state.lock().others_in_line
     }
 
     /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of

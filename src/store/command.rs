@@ -86,7 +86,7 @@ impl Command {
                 key,
                 held: Some(held),
                 ..
-            } if held.wanted => Some(key),
+            } if held.others_in_line => Some(key),
             _ => None,
         }
     }
@@ -118,7 +118,7 @@ impl Command {
 pub(crate) struct Held {
     pub(crate) token: u64,
     /// Others may stand in line for its key in Redis.
-    pub(crate) wanted: bool,
+    pub(crate) others_in_line: bool,
 }
 
 /// Whether an acquire that finds the key taken stands in line for it, in the key's value.

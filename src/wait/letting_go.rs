@@ -107,7 +107,7 @@ pub(super) fn release_of(lease: &Lease) -> Command {
         until: lease.key_until(),
         held: Some(Held {
             token: lease.terms().token,
-            wanted: lease.is_wanted(),
+            others_in_line: lease.has_others_in_line(),
         }),
     }
 }

@@ -34,8 +34,8 @@ use crate::sync::{self, Mutex, MutexGuard};
 /// Commands that a lane of callers writes at a time: what a connection has sent, Redis may do before it
 /// turns to the others.
 pub(crate) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// The same of the lane for renewals. Who asks for them asks for few at a time, unless they are late: a
-/// lock that is lost is worse than a reply that comes some ms later.
+/// The same of the lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
+/// lost is worse than a reply that comes some ms later.
 pub(crate) const MAX_RENEWALS: usize = 8 * MAX_BATCH;
 /// Unread answers to releases; beyond it those who release leave the writing to the background.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
@@ -126,15 +126,17 @@ impl Lane {
         let pending = self.pending(&release, None);
         let leadership = {
             let mut state = self.state.lock();
+            // What was left behind by whoever stepped down is the background's, and this behind it.
+            let is_first = state.queue.is_empty();
             state.queue.push_back(pending);
             let owed = state.link.as_ref().map(Link::owed);
             match owed {
                 _ if state.led => return,
-                Some(owed) if owed < MAX_OWED => self.claim(&mut state),
+                Some(owed) if is_first && owed < MAX_OWED => self.claim(&mut state),
                 _ => None,
             }
         };
-        // Whoever steps down writes what is left in the queue.
+        // To step down is to write it.
         if leadership.is_none() {
             (self.common.bell)(Chore::Now);
         }
@@ -254,14 +256,15 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Nothing, if a key is asked for that is on its way to whoever waits for it in Redis: that would
-    /// read both at one time, and tell the next owner only when it has done both.
+    /// Nothing, if it would ask for a key whose release is unanswered and for which others wait: Redis would
+    /// read both together, and tell the next owner only after both.
     fn next_batch(&mut self) -> Vec<Pending> {
         let mut batch = self.empty_batch();
         let mut state = self.lane.state.lock();
         let mut passing_on = self.link.iter().flat_map(Link::passing_on);
-        if !passing_on.any(|key| state.queue.asks_for(key)) {
-            state.next_batch(self.lane.at_a_time, &mut batch);
+        let at_a_time = self.lane.at_a_time;
+        if !passing_on.any(|key| state.queue.asks_for(key, at_a_time)) {
+            state.next_batch(at_a_time, &mut batch);
         }
         drop(state);
         batch.retain(Pending::is_wanted);

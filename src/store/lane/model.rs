@@ -103,7 +103,7 @@ impl World {
             until: Moment::now().after(TTL),
             held: Some(Held {
                 token: 7,
-                wanted: chance(2),
+                others_in_line: chance(2),
             }),
         }
     }

@@ -47,10 +47,10 @@ impl Queue {
         self.tickets > 0 && self.pendings.iter().any(Pending::is_flush)
     }
 
-    /// Whether `key` is asked for.
-    pub(super) fn asks_for(&self, key: &Key) -> bool {
+    /// Whether one of the first `among` asks for `key`.
+    pub(super) fn asks_for(&self, key: &Key, among: usize) -> bool {
         self.tickets > 0
-            && self.pendings.iter().any(|pending| {
+            && self.pendings.iter().take(among).any(|pending| {
                 matches!(&pending.command, Command::Acquire { key: asked, .. } if asked == key)
             })
     }

@@ -132,7 +132,7 @@ fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
     if let Command::Release { held, .. } = &mut release {
         *held = Some(Held {
             token: 7,
-            wanted: true,
+            others_in_line: true,
         });
     }
     for (asked, waits) in [("a", true), ("b", false)] {
@@ -339,7 +339,7 @@ fn held(name: &str) -> Pending {
         until: Moment::now().after(LONG),
         held: Some(Held {
             token: 7,
-            wanted: false,
+            others_in_line: false,
         }),
     };
     Pending::new(command, None)

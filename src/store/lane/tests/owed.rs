@@ -36,6 +36,9 @@ fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
     let queued = f.lane.state.lock().queue.iter().len();
     assert_eq!(queued, 2 * MAX_BATCH);
     assert_eq!(f.rings.load(Ordering::SeqCst), 1);
+    f.lane.post(f.release("b", LeaseId::random()));
+    assert_eq!(f.owed(), 1, "nor does the next one that lets go");
+    assert_eq!(f.rings.load(Ordering::SeqCst), 2);
 }
 
 #[test]
