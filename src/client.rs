@@ -162,9 +162,9 @@ impl Client {
     /// terms and under its fencing token. Nobody else can have had it in between.
     ///
     /// # Errors
-    /// `NotHeld` if it was adopted before, or nobody did in time, or its token was changed, or the answer to a first try was lost and
-    /// what it adopted has been given back; `InvalidTicket` if this is no ticket,
-    /// or is one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
+    /// `NotHeld` if it was adopted before, or nobody did in time, or its token was changed, or the answer to a
+    /// first try was lost and what it adopted has been given back; `InvalidTicket` if this is no ticket, or is
+    /// one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
     /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
     /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
     /// background. If not, the ticket is still good. `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
