@@ -10,8 +10,8 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::{client, lock};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, builder, in_redis, is_held, lease_of, millis, secs,
-    server, told_within, value_of, wait_for_line, wake_up_connections,
+    LONG_TTL, Recorder, SOON, Task, What, ask, builder, clients_that_hear, in_redis, is_held,
+    lease_of, millis, secs, server, told_within, value_of, wait_for_line,
 };
 
 const RELEASE: &str = include_str!("../../../lua/release.lua");
@@ -20,9 +20,9 @@ const RELEASE: &str = include_str!("../../../lua/release.lua");
 fn hearing(server: &Server, recorder: &Arc<Recorder>) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let client = builder.events(Arc::clone(recorder)).build().unwrap();
-    let before = wake_up_connections(server);
+    let before = clients_that_hear(server);
     let guard = lock(&client, "warm");
-    let heard = eventually(SOON, || wake_up_connections(server) > before);
+    let heard = eventually(SOON, || clients_that_hear(server) > before);
     assert!(heard, "no wake-ups");
     guard.unlock().unwrap();
     client

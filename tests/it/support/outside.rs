@@ -27,11 +27,21 @@ fn calls(server: &Server, command: &str) -> u64 {
     })
 }
 
-/// Connections of clients that hear wake-ups.
+/// Connections of clients that hear wake-ups, or will soon.
 pub fn wake_up_connections(server: &Server) -> usize {
+    clients_with(server, "")
+}
+
+/// Clients that hear wake-ups by now.
+pub fn clients_that_hear(server: &Server) -> usize {
+    clients_with(server, " sub=1 ")
+}
+
+fn clients_with(server: &Server, mark: &str) -> usize {
     let list = ask(server, &["CLIENT", "LIST"]);
-    let text = list.as_text().expect("CLIENT LIST is text");
-    text.matches(" name=leasehold-wakeups ").count()
+    let lines = list.as_text().expect("CLIENT LIST is text").lines();
+    let of_wake_ups = lines.filter(|line| line.contains(" name=leasehold-wakeups "));
+    of_wake_ups.filter(|line| line.contains(mark)).count()
 }
 
 /// All connections but the one that asks.

@@ -11,8 +11,8 @@ use leasehold_testbed::{Server, eventually};
 use super::{DATA, assert_writes, client, watch, write};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, connections, in_redis, millis, secs, server,
-    wake_up_connections,
+    LONG_TTL, Recorder, SOON, Task, What, ask, clients_that_hear, connections, in_redis, millis,
+    secs, server,
 };
 
 /// A transaction whose closure hangs until `go_on` ends; returns once it does.
@@ -157,7 +157,7 @@ fn a_connection_serves_one_transaction_after_another_however_they_end() {
     };
     assert_writes(&server, &guard);
     // One is made to watch the lock.
-    assert!(eventually(SOON, || wake_up_connections(&server) == 1));
+    assert!(eventually(SOON, || clients_that_hear(&server) == 1));
     let before = made(&server);
     for n in 0..20 {
         let done = guard.transaction(|_, pipe| {
@@ -194,7 +194,7 @@ fn a_connection_whose_closure_panicked_is_thrown_away() {
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
     assert_writes(&server, &guard);
-    assert!(eventually(SOON, || wake_up_connections(&server) == 1));
+    assert!(eventually(SOON, || clients_that_hear(&server) == 1));
     let before = made(&server);
     for _ in 0..3 {
         let panics = || guard.transaction::<()>(|_, _| panic!("a closure's own"));
