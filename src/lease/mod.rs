@@ -292,9 +292,9 @@ impl Lease {
         self.state.lock().bound = true;
     }
 
-    /// Others may stand in the line of its key in Redis.
-    pub(crate) fn with_others_in_line(self) -> Self {
-        self.state.lock().others_in_line = true;
+    /// Whether others may stand in the line of its key in Redis.
+    pub(crate) fn with_others_in_line(mut self, others: bool) -> Self {
+        self.state.get_mut().others_in_line = others;
         self
     }
 

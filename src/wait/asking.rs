@@ -168,11 +168,8 @@ impl Waits {
     ) -> Result<Arc<Lease>, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let since = terms.since;
-        let mut lease = Lease::new(terms, Arc::clone(&self.courier), check);
-        if others_in_line {
-            lease = lease.with_others_in_line();
-        }
-        let lease = Arc::new(lease);
+        let lease = Lease::new(terms, Arc::clone(&self.courier), check);
+        let lease = Arc::new(lease.with_others_in_line(others_in_line));
         // Nobody is told of the loss of a lock that nobody had.
         if lease.live_for(since).is_none() {
             self.give_back(key, id, ttl);
