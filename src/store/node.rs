@@ -1,6 +1,10 @@
 //! One Redis: a few lanes, a connection for renewals, one for wake-ups, some for transactions. Says
 //! which lane serves what, nothing else.
 
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+
 use std::sync::Arc;
 
 use crate::clock::Moment;
@@ -10,7 +14,7 @@ use crate::id::HolderId;
 use crate::key;
 use crate::store::command::{Command, Request, Standing};
 use crate::store::connect::Endpoint;
-use crate::store::lane::{Common, Lane, MAX_BATCH, MAX_RENEWALS};
+use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
 use crate::store::wakeups::Wakeups;
 use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
@@ -51,17 +55,10 @@ impl Node {
             bell,
             delays,
         });
-        let lane = |n: usize| {
-            let is_for_renewals = n == config.lanes;
-            let at_a_time = if is_for_renewals {
-                MAX_RENEWALS
-            } else {
-                MAX_BATCH
-            };
-            Lane::new(Arc::clone(&common), at_a_time)
-        };
+        let for_callers = (0..config.lanes).map(|_| Lane::for_callers(Arc::clone(&common)));
+        let for_renewals = Lane::for_renewals(Arc::clone(&common));
         Self {
-            lanes: (0..lanes).map(lane).collect(),
+            lanes: for_callers.chain([for_renewals]).collect(),
             wakeups: Arc::new(wakeups),
             common,
         }

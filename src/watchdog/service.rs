@@ -20,18 +20,15 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Chore, Command, Reply, Request, Store};
+use crate::store::{Chore, Command, MAX_BATCH, MAX_RENEWALS, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
-/// Enough leases for one round trip, with one deadline: half a ms of Redis. What is taken with the last of
-/// them goes along: less than as many again.
-const MAX_BATCH: usize = 128;
-/// The same once they are later than this: a slow network or a slow machine needs fewer round trips. Some ms
-/// of Redis, which any command time-out should leave room for.
-const MAX_LATE_BATCH: usize = 8 * MAX_BATCH;
+/// Later than this, as many are renewed with one deadline as the store writes at a time, where it is half a ms
+/// of Redis else: a slow network or a slow machine needs fewer round trips. Some ms of Redis, which any command
+/// time-out should leave room for.
 const LATE: Duration = Duration::from_millis(250);
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
@@ -310,7 +307,7 @@ impl Watchdog {
         let now = self.now();
         let is_late = |lease: &Arc<Lease>| lease.renewal_late_by(now) > LATE;
         match leases.first() {
-            Some(first) if is_late(first) => MAX_LATE_BATCH,
+            Some(first) if is_late(first) => MAX_RENEWALS,
             _ => MAX_BATCH,
         }
     }

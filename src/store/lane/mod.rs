@@ -76,7 +76,15 @@ struct Debt {
 }
 
 impl Lane {
-    pub(crate) fn new(common: Arc<Common>, at_a_time: usize) -> Self {
+    pub(crate) fn for_callers(common: Arc<Common>) -> Self {
+        Self::new(common, MAX_BATCH)
+    }
+
+    pub(crate) fn for_renewals(common: Arc<Common>) -> Self {
+        Self::new(common, MAX_RENEWALS)
+    }
+
+    fn new(common: Arc<Common>, at_a_time: usize) -> Self {
         Self {
             common,
             at_a_time,

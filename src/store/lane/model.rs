@@ -46,25 +46,22 @@ impl World {
         let board = Arc::<Board>::default();
         let bell = Arc::clone(&board);
         let endpoint = Endpoint::new("redis://model", SECOND, SECOND).unwrap();
-        let lane = Lane::new(
-            Arc::new(Common {
-                pool: Arc::clone(&server),
-                endpoint: Arc::new(endpoint),
-                names: Names {
-                    holder: HolderId::of_this_process(),
-                    fence_counter: String::new(),
-                },
-                // So a caller with a short limit cannot wait for a connection.
-                connect_timeout: 10 * SECOND,
-                command_timeout: SECOND,
-                bell: Box::new(move |_| {
-                    bell.state.lock().rung = true;
-                    bell.changed.notify_one();
-                }),
-                delays: None,
+        let lane = Lane::for_callers(Arc::new(Common {
+            pool: Arc::clone(&server),
+            endpoint: Arc::new(endpoint),
+            names: Names {
+                holder: HolderId::of_this_process(),
+                fence_counter: String::new(),
+            },
+            // So a caller with a short limit cannot wait for a connection.
+            connect_timeout: 10 * SECOND,
+            command_timeout: SECOND,
+            bell: Box::new(move |_| {
+                bell.state.lock().rung = true;
+                bell.changed.notify_one();
             }),
-            MAX_BATCH,
-        );
+            delays: None,
+        }));
         Self {
             lane,
             server,

@@ -31,23 +31,20 @@ fn with_timeout(timeout: Duration) -> Fixture {
     let endpoint = Arc::new(Endpoint::new(&server.url(), timeout, timeout).unwrap());
     let rings = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&rings);
-    let lane = Lane::new(
-        Arc::new(Common {
-            pool: link::pool(&endpoint, 2),
-            endpoint,
-            names: Names {
-                holder: HolderId::of_this_process(),
-                fence_counter: key::fence_counter("p:"),
-            },
-            connect_timeout: timeout,
-            command_timeout: timeout,
-            bell: Box::new(move |_| {
-                counter.fetch_add(1, Ordering::SeqCst);
-            }),
-            delays: None,
+    let lane = Lane::for_callers(Arc::new(Common {
+        pool: link::pool(&endpoint, 2),
+        endpoint,
+        names: Names {
+            holder: HolderId::of_this_process(),
+            fence_counter: key::fence_counter("p:"),
+        },
+        connect_timeout: timeout,
+        command_timeout: timeout,
+        bell: Box::new(move |_| {
+            counter.fetch_add(1, Ordering::SeqCst);
         }),
-        MAX_BATCH,
-    );
+        delays: None,
+    }));
     Fixture {
         server,
         lane,

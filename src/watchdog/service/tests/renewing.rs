@@ -106,7 +106,7 @@ fn more_are_renewed_at_a_time_once_they_are_late() {
     f.clock.advance(every + LATE / 2);
     assert_eq!(f.dog.at_a_time(leases), MAX_BATCH);
     f.clock.advance(LATE);
-    assert_eq!(f.dog.at_a_time(leases), MAX_LATE_BATCH);
+    assert_eq!(f.dog.at_a_time(leases), MAX_RENEWALS);
 }
 
 #[test]
