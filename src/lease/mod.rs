@@ -207,6 +207,11 @@ impl Lease {
         }
     }
 
+    /// When its validity ends, as far as that is known.
+    pub(crate) fn valid_until(&self) -> Moment {
+        self.state.lock().valid_until
+    }
+
     /// Why it was lost, if it was.
     pub(crate) fn loss(&self, now: Moment) -> Option<LossReason> {
         self.at(now).loss().cloned()

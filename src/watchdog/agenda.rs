@@ -1,4 +1,4 @@
-//! What is to be done, and when: the wheel with its sleeping timer thread, and the queue of jobs for
+//! What is to be done, and when: the wheel with its sleeping timer thread, and the queues of jobs for
 //! the workers. Does none of it itself, and no I/O.
 
 #[cfg(test)]
@@ -17,6 +17,7 @@ use crate::clock::{Clock, Moment};
 use crate::lease::{Lease, TimerNote};
 use crate::store::Chore;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::watchdog::renewals::Renewals;
 use crate::watchdog::wheel::{TimerId, Wheel};
 
 /// Workers that renew: while one works through the answers to a batch, Redis has the other's.
@@ -39,7 +40,6 @@ pub(crate) enum Timer {
 }
 
 pub(crate) enum Job {
-    Renew(Vec<Arc<Lease>>),
     /// Renew those whose check says so.
     Check(Vec<Arc<Lease>>),
     Watch(Vec<Arc<Lease>>),
@@ -49,7 +49,7 @@ pub(crate) enum Job {
 
 /// Where the workers find their jobs.
 pub(crate) struct Inboxes {
-    pub(crate) renewals: Receiver<Job>,
+    pub(crate) renewals: Arc<Renewals>,
     pub(crate) checks: Receiver<Job>,
     pub(crate) releases: Receiver<Job>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Agenda {
     clock: Clock,
     timers: Mutex<Timers>,
     changed: Condvar,
-    renewals: Sender<Job>,
+    renewals: Arc<Renewals>,
     checks: Sender<Job>,
     releases: Sender<Job>,
     settle_soon: AtomicBool,
@@ -74,14 +74,13 @@ struct Timers {
 
 impl Agenda {
     pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        // Bounded by the leases: one is not due again before a change of its ttl has ended. (One that is
-        // extended while its renewal waits here may come once more.) Of the other kind there are a few at
-        // most: flags keep each from being given twice.
-        let (renewals, for_renewals) = unbounded();
+        let renewals = Arc::<Renewals>::default();
+        // Bounded by the leases, as renewals are. Of the other kind there are a few at most: flags keep each
+        // from being given twice.
         let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {
-            renewals: for_renewals,
+            renewals: Arc::clone(&renewals),
             checks: for_checks,
             releases: for_releases,
         };
@@ -131,12 +130,16 @@ impl Agenda {
 
     pub(crate) fn give(&self, job: Job) {
         let worker = match job {
-            Job::Renew(_) => &self.renewals,
             Job::Check(_) => &self.checks,
             Job::Watch(_) | Job::Settle | Job::Stop => &self.releases,
         };
         // Fails only once the worker has ended.
         let _ = worker.send(job);
+    }
+
+    /// Has a worker renew `leases` together.
+    pub(crate) fn renew(&self, leases: Vec<Arc<Lease>>) {
+        self.renewals.add(leases);
     }
 
     /// Sleeps until something is due, and returns that, or the first part of it; nothing once stopped.
@@ -214,8 +217,8 @@ impl Agenda {
             timers.wheel.advance(u64::MAX, &mut watched);
             self.changed.notify_all();
         }
-        let renewers = [&self.renewals; RENEWERS];
-        for worker in renewers.into_iter().chain([&self.checks, &self.releases]) {
+        self.renewals.end();
+        for worker in [&self.checks, &self.releases] {
             let _ = worker.send(Job::Stop);
         }
         let leases = watched.into_iter().filter_map(|timer| match timer {

@@ -3,6 +3,7 @@
 //! one. No lease costs a thread.
 
 mod agenda;
+mod renewals;
 mod service;
 mod watched;
 mod wheel;

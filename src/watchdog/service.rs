@@ -24,6 +24,7 @@ use crate::store::{Chore, Command, MAX_BATCH, MAX_RENEWALS, Reply, Request, Stor
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
+use crate::watchdog::renewals::Renewals;
 use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Later than this, as many are renewed with one deadline as the store writes at a time, where it is half a ms
@@ -66,14 +67,14 @@ impl Watchdog {
         *self.checks.lock() = Some(inboxes.checks);
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
-        let renewers = [(); RENEWERS].map(|()| ("leasehold-renewals", inboxes.renewals.clone()));
-        let releaser = ("leasehold-releases", inboxes.releases);
-        for (name, inbox) in renewers.into_iter().chain([releaser]) {
-            let dog = Arc::clone(self);
-            crew.spawn(name, move || dog.work(&inbox))
+        for _ in 0..RENEWERS {
+            let (dog, due) = (Arc::clone(self), Arc::clone(&inboxes.renewals));
+            crew.spawn("leasehold-renewals", move || dog.renew_all(&due))
                 .inspect_err(|_| self.stop())?;
         }
-        Ok(())
+        let (dog, inbox) = (Arc::clone(self), inboxes.releases);
+        crew.spawn("leasehold-releases", move || dog.work(&inbox))
+            .inspect_err(|_| self.stop())
     }
 
     /// Starts the thread that asks checks, unless it runs. User code has one of its own: it may hang.
@@ -175,7 +176,7 @@ impl Watchdog {
             while renewals.peek().is_some() {
                 // Each in a vector of its own size: a million may wait while Redis is away.
                 let batch = renewals.by_ref().take(MAX_BATCH).collect();
-                self.agenda.give(Job::Renew(batch));
+                self.agenda.renew(batch);
             }
             if !watches.is_empty() {
                 self.agenda.give(Job::Watch(watches));
@@ -250,14 +251,8 @@ impl Watchdog {
     }
 
     fn work(&self, inbox: &Receiver<Job>) {
-        let mut next = None;
-        while let Some(job) = next.take().or_else(|| inbox.recv().ok()) {
+        while let Ok(job) = inbox.recv() {
             match job {
-                Job::Renew(mut leases) => {
-                    let at_a_time = self.at_a_time(&leases);
-                    next = gather(&mut leases, at_a_time, inbox);
-                    self.renew(&leases);
-                }
                 Job::Check(leases) => self.check(leases),
                 Job::Watch(leases) => self.watch_keys(&leases),
                 Job::Settle => {
@@ -297,18 +292,15 @@ impl Watchdog {
     fn check(&self, leases: Vec<Arc<Lease>>) {
         for lease in leases {
             if lease.may_be_renewed() {
-                self.agenda.give(Job::Renew(vec![lease]));
+                self.agenda.renew(vec![lease]);
             }
         }
     }
 
-    /// How many to renew together with `leases`, which have waited for longest.
-    fn at_a_time(&self, leases: &[Arc<Lease>]) -> usize {
-        let now = self.now();
-        let is_late = |lease: &Arc<Lease>| lease.renewal_late_by(now) > LATE;
-        match leases.first() {
-            Some(first) if is_late(first) => MAX_RENEWALS,
-            _ => MAX_BATCH,
+    fn renew_all(&self, due: &Renewals) {
+        while let Some(mut leases) = due.next() {
+            gather(&mut leases, due, self.now());
+            self.renew(&leases);
         }
     }
 
@@ -403,17 +395,25 @@ impl Watchdog {
     }
 }
 
-/// Adds the leases that wait behind: those with a check come one by one, and share round trips all
-/// the same. Returns what else was found there.
-fn gather(leases: &mut Vec<Arc<Lease>>, at_a_time: usize, inbox: &Receiver<Job>) -> Option<Job> {
-    // A full batch leaves what waits to the other worker.
-    while leases.len() < at_a_time {
-        match inbox.try_recv() {
-            Ok(Job::Renew(more)) => leases.extend(more),
-            other => return other.ok(),
+/// Adds leases that wait behind: those with a check come one by one, and share round trips all the same. What
+/// makes a full batch is left to the other worker, but where some are late.
+fn gather(leases: &mut Vec<Arc<Lease>>, due: &Renewals, now: Moment) {
+    let is_late = |lease: &Arc<Lease>| lease.renewal_late_by(now) > LATE;
+    let (mut at_a_time, mut seen) = (MAX_BATCH, 0);
+    loop {
+        // Of those that came together the first was due first.
+        if leases.get(seen).is_some_and(is_late) {
+            at_a_time = MAX_RENEWALS;
+        }
+        if leases.len() >= at_a_time {
+            return;
+        }
+        seen = leases.len();
+        match due.try_next() {
+            Some(more) => leases.extend(more),
+            None => return,
         }
     }
-    None
 }
 
 fn renewal(lease: &Lease, ttl: Duration) -> Command {

@@ -75,7 +75,6 @@ impl World {
         let (nap, never) = (Mutex::new(()), Condvar::new());
         loop {
             match inbox.try_recv() {
-                Ok(Job::Renew(leases)) => self.dog.renew(&leases),
                 Ok(Job::Watch(leases)) => self.dog.watch_keys(&leases),
                 Ok(Job::Check(leases)) => self.dog.check(leases),
                 Ok(Job::Settle) => {}
@@ -89,9 +88,10 @@ impl World {
     fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
-            let renewers = [&self.inboxes.renewals; RENEWERS];
-            let others = [&self.inboxes.checks, &self.inboxes.releases];
-            for inbox in renewers.into_iter().chain(others) {
+            for _ in 0..RENEWERS {
+                threads.push(scope.spawn(|| self.dog.renew_all(&self.inboxes.renewals)));
+            }
+            for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
                 threads.push(scope.spawn(|| self.work(inbox)));
             }
             let owners: Vec<_> = owners.iter().map(|run| scope.spawn(run)).collect();
