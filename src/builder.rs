@@ -192,8 +192,8 @@ impl Builder {
     /// Builds the client without connecting: Redis may come up later.
     ///
     /// # Errors
-    /// `InvalidConfig` names the field and the value. `Forked` if it is for a [`Memory`](crate::Memory) that
-    /// another process made.
+    /// `InvalidConfig` names the field and the value. `Forked` in a process that was forked off
+    /// while its parent had clients, or if it is for a [`Memory`](crate::Memory) that another process made.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let (server, config) = self.check()?;
         Client::start(server, config)

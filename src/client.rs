@@ -17,7 +17,7 @@ use crate::key::Key;
 use crate::lease::{Courier, Lease, Ticket};
 use crate::mutex::Mutex;
 use crate::observe;
-use crate::process::Process;
+use crate::process::{Presence, Process};
 use crate::reentrant::ReentrantMutex;
 use crate::store::{Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Store};
 use crate::thread::Crew;
@@ -33,8 +33,8 @@ use crate::watchdog::{Agenda, Watchdog};
 /// about one command time-out.
 ///
 /// A fork takes no client along: in the child each of its calls fails with
-/// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Fork first and then make clients, one
-/// in each process.
+/// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Nor can the child make a new one then. Fork
+/// first and then make clients, one in each process.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -51,9 +51,10 @@ pub struct Client(Arc<Home>);
 
 /// The handle and the process that made it, in which alone it is used and dropped.
 struct Home {
-    process: Process,
     /// Always there but while this is dropped.
     handle: Option<Handle>,
+    /// Goes after the handle and its threads.
+    presence: Presence,
 }
 
 /// Where the locks of a client are.
@@ -87,7 +88,8 @@ impl Client {
     ///
     /// # Errors
     /// `InvalidConfig` for a bad URL, `Unavailable` if nothing answers there within the connect
-    /// time-out, `Denied` for a wrong password, `Protocol` if what answers is not Redis.
+    /// time-out, `Denied` for a wrong password, `Protocol` if what answers is not Redis, `Forked` in a process
+    /// that was forked off while its parent had clients.
     pub fn open(url: &str) -> Result<Self, Error> {
         Self::builder(url).build()
     }
@@ -113,7 +115,8 @@ impl Client {
     /// other share a [`Memory`](crate::Memory).
     ///
     /// # Errors
-    /// `Unavailable` if its threads cannot be started.
+    /// `Unavailable` if its threads cannot be started, `Forked` in a process that was forked off while its
+    /// parent had clients.
     ///
     /// ```
     /// let client = leasehold::Client::memory()?;
@@ -125,7 +128,9 @@ impl Client {
     }
 
     pub(crate) fn start(server: Server, config: Config) -> Result<Self, Error> {
-        Handle::new(server, config).map(Self::new)
+        let presence = Presence::enter()?;
+        let handle = Some(Handle::new(server, config)?);
+        Ok(Self(Arc::new(Home { handle, presence })))
     }
 
     /// The lock named `key`. Does no I/O; an invalid key is told by the first call that needs it.
@@ -295,13 +300,6 @@ impl Client {
         self.handle().shut_down(timeout)
     }
 
-    fn new(handle: Handle) -> Self {
-        Self(Arc::new(Home {
-            process: Process::current(),
-            handle: Some(handle),
-        }))
-    }
-
     /// In a forked child only for what is plain data there: settings, names.
     pub(crate) fn handle(&self) -> &Handle {
         let handle = self.0.handle.as_ref();
@@ -310,7 +308,7 @@ impl Client {
 
     /// `Forked` in a process that was forked off the client's own.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
-        self.0.process.check()
+        self.process().check()
     }
 
     /// Asks Redis one thing.
@@ -320,12 +318,12 @@ impl Client {
     }
 
     pub(crate) fn process(&self) -> Process {
-        self.0.process
+        self.0.presence.process()
     }
 
     /// Whether this process was forked off the client's own.
     pub(crate) fn is_forked(&self) -> bool {
-        !self.0.process.is_current()
+        !self.process().is_current()
     }
 
     /// What time it is for this client.
@@ -345,7 +343,7 @@ impl std::fmt::Debug for Client {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        if !self.process.is_current() {
+        if !self.presence.process().is_current() {
             std::mem::forget(self.handle.take());
         }
     }

@@ -42,10 +42,10 @@ pub enum ErrorKind {
     /// The client was shut down.
     Shutdown,
     /// The client was made before a fork, and this is the child: its threads are not here, and its
-    /// connections are the parent's, which still holds what it held. Make a new client in the child:
-    /// best in one that was forked off before its parent made a client, or that has called `exec`. (A
-    /// fork copies what the parent's sleeping threads left in parking_lot's table of them; a new client's
-    /// threads can trip over that.)
+    /// connections are the parent's, which still holds what it held. Or a client was to be made in a
+    /// child whose parent had clients when it forked: fork before the first client is made or after the
+    /// last one was dropped, or call `exec`. (A fork copies what the parent's sleeping threads left in
+    /// parking_lot's table of them; a new client's threads would trip over that.)
     Forked,
     /// What cannot be done here: a transaction without a Redis to do it, or with a command in it that
     /// would end it. Nothing was written.

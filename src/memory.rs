@@ -53,7 +53,8 @@ impl Memory {
     /// A client of this one, with all defaults.
     ///
     /// # Errors
-    /// `Unavailable` if its threads cannot be started; `Forked` in a child of the process that made it.
+    /// `Unavailable` if its threads cannot be started; `Forked` in a child of the process that made it, or
+    /// that had clients when it forked.
     ///
     /// ```
     /// let client = leasehold::Memory::new().client()?;

@@ -1,9 +1,16 @@
 //! Which process something was made by. A fork copies a client into a child, but none of its threads,
 //! and its sockets are then shared: there it must not be used, nor even be taken apart. Mutexes may be
 //! held for ever by threads that are not there; and for parking_lot's table of sleepers, which is copied
-//! as well, those threads still sleep on what would be freed.
+//! as well, those threads still sleep on what would be freed. A new client's threads would trip over them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
+
+/// In the upper half the process that counts, in the lower its clients. (By the standard library's atomics: a model
+/// has no fork.)
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
+const COUNT: u64 = u32::MAX as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u32);
@@ -35,5 +42,46 @@ impl Process {
             self.0, current.0
         );
         Err(Error::new(ErrorKind::Forked, message))
+    }
+}
+
+/// One of the clients of a process, for as long as this lives.
+pub(crate) struct Presence(Process);
+
+impl Presence {
+    /// `Forked` in a process that was forked off while its parent had clients.
+    pub(crate) fn enter() -> Result<Self, Error> {
+        let current = Process::current();
+        let here = u64::from(current.0) << 32;
+        let entered = CLIENTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |clients| {
+            match (clients & !COUNT, clients & COUNT) {
+                (_, 0) => Some(here + 1),
+                (counted_by, _) => (counted_by == here).then(|| clients + 1),
+            }
+        });
+        match entered {
+            Ok(_) => Ok(Self(current)),
+            Err(clients) => {
+                let message = format!(
+                    "process {} had clients when it forked off {}: fork first, or drop them before",
+                    clients >> 32,
+                    current.0
+                );
+                Err(Error::new(ErrorKind::Forked, message))
+            }
+        }
+    }
+
+    /// The process that it is one of.
+    pub(crate) fn process(&self) -> Process {
+        self.0
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if self.0.is_current() {
+            CLIENTS.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }

@@ -92,6 +92,8 @@ fn try_client(client: &Client) {
     assert_forked_of("another", value.read());
     assert_forked(client.adopt("no ticket, which is not looked at"));
     assert!(client.held_locks().is_empty());
+    // Nor is there a new one.
+    assert_forked(Client::builder("redis://localhost").build_lazy());
     assert_forked(client.shutdown(secs(1)));
     let _ = format!("{client:?} {mutex:?} {}", client.holder_id());
 }
@@ -344,16 +346,19 @@ fn a_parent_with_a_memory() {
         assert_forked(memory.client());
         assert_forked(memory.builder().build_lazy());
         assert_forked(Client::open("memory://forked"));
-        let own = Memory::new();
-        let client = own.client().unwrap();
-        let guard = client.mutex("k").lock().unwrap();
-        own.advance(secs(31));
-        assert!(guard.is_lost());
+        assert_forked(Memory::new().client());
     });
     guard.check().unwrap();
     memory.flush();
     assert_eq!(lost.try_recv(), Ok(LossReason::Deleted));
     named.with_lock("k", || ()).unwrap();
+    drop((guard, named));
+    in_a_fork(|| {
+        let own = Memory::new();
+        let guard = own.client().unwrap().mutex("k").lock().unwrap();
+        own.advance(secs(31));
+        assert!(guard.is_lost());
+    });
 }
 
 #[test]
