@@ -145,12 +145,6 @@ impl Lease {
         Some(now.since(due.unwrap_or(now)))
     }
 
-    /// For how long a renewal of it has been due, or its next try.
-    pub(crate) fn renewal_late_by(&self, now: Moment) -> Duration {
-        let renew_at = self.state.lock().renew_at;
-        renew_at.map_or(Duration::ZERO, |at| now.since(at))
-    }
-
     /// Waits until what was to be renewed by now has been, or was tried; at most for `patience`;
     /// false if it has not. One whose validity has ended is lost then.
     pub(crate) fn settled(&self, now: Moment, patience: Duration) -> bool {

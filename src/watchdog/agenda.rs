@@ -49,7 +49,6 @@ pub(crate) enum Job {
 
 /// Where the workers find their jobs.
 pub(crate) struct Inboxes {
-    pub(crate) renewals: Arc<Renewals>,
     pub(crate) checks: Receiver<Job>,
     pub(crate) releases: Receiver<Job>,
 }
@@ -58,7 +57,7 @@ pub(crate) struct Agenda {
     clock: Clock,
     timers: Mutex<Timers>,
     changed: Condvar,
-    renewals: Arc<Renewals>,
+    renewals: Renewals,
     checks: Sender<Job>,
     releases: Sender<Job>,
     settle_soon: AtomicBool,
@@ -74,13 +73,11 @@ struct Timers {
 
 impl Agenda {
     pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        let renewals = Arc::<Renewals>::default();
-        // Bounded by the leases, as renewals are. Of the other kind there are a few at most: flags keep each
-        // from being given twice.
+        // Checks are bounded by the leases, as renewals are. Of the other kind there are a few at most: flags
+        // keep each from being given twice.
         let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {
-            renewals: Arc::clone(&renewals),
             checks: for_checks,
             releases: for_releases,
         };
@@ -92,7 +89,7 @@ impl Agenda {
             }),
             clock,
             changed: Condvar::new(),
-            renewals,
+            renewals: Renewals::default(),
             checks,
             releases,
             settle_soon: AtomicBool::new(false),
@@ -137,9 +134,14 @@ impl Agenda {
         let _ = worker.send(job);
     }
 
-    /// Has a worker renew `leases` together.
+    /// Has the workers renew `leases`.
     pub(crate) fn renew(&self, leases: Vec<Arc<Lease>>) {
         self.renewals.add(leases);
+    }
+
+    /// Waits for leases that are to be renewed together; nothing once stopped.
+    pub(crate) fn next_renewals(&self) -> Option<Vec<Arc<Lease>>> {
+        self.renewals.next()
     }
 
     /// Sleeps until something is due, and returns that, or the first part of it; nothing once stopped.

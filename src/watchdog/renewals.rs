@@ -1,6 +1,10 @@
 //! Renewals that are due and wait for a worker. The lease that ends first goes first (earliest deadline first: Liu
-//! and Layland, 1973): a short one is not lost behind a crowd of long ones, which have more time left.
+//! and Layland, 1973): a short one is not lost behind a crowd of long ones, which have more time left. Where there
+//! is too much to do for good, that renews each just before its end; before that, the short ones wait for nobody.
 
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
@@ -8,69 +12,92 @@ mod tests;
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::lease::Lease;
+use crate::store::{MAX_BATCH, MAX_RENEWALS};
 use crate::sync::{Condvar, Mutex};
 
-/// Not bounded by itself: a lease is not due again before a change of its ttl has ended. (One that is extended
-/// while its renewal waits here may come once more.)
+/// Once some have waited all this time, more are renewed at a time: a slow network or a slow machine needs fewer
+/// round trips. Some ms of Redis, which any command time-out should leave room for.
+const LATE: Duration = Duration::from_millis(250);
+
+/// Bounded by the leases: one is not due again before a change of its ttl has ended. (One that is extended while
+/// it waits here may come once more for that.)
 #[derive(Default)]
-pub(crate) struct Renewals {
+pub(super) struct Renewals {
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// By the first end of validity among them, then as they came.
-    batches: BTreeMap<(Moment, u64), Vec<Arc<Lease>>>,
+    /// By the end of validity when they came, then as they came.
+    leases: BTreeMap<(Moment, u64), Arc<Lease>>,
     came: u64,
+    /// Since when there have been some all the time.
+    busy_since: Option<Moment>,
     ended: bool,
 }
 
-impl Renewals {
-    /// Adds leases that are to be renewed together.
-    pub(crate) fn add(&self, leases: Vec<Arc<Lease>>) {
-        let Some(first_end) = leases.iter().map(|lease| lease.valid_until()).min() else {
-            return;
-        };
-        let mut waiting = self.waiting.lock();
-        if waiting.ended {
-            return;
+impl Waiting {
+    fn add(&mut self, leases: Vec<Arc<Lease>>, now: Moment) {
+        for lease in leases {
+            let place = (lease.valid_until(), self.came);
+            self.came += 1;
+            self.leases.insert(place, lease);
+            self.busy_since.get_or_insert(now);
         }
-        let nth = waiting.came;
-        waiting.came += 1;
-        waiting.batches.insert((first_end, nth), leases);
+    }
+
+    /// Some for one round trip.
+    fn take(&mut self, now: Moment) -> Vec<Arc<Lease>> {
+        let late = self.busy_since.is_some_and(|since| now.since(since) > LATE);
+        let most = if late { MAX_RENEWALS } else { MAX_BATCH };
+        let first = || self.leases.pop_first().map(|(_, lease)| lease);
+        let taken = std::iter::from_fn(first).take(most).collect();
+        if self.leases.is_empty() {
+            self.busy_since = None;
+        }
+        taken
+    }
+}
+
+impl Renewals {
+    pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.ended {
+            waiting.add(leases, Moment::now());
+        }
         drop(waiting);
         self.changed.notify_one();
     }
 
-    /// Waits for the next ones; nothing once ended.
-    pub(crate) fn next(&self) -> Option<Vec<Arc<Lease>>> {
+    /// Waits for some, to be renewed together; nothing once ended.
+    pub(super) fn next(&self) -> Option<Vec<Arc<Lease>>> {
         let mut waiting = self.waiting.lock();
-        loop {
-            if waiting.ended {
-                return None;
-            }
-            if let Some((_, leases)) = waiting.batches.pop_first() {
-                return Some(leases);
-            }
+        while waiting.leases.is_empty() && !waiting.ended {
             self.changed.wait(&mut waiting);
         }
-    }
-
-    /// The next ones, if some wait.
-    pub(crate) fn try_next(&self) -> Option<Vec<Arc<Lease>>> {
-        let next = self.waiting.lock().batches.pop_first();
-        next.map(|(_, leases)| leases)
+        if waiting.ended {
+            return None;
+        }
+        let taken = waiting.take(Moment::now());
+        let are_more = !waiting.leases.is_empty();
+        drop(waiting);
+        if are_more {
+            // The other worker's.
+            self.changed.notify_one();
+        }
+        Some(taken)
     }
 
     /// Sends the workers away, now and from now on.
-    pub(crate) fn end(&self) {
+    pub(super) fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;
-        let left = mem::take(&mut waiting.batches);
+        let left = mem::take(&mut waiting.leases);
         drop(waiting);
         self.changed.notify_all();
         // Where nothing is locked: leases own what their users put there.

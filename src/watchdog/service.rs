@@ -20,17 +20,12 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Chore, Command, MAX_BATCH, MAX_RENEWALS, Reply, Request, Store};
+use crate::store::{Chore, Command, MAX_BATCH, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
-use crate::watchdog::renewals::Renewals;
 use crate::watchdog::watched::{WatchedLeases, watched};
 
-/// Later than this, as many are renewed with one deadline as the store writes at a time, where it is half a ms
-/// of Redis else: a slow network or a slow machine needs fewer round trips. Some ms of Redis, which any command
-/// time-out should leave room for.
-const LATE: Duration = Duration::from_millis(250);
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
@@ -68,8 +63,8 @@ impl Watchdog {
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
         for _ in 0..RENEWERS {
-            let (dog, due) = (Arc::clone(self), Arc::clone(&inboxes.renewals));
-            crew.spawn("leasehold-renewals", move || dog.renew_all(&due))
+            let dog = Arc::clone(self);
+            crew.spawn("leasehold-renewals", move || dog.renew_all())
                 .inspect_err(|_| self.stop())?;
         }
         let (dog, inbox) = (Arc::clone(self), inboxes.releases);
@@ -172,12 +167,7 @@ impl Watchdog {
     fn keep_time(&self) {
         while let Some(due) = self.agenda.next() {
             let (renewals, watches) = self.attend(due);
-            let mut renewals = renewals.into_iter().peekable();
-            while renewals.peek().is_some() {
-                // Each in a vector of its own size: a million may wait while Redis is away.
-                let batch = renewals.by_ref().take(MAX_BATCH).collect();
-                self.agenda.renew(batch);
-            }
+            self.agenda.renew(renewals);
             if !watches.is_empty() {
                 self.agenda.give(Job::Watch(watches));
             }
@@ -297,9 +287,8 @@ impl Watchdog {
         }
     }
 
-    fn renew_all(&self, due: &Renewals) {
-        while let Some(mut leases) = due.next() {
-            gather(&mut leases, due, self.now());
+    fn renew_all(&self) {
+        while let Some(leases) = self.agenda.next_renewals() {
             self.renew(&leases);
         }
     }
@@ -312,6 +301,7 @@ impl Watchdog {
             .iter()
             .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))
             .unzip();
+        let is_crowd = begun.len() >= MAX_BATCH;
         let ttls: Vec<Duration> = begun
             .iter()
             .map(|lease| lease.ttl_to_ask(asked_at))
@@ -330,7 +320,7 @@ impl Watchdog {
             let outcome = request.into_outcome();
             let outcome = self.ttl_answered(lease, asked_at, answered_at, ttl, outcome);
             observed.add(&outcome, late, took);
-            if leases.len() >= MAX_BATCH && outcome.is_ok() {
+            if is_crowd && outcome.is_ok() {
                 lease.leave_the_crowd();
             }
             self.tell_renewed(lease, outcome);
@@ -391,27 +381,6 @@ impl Watchdog {
                 };
                 self.courier.report_later(&terms.key, terms.token, report);
             }
-        }
-    }
-}
-
-/// Adds leases that wait behind: those with a check come one by one, and share round trips all the same. What
-/// makes a full batch is left to the other worker, but where some are late.
-fn gather(leases: &mut Vec<Arc<Lease>>, due: &Renewals, now: Moment) {
-    let is_late = |lease: &Arc<Lease>| lease.renewal_late_by(now) > LATE;
-    let (mut at_a_time, mut seen) = (MAX_BATCH, 0);
-    loop {
-        // Of those that came together the first was due first.
-        if leases.get(seen).is_some_and(is_late) {
-            at_a_time = MAX_RENEWALS;
-        }
-        if leases.len() >= at_a_time {
-            return;
-        }
-        seen = leases.len();
-        match due.try_next() {
-            Some(more) => leases.extend(more),
-            None => return,
         }
     }
 }

@@ -1,65 +1,82 @@
-use std::time::Duration;
-
 use super::*;
 use crate::key::Key;
 use crate::lease::{Courier, Options, Terms};
 use crate::thread::Crew;
 
-/// Leases with these ttls, taken now.
-fn leases(ttls: &[u64], courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
-    let lease = |ttl: &u64| {
+/// Leases with these ttls in seconds, taken now.
+fn leases(ttls: impl IntoIterator<Item = u64>) -> Vec<Arc<Lease>> {
+    let courier = Courier::start(&Crew::new(), None).unwrap();
+    courier.stop();
+    let now = Moment::now();
+    let lease = |ttl| {
         let options = Options {
-            ttl: Duration::from_secs(*ttl),
+            ttl: Duration::from_secs(ttl),
             ..Options::USUAL
         };
         let terms = Terms {
             options: Arc::new(options),
-            ..Terms::usual(Key::new("", "k", 16).unwrap(), Moment::now())
+            ..Terms::usual(Key::new("", "k", 16).unwrap(), now)
         };
-        Arc::new(Lease::new(terms, Arc::clone(courier), None))
+        Arc::new(Lease::new(terms, Arc::clone(&courier), None))
     };
-    ttls.iter().map(lease).collect()
+    ttls.into_iter().map(lease).collect()
+}
+
+fn ttls(leases: &[Arc<Lease>]) -> Vec<u64> {
+    let ttl = |lease: &Arc<Lease>| lease.terms().ttl().as_secs();
+    leases.iter().map(ttl).collect()
 }
 
 #[test]
-fn what_ends_first_goes_first_with_what_came_along() {
-    let courier = Courier::start(&Crew::new(), None).unwrap();
-    courier.stop();
+fn what_ends_first_goes_first_whatever_came_along() {
     let renewals = Renewals::default();
     renewals.add(Vec::new());
-    for ttls in [&[30, 40][..], &[20], &[50, 10, 60]] {
-        renewals.add(leases(ttls, &courier));
-    }
-    let ttls = |leases: Vec<Arc<Lease>>| -> Vec<u64> {
-        let ttls = leases.iter().map(|lease| lease.terms().ttl().as_secs());
-        ttls.collect()
-    };
-    assert_eq!(renewals.next().map(ttls), Some(vec![50, 10, 60]));
-    assert_eq!(renewals.try_next().map(ttls), Some(vec![20]));
-    assert_eq!(renewals.next().map(ttls), Some(vec![30, 40]));
-    assert!(renewals.try_next().is_none());
+    renewals.add(leases([30, 40]));
+    renewals.add(leases([50, 10, 60, 20]));
+    let next = renewals.next().unwrap();
+    assert_eq!(ttls(&next), [10, 20, 30, 40, 50, 60]);
 }
 
 #[test]
-fn those_that_end_together_go_as_they_came() {
-    let courier = Courier::start(&Crew::new(), None).unwrap();
-    courier.stop();
-    let (renewals, lease) = (Renewals::default(), leases(&[30], &courier).remove(0));
-    for count in 1..=3 {
-        renewals.add(vec![Arc::clone(&lease); count]);
-    }
-    let counts = [(); 3].map(|()| renewals.try_next().map_or(0, |leases| leases.len()));
-    assert_eq!(counts, [1, 2, 3]);
+fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
+    let (mut waiting, now) = (Waiting::default(), Moment::now());
+    let all = leases((0..MAX_BATCH as u64 + 2).map(|_| 30));
+    waiting.add(all.clone(), now);
+    let taken = [waiting.take(now), waiting.take(now)];
+    assert_eq!(taken[0].len(), MAX_BATCH);
+    let taken = taken.concat();
+    assert_eq!(taken.len(), all.len());
+    assert!(
+        taken
+            .iter()
+            .zip(&all)
+            .all(|(one, other)| Arc::ptr_eq(one, other))
+    );
+    assert!(waiting.take(now).is_empty());
+}
+
+#[test]
+fn more_go_at_a_time_once_some_have_waited_for_long() {
+    let (mut waiting, start) = (Waiting::default(), Moment::now());
+    let (batch, long) = (MAX_BATCH as u64, |_| 30);
+    let mut taken_at = |now, more| {
+        waiting.add(leases((0..more).map(long)), now);
+        waiting.take(now).len()
+    };
+    assert_eq!(taken_at(start, 2 * batch), MAX_BATCH);
+    assert_eq!(taken_at(start.after(LATE), 8 * batch), MAX_BATCH);
+    assert_eq!(taken_at(start.after(2 * LATE), 2 * batch), MAX_RENEWALS);
+    // Once nothing waits, all begins anew.
+    assert_eq!(taken_at(start.after(3 * LATE), 0), 2 * MAX_BATCH);
+    assert_eq!(taken_at(start.after(4 * LATE), 2 * batch), MAX_BATCH);
 }
 
 #[test]
 fn once_ended_there_is_nothing_to_renew() {
-    let courier = Courier::start(&Crew::new(), None).unwrap();
-    courier.stop();
-    let (renewals, lease) = (Renewals::default(), leases(&[30], &courier).remove(0));
-    renewals.add(vec![Arc::clone(&lease)]);
+    let (renewals, lease) = (Renewals::default(), leases([30]));
+    renewals.add(lease.clone());
     renewals.end();
-    renewals.add(vec![Arc::clone(&lease)]);
+    renewals.add(lease.clone());
     assert!(renewals.next().is_none());
-    assert_eq!(Arc::strong_count(&lease), 1, "none is kept");
+    assert_eq!(Arc::strong_count(&lease[0]), 1, "none is kept");
 }

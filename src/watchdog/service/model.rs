@@ -89,7 +89,7 @@ impl World {
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
             for _ in 0..RENEWERS {
-                threads.push(scope.spawn(|| self.dog.renew_all(&self.inboxes.renewals)));
+                threads.push(scope.spawn(|| self.dog.renew_all()));
             }
             for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
                 threads.push(scope.spawn(|| self.work(inbox)));

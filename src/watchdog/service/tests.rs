@@ -1,5 +1,6 @@
 //! Which renewals go together, and what comes of each by the answer to it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_channel::bounded;
@@ -97,63 +98,55 @@ fn a_renewal_that_finds_the_lock_lost_is_told_of_as_a_loss_and_not_as_a_failure(
     assert_eq!(f.told.failed.load(Ordering::SeqCst), 0);
 }
 
-/// Leases whose renewals are due after a third of that ttl.
-fn leases(
-    taken_at: Moment,
-    ttl: Duration,
-    count: usize,
-    courier: &Arc<Courier>,
-) -> Vec<Arc<Lease>> {
-    let options = Options {
-        ttl,
-        renew_every: Some(ttl / 3),
-        ..Options::USUAL
+/// Leases that are due, of which the watchdog has set the next timers.
+fn due(count: usize, dog: &Watchdog, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
+    let now = dog.now();
+    let due_at = now.after(Options::USUAL.renew_every.unwrap());
+    let lease = |_| {
+        let terms = Terms::usual(Key::new("", "k", 16).unwrap(), now);
+        let lease = Arc::new(Lease::new(terms, Arc::clone(courier), None));
+        lease.due(due_at, |old, next| dog.reset(&lease, old, next));
+        lease
     };
-    let terms = Terms {
-        options: Arc::new(options),
-        ..Terms::usual(Key::new("", "k", 16).unwrap(), taken_at)
-    };
-    let lease = |_| Arc::new(Lease::new(terms.clone(), Arc::clone(courier), None));
     (0..count).map(lease).collect()
 }
 
-/// How many of these batches are renewed together, one time after the other.
-fn gathered(batches: impl IntoIterator<Item = Vec<Arc<Lease>>>, now: Moment) -> Vec<usize> {
-    let due = Renewals::default();
-    batches.into_iter().for_each(|batch| due.add(batch));
-    let mut counts = Vec::new();
-    while let Some(mut leases) = due.try_next() {
-        gather(&mut leases, &due, now);
-        counts.push(leases.len());
+#[test]
+fn all_that_waits_is_renewed_in_batches() {
+    let f = fixture();
+    f.dog.agenda.renew(due(MAX_BATCH + 1, &f.dog, &f.courier));
+    for _ in 0..MAX_BATCH {
+        f.store.answer(|_| Ok(Reply::Done));
     }
-    counts
-}
-
-#[test]
-fn renewals_that_wait_are_gathered_into_batches_and_none_is_forgotten() {
-    let (f, now) = (fixture(), Moment::now());
-    let counts = [1, 1, MAX_BATCH - 3, 1, 1, MAX_BATCH, 1];
-    let batches = counts.map(|count| leases(now, EVERY, count, &f.courier));
-    assert_eq!(gathered(batches, now), [MAX_BATCH, MAX_BATCH + 1, 1]);
+    let dog = Arc::clone(&f.dog);
+    f.store.answer(move |_| {
+        dog.stop();
+        Ok(Reply::Done)
+    });
+    f.dog.renew_all();
+    assert_eq!(*f.store.at_a_time.lock(), [MAX_BATCH, 1]);
     f.courier.stop();
 }
 
 #[test]
-fn more_are_renewed_at_a_time_once_some_are_late() {
-    let (f, start) = (fixture(), Moment::now());
-    let full = |_| leases(start, 9 * EVERY, MAX_BATCH, &f.courier);
-    let due_at = start.after(3 * EVERY);
-    assert_eq!(
-        gathered((0..9).map(full), due_at.after(LATE / 2)),
-        [MAX_BATCH; 9]
-    );
-    let late = due_at.after(2 * LATE);
-    assert_eq!(gathered((0..9).map(full), late), [MAX_RENEWALS, MAX_BATCH]);
-    // It goes first, since it ends first, and is not late.
-    let short = leases(due_at, EVERY, 1, &f.courier);
-    let behind_it = gathered((0..9).map(full).chain([short]), late);
-    assert_eq!(behind_it, [MAX_RENEWALS + 1, MAX_BATCH]);
-    f.courier.stop();
+fn a_crowd_is_taken_apart_and_a_few_are_not() {
+    for (count, is_crowd) in [(MAX_BATCH - 1, false), (MAX_BATCH, true)] {
+        let f = fixture();
+        let leases = due(count, &f.dog, &f.courier);
+        for _ in 0..count {
+            f.store.answer(|_| Ok(Reply::Done));
+        }
+        f.dog.renew(&leases);
+        // Past the moment from which they are watched.
+        let later = f.dog.now().after(Duration::from_secs(1));
+        let next = |lease: &Arc<Lease>| match lease.due(later, |_, _| None) {
+            Due::Held { next, .. } => next,
+            Due::Over => panic!("it was renewed"),
+        };
+        let renewed_at: BTreeSet<Moment> = leases.iter().map(next).collect();
+        assert_eq!(renewed_at.len() > 1, is_crowd);
+        f.courier.stop();
+    }
 }
 
 #[test]
@@ -163,14 +156,6 @@ fn a_renewal_that_hangs_holds_up_no_other() {
     let (agenda, inboxes) = Agenda::new(Clock::default());
     let dog = Watchdog::new(agenda, store.clone(), courier.clone(), EVERY);
     dog.start(&crew, inboxes).unwrap();
-    let renew = |name: &str| {
-        let now = Moment::now();
-        let terms = Terms::usual(Key::new("", name, 16).unwrap(), now);
-        let due_at = now.after(Options::USUAL.renew_every.unwrap());
-        let lease = Arc::new(Lease::new(terms, courier.clone(), None));
-        lease.due(due_at, |old, next| dog.reset(&lease, old, next));
-        dog.agenda.renew(vec![lease]);
-    };
     let (hangs, hung) = bounded(1);
     let (end, ended) = bounded::<()>(0);
     store.answer(move |_| {
@@ -183,13 +168,15 @@ fn a_renewal_that_hangs_holds_up_no_other() {
         renews.send(()).unwrap();
         Ok(Reply::Done)
     });
-    renew("first");
-    hung.recv().unwrap();
-    renew("second");
-    let other = renewed.recv_timeout(Duration::from_secs(60));
+    for _ in 1..MAX_BATCH {
+        store.answer(|_| Ok(Reply::Done));
+    }
+    dog.agenda.renew(due(MAX_BATCH + 1, &dog, &courier));
+    let long = Duration::from_secs(60);
+    let seen = [hung.recv_timeout(long), renewed.recv_timeout(long)];
     drop(end);
     dog.stop();
     courier.stop();
-    assert!(crew.has_ended_by(Moment::now().after(Duration::from_secs(60))));
-    assert_eq!(other, Ok(()));
+    assert!(crew.has_ended_by(Moment::now().after(long)));
+    assert_eq!(seen, [Ok(()); 2]);
 }
