@@ -7,6 +7,7 @@ use crate::client::{Client, Server};
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::Events;
+use crate::process::Presence;
 use crate::store::{Endpoint, MemoryServer, redacted};
 
 /// Settings of a client; each has a default, and [`build`](Builder::build) checks them all.
@@ -182,11 +183,12 @@ impl Builder {
     /// # Errors
     /// Those of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
     pub fn build(self) -> Result<Client, Error> {
+        let presence = Presence::enter()?;
         let (server, config) = self.check()?;
         if let Server::Redis(endpoint) = &server {
             endpoint.open()?;
         }
-        Client::start(server, config)
+        Client::start(server, config, presence)
     }
 
     /// Builds the client without connecting: Redis may come up later.
@@ -195,8 +197,9 @@ impl Builder {
     /// `InvalidConfig` names the field and the value. `Forked` in a process that was forked off
     /// while its parent had clients, or if it is for a [`Memory`](crate::Memory) that another process made.
     pub fn build_lazy(self) -> Result<Client, Error> {
+        let presence = Presence::enter()?;
         let (server, config) = self.check()?;
-        Client::start(server, config)
+        Client::start(server, config, presence)
     }
 
     fn check(self) -> Result<(Server, Config), Error> {

@@ -53,8 +53,8 @@ pub struct Client(Arc<Home>);
 struct Home {
     /// Always there but while this is dropped.
     handle: Option<Handle>,
-    /// Goes after the handle and its threads.
-    presence: Presence,
+    /// Goes after the handle.
+    presence: Arc<Presence>,
 }
 
 /// Where the locks of a client are.
@@ -127,9 +127,12 @@ impl Client {
         Builder::of_memory(MemoryServer::new()).build()
     }
 
-    pub(crate) fn start(server: Server, config: Config) -> Result<Self, Error> {
-        let presence = Presence::enter()?;
-        let handle = Some(Handle::new(server, config)?);
+    pub(crate) fn start(
+        server: Server,
+        config: Config,
+        presence: Arc<Presence>,
+    ) -> Result<Self, Error> {
+        let handle = Some(Handle::new(server, config, Arc::clone(&presence))?);
         Ok(Self(Arc::new(Home { handle, presence })))
     }
 
@@ -350,10 +353,10 @@ impl Drop for Home {
 }
 
 impl Handle {
-    fn new(server: Server, config: Config) -> Result<Self, Error> {
+    fn new(server: Server, config: Config, presence: Arc<Presence>) -> Result<Self, Error> {
         observe::describe();
         let holder = HolderId::of_this_process();
-        let crew = Crew::new();
+        let crew = Crew::of(presence);
         let clock = match &server {
             Server::Redis(_) => Clock::default(),
             Server::Memory(memory) => memory.clock().clone(),

@@ -3,6 +3,7 @@
 //! held for ever by threads that are not there; and for parking_lot's table of sleepers, which is copied
 //! as well, those threads still sleep on what would be freed. A new client's threads would trip over them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
@@ -38,19 +39,19 @@ impl Process {
             return Ok(());
         }
         let message = format!(
-            "made in process {}, and this is its fork {}: make a new client after forking",
+            "made in process {}, and this is its fork {}: fork first, then make clients",
             self.0, current.0
         );
         Err(Error::new(ErrorKind::Forked, message))
     }
 }
 
-/// One of the clients of a process, for as long as this lives.
+/// One of the clients of a process, for as long as it or one of its threads lives.
 pub(crate) struct Presence(Process);
 
 impl Presence {
     /// `Forked` in a process that was forked off while its parent had clients.
-    pub(crate) fn enter() -> Result<Self, Error> {
+    pub(crate) fn enter() -> Result<Arc<Self>, Error> {
         let current = Process::current();
         let here = u64::from(current.0) << 32;
         let entered = CLIENTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, |clients| {
@@ -60,10 +61,10 @@ impl Presence {
             }
         });
         match entered {
-            Ok(_) => Ok(Self(current)),
+            Ok(_) => Ok(Arc::new(Self(current))),
             Err(clients) => {
                 let message = format!(
-                    "process {} had clients when it forked off {}: fork first, or drop them before",
+                    "there were clients of process {} when {} was forked: fork first, or drop them before",
                     clients >> 32,
                     current.0
                 );

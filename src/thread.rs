@@ -1,11 +1,13 @@
 //! The threads of a client: how they are started, and how their end is waited for.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
+use crate::process::Presence;
 
 thread_local! {
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
@@ -16,14 +18,27 @@ pub(crate) struct Crew {
     /// Never sent on: each thread has a clone, and the receiver is cut off when the last has ended.
     alive: parking_lot::Mutex<Option<Sender<()>>>,
     ended: Receiver<()>,
+    /// Each thread has it, too: the client is there until the last has ended, whoever waits for that.
+    presence: Option<Arc<Presence>>,
 }
 
 impl Crew {
+    pub(crate) fn of(presence: Arc<Presence>) -> Self {
+        Self::new_with(Some(presence))
+    }
+
+    /// Threads of no client.
+    #[cfg(test)]
     pub(crate) fn new() -> Self {
+        Self::new_with(None)
+    }
+
+    fn new_with(presence: Option<Arc<Presence>>) -> Self {
         let (alive, ended) = bounded(0);
         Self {
             alive: parking_lot::Mutex::new(Some(alive)),
             ended,
+            presence,
         }
     }
 
@@ -33,11 +48,13 @@ impl Crew {
         run: impl FnOnce() + Send + 'static,
     ) -> Result<(), Error> {
         let alive = self.alive.lock().clone();
+        let presence = self.presence.clone();
         let spawned = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 IS_OURS.set(true);
                 run();
+                drop(presence);
                 drop(alive);
             });
         spawned.map(drop).map_err(|error| {

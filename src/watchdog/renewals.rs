@@ -1,6 +1,7 @@
 //! Renewals that are due and wait for a worker. The lease that ends first goes first (earliest deadline first: Liu
 //! and Layland, 1973): a short one is not lost behind a crowd of long ones, which have more time left. Where there
-//! is too much to do for good, that renews each just before its end; before that, the short ones wait for nobody.
+//! is too much to do, that renews each just before its end, as long as one renewal per ttl is possible. Knows no timer
+//! and no store.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -19,12 +20,12 @@ use crate::lease::Lease;
 use crate::store::{MAX_BATCH, MAX_RENEWALS};
 use crate::sync::{Condvar, Mutex};
 
-/// Once some have waited all this time, more are renewed at a time: a slow network or a slow machine needs fewer
+/// Once some have been waiting all this time, more are renewed at a time: a slow network or a slow machine needs fewer
 /// round trips. Some ms of Redis, which any command time-out should leave room for.
 const LATE: Duration = Duration::from_millis(250);
 
-/// Bounded by the leases: one is not due again before a change of its ttl has ended. (One that is extended while
-/// it waits here may come once more for that.)
+/// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
+/// extended while it waits here it may come once more.)
 #[derive(Default)]
 pub(super) struct Renewals {
     waiting: Mutex<Waiting>,
@@ -42,11 +43,11 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn add(&mut self, leases: Vec<Arc<Lease>>, now: Moment) {
-        for lease in leases {
-            let place = (lease.valid_until(), self.came);
+    /// Each with the end of its validity.
+    fn add(&mut self, leases: Vec<(Moment, Arc<Lease>)>, now: Moment) {
+        for (until, lease) in leases {
+            self.leases.insert((until, self.came), lease);
             self.came += 1;
-            self.leases.insert(place, lease);
             self.busy_since.get_or_insert(now);
         }
     }
@@ -66,6 +67,11 @@ impl Waiting {
 
 impl Renewals {
     pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
+        if leases.is_empty() {
+            return;
+        }
+        // Not under the queue's lock, which is then free to be taken under a lease's.
+        let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
         if !waiting.ended {
             waiting.add(leases, Moment::now());
@@ -103,4 +109,9 @@ impl Renewals {
         // Where nothing is locked: leases own what their users put there.
         drop(left);
     }
+}
+
+fn with_ends(leases: Vec<Arc<Lease>>) -> Vec<(Moment, Arc<Lease>)> {
+    let with_end = |lease: Arc<Lease>| (lease.valid_until(), lease);
+    leases.into_iter().map(with_end).collect()
 }

@@ -301,7 +301,7 @@ impl Watchdog {
             .iter()
             .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))
             .unzip();
-        let is_crowd = begun.len() >= MAX_BATCH;
+        let is_crowd = leases.len() >= MAX_BATCH;
         let ttls: Vec<Duration> = begun
             .iter()
             .map(|lease| lease.ttl_to_ask(asked_at))

@@ -94,6 +94,7 @@ fn try_client(client: &Client) {
     assert!(client.held_locks().is_empty());
     // Nor is there a new one.
     assert_forked(Client::builder("redis://localhost").build_lazy());
+    assert_forked(Client::open("redis://localhost:1"));
     assert_forked(client.shutdown(secs(1)));
     let _ = format!("{client:?} {mutex:?} {}", client.holder_id());
 }

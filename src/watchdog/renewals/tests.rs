@@ -30,7 +30,6 @@ fn ttls(leases: &[Arc<Lease>]) -> Vec<u64> {
 #[test]
 fn what_ends_first_goes_first_whatever_came_along() {
     let renewals = Renewals::default();
-    renewals.add(Vec::new());
     renewals.add(leases([30, 40]));
     renewals.add(leases([50, 10, 60, 20]));
     let next = renewals.next().unwrap();
@@ -41,7 +40,7 @@ fn what_ends_first_goes_first_whatever_came_along() {
 fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
     let (mut waiting, now) = (Waiting::default(), Moment::now());
     let all = leases((0..MAX_BATCH as u64 + 2).map(|_| 30));
-    waiting.add(all.clone(), now);
+    waiting.add(with_ends(all.clone()), now);
     let taken = [waiting.take(now), waiting.take(now)];
     assert_eq!(taken[0].len(), MAX_BATCH);
     let taken = taken.concat();
@@ -60,7 +59,7 @@ fn more_go_at_a_time_once_some_have_waited_for_long() {
     let (mut waiting, start) = (Waiting::default(), Moment::now());
     let (batch, long) = (MAX_BATCH as u64, |_| 30);
     let mut taken_at = |now, more| {
-        waiting.add(leases((0..more).map(long)), now);
+        waiting.add(with_ends(leases((0..more).map(long))), now);
         waiting.take(now).len()
     };
     assert_eq!(taken_at(start, 2 * batch), MAX_BATCH);
