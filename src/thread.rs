@@ -19,21 +19,16 @@ pub(crate) struct Crew {
     alive: parking_lot::Mutex<Option<Sender<()>>>,
     ended: Receiver<()>,
     /// Each thread has it, too: the client is there until the last has ended, whoever waits for that.
-    presence: Option<Arc<Presence>>,
+    presence: Arc<Presence>,
 }
 
 impl Crew {
-    pub(crate) fn of(presence: Arc<Presence>) -> Self {
-        Self::new_with(Some(presence))
-    }
-
-    /// Threads of no client.
     #[cfg(test)]
     pub(crate) fn new() -> Self {
-        Self::new_with(None)
+        Self::of(Presence::enter().expect("no test forks"))
     }
 
-    fn new_with(presence: Option<Arc<Presence>>) -> Self {
+    pub(crate) fn of(presence: Arc<Presence>) -> Self {
         let (alive, ended) = bounded(0);
         Self {
             alive: parking_lot::Mutex::new(Some(alive)),
@@ -48,7 +43,7 @@ impl Crew {
         run: impl FnOnce() + Send + 'static,
     ) -> Result<(), Error> {
         let alive = self.alive.lock().clone();
-        let presence = self.presence.clone();
+        let presence = Arc::clone(&self.presence);
         let spawned = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {

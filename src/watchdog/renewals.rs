@@ -1,7 +1,7 @@
 //! Renewals that are due and wait for a worker. The lease that ends first goes first (earliest deadline first: Liu
 //! and Layland, 1973): a short one is not lost behind a crowd of long ones, which have more time left. Where there
-//! is too much to do, that renews each just before its end, as long as one renewal per ttl is possible. Knows no timer
-//! and no store.
+//! is too much to do, that renews each just before its end, as long as one renewal per ttl is possible. Knows no timer,
+//! and asks nobody.
 
 #[cfg(test)]
 #[cfg(shuttle)]

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use fork::{Fork, waitpid_nohang};
@@ -360,6 +361,15 @@ fn a_parent_with_a_memory() {
         own.advance(secs(31));
         assert!(guard.is_lost());
     });
+    // One of its threads outlives the last client.
+    let guard = memory.client().unwrap().mutex("k").lock().unwrap();
+    let (_end, ended) = mpsc::channel::<()>();
+    guard.on_lost(move |_| {
+        let _ = ended.recv();
+    });
+    memory.flush();
+    drop(guard);
+    in_a_fork(|| drop(assert_forked(Memory::new().client())));
 }
 
 #[test]
