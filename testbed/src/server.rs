@@ -167,6 +167,25 @@ impl Server {
             })
     }
 
+    /// How often the server has carried out `command`, in small letters, since its start; what scripts call
+    /// included.
+    ///
+    /// # Errors
+    /// As those of [`command`](Self::command).
+    ///
+    /// # Panics
+    /// The answer is not that of a Redis.
+    pub fn calls(&self, command: &str) -> Result<u64, Error> {
+        let stats = self.command(&["INFO", "commandstats"])?;
+        let text = stats.as_text().expect("INFO answers with text");
+        let start = format!("cmdstat_{command}:calls=");
+        let calls = text.lines().find_map(|line| line.strip_prefix(&start));
+        Ok(calls.map_or(0, |rest| {
+            let digits = rest.split(',').next().unwrap_or_default();
+            digits.parse().expect("it counts calls")
+        }))
+    }
+
     fn signal(&self, signal: Signal) {
         assert!(
             self.keeper.is_some(),

@@ -3,25 +3,13 @@
 use std::time::{Duration, Instant};
 
 use leasehold::LossReason;
-use leasehold_testbed::{Reply, Server, eventually};
+use leasehold_testbed::{Reply, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    Recorder, SOON, What, ask, expires_in, in_redis, millis, secs, server, told_within,
+    Recorder, SOON, What, ask, expires_in, in_redis, millis, script_calls, secs, server,
+    told_within,
 };
-
-/// How often scripts were called on the server, under their hash or by their text.
-fn script_calls(server: &Server) -> u64 {
-    let Reply::Text(stats) = ask(server, &["INFO", "commandstats"]) else {
-        panic!("INFO answers with text");
-    };
-    let calls = |name: &str| -> u64 {
-        let line = stats.lines().find_map(|line| line.strip_prefix(name));
-        let number = line.and_then(|rest| rest.strip_prefix("calls=")?.split(',').next());
-        number.map_or(0, |number| number.parse().unwrap())
-    };
-    calls("cmdstat_evalsha:") + calls("cmdstat_eval:")
-}
 
 #[test]
 fn long_work_keeps_its_lock_from_others() {

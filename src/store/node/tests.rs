@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold_testbed::{Proxy, Reply, Server, eventually};
+use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::*;
 use crate::id::LeaseId;
@@ -25,17 +25,6 @@ fn renewals(count: usize) -> Vec<Request> {
         .collect()
 }
 
-fn script_calls(server: &Server) -> usize {
-    let info = match server.command(&["INFO", "commandstats"]).unwrap() {
-        Reply::Text(info) => info,
-        other => panic!("{other}"),
-    };
-    let calls = info.split_once("cmdstat_evalsha:calls=");
-    calls.map_or(0, |(_, rest)| {
-        rest.split_once(',').unwrap().0.parse().unwrap()
-    })
-}
-
 #[test]
 fn renewals_that_come_together_are_written_together() {
     let server = Server::start().unwrap();
@@ -48,7 +37,8 @@ fn renewals_that_come_together_are_written_together() {
     let holder = HolderId::of_this_process();
     let node = Node::new(endpoint, &config, holder, Box::new(|_| {}), None);
     node.execute(&mut renewals(1));
-    let before = script_calls(&server);
+    let calls = || server.calls("evalsha").unwrap();
+    let before = calls();
     proxy.hold_replies(true);
     thread::scope(|scope| {
         let asking = scope.spawn(|| {
@@ -57,7 +47,7 @@ fn renewals_that_come_together_are_written_together() {
             requests
         });
         // Callers' would wait for the answer to the first call.
-        let written = eventually(LONG / 2, || script_calls(&server) == before + 3);
+        let written = eventually(LONG / 2, || calls() == before + 3);
         proxy.hold_replies(false);
         let answered = asking.join().unwrap().into_iter();
         assert!(answered.map(Request::into_outcome).all(|one| one.is_ok()));

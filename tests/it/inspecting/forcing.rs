@@ -144,15 +144,7 @@ fn a_lock_that_changes_hands_meanwhile_stays_with_its_new_holder() {
     operator.mutex("warm").inspect().unwrap();
     let guard = lock(&one, "k");
     proxy.hold_replies(true);
-    let inspects = || {
-        let stats = ask(&server, &["INFO", "commandstats"]).to_string();
-        let calls = stats
-            .split("cmdstat_evalsha:calls=")
-            .nth(1)
-            .unwrap()
-            .to_owned();
-        calls.split(',').next().unwrap().parse::<u64>().unwrap()
-    };
+    let inspects = || server.calls("evalsha").unwrap();
     let before = inspects();
     let mutex = operator.mutex("k");
     let task = Task::start(move || mutex.force_unlock());

@@ -17,14 +17,7 @@ pub fn looks(server: &Server) -> u64 {
 }
 
 fn calls(server: &Server, command: &str) -> u64 {
-    let stats = ask(server, &["INFO", "commandstats"]);
-    let text = stats.as_text().expect("INFO answers with text");
-    let start = format!("cmdstat_{command}:calls=");
-    let calls = text.lines().find_map(|line| line.strip_prefix(&start));
-    calls.map_or(0, |rest| {
-        let digits = rest.split(',').next().unwrap_or_default();
-        digits.parse().expect("it counts calls")
-    })
+    server.calls(command).unwrap()
 }
 
 /// Connections of clients that hear wake-ups, or will soon.
