@@ -142,8 +142,8 @@ impl Builder {
         self
     }
 
-    /// Over how many connections requests are spread (one more serves renewals, and one more wake-ups). 1 to 4. Defaults
-    /// to 2.
+    /// Over how many connections requests are spread (one or two more serve renewals, and one more
+    /// wake-ups). 1 to 4. Defaults to 2.
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.config.lanes = lanes;
         self

@@ -71,12 +71,18 @@ pub(crate) struct Terms {
     pub(crate) since: Moment,
 }
 
-/// Renewals come a little early, at the beginning of one of so many parts of their pause: those of
-/// many leases then share round trips instead of waking the watchdog one by one.
+/// Renewals come a little early, at the beginning of one of so many parts of their pause, or of a part as short
+/// as this: those of many leases then share round trips instead of waking the watchdog one by one. (Of very
+/// many, a longer part would be a heap.)
 const GRAINS: u32 = 128;
+const LONGEST_GRAIN: Duration = Duration::from_millis(10);
 /// The part of their pause over which renewals are spread that come in crowds. More would take the crowd apart
 /// sooner and renew more often; this costs 3 %.
 const SPREAD: u32 = 16;
+
+fn grain(every: Duration) -> Duration {
+    (every / GRAINS).min(LONGEST_GRAIN)
+}
 
 /// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
 /// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
@@ -133,7 +139,7 @@ impl Terms {
             return None;
         }
         let every = self.options.renew_every?;
-        Some(asked_at.after(every).rounded_down(every / GRAINS))
+        Some(asked_at.after(every).rounded_down(grain(every)))
     }
 
     /// When to renew instead of `at`, if crowds are renewed then: earlier, by a part of the pause that is this
@@ -141,6 +147,6 @@ impl Terms {
     pub(super) fn spread(&self, at: Moment) -> Moment {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(self.id.jitter());
-        at.before(earlier).rounded_down(every / GRAINS)
+        at.before(earlier).rounded_down(grain(every))
     }
 }

@@ -186,21 +186,6 @@ fn renewal_is_due_by_its_pause_and_once_only() {
 }
 
 #[test]
-fn renewals_of_leases_granted_one_after_another_fall_together() {
-    let (one, two) = (Duration::from_millis(1), Duration::from_millis(70));
-    let [first, second] = [one, two].map(|later| {
-        let f = lease(|terms| terms.asked_at = terms.asked_at.after(later));
-        (f.lease.due(f.asked_at, note), f.at(10))
-    });
-    assert_eq!(
-        first.0,
-        nothing_before(first.1),
-        "a little early, never late"
-    );
-    assert_eq!(second.0, nothing_before(second.1));
-}
-
-#[test]
 fn a_failed_renewal_is_tried_again_when_it_was_said() {
     let f = lease(|_| {});
     f.lease.due(f.at(10), note);

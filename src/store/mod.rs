@@ -29,7 +29,7 @@ use crate::thread::Crew;
 pub(crate) use command::{Command, Held, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
-pub(crate) use lane::{MAX_BATCH, MAX_RENEWALS};
+pub(crate) use lane::MAX_RENEWALS;
 pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::Node;
 #[cfg(feature = "__internals")]

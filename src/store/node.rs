@@ -1,4 +1,4 @@
-//! One Redis: a few lanes, a connection for renewals, one for wake-ups, some for transactions. Says
+//! One Redis: a few lanes, two more for renewals, a connection for wake-ups, some for transactions. Says
 //! which lane serves what, nothing else.
 
 #[cfg(test)]
@@ -20,8 +20,11 @@ use crate::store::wakeups::Wakeups;
 use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
 use crate::thread::Crew;
 
+/// Lanes for renewals: while the answers on the one are worked through, Redis has what came on the other.
+const FOR_RENEWALS: usize = 2;
+
 pub(crate) struct Node {
-    /// The last one is for renewals: callers' traffic can never hold them up.
+    /// The last ones are for renewals: callers' traffic can never hold them up.
     lanes: Vec<Lane>,
     wakeups: Arc<Wakeups>,
     common: Arc<Common>,
@@ -36,7 +39,6 @@ impl Node {
         bell: Bell,
         delays: Option<DelayHook>,
     ) -> Self {
-        let lanes = config.lanes + 1;
         let wakeups = Wakeups::new(
             Arc::clone(&endpoint),
             &holder,
@@ -44,7 +46,7 @@ impl Node {
             config.command_timeout,
         );
         let common = Arc::new(Common {
-            pool: link::pool(&endpoint, lanes + config.transactions),
+            pool: link::pool(&endpoint, config.lanes + FOR_RENEWALS + config.transactions),
             endpoint,
             names: Names {
                 holder,
@@ -56,21 +58,30 @@ impl Node {
             delays,
         });
         let for_callers = (0..config.lanes).map(|_| Lane::for_callers(Arc::clone(&common)));
-        let for_renewals = Lane::for_renewals(Arc::clone(&common));
+        let for_renewals = (0..FOR_RENEWALS).map(|_| Lane::for_renewals(Arc::clone(&common)));
         Self {
-            lanes: for_callers.chain([for_renewals]).collect(),
+            lanes: for_callers.chain(for_renewals).collect(),
             wakeups: Arc::new(wakeups),
             common,
         }
     }
 
     fn lane_of(&self, command: &Command) -> usize {
-        let for_renewal = self.lanes.len() - 1;
         match command {
-            Command::Renew { .. } => for_renewal,
+            Command::Renew { .. } => self.lane_for_renewals(),
             Command::Flush { lane } => *lane,
-            about_a_key => about_a_key.key().map_or(0, |key| key.part(for_renewal)),
+            about_a_key => {
+                let for_callers = self.lanes.len() - FOR_RENEWALS;
+                about_a_key.key().map_or(0, |key| key.part(for_callers))
+            }
         }
+    }
+
+    /// An idle one if there is any: only shortening a ttl would have to keep its turn, and no renewal does that.
+    fn lane_for_renewals(&self) -> usize {
+        let (first, last) = (self.lanes.len() - FOR_RENEWALS, self.lanes.len() - 1);
+        let idle = (first..last).find(|lane| !self.lanes[*lane].is_led());
+        idle.unwrap_or(last)
     }
 }
 
@@ -81,8 +92,13 @@ impl Store for Node {
         }
         let mut by_lane: Vec<Vec<&mut Request>> = Vec::new();
         by_lane.resize_with(self.lanes.len(), Vec::new);
+        let for_renewals = self.lane_for_renewals();
         for request in requests {
-            by_lane[self.lane_of(&request.command)].push(request);
+            let lane = match request.command {
+                Command::Renew { .. } => for_renewals,
+                _ => self.lane_of(&request.command),
+            };
+            by_lane[lane].push(request);
         }
         for (lane, requests) in self.lanes.iter().zip(&mut by_lane) {
             lane.execute(requests);

@@ -20,9 +20,6 @@ use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
 use crate::watchdog::renewals::Renewals;
 use crate::watchdog::wheel::{TimerId, Wheel};
 
-/// Workers that renew: while one works through the answers to a batch, Redis has the other's.
-pub(crate) const RENEWERS: usize = 2;
-
 /// How soon what a store owes is seen to.
 const SETTLE_AFTER: Duration = Duration::from_millis(100);
 /// So many timers are enough for one look: after a sleep of the machine all of them are due, and the first

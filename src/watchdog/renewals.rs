@@ -17,11 +17,15 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::lease::Lease;
-use crate::store::{MAX_BATCH, MAX_RENEWALS};
+use crate::store::MAX_RENEWALS;
 use crate::sync::{Condvar, Mutex};
 
-/// Once some have been waiting all this time, more are renewed at a time: a slow network or a slow machine needs fewer
-/// round trips. Some ms of Redis, which any command time-out should leave room for.
+/// Workers that renew: while one works through the answers to a batch, Redis has the other's.
+pub(super) const RENEWERS: usize = 2;
+/// What a worker takes: so few that Redis is done with those of all workers in half a ms, and turns to others.
+pub(super) const AT_A_TIME: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
+/// After the first has been waiting for this long, more are renewed at a time: a slow network or a slow machine needs
+/// fewer round trips. Some ms of Redis, which any command time-out should leave room for.
 const LATE: Duration = Duration::from_millis(250);
 
 /// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
@@ -35,33 +39,33 @@ pub(super) struct Renewals {
 #[derive(Default)]
 struct Waiting {
     /// By the end of validity when they came, then as they came.
-    leases: BTreeMap<(Moment, u64), Arc<Lease>>,
+    leases: BTreeMap<(Moment, u64), Waiter>,
     came: u64,
-    /// Since when there have been some all the time.
-    busy_since: Option<Moment>,
     ended: bool,
+}
+
+struct Waiter {
+    lease: Arc<Lease>,
+    since: Moment,
 }
 
 impl Waiting {
     /// Each with the end of its validity.
     fn add(&mut self, leases: Vec<(Moment, Arc<Lease>)>, now: Moment) {
         for (until, lease) in leases {
-            self.leases.insert((until, self.came), lease);
+            let waiter = Waiter { lease, since: now };
+            self.leases.insert((until, self.came), waiter);
             self.came += 1;
-            self.busy_since.get_or_insert(now);
         }
     }
 
     /// Some for one round trip.
     fn take(&mut self, now: Moment) -> Vec<Arc<Lease>> {
-        let late = self.busy_since.is_some_and(|since| now.since(since) > LATE);
-        let most = if late { MAX_RENEWALS } else { MAX_BATCH };
-        let first = || self.leases.pop_first().map(|(_, lease)| lease);
-        let taken = std::iter::from_fn(first).take(most).collect();
-        if self.leases.is_empty() {
-            self.busy_since = None;
-        }
-        taken
+        let first = self.leases.first_key_value();
+        let late = first.is_some_and(|(_, first)| now.since(first.since) > LATE);
+        let most = if late { MAX_RENEWALS } else { AT_A_TIME };
+        let pop = || self.leases.pop_first().map(|(_, first)| first.lease);
+        std::iter::from_fn(pop).take(most).collect()
     }
 }
 

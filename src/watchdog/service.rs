@@ -20,10 +20,11 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Chore, Command, MAX_BATCH, Reply, Request, Store};
+use crate::store::{Chore, Command, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
-use crate::watchdog::agenda::{Agenda, Inboxes, Job, RENEWERS, Timer};
+use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
+use crate::watchdog::renewals::{AT_A_TIME, RENEWERS};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Longest pause before a renewal that failed is tried again.
@@ -301,7 +302,7 @@ impl Watchdog {
             .iter()
             .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))
             .unzip();
-        let is_crowd = leases.len() >= MAX_BATCH;
+        let is_crowd = leases.len() >= AT_A_TIME;
         let ttls: Vec<Duration> = begun
             .iter()
             .map(|lease| lease.ttl_to_ask(asked_at))

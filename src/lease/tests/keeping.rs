@@ -1,5 +1,7 @@
 //! How long a lease is kept: renewed while a check says so, let expire, warned of its end.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
@@ -250,6 +252,26 @@ fn only_a_renewal_that_is_due_is_waited_for() {
     let released = lease(|_| {});
     drop(released.lease.release(released.at(1)).0);
     assert!(is_settled(&released, released.at(10)));
+}
+
+#[test]
+fn renewals_of_leases_granted_one_after_another_fall_together_and_are_no_heap() {
+    let ms = Duration::from_millis;
+    for (every, together) in [(10 * SECOND, ms(10)), (ms(128 * 4), ms(4))] {
+        let start = Moment::now();
+        let due = |after| {
+            let mut terms = Terms::usual(Key::new("", "k", 100).unwrap(), start);
+            Arc::make_mut(&mut terms.options).renew_every = Some(every);
+            let asked_at = start.after(ms(after));
+            let due = terms.renewal_after(asked_at, false).unwrap();
+            let latest = asked_at.after(every);
+            assert!(due <= latest && latest.since(due) <= together);
+            due
+        };
+        let times: BTreeSet<Moment> = (0..200).map(due).collect();
+        let fewest = (200 / together.as_millis()) as usize;
+        assert!((fewest..=fewest + 1).contains(&times.len()), "{times:?}");
+    }
 }
 
 #[test]

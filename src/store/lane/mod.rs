@@ -33,7 +33,7 @@ use crate::sync::{self, Mutex, MutexGuard};
 
 /// Commands that a lane of callers writes at a time: what a connection has sent, Redis may do before it
 /// turns to the others.
-pub(crate) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
+pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// The same of the lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
 /// lost is worse than a reply that comes some ms later.
 pub(crate) const MAX_RENEWALS: usize = 8 * MAX_BATCH;
@@ -166,6 +166,11 @@ impl Lane {
         }
         let state = self.state.lock();
         state.led || !state.debts.is_empty() || !state.queue.is_empty()
+    }
+
+    /// Whether what is asked for now would have to wait for the answers to something else.
+    pub(crate) fn is_led(&self) -> bool {
+        self.state.lock().led
     }
 
     /// How many releases are to be written again.

@@ -1,5 +1,6 @@
 //! What goes through which lane, on a real Redis.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::*;
 use crate::id::LeaseId;
 use crate::key::Key;
-use crate::store::MAX_BATCH;
+use crate::store::lane::MAX_BATCH;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -25,17 +26,21 @@ fn renewals(count: usize) -> Vec<Request> {
         .collect()
 }
 
-#[test]
-fn renewals_that_come_together_are_written_together() {
-    let server = Server::start().unwrap();
-    let proxy = Proxy::start(server.port()).unwrap();
+fn node(proxy: &Proxy) -> Node {
     let endpoint = Arc::new(Endpoint::new(&proxy.url(), LONG, LONG).unwrap());
     let config = Config {
         command_timeout: LONG,
         ..Config::default()
     };
     let holder = HolderId::of_this_process();
-    let node = Node::new(endpoint, &config, holder, Box::new(|_| {}), None);
+    Node::new(endpoint, &config, holder, Box::new(|_| {}), None)
+}
+
+#[test]
+fn renewals_that_come_together_are_written_together() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let node = node(&proxy);
     node.execute(&mut renewals(1));
     let calls = || server.calls("evalsha").unwrap();
     let before = calls();
@@ -53,4 +58,42 @@ fn renewals_that_come_together_are_written_together() {
         assert!(answered.map(Request::into_outcome).all(|one| one.is_ok()));
         assert!(written, "the whole of it, before the first answer");
     });
+}
+
+#[test]
+fn renewals_do_not_wait_for_the_answers_to_others() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let node = node(&proxy);
+    let renew = |count| node.execute(&mut renewals(count));
+    let calls = || server.calls("evalsha").unwrap();
+    // Each makes its connection when it is needed, for which answers are needed.
+    for lane in node.lanes.iter().rev().take(FOR_RENEWALS) {
+        let mut one = renewals(1);
+        lane.execute(&mut one.iter_mut().collect::<Vec<_>>());
+    }
+    for (one, other) in [(1, 1), (1, 2), (2, 2)] {
+        let before = calls();
+        proxy.hold_replies(true);
+        thread::scope(|scope| {
+            scope.spawn(|| renew(one));
+            let first = eventually(LONG / 4, || calls() == before + 1);
+            scope.spawn(|| renew(other));
+            let second = eventually(LONG / 4, || calls() == before + 2);
+            proxy.hold_replies(false);
+            assert!(first && second, "{one} and {other}");
+        });
+    }
+}
+
+#[test]
+fn what_is_no_renewal_stays_off_the_lanes_for_those_and_uses_all_others() {
+    let server = Server::start().unwrap();
+    let node = node(&Proxy::start(server.port()).unwrap());
+    let lane_of = |n: usize| {
+        let key = Key::new("p:", &n.to_string(), 100).unwrap();
+        node.lane_of(&Command::Inspect { key })
+    };
+    let used: BTreeSet<usize> = (0..100).map(lane_of).collect();
+    assert!(used.into_iter().eq(0..Config::default().lanes));
 }

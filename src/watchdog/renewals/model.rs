@@ -21,7 +21,7 @@ fn model_what_comes_together_is_seen_to_by_all_workers() {
         thread::scope(|scope| {
             scope.spawn(work);
             scope.spawn(work);
-            renewals.add((0..=MAX_BATCH).map(lease).collect());
+            renewals.add((0..=AT_A_TIME).map(lease).collect());
         });
     });
 }

@@ -39,10 +39,10 @@ fn what_ends_first_goes_first_whatever_came_along() {
 #[test]
 fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
     let (mut waiting, now) = (Waiting::default(), Moment::now());
-    let all = leases((0..MAX_BATCH as u64 + 2).map(|_| 30));
+    let all = leases((0..AT_A_TIME as u64 + 2).map(|_| 30));
     waiting.add(with_ends(all.clone()), now);
     let taken = [waiting.take(now), waiting.take(now)];
-    assert_eq!(taken[0].len(), MAX_BATCH);
+    assert_eq!(taken[0].len(), AT_A_TIME);
     let taken = taken.concat();
     assert_eq!(taken.len(), all.len());
     assert!(
@@ -55,19 +55,18 @@ fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
 }
 
 #[test]
-fn more_go_at_a_time_once_some_have_waited_for_long() {
+fn more_go_at_a_time_once_the_first_has_waited_for_long() {
     let (mut waiting, start) = (Waiting::default(), Moment::now());
-    let (batch, long) = (MAX_BATCH as u64, |_| 30);
+    let (batch, most, long) = (AT_A_TIME as u64, MAX_RENEWALS as u64, |_| 30);
     let mut taken_at = |now, more| {
         waiting.add(with_ends(leases((0..more).map(long))), now);
         waiting.take(now).len()
     };
-    assert_eq!(taken_at(start, 2 * batch), MAX_BATCH);
-    assert_eq!(taken_at(start.after(LATE), 8 * batch), MAX_BATCH);
-    assert_eq!(taken_at(start.after(2 * LATE), 2 * batch), MAX_RENEWALS);
-    // Once nothing waits, all begins anew.
-    assert_eq!(taken_at(start.after(3 * LATE), 0), 2 * MAX_BATCH);
-    assert_eq!(taken_at(start.after(4 * LATE), 2 * batch), MAX_BATCH);
+    assert_eq!(taken_at(start, 2 * batch), AT_A_TIME);
+    assert_eq!(taken_at(start.after(LATE), most), AT_A_TIME);
+    assert_eq!(taken_at(start.after(3 * LATE), 2 * batch), MAX_RENEWALS);
+    // Some have been waiting all the time, but none of them for long.
+    assert_eq!(taken_at(start.after(4 * LATE), 0), AT_A_TIME);
 }
 
 #[test]

@@ -132,7 +132,7 @@ fn all_that_waits_is_renewed_and_not_all_at_a_time() {
 
 #[test]
 fn a_crowd_is_taken_apart_and_a_few_are_not() {
-    for (count, is_crowd) in [(MAX_BATCH - 1, false), (MAX_BATCH, true)] {
+    for (count, is_crowd) in [(AT_A_TIME - 1, false), (AT_A_TIME, true)] {
         let f = fixture();
         let leases = due(count, &f.dog, &f.courier);
         for _ in 0..count {
