@@ -6,6 +6,7 @@
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::clock::Moment;
 use crate::config::Config;
@@ -20,12 +21,16 @@ use crate::store::wakeups::Wakeups;
 use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
 use crate::thread::Crew;
 
-/// Lanes for renewals: while the answers on the one are worked through, Redis has what came on the other.
+/// Lanes for renewals, as many as the watchdog has workers for them: while the answers on the one are worked
+/// through, Redis has what came on the other.
 const FOR_RENEWALS: usize = 2;
 
 pub(crate) struct Node {
     /// The last ones are for renewals: callers' traffic can never hold them up.
     lanes: Vec<Lane>,
+    /// Counts the renewals' calls: their lanes take turns, so that no connection rests until it is needed, and is
+    /// found dead then.
+    turn: AtomicUsize,
     wakeups: Arc<Wakeups>,
     common: Arc<Common>,
 }
@@ -61,6 +66,7 @@ impl Node {
         let for_renewals = (0..FOR_RENEWALS).map(|_| Lane::for_renewals(Arc::clone(&common)));
         Self {
             lanes: for_callers.chain(for_renewals).collect(),
+            turn: AtomicUsize::new(0),
             wakeups: Arc::new(wakeups),
             common,
         }
@@ -77,11 +83,16 @@ impl Node {
         }
     }
 
-    /// An idle one if there is any: only shortening a ttl would have to keep its turn, and no renewal does that.
+    /// Whichever is ready: only shortening a ttl would have to keep its turn, and no renewal does that.
     fn lane_for_renewals(&self) -> usize {
-        let (first, last) = (self.lanes.len() - FOR_RENEWALS, self.lanes.len() - 1);
-        let idle = (first..last).find(|lane| !self.lanes[*lane].is_led());
-        idle.unwrap_or(last)
+        let (first, turn) = (
+            self.lanes.len() - FOR_RENEWALS,
+            self.turn.fetch_add(1, Ordering::Relaxed),
+        );
+        (0..FOR_RENEWALS)
+            .map(|n| first + turn.wrapping_add(n) % FOR_RENEWALS)
+            .min_by_key(|lane| self.lanes[*lane].readiness())
+            .expect("there are some")
     }
 }
 
@@ -92,10 +103,12 @@ impl Store for Node {
         }
         let mut by_lane: Vec<Vec<&mut Request>> = Vec::new();
         by_lane.resize_with(self.lanes.len(), Vec::new);
-        let for_renewals = self.lane_for_renewals();
+        let mut for_renewals = None;
         for request in requests {
             let lane = match request.command {
-                Command::Renew { .. } => for_renewals,
+                Command::Renew { .. } => {
+                    *for_renewals.get_or_insert_with(|| self.lane_for_renewals())
+                }
                 _ => self.lane_of(&request.command),
             };
             by_lane[lane].push(request);

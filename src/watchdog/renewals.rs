@@ -24,8 +24,8 @@ use crate::sync::{Condvar, Mutex};
 pub(super) const RENEWERS: usize = 2;
 /// What a worker takes: so few that Redis is done with those of all workers in half a ms, and turns to others.
 pub(super) const AT_A_TIME: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
-/// After the first has been waiting for this long, more are renewed at a time: a slow network or a slow machine needs
-/// fewer round trips. Some ms of Redis, which any command time-out should leave room for.
+/// The longer some have been waiting, the more are renewed at a time, the most of all after this: a slow network or
+/// a slow machine needs fewer round trips. Some ms of Redis, which any command time-out should leave room for.
 const LATE: Duration = Duration::from_millis(250);
 
 /// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
@@ -39,33 +39,48 @@ pub(super) struct Renewals {
 #[derive(Default)]
 struct Waiting {
     /// By the end of validity when they came, then as they came.
-    leases: BTreeMap<(Moment, u64), Waiter>,
+    leases: BTreeMap<(Moment, u64), Arc<Lease>>,
     came: u64,
+    round: Option<Round>,
     ended: bool,
 }
 
-struct Waiter {
-    lease: Arc<Lease>,
+/// Those that waited at one moment: how long it takes until all of them have been taken tells how late the workers
+/// are, whatever comes meanwhile and goes before them.
+struct Round {
     since: Moment,
+    /// They came before this one.
+    end: u64,
+    left: usize,
 }
 
 impl Waiting {
     /// Each with the end of its validity.
-    fn add(&mut self, leases: Vec<(Moment, Arc<Lease>)>, now: Moment) {
+    fn add(&mut self, leases: Vec<(Moment, Arc<Lease>)>) {
         for (until, lease) in leases {
-            let waiter = Waiter { lease, since: now };
-            self.leases.insert((until, self.came), waiter);
+            self.leases.insert((until, self.came), lease);
             self.came += 1;
         }
     }
 
     /// Some for one round trip.
     fn take(&mut self, now: Moment) -> Vec<Arc<Lease>> {
-        let first = self.leases.first_key_value();
-        let late = first.is_some_and(|(_, first)| now.since(first.since) > LATE);
-        let most = if late { MAX_RENEWALS } else { AT_A_TIME };
-        let pop = || self.leases.pop_first().map(|(_, first)| first.lease);
-        std::iter::from_fn(pop).take(most).collect()
+        let going_on = self.round.take().filter(|round| round.left > 0);
+        let mut round = going_on.unwrap_or(Round {
+            since: now,
+            end: self.came,
+            left: self.leases.len(),
+        });
+        let late = now.since(round.since).div_duration_f64(LATE).min(1.0);
+        let most = AT_A_TIME + ((MAX_RENEWALS - AT_A_TIME) as f64 * late) as usize;
+        let pop = || {
+            let ((_, came), lease) = self.leases.pop_first()?;
+            round.left -= usize::from(came < round.end);
+            Some(lease)
+        };
+        let taken = std::iter::from_fn(pop).take(most).collect();
+        self.round = Some(round);
+        taken
     }
 }
 
@@ -78,7 +93,7 @@ impl Renewals {
         let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
         if !waiting.ended {
-            waiting.add(leases, Moment::now());
+            waiting.add(leases);
         }
         drop(waiting);
         self.changed.notify_one();

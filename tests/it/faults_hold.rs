@@ -155,7 +155,7 @@ fn scripts_flushed_while_a_lock_is_held_cost_nothing() {
 #[test]
 fn connections_killed_while_a_lock_is_held_cost_nothing() {
     let (server, recorder, client, guard) = held("a");
-    // The first opens the connection that renewals have of their own.
+    // The first opens a connection that renewals have of their own.
     for _ in 0..2 {
         recorder.wait_for_more(1, What::Renewed, "a");
         kill_connections(&server);

@@ -2,8 +2,8 @@
 //!
 //! Whoever comes to an idle lane leads it: writes what waits there as one batch, reads the answers,
 //! hands them out, and passes leadership on to the next who waits. One batch is in flight at a time,
-//! and behind it only releases whose answers nobody waits for. All about one key goes through one
-//! lane, so it is executed in the order it was written.
+//! and behind it only releases whose answers nobody waits for. All about one key but its renewals goes
+//! through one lane, so it is executed in the order it was written.
 //!
 //! Nothing is done under the state's mutex but moving values: all I/O is the leader's.
 
@@ -34,9 +34,9 @@ use crate::sync::{self, Mutex, MutexGuard};
 /// Commands that a lane of callers writes at a time: what a connection has sent, Redis may do before it
 /// turns to the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// The same of the lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
+/// The same of a lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
 /// lost is worse than a reply that comes some ms later.
-pub(crate) const MAX_RENEWALS: usize = 8 * MAX_BATCH;
+pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
 /// Unread answers to releases; beyond it those who release leave the writing to the background.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
@@ -49,6 +49,14 @@ pub(crate) struct Common {
     pub(crate) command_timeout: Duration,
     pub(crate) bell: Bell,
     pub(crate) delays: Option<DelayHook>,
+}
+
+/// What a request has to wait for, the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Readiness {
+    Idle,
+    Unconnected,
+    Busy,
 }
 
 pub(crate) struct Lane {
@@ -168,9 +176,13 @@ impl Lane {
         state.led || !state.debts.is_empty() || !state.queue.is_empty()
     }
 
-    /// Whether what is asked for now would have to wait for the answers to something else.
-    pub(crate) fn is_led(&self) -> bool {
-        self.state.lock().led
+    pub(crate) fn readiness(&self) -> Readiness {
+        let state = self.state.lock();
+        match (state.led, &state.link) {
+            (true, _) => Readiness::Busy,
+            (false, None) => Readiness::Unconnected,
+            (false, Some(_)) => Readiness::Idle,
+        }
     }
 
     /// How many releases are to be written again.

@@ -26,8 +26,8 @@ fn renewals(count: usize) -> Vec<Request> {
         .collect()
 }
 
-fn node(proxy: &Proxy) -> Node {
-    let endpoint = Arc::new(Endpoint::new(&proxy.url(), LONG, LONG).unwrap());
+fn node(url: &str) -> Node {
+    let endpoint = Arc::new(Endpoint::new(url, LONG, LONG).unwrap());
     let config = Config {
         command_timeout: LONG,
         ..Config::default()
@@ -40,7 +40,7 @@ fn node(proxy: &Proxy) -> Node {
 fn renewals_that_come_together_are_written_together() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
-    let node = node(&proxy);
+    let node = node(&proxy.url());
     node.execute(&mut renewals(1));
     let calls = || server.calls("evalsha").unwrap();
     let before = calls();
@@ -64,7 +64,7 @@ fn renewals_that_come_together_are_written_together() {
 fn renewals_do_not_wait_for_the_answers_to_others() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
-    let node = node(&proxy);
+    let node = node(&proxy.url());
     let renew = |count| node.execute(&mut renewals(count));
     let calls = || server.calls("evalsha").unwrap();
     // Each makes its connection when it is needed, for which answers are needed.
@@ -88,12 +88,35 @@ fn renewals_do_not_wait_for_the_answers_to_others() {
 
 #[test]
 fn what_is_no_renewal_stays_off_the_lanes_for_those_and_uses_all_others() {
-    let server = Server::start().unwrap();
-    let node = node(&Proxy::start(server.port()).unwrap());
+    let node = node("redis://127.0.0.1:1");
     let lane_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
         node.lane_of(&Command::Inspect { key })
     };
     let used: BTreeSet<usize> = (0..100).map(lane_of).collect();
     assert!(used.into_iter().eq(0..Config::default().lanes));
+}
+
+#[test]
+fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let node = node(&proxy.url());
+    let renew = || node.execute(&mut renewals(1));
+    let used = |times| {
+        let lanes = (0..times).map(|_| node.lane_for_renewals());
+        lanes.collect::<BTreeSet<usize>>().len()
+    };
+    assert_eq!(used(4), FOR_RENEWALS, "whichever connects");
+    renew();
+    assert_eq!(used(4), 1, "the one that is there is enough");
+    proxy.delay(Duration::from_millis(2));
+    let both = eventually(LONG, || {
+        thread::scope(|scope| [scope.spawn(renew), scope.spawn(renew)].map(|one| one.join()))
+            .into_iter()
+            .for_each(Result::unwrap);
+        proxy.connections() == FOR_RENEWALS
+    });
+    assert!(both, "one is not enough for two at a time");
+    assert_eq!(used(4), FOR_RENEWALS, "none is left to rest");
 }

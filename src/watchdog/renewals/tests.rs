@@ -40,7 +40,7 @@ fn what_ends_first_goes_first_whatever_came_along() {
 fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
     let (mut waiting, now) = (Waiting::default(), Moment::now());
     let all = leases((0..AT_A_TIME as u64 + 2).map(|_| 30));
-    waiting.add(with_ends(all.clone()), now);
+    waiting.add(with_ends(all.clone()));
     let taken = [waiting.take(now), waiting.take(now)];
     assert_eq!(taken[0].len(), AT_A_TIME);
     let taken = taken.concat();
@@ -55,18 +55,31 @@ fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
 }
 
 #[test]
-fn more_go_at_a_time_once_the_first_has_waited_for_long() {
+fn more_go_at_a_time_the_longer_some_have_waited() {
     let (mut waiting, start) = (Waiting::default(), Moment::now());
-    let (batch, most, long) = (AT_A_TIME as u64, MAX_RENEWALS as u64, |_| 30);
-    let mut taken_at = |now, more| {
-        waiting.add(with_ends(leases((0..more).map(long))), now);
-        waiting.take(now).len()
+    waiting.add(with_ends(leases((0..2 * MAX_RENEWALS).map(|_| 30))));
+    let mut taken_after = |pause| {
+        waiting.add(with_ends(leases((0..2 * AT_A_TIME).map(|_| 40))));
+        waiting.take(start.after(pause)).len()
     };
-    assert_eq!(taken_at(start, 2 * batch), AT_A_TIME);
-    assert_eq!(taken_at(start.after(LATE), most), AT_A_TIME);
-    assert_eq!(taken_at(start.after(3 * LATE), 2 * batch), MAX_RENEWALS);
-    // Some have been waiting all the time, but none of them for long.
-    assert_eq!(taken_at(start.after(4 * LATE), 0), AT_A_TIME);
+    assert_eq!(taken_after(Duration::ZERO), AT_A_TIME);
+    let half = AT_A_TIME + (MAX_RENEWALS - AT_A_TIME) / 2;
+    assert_eq!(taken_after(LATE / 2), half);
+    assert_eq!(taken_after(LATE), MAX_RENEWALS);
+    assert!(taken_after(2 * LATE) > half, "the rest");
+    assert_eq!(taken_after(3 * LATE), AT_A_TIME, "these came just now");
+}
+
+#[test]
+fn what_comes_later_and_goes_first_does_not_hide_how_long_others_wait() {
+    let (mut waiting, start) = (Waiting::default(), Moment::now());
+    waiting.add(with_ends(leases((0..MAX_RENEWALS).map(|_| 30))));
+    let mut taken_after = |pause| {
+        waiting.add(with_ends(leases((0..AT_A_TIME).map(|_| 10))));
+        waiting.take(start.after(pause))
+    };
+    assert_eq!(ttls(&taken_after(Duration::ZERO)), [10; AT_A_TIME]);
+    assert_eq!(taken_after(LATE).len(), MAX_RENEWALS);
 }
 
 #[test]

@@ -11,7 +11,8 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use super::{DATA, assert_writes, client, data, write};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, TIMEOUT, Task, ask, builder, in_redis, kill_connections, millis, server,
+    LONG_TTL, SOON, TIMEOUT, Task, ask, builder, connections, in_redis, kill_connections, millis,
+    server,
 };
 
 /// A server behind a proxy, and a client of that, with short time-outs.
@@ -219,21 +220,29 @@ fn increment_all_at_once(guards: &[MutexGuard]) {
 fn dead_connections_of_transactions_keep_no_new_ones_from_being_made() {
     for at_once in [1, 3] {
         let server = server();
-        let builder = steady(&server.url()).ttl(LONG_TTL);
+        let proxy = Proxy::start(server.port()).unwrap();
+        let builder = steady(&proxy.url()).ttl(LONG_TTL);
         let client = builder.lanes(1).transactions(at_once).build().unwrap();
-        let guards: Vec<_> = ["a", "b", "c"][..at_once]
-            .iter()
-            .map(|key| client.mutex(key).lock().unwrap())
-            .collect();
-        // Over the connection of renewals: now all of them are there.
-        guards[0].extend(2 * LONG_TTL).unwrap();
-        increment_all_at_once(&guards);
+        let guards = ["a", "b", "c"].map(|key| client.mutex(key).lock().unwrap());
+        proxy.delay(millis(2));
+        // Those that are not for transactions: a lane, the wake-ups, and two of renewals, once two are under way.
+        let all_others = eventually(SOON, || {
+            thread::scope(|scope| {
+                for guard in &guards {
+                    scope.spawn(|| guard.extend(2 * LONG_TTL).unwrap());
+                }
+            });
+            connections(&server) == 4
+        });
+        assert!(all_others, "{}", connections(&server));
+        let guards = &guards[..at_once];
+        increment_all_at_once(guards);
         for _ in 0..2 {
             kill_idle_transactions(&server, at_once);
-            increment_all_at_once(&guards);
+            increment_all_at_once(guards);
         }
         kill_idle_transactions(&server, at_once);
-        for guard in &guards {
+        for guard in guards {
             assert_writes(&server, guard);
         }
         let done = ask(&server, &["GET", "done"]);

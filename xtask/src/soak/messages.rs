@@ -16,8 +16,8 @@ pub const LONGEST_TTL: Duration = Duration::from_secs(4);
 const HOT_KEYS: usize = 3;
 const COLD_KEYS: usize = 60;
 /// Idle connections that the pool of a client may keep after its shutdown, if something keeps the client:
-/// with one lane and one transaction at a time, and one for renewals.
-pub const KEPT_CONNECTIONS: usize = 3;
+/// with one lane and one transaction at a time, and two for renewals.
+pub const KEPT_CONNECTIONS: usize = 4;
 pub const KEYS: usize = HOT_KEYS + COLD_KEYS;
 
 /// The first are wanted by everybody.
