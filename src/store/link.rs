@@ -124,6 +124,11 @@ impl Link {
         }
     }
 
+    /// Nothing is owed on it, and it may be dead: another one broke since it was made.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.in_flight.is_empty() && self.wire.is_stale()
+    }
+
     /// Script calls whose answers have not been read.
     pub(crate) fn owed(&self) -> usize {
         self.in_flight.len()

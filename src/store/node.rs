@@ -28,8 +28,8 @@ const FOR_RENEWALS: usize = 2;
 pub(crate) struct Node {
     /// The last ones are for renewals: callers' traffic can never hold them up.
     lanes: Vec<Lane>,
-    /// Counts the renewals' calls: their lanes take turns, so that no connection rests until it is needed, and is
-    /// found dead then.
+    /// Counts the renewals' calls: their lanes take turns, so that no connection rests for long and is found dead
+    /// when it is needed.
     turn: AtomicUsize,
     wakeups: Arc<Wakeups>,
     common: Arc<Common>,
@@ -83,12 +83,11 @@ impl Node {
         }
     }
 
-    /// Whichever is ready: only shortening a ttl would have to keep its turn, and no renewal does that.
+    /// The readiest, of equals the one whose turn it is. No order is needed: only what shortens a ttl would have to
+    /// keep its place, and no renewal does that.
     fn lane_for_renewals(&self) -> usize {
-        let (first, turn) = (
-            self.lanes.len() - FOR_RENEWALS,
-            self.turn.fetch_add(1, Ordering::Relaxed),
-        );
+        let first = self.lanes.len() - FOR_RENEWALS;
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         (0..FOR_RENEWALS)
             .map(|n| first + turn.wrapping_add(n) % FOR_RENEWALS)
             .min_by_key(|lane| self.lanes[*lane].readiness())

@@ -176,13 +176,19 @@ impl Lane {
         state.led || !state.debts.is_empty() || !state.queue.is_empty()
     }
 
+    /// Gives up a connection that may have died with another one: to find that out would cost whoever asks next
+    /// a time-out.
     pub(crate) fn readiness(&self) -> Readiness {
-        let state = self.state.lock();
-        match (state.led, &state.link) {
+        let mut state = self.state.lock();
+        let suspect = state.link.take_if(|link| link.is_suspect());
+        let readiness = match (state.led, &state.link) {
             (true, _) => Readiness::Busy,
             (false, None) => Readiness::Unconnected,
             (false, Some(_)) => Readiness::Idle,
-        }
+        };
+        drop(state);
+        drop(suspect);
+        readiness
     }
 
     /// How many releases are to be written again.

@@ -242,6 +242,10 @@ impl Link {
         }
     }
 
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.in_flight.is_empty() && self.wire.is_stale()
+    }
+
     pub(crate) fn owed(&self) -> usize {
         self.in_flight.len()
     }

@@ -119,4 +119,7 @@ fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
     });
     assert!(both, "one is not enough for two at a time");
     assert_eq!(used(4), FOR_RENEWALS, "none is left to rest");
+    proxy.cut_all();
+    renew();
+    assert_eq!(used(4), 1, "the other died with it, as a rule");
 }
