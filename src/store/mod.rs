@@ -31,7 +31,7 @@ pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use lane::MAX_RENEWALS;
 pub(crate) use memory::{Memory, MemoryServer};
-pub(crate) use node::Node;
+pub(crate) use node::{Node, RENEWAL_LANES};
 #[cfg(feature = "__internals")]
 pub(crate) use script::{Call, Kind, Names, encode};
 #[cfg(all(test, not(shuttle)))]

@@ -5,6 +5,7 @@
 #[cfg(not(shuttle))]
 mod tests;
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,9 +22,9 @@ use crate::store::wakeups::Wakeups;
 use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
 use crate::thread::Crew;
 
-/// Lanes for renewals, as many as the watchdog has workers for them: while the answers on the one are worked
+/// Lanes for renewals, and workers of the watchdog that use them: while the answers on the one are worked
 /// through, Redis has what came on the other.
-const FOR_RENEWALS: usize = 2;
+pub(crate) const RENEWAL_LANES: usize = 2;
 
 pub(crate) struct Node {
     /// The last ones are for renewals: callers' traffic can never hold them up.
@@ -51,7 +52,10 @@ impl Node {
             config.command_timeout,
         );
         let common = Arc::new(Common {
-            pool: link::pool(&endpoint, config.lanes + FOR_RENEWALS + config.transactions),
+            pool: link::pool(
+                &endpoint,
+                config.lanes + RENEWAL_LANES + config.transactions,
+            ),
             endpoint,
             names: Names {
                 holder,
@@ -63,7 +67,7 @@ impl Node {
             delays,
         });
         let for_callers = (0..config.lanes).map(|_| Lane::for_callers(Arc::clone(&common)));
-        let for_renewals = (0..FOR_RENEWALS).map(|_| Lane::for_renewals(Arc::clone(&common)));
+        let for_renewals = (0..RENEWAL_LANES).map(|_| Lane::for_renewals(Arc::clone(&common)));
         Self {
             lanes: for_callers.chain(for_renewals).collect(),
             turn: AtomicUsize::new(0),
@@ -72,12 +76,12 @@ impl Node {
         }
     }
 
-    fn lane_of(&self, command: &Command) -> usize {
+    fn lane_of(&self, command: &Command, for_renewals: impl FnOnce() -> usize) -> usize {
         match command {
-            Command::Renew { .. } => self.lane_for_renewals(),
+            Command::Renew { .. } => for_renewals(),
             Command::Flush { lane } => *lane,
             about_a_key => {
-                let for_callers = self.lanes.len() - FOR_RENEWALS;
+                let for_callers = self.lanes.len() - RENEWAL_LANES;
                 about_a_key.key().map_or(0, |key| key.part(for_callers))
             }
         }
@@ -86,11 +90,11 @@ impl Node {
     /// The readiest, of equals the one whose turn it is. No order is needed: only what shortens a ttl would have to
     /// keep its place, and no renewal does that.
     fn lane_for_renewals(&self) -> usize {
-        let first = self.lanes.len() - FOR_RENEWALS;
+        let first = self.lanes.len() - RENEWAL_LANES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        (0..FOR_RENEWALS)
-            .map(|n| first + turn.wrapping_add(n) % FOR_RENEWALS)
-            .min_by_key(|lane| self.lanes[*lane].readiness())
+        (0..RENEWAL_LANES)
+            .map(|n| first + turn.wrapping_add(n) % RENEWAL_LANES)
+            .min_by_key(|lane| self.lanes[*lane].get_ready())
             .expect("there are some")
     }
 }
@@ -98,19 +102,15 @@ impl Node {
 impl Store for Node {
     fn execute(&self, requests: &mut [Request]) {
         if let [request] = requests {
-            return self.lanes[self.lane_of(&request.command)].execute(&mut [request]);
+            let lane = self.lane_of(&request.command, || self.lane_for_renewals());
+            return self.lanes[lane].execute(&mut [request]);
         }
         let mut by_lane: Vec<Vec<&mut Request>> = Vec::new();
         by_lane.resize_with(self.lanes.len(), Vec::new);
-        let mut for_renewals = None;
+        // One for all of them: they share a round trip.
+        let for_renewals = LazyCell::new(|| self.lane_for_renewals());
         for request in requests {
-            let lane = match request.command {
-                Command::Renew { .. } => {
-                    *for_renewals.get_or_insert_with(|| self.lane_for_renewals())
-                }
-                _ => self.lane_of(&request.command),
-            };
-            by_lane[lane].push(request);
+            by_lane[self.lane_of(&request.command, || *for_renewals)].push(request);
         }
         for (lane, requests) in self.lanes.iter().zip(&mut by_lane) {
             lane.execute(requests);
@@ -118,7 +118,8 @@ impl Store for Node {
     }
 
     fn post(&self, release: Command) {
-        self.lanes[self.lane_of(&release)].post(release);
+        let lane = self.lane_of(&release, || self.lane_for_renewals());
+        self.lanes[lane].post(release);
     }
 
     fn settle(&self) -> bool {

@@ -20,9 +20,8 @@ use crate::lease::Lease;
 use crate::store::MAX_RENEWALS;
 use crate::sync::{Condvar, Mutex};
 
-/// Workers that renew: while one works through the answers to a batch, Redis has the other's.
-pub(super) const RENEWERS: usize = 2;
-/// What a worker takes where nothing has had to wait: so few that Redis is done with those of all workers in half a ms, and turns to others.
+/// What a worker takes where nothing has had to wait: so few that Redis is done with those of all workers in half
+/// a ms, and turns to others.
 pub(super) const AT_A_TIME: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
 /// The longer some have been waiting, the more are renewed at a time, the most of all after this: a slow network or
 /// a slow machine needs fewer round trips. Some ms of Redis, which any command time-out should leave room for.

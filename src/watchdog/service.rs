@@ -20,11 +20,11 @@ use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Chore, Command, Reply, Request, Store};
+use crate::store::{Chore, Command, RENEWAL_LANES, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
-use crate::watchdog::renewals::{AT_A_TIME, RENEWERS};
+use crate::watchdog::renewals::AT_A_TIME;
 use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Longest pause before a renewal that failed is tried again.
@@ -63,7 +63,7 @@ impl Watchdog {
         *self.checks.lock() = Some(inboxes.checks);
         let dog = Arc::clone(self);
         crew.spawn("leasehold-timer", move || dog.keep_time())?;
-        for _ in 0..RENEWERS {
+        for _ in 0..RENEWAL_LANES {
             let dog = Arc::clone(self);
             crew.spawn("leasehold-renewals", move || dog.renew_all())
                 .inspect_err(|_| self.stop())?;

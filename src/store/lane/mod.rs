@@ -176,9 +176,9 @@ impl Lane {
         state.led || !state.debts.is_empty() || !state.queue.is_empty()
     }
 
-    /// Gives up a connection that may have died with another one: to find that out would cost whoever asks next
-    /// a time-out.
-    pub(crate) fn readiness(&self) -> Readiness {
+    /// Says how ready it is, having given up a connection that may have died with another one: to find that out
+    /// would cost whoever asks next a time-out.
+    pub(crate) fn get_ready(&self) -> Readiness {
         let mut state = self.state.lock();
         let suspect = state.link.take_if(|link| link.is_suspect());
         let readiness = match (state.led, &state.link) {

@@ -68,7 +68,7 @@ fn renewals_do_not_wait_for_the_answers_to_others() {
     let renew = |count| node.execute(&mut renewals(count));
     let calls = || server.calls("evalsha").unwrap();
     // Each makes its connection when it is needed, for which answers are needed.
-    for lane in node.lanes.iter().rev().take(FOR_RENEWALS) {
+    for lane in node.lanes.iter().rev().take(RENEWAL_LANES) {
         let mut one = renewals(1);
         lane.execute(&mut one.iter_mut().collect::<Vec<_>>());
     }
@@ -84,6 +84,9 @@ fn renewals_do_not_wait_for_the_answers_to_others() {
             assert!(first && second, "{one} and {other}");
         });
     }
+    let before = calls();
+    renew(4);
+    assert_eq!(calls(), before + 1, "those that come together go together");
 }
 
 #[test]
@@ -91,7 +94,7 @@ fn what_is_no_renewal_stays_off_the_lanes_for_those_and_uses_all_others() {
     let node = node("redis://127.0.0.1:1");
     let lane_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
-        node.lane_of(&Command::Inspect { key })
+        node.lane_of(&Command::Inspect { key }, || panic!("it is none"))
     };
     let used: BTreeSet<usize> = (0..100).map(lane_of).collect();
     assert!(used.into_iter().eq(0..Config::default().lanes));
@@ -107,7 +110,7 @@ fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
         let lanes = (0..times).map(|_| node.lane_for_renewals());
         lanes.collect::<BTreeSet<usize>>().len()
     };
-    assert_eq!(used(4), FOR_RENEWALS, "whichever connects");
+    assert_eq!(used(4), RENEWAL_LANES, "whichever connects");
     renew();
     assert_eq!(used(4), 1, "the one that is there is enough");
     proxy.delay(Duration::from_millis(2));
@@ -115,10 +118,10 @@ fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
         thread::scope(|scope| [scope.spawn(renew), scope.spawn(renew)].map(|one| one.join()))
             .into_iter()
             .for_each(Result::unwrap);
-        proxy.connections() == FOR_RENEWALS
+        proxy.connections() == RENEWAL_LANES
     });
     assert!(both, "one is not enough for two at a time");
-    assert_eq!(used(4), FOR_RENEWALS, "none is left to rest");
+    assert_eq!(used(4), RENEWAL_LANES, "none is left to rest");
     proxy.cut_all();
     renew();
     assert_eq!(used(4), 1, "the other died with it, as a rule");

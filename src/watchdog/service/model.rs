@@ -25,7 +25,7 @@ const OPTIONS: Options = Options {
     checked: false,
 };
 /// The timer, those that renew, the one for releases, and the one that asks checks.
-const THREADS: usize = 3 + RENEWERS;
+const THREADS: usize = 3 + RENEWAL_LANES;
 
 struct World {
     dog: Arc<Watchdog>,
@@ -88,7 +88,7 @@ impl World {
     fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
-            for _ in 0..RENEWERS {
+            for _ in 0..RENEWAL_LANES {
                 threads.push(scope.spawn(|| self.dog.renew_all()));
             }
             for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
