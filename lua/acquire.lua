@@ -7,10 +7,10 @@
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and how it stands in line: empty: not
 --   at all; `-`: where it may stand already; 0: it polls; otherwise it can be told, and this is the
 --   ttl in ms that it then gets.
--- Returns: for one lock key its result, for several an array of them. A result is a string: granted,
---   the µs part of its fencing token; a number: contended, ms until it expires, or if it stands in
---   line -1 less that; an error: FOREIGN, what stands there is no lock of ours; any other error:
---   refused.
+-- Returns: for one lock key its result, for several an array of them, or if all were granted the first
+--   one's, from which the others count up. A result is a string: granted, the µs part of its fencing
+--   token; a number: contended, ms until it expires, or if it stands in line -1 less that; an error:
+--   FOREIGN, what stands there is no lock of ours; any other error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], #KEYS - 1
 local last, refused = redis.pcall('GET', counter), nil
 -- Near 2^53 a double could not tell one number from the next.
@@ -56,6 +56,7 @@ local function occupied(key, lease, ttl, stands)
 end
 
 local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
+local first, granted = micros, 0
 for i = 1, n do
   local key, lease, ttl, stands = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   result = refused
@@ -71,7 +72,7 @@ for i = 1, n do
     if not result then
       result = occupied(key, lease, ttl, stands)
     elseif result.ok then
-      result, used = micros, micros
+      result, used, granted = micros, micros, granted + 1
     end
   end
   if results then results[i] = result end
@@ -86,5 +87,6 @@ if written and written.err then
       if results then results[i] = written else result = written end
     end
   end
+  granted = 0
 end
-return results or result
+return granted == n and first or results or result

@@ -3,8 +3,8 @@
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys
 -- ARGV: for each lock key: lease id: with `!` and a holder behind it, it is let go by the will of that
 --   one, and its owner is told.
--- Returns: for one lock key its result, for several an array of them. A result is 1: let go; 0: not
---   there; a string: not this owner's, what stands there; an error: refused.
+-- Returns: for one lock key its result, for several an array of them, or 1: all were let go. A result
+--   is 1: let go; 0: not there; a string: not this owner's, what stands there; an error: refused.
 local counter, n = KEYS[1], #KEYS - 1
 
 -- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
@@ -43,7 +43,7 @@ local function pass_on(key, value, at)
   return false
 end
 
-local results, result = n > 1 and {}, nil
+local results, result, done = n > 1 and {}, nil, 0
 for i = 1, n do
   local key, lease, by = KEYS[i + 1], ARGV[i], nil
   if string.sub(lease, 33, 33) == '!' then
@@ -73,5 +73,6 @@ for i = 1, n do
     end
   end
   if results then results[i] = result end
+  if result == 1 then done = done + 1 end
 end
-return results or result
+return done < n and results or result

@@ -1,9 +1,9 @@
 -- Purpose: put the ttl of each lock key back to what its owner asks; never shorten it, never add up.
 -- KEYS: lock keys
 -- ARGV: for each lock key: lease id, ttl in ms
--- Returns: for one lock key its result, for several an array of them. A result is 1: renewed; 0: not
---   there; a string: not this owner's, what stands there; an error: refused.
-local results, result = #KEYS > 1 and {}, nil
+-- Returns: for one lock key its result, for several an array of them, or 1: all were renewed. A result
+--   is 1: renewed; 0: not there; a string: not this owner's, what stands there; an error: refused.
+local results, result, renewed = #KEYS > 1 and {}, nil, 0
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
   result = redis.pcall('GET', key)
@@ -25,5 +25,6 @@ for i, key in ipairs(KEYS) do
     end
   end
   if results then results[i] = result end
+  if result == 1 then renewed = renewed + 1 end
 end
-return results or result
+return renewed < #KEYS and results or result

@@ -42,6 +42,11 @@ pub(crate) fn token(micros: &str) -> Option<u64> {
     micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
 }
 
+/// That one, and those of grants that follow it directly.
+pub(crate) fn tokens(first: u64) -> impl Iterator<Item = u64> {
+    (first..).step_by(1 << TOKEN_SHIFT)
+}
+
 /// The µs part of a fencing token, the same for all who had the grant within its client.
 pub(crate) fn micros_of(token: u64) -> u64 {
     token >> TOKEN_SHIFT

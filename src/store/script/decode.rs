@@ -44,28 +44,36 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
             _ => {}
         }
     }
-    let results = match &value {
-        Value::Array(values) if n > 1 && values.len() == n => values.as_slice(),
-        Value::Array(_) => return nonsense(kind, &value),
-        one => std::slice::from_ref(one),
-    };
-    let out_of_place = results.iter().any(is_out_of_place);
-    let mut outcomes = Few::with_capacity(n);
-    for result in results {
-        match outcome(kind, result) {
-            Some(outcome) => outcomes.push(outcome),
-            None => return nonsense(kind, &value),
+    let outcomes: Option<Few<Outcome>> = match &value {
+        Value::Array(values) if n > 1 && values.len() == n => {
+            values.iter().map(|result| outcome(kind, result)).collect()
         }
-    }
-    // One error for several keys: the call was refused as a whole.
-    match (&value, outcomes.first()) {
-        (Value::ServerError(_), Some(refused)) => outcomes = smallvec![refused.clone(); n],
-        _ if outcomes.len() != n => return nonsense(kind, &value),
-        _ => {}
-    }
-    Decoded::Outcomes {
-        outcomes,
-        out_of_place,
+        Value::Array(_) => None,
+        one => outcome(kind, one).and_then(|one| for_all(one, n)),
+    };
+    let out_of_place = match &value {
+        Value::Array(values) => values.iter().any(is_out_of_place),
+        one => is_out_of_place(one),
+    };
+    outcomes.map_or_else(
+        || nonsense(kind, &value),
+        |outcomes| Decoded::Outcomes {
+            outcomes,
+            out_of_place,
+        },
+    )
+}
+
+/// What one result says of `n` commands: that all were granted, each with the next token, that all were done, or
+/// that the call was refused as a whole.
+fn for_all(one: Outcome, n: usize) -> Option<Few<Outcome>> {
+    match one {
+        Ok(Reply::Granted { token }) => {
+            let granted = |token| Ok(Reply::Granted { token });
+            Some(value::tokens(token).take(n).map(granted).collect())
+        }
+        one if n == 1 || matches!(one, Ok(Reply::Done) | Err(_)) => Some(smallvec![one; n]),
+        _ => None,
     }
 }
 

@@ -8,6 +8,8 @@ use crate::clock::Moment;
 use crate::error::ErrorKind;
 use crate::id::LeaseId;
 use crate::key::Key;
+use crate::store::command::Reply;
+use crate::store::value;
 
 fn names() -> Names {
     Names {
@@ -67,8 +69,27 @@ fn an_answer_of_the_wrong_shape_is_nonsense() {
         decode(Kind::Release, 2, short),
         Decoded::Nonsense(_)
     ));
-    let one_for_two = decode(Kind::Release, 2, Value::Int(1));
-    assert!(matches!(one_for_two, Decoded::Nonsense(_)));
+    for (kind, one_for_two) in [(Kind::Release, 0), (Kind::Acquire, 1), (Kind::Adopt, 1)] {
+        let decoded = decode(kind, 2, Value::Int(one_for_two));
+        assert!(matches!(decoded, Decoded::Nonsense(_)), "{kind:?}");
+    }
+}
+
+#[test]
+fn one_answer_can_be_all_that_there_is_to_say() {
+    let outcomes = |kind, value| match decode(kind, 3, value) {
+        Decoded::Outcomes { outcomes, .. } => outcomes.into_iter().map(Result::unwrap).collect(),
+        _ => Vec::new(),
+    };
+    for kind in [Kind::Release, Kind::Renew] {
+        assert_eq!(outcomes(kind, Value::Int(1)), vec![Reply::Done; 3]);
+    }
+    let micros = [0, 1, 2].map(|n| (1_700_000_000_000_000_u64 + n).to_string());
+    let granted = [&micros[0], &micros[1], &micros[2]].map(|micros| Reply::Granted {
+        token: value::token(micros).unwrap(),
+    });
+    let first = Value::BulkString(micros[0].clone().into_bytes());
+    assert_eq!(outcomes(Kind::Acquire, first), granted);
 }
 
 fn answer(wire: &str) -> Value {
@@ -91,15 +112,14 @@ fn errors_of_a_script_are_read_in_the_words_of_every_version() {
 
 #[test]
 fn one_demoted_primary_in_a_batch_is_enough_to_look_elsewhere() {
-    let wire = "*2\r\n:0\r\n-READONLY You can't write against a read only replica.\r\n";
-    let decoded = decode(Kind::Renew, 2, answer(wire));
-    assert!(matches!(
-        decoded,
-        Decoded::Outcomes {
-            out_of_place: true,
-            ..
-        }
-    ));
+    let refusal = "-READONLY You can't write against a read only replica.\r\n";
+    for wire in [format!("*2\r\n:0\r\n{refusal}"), refusal.to_owned()] {
+        let decoded = decode(Kind::Renew, 2, answer(&wire));
+        let Decoded::Outcomes { out_of_place, .. } = decoded else {
+            panic!("{wire}");
+        };
+        assert!(out_of_place, "{wire}");
+    }
 }
 
 #[test]

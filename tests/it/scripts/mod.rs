@@ -60,7 +60,25 @@ impl Said {
 
 type Outcomes = Vec<Said>;
 
+/// What was said of each lock key, also where one result says it of all.
 fn call(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
+    let said = answer(connection, script, keys, args);
+    let locks = keys.iter().filter(|key| **key != FENCE).count();
+    match said.as_slice() {
+        [Said::Number(1)] => vec![Said::Number(1); locks],
+        [Said::Text(first)] if script == ACQUIRE => {
+            let first: u64 = first.parse().unwrap();
+            let counted = (first..).take(locks);
+            counted
+                .map(|micros| Said::Text(micros.to_string()))
+                .collect()
+        }
+        _ => said,
+    }
+}
+
+/// What was said.
+fn answer(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
     let mut eval = redis::cmd("EVAL");
     eval.arg(script).arg(keys.len()).arg(keys).arg(args);
     let packed = eval.get_packed_command();
@@ -368,6 +386,35 @@ fn renew_touches_its_own_only_and_never_shortens() {
             "one by one as all at once"
         );
         settled();
+    }
+}
+
+#[test]
+fn what_went_well_for_all_keys_is_said_once() {
+    let server = server();
+    let mut redis = connect(&server);
+    let keys = ["a", "b", "c"];
+    let fenced = [&[FENCE][..], &keys].concat();
+    let (wants, renews) = ([TWO, TTL, ""].repeat(3), [ONE, TTL].repeat(3));
+    let wants = [&["host/1/0"][..], &wants].concat();
+    for missing in [None, Some("a"), Some("b"), Some("c")] {
+        let all = missing.is_none();
+        acquire(&mut redis, &keys);
+        ask(&server, &["DEL", missing.unwrap_or("")]);
+        let renewed = answer(&mut redis, RENEW, &keys, &renews);
+        let released = answer(&mut redis, RELEASE, &fenced, &[ONE; 3]);
+        for said in [renewed, released] {
+            let one = if all { 1 } else { 3 };
+            assert_eq!((said.len(), ends(&said).contains(&"missing")), (one, !all));
+        }
+        ask(&server, &["SET", missing.unwrap_or(""), "not ours"]);
+        let asked = answer(&mut redis, ACQUIRE, &fenced, &wants);
+        let kinds = kinds(&asked);
+        assert_eq!(
+            (kinds.len(), kinds.contains(&"foreign")),
+            if all { (1, false) } else { (3, true) }
+        );
+        ask(&server, &["FLUSHALL"]);
     }
 }
 

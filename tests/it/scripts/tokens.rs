@@ -57,6 +57,10 @@ fn tokens_of_one_call_are_counted_past_a_million() {
             .map(granted)
             .collect();
         assert_eq!(tokens, [1, 2, 3, 4].map(|n| last + n));
+        for (key, token) in ["a", "b", "c", "d"].iter().zip(tokens) {
+            let value = text_of(&server, key).unwrap();
+            assert_eq!(value.split(' ').nth(2), Some(&*token.to_string()), "{key}");
+        }
     }
 }
 
