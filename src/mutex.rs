@@ -305,7 +305,7 @@ impl Mutex {
     pub fn inspect(&self) -> Result<Option<LockInfo>, Error> {
         let key = self.key.clone()?;
         match self.ask(Command::Inspect { key })? {
-            Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(value, expires_in))),
+            Reply::Found { value, expires_in } => Ok(Some(LockInfo::new(*value, expires_in))),
             _ => Ok(None),
         }
     }

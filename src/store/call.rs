@@ -7,14 +7,14 @@ use smallvec::{SmallVec, smallvec};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Reply;
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Mutex, Thread, park_timeout, this_thread};
 
 pub(crate) type Outcome = Result<Reply, Error>;
 
-/// The requests of one `execute` on one lane.
+/// The requests of one `execute` on one lane, of the thread that made it.
 pub(crate) struct Call {
+    thread: Thread,
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 /// Room for one, which is the rule: a call has one request, a batch of an idle lane one command.
@@ -47,19 +47,19 @@ pub(crate) enum Woken {
 impl Call {
     pub(crate) fn new(requests: usize) -> Arc<Self> {
         Arc::new(Self {
+            thread: this_thread(),
             state: Mutex::new(State {
                 outcomes: smallvec![None; requests],
                 missing: requests,
                 appointed: false,
                 left: false,
             }),
-            changed: Condvar::new(),
         })
     }
 
     pub(crate) fn wait(&self, deadline: Moment) -> Woken {
-        let mut state = self.state.lock();
         loop {
+            let mut state = self.state.lock();
             // Before anything else: whoever is appointed has to lead or to pass it on.
             if std::mem::take(&mut state.appointed) {
                 return Woken::Appointed;
@@ -72,7 +72,9 @@ impl Call {
                 state.left = true;
                 return Woken::Left;
             }
-            self.changed.wait_for(&mut state, left);
+            drop(state);
+            // A wake-up that comes before it is kept. May end for any reason or none.
+            park_timeout(left);
         }
     }
 
@@ -99,7 +101,7 @@ impl Call {
         }
         state.appointed = true;
         drop(state);
-        self.changed.notify_one();
+        self.thread.unpark();
         true
     }
 
@@ -123,7 +125,7 @@ impl Call {
         // Woken under the lock it would go to sleep again for that.
         drop(state);
         if is_complete {
-            self.changed.notify_one();
+            self.thread.unpark();
         }
         Ok(())
     }

@@ -37,17 +37,11 @@ pub(crate) enum Command {
     /// As a release, against the will of `lease`, whose holder is told. Done once: it is not seen
     /// through in the background.
     ForceUnlock { key: Key, lease: LeaseId },
-    /// Go on with the grant that is `from`'s under this fencing token, under a lease of one's own: with
-    /// its full ttl if that is renewed, otherwise with what is left of it.
+    /// Go on with the grant that is another lease's, under a lease of one's own.
     Adopt {
         key: Key,
         lease: LeaseId,
-        from: LeaseId,
-        token: u64,
-        ttl: Duration,
-        /// For how long Redis may have the key then.
-        longest: Duration,
-        renew: bool,
+        grant: Box<Adoption>,
     },
     /// Say who has the key.
     Inspect { key: Key },
@@ -61,6 +55,18 @@ pub(crate) enum Command {
     Read { key: Key },
     /// Nothing: answered once everything that was asked on the lane before it has been.
     Flush { lane: usize },
+}
+
+/// Which grant goes on, and for how long.
+#[derive(Clone, Debug)]
+pub(crate) struct Adoption {
+    pub(crate) from: LeaseId,
+    pub(crate) token: u64,
+    /// If it is renewed the key gets its full ttl, otherwise it keeps what is left.
+    pub(crate) ttl: Duration,
+    /// For how long Redis may have the key then.
+    pub(crate) longest: Duration,
+    pub(crate) renew: bool,
 }
 
 impl Command {
@@ -93,23 +99,19 @@ impl Command {
 
     /// The release of what this may have taken by now or may take yet.
     pub(crate) fn undo(&self, now: Moment) -> Option<Self> {
-        match self {
+        let (key, lease, ttl) = match self {
             Self::Acquire {
                 key, lease, ttl, ..
-            }
-            | Self::Adopt {
-                key,
-                lease,
-                longest: ttl,
-                ..
-            } => Some(Self::Release {
-                key: key.clone(),
-                lease: *lease,
-                until: now.after(*ttl),
-                held: None,
-            }),
-            _ => None,
-        }
+            } => (key, lease, ttl),
+            Self::Adopt { key, lease, grant } => (key, lease, &grant.longest),
+            _ => return None,
+        };
+        Some(Self::Release {
+            key: key.clone(),
+            lease: *lease,
+            until: now.after(*ttl),
+            held: None,
+        })
     }
 }
 
@@ -151,7 +153,7 @@ pub(crate) enum Reply {
     Adopted { expires_in: Duration },
     /// What stands under the key, and for how long; without a bound, if it has no ttl.
     Found {
-        value: LockValue,
+        value: Box<LockValue>,
         expires_in: Option<Duration>,
     },
     /// Nothing was written: the value was written under this greater token.

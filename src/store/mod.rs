@@ -26,7 +26,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::thread::Crew;
 
-pub(crate) use command::{Command, Held, Reply, Request, Standing};
+pub(crate) use command::{Adoption, Command, Held, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use lane::MAX_RENEWALS;

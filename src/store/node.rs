@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::id::HolderId;
 use crate::key;
-use crate::store::command::{Command, Request, Standing};
+use crate::store::command::{Command, Reply, Request, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
@@ -101,10 +101,6 @@ impl Node {
 
 impl Store for Node {
     fn execute(&self, requests: &mut [Request]) {
-        if let [request] = requests {
-            let lane = self.lane_of(&request.command, || self.lane_for_renewals());
-            return self.lanes[lane].execute(&mut [request]);
-        }
         let mut by_lane: Vec<Vec<&mut Request>> = Vec::new();
         by_lane.resize_with(self.lanes.len(), Vec::new);
         // One for all of them: they share a round trip.
@@ -115,6 +111,11 @@ impl Store for Node {
         for (lane, requests) in self.lanes.iter().zip(&mut by_lane) {
             lane.execute(requests);
         }
+    }
+
+    fn ask(&self, command: Command, deadline: Moment) -> Result<Reply, Error> {
+        let lane = self.lane_of(&command, || self.lane_for_renewals());
+        self.lanes[lane].ask(command, deadline)
     }
 
     fn post(&self, release: Command) {

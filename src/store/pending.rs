@@ -20,7 +20,7 @@ pub(crate) struct Pending {
     /// It undoes an acquire that may still arrive: repeated until found or until its ttl has passed.
     ghost: bool,
     /// Tells if a guard's release is late.
-    follower: Option<Follower>,
+    follower: Option<Box<Follower>>,
 }
 
 /// What becomes of a command after its outcome.
@@ -46,7 +46,7 @@ impl Pending {
     /// Tells `hook` if this is the release of what a guard held, and it is late.
     pub(crate) fn followed(mut self, hook: Option<&DelayHook>) -> Self {
         if let (Some(hook), Command::Release { key, held, .. }) = (hook, &self.command) {
-            self.follower = held.map(|held| Follower::new(hook, key, held.token));
+            self.follower = held.map(|held| Box::new(Follower::new(hook, key, held.token)));
         }
         self
     }

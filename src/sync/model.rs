@@ -86,6 +86,28 @@ pub(crate) fn sleep(duration: Duration) {
     Condvar::new().wait_for(&mut Mutex::new(()).lock(), duration);
 }
 
+/// A thread as who wakes it knows it.
+pub(crate) struct Sleeper(Thread);
+
+impl Sleeper {
+    pub(crate) fn unpark(&self) {
+        wake(&self.0);
+    }
+}
+
+pub(crate) fn this_thread() -> Sleeper {
+    Sleeper(thread::current())
+}
+
+/// As the standard library's, but that it does not end by itself: see [`Condvar`].
+pub(crate) fn park_timeout(timeout: Duration) {
+    let me = thread::current();
+    let until = now().saturating_add(timeout);
+    SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, me.clone())));
+    thread::park();
+    forget(&me);
+}
+
 /// A point where another thread may go on.
 pub(crate) fn step() {
     AtomicBool::new(false).load(Ordering::SeqCst);

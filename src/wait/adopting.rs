@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Lease, Terms, Ticket};
-use crate::store::{Command, Reply};
+use crate::store::{Adoption, Command, Reply};
 use crate::wait::Waits;
 use crate::wait::pause::Pause;
 
@@ -79,11 +79,13 @@ impl Waits {
         let command = Command::Adopt {
             key: key.clone(),
             lease,
-            from: ticket.lease,
-            token: ticket.token,
-            ttl: options.first_ttl(),
-            longest: options.first_ttl().max(ticket.key_left),
-            renew: options.renew_every.is_some(),
+            grant: Box::new(Adoption {
+                from: ticket.lease,
+                token: ticket.token,
+                ttl: options.first_ttl(),
+                longest: options.first_ttl().max(ticket.key_left),
+                renew: options.renew_every.is_some(),
+            }),
         };
         let deadline = asked_at.after(self.command_timeout);
         let expires_in = match self.store.ask(command, deadline)? {

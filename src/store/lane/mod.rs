@@ -11,6 +11,7 @@
 #[cfg(shuttle)]
 mod model;
 mod queue;
+mod state;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
@@ -21,10 +22,10 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::store::call::{Call, Ticket, Woken};
+use crate::store::call::{Call, Outcome, Ticket, Woken};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::connect::Endpoint;
-use crate::store::lane::queue::Queue;
+use crate::store::lane::state::State;
 use crate::store::link::{Answer, Link, Pool};
 use crate::store::pending::{Next, Pending};
 use crate::store::script::Names;
@@ -68,21 +69,6 @@ pub(crate) struct Lane {
     panic_next: std::sync::atomic::AtomicBool,
 }
 
-#[derive(Default)]
-struct State {
-    /// Somebody leads: the link is with them, and the queue is theirs to empty.
-    led: bool,
-    link: Option<Link>,
-    queue: Queue,
-    debts: Vec<Debt>,
-}
-
-/// A release to be written again at `due`, or as soon as there is a new connection.
-struct Debt {
-    due: Moment,
-    pending: Pending,
-}
-
 impl Lane {
     pub(crate) fn for_callers(common: Arc<Common>) -> Self {
         Self::new(common, MAX_BATCH)
@@ -109,24 +95,43 @@ impl Lane {
         };
         let call = Call::new(requests.len());
         let pendings = requests.iter().enumerate().map(|(index, request)| {
-            self.pending(&request.command, Some(Ticket::new(&call, index)))
+            let ticket = Ticket::new(&call, index);
+            self.pending(request.command.clone(), Some(ticket))
         });
+        self.see_through(pendings, &call, deadline);
+        for (request, outcome) in requests.iter_mut().zip(call.take_outcomes()) {
+            request.outcome = Some(outcome);
+        }
+    }
+
+    /// Carries out one command.
+    pub(crate) fn ask(&self, command: Command, deadline: Moment) -> Outcome {
+        let call = Call::new(1);
+        let pending = self.pending(command, Some(Ticket::new(&call, 0)));
+        self.see_through([pending], &call, deadline);
+        call.take_outcomes().next().expect("there is one for each")
+    }
+
+    fn pending(&self, command: Command, ticket: Option<Ticket>) -> Pending {
+        Pending::new(command, ticket).followed(self.common.delays.as_ref())
+    }
+
+    /// Returns when `call` has its outcomes, or has left.
+    fn see_through(
+        &self,
+        pendings: impl IntoIterator<Item = Pending>,
+        call: &Arc<Call>,
+        deadline: Moment,
+    ) {
         let leadership = {
             let mut state = self.state.lock();
             state.queue.extend(pendings);
             self.claim(&mut state)
         };
         match leadership {
-            Some(mut leadership) => leadership.lead(&call, deadline),
-            None => self.follow(&call, deadline),
+            Some(mut leadership) => leadership.lead(call, deadline),
+            None => self.follow(call, deadline),
         }
-        for (request, outcome) in requests.iter_mut().zip(call.take_outcomes()) {
-            request.outcome = Some(outcome);
-        }
-    }
-
-    fn pending(&self, command: &Command, ticket: Option<Ticket>) -> Pending {
-        Pending::new(command.clone(), ticket).followed(self.common.delays.as_ref())
     }
 
     fn follow(&self, call: &Arc<Call>, deadline: Moment) {
@@ -139,7 +144,7 @@ impl Lane {
     /// Writes a release without waiting for its answer, if the lane is idle and connected;
     /// otherwise leaves it to whoever leads, or to the background.
     pub(crate) fn post(&self, release: Command) {
-        let pending = self.pending(&release, None);
+        let pending = self.pending(release, None);
         let leadership = {
             let mut state = self.state.lock();
             // What was left behind by whoever stepped down is the background's, and this behind it.
@@ -203,44 +208,6 @@ impl Lane {
         state.led = true;
         let link = state.link.take();
         Some(Leadership::new(self, link))
-    }
-}
-
-impl State {
-    /// Moves debts that are due to the front of the queue: they are older than all that waits.
-    fn call_in_debts(&mut self, now: Moment) {
-        for debt in self.debts.extract_if(.., |debt| debt.due <= now) {
-            self.queue.push_front(debt.pending);
-        }
-    }
-
-    /// Takes what is next to be written. Releases that failed before go along, whenever they are due,
-    /// so that no later acquire overtakes them; with a flush, all that is owed.
-    fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<Pending>) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let flushes = !self.debts.is_empty() && self.queue.has_flush();
-        let along = |debt: &mut Debt| flushes || debt.pending.goes_along();
-        let debts = self.debts.extract_if(.., along);
-        batch.extend(debts.map(|debt| debt.pending));
-        // Always some of the queue, however much is owed: what is refused again comes back.
-        self.queue.take_first(at_a_time, batch);
-    }
-
-    fn owes_releases(&self) -> bool {
-        self.debts.iter().any(|debt| debt.pending.is_promised())
-    }
-
-    fn settle(&mut self, next: Next) {
-        match next {
-            Next::Finished => {}
-            Next::Again(pending) => self.queue.push_back(pending),
-            Next::Owed(pending) => {
-                let due = pending.due(Moment::now());
-                self.debts.push(Debt { due, pending });
-            }
-        }
     }
 }
 
@@ -335,6 +302,9 @@ impl<'a> Leadership<'a> {
                 .and_then(|batch| self.write(batch).and_then(|()| self.read()))
                 .inspect_err(|error| self.lose_link(error))
         };
+        if flushes.is_empty() {
+            return result.is_ok();
+        }
         let mut state = self.lane.state.lock();
         for flush in flushes {
             let next = match &result {

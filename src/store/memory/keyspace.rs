@@ -100,17 +100,10 @@ impl Keyspace {
             Command::Release { key, lease, .. } => Ok(self.release(key, *lease, false, step)),
             Command::ForceUnlock { key, lease } => Ok(self.release(key, *lease, true, step)),
             Command::Renew { key, lease, ttl } => Ok(self.renew(key, *lease, *ttl, step)),
-            Command::Adopt {
-                key,
-                lease,
-                from,
-                token,
-                ttl,
-                renew,
-                ..
-            } => {
-                let ticket = (*from, value::micros_of(*token));
-                Ok(self.adopt(key, *lease, ticket, renew.then_some(*ttl), step))
+            Command::Adopt { key, lease, grant } => {
+                let ticket = (grant.from, value::micros_of(grant.token));
+                let ttl = grant.renew.then_some(grant.ttl);
+                Ok(self.adopt(key, *lease, ticket, ttl, step))
             }
             Command::Inspect { key } => self.inspect(key, step),
             Command::Write { key, token, value } => self.write(key, *token, value, step),
@@ -293,12 +286,12 @@ impl Keyspace {
             None => Ok(Reply::Missing),
             Some(Entry::Fenced { .. }) => Err(no_lock()),
             Some(Entry::Lock(lock)) => Ok(Reply::Found {
-                value: LockValue {
+                value: Box::new(LockValue {
                     lease: lock.lease,
                     token: token(lock.micros),
                     holder: lock.holder.clone(),
                     in_line: lock.line.len(),
-                },
+                }),
                 expires_in: Some(lock.expires_at.since(step.now)),
             }),
         }

@@ -162,7 +162,7 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
     let ms: i64 = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
     let value = LockValue::of(&bytes[space + 1..]);
     let found = value.map(|value| Reply::Found {
-        value,
+        value: Box::new(value),
         expires_in: (ms >= 0).then(|| millis(ms)),
     });
     Some(found.ok_or_else(|| {

@@ -80,19 +80,12 @@ fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
             out.lease(*lease);
             out.millis(*ttl);
         }
-        Command::Adopt {
-            lease,
-            from,
-            token,
-            ttl,
-            renew,
-            ..
-        } => {
-            out.lease(*from);
-            out.number(micros_of(*token));
+        Command::Adopt { lease, grant, .. } => {
+            out.lease(grant.from);
+            out.number(micros_of(grant.token));
             out.lease(*lease);
-            if *renew {
-                out.millis(*ttl);
+            if grant.renew {
+                out.millis(grant.ttl);
             } else {
                 out.text("");
             }

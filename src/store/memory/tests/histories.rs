@@ -11,7 +11,7 @@ use super::LONGEST_PAUSE;
 use crate::clock::Moment;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::{Command, Standing};
+use crate::store::command::{Adoption, Command, Standing};
 use crate::store::value;
 
 /// The last of the clients is one that nobody can tell anything.
@@ -51,11 +51,11 @@ const RIGHT: u64 = 0;
 /// The command with the token that `value` has, if it is to be the right one.
 pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
-    if let Command::Adopt { token, .. } = &mut command
-        && *token == RIGHT
+    if let Command::Adopt { grant, .. } = &mut command
+        && grant.token == RIGHT
         && let Some(micros) = value.and_then(|value| value.split(' ').nth(2))
     {
-        *token = value::token(micros).unwrap_or_default();
+        grant.token = value::token(micros).unwrap_or_default();
     }
     command
 }
@@ -85,7 +85,8 @@ fn command() -> impl Strategy<Value = Command> {
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {
-                Command::Adopt { key, lease, from, token, ttl, longest: ttl, renew }
+                let grant = Box::new(Adoption { from, token, ttl, longest: ttl, renew });
+                Command::Adopt { key, lease, grant }
             }
         ),
         1 => key().prop_map(|key| Command::Inspect { key }),
