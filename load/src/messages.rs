@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Way {
     /// The commands themselves on a connection per thread, both awaited.
     Raw,
+    /// Group commit with our scripts and nothing else, no answer to a release awaited.
+    Limit,
     /// Ours, the guard dropped.
     Drop,
     /// Ours, `unlock()`.

@@ -44,7 +44,7 @@ fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
             });
             Ok(threads(lockers.collect(), first_seat, hold))
         }
-        Way::Raw | Way::Drop | Way::Unlock => bail!("no lock of a peer"),
+        Way::Raw | Way::Limit | Way::Drop | Way::Unlock => bail!("no lock of a peer"),
     }
 }
 

@@ -38,9 +38,8 @@ fn figure(row: &Value, of: &str) -> f64 {
 fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
     let rows = rows(&["own-key-1-pinned", "one-key-4x1-held"]);
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str()).collect();
-    let wanted = ["raw", "drop", "unlock"];
-    let own = wanted.map(|way| format!("own-key-1-pinned/{way}"));
-    let one = wanted.map(|way| format!("one-key-4x1-held/{way}"));
+    let own = ["raw", "limit", "drop", "unlock"].map(|way| format!("own-key-1-pinned/{way}"));
+    let one = ["raw", "drop", "unlock"].map(|way| format!("one-key-4x1-held/{way}"));
     let wanted = own.iter().chain(&one).map(|name| Some(name.as_str()));
     assert_eq!(names, wanted.collect::<Vec<_>>());
     for row in &rows {
@@ -50,7 +49,7 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
     assert_eq!(figure(&rows[0], "ratio"), 1.0);
     // A lock and its release are two requests of anybody who has no one to share them with. (Held for long
     // on a busy machine, it is watched: a few more.)
-    for way in ["raw", "drop", "unlock"] {
+    for way in ["raw", "limit", "drop", "unlock"] {
         let requests = figure(
             row(&rows, &format!("own-key-1-pinned/{way}")),
             "requests_per_pair",
@@ -58,7 +57,7 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
         assert!((1.9..3.0).contains(&requests), "{way}: {requests}");
     }
     // Each holds it for a millisecond: a hundred fit into the window, and one that begins at its end.
-    for row in &rows[3..] {
+    for row in &rows[own.len()..] {
         assert!(figure(row, "pairs_per_second") <= 1010.0, "{row}");
     }
 }

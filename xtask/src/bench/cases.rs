@@ -59,7 +59,14 @@ const REDLOCK: Way = Way::Redlock { pause_ms: 200 };
 const EAGER_RSLOCK: Way = Way::Rslock { pause_ms: 5 };
 const EAGER_REDLOCK: Way = Way::Redlock { pause_ms: 5 };
 
-const UNCONTENDED: [Way; 5] = [Way::Raw, Way::Drop, Way::Unlock, RSLOCK, REDLOCK];
+const UNCONTENDED: [Way; 6] = [
+    Way::Raw,
+    Way::Limit,
+    Way::Drop,
+    Way::Unlock,
+    RSLOCK,
+    REDLOCK,
+];
 const CONTENDED: [Way; 7] = [
     Way::Raw,
     Way::Drop,
@@ -117,6 +124,7 @@ impl Case {
 pub fn way_name(way: Way) -> String {
     match way {
         Way::Raw => "raw".to_owned(),
+        Way::Limit => "limit".to_owned(),
         Way::Drop => "drop".to_owned(),
         Way::Unlock => "unlock".to_owned(),
         Way::Rslock { pause_ms: 200 } => "rslock".to_owned(),
@@ -129,7 +137,7 @@ pub fn way_name(way: Way) -> String {
 /// The commands that only scripts do, of a way: Redis counts these beside the calls of the scripts.
 pub fn scripted(way: Way) -> &'static [&'static str] {
     match way {
-        Way::Drop | Way::Unlock => &[
+        Way::Limit | Way::Drop | Way::Unlock => &[
             "append",
             "del",
             "exists",

@@ -55,7 +55,8 @@ impl Document {
 Compare ratios: they are of one run, whose rounds take all ways in turn. The rest is this machine's.
 
 - `raw`: `SET NX PX` and a script that deletes what is one's own, both awaited, on a connection per thread, \
-asking again after 1 ms. `drop`, `unlock`: ours, with and without waiting for the release. `rslock` \
+asking again after 1 ms. `limit`: ours without the library, two connections that threads share and our scripts, \
+and no care for anything that could go wrong. `drop`, `unlock`: ours, with and without waiting for the release. `rslock` \
 (a task per thread), `redlock`: as they are, so they ask again after up to 200 ms; `-5ms`: after up to 5 ms.
 - *ratio*: pairs of lock and release per second to those of `raw` in the same round. Median of {rounds} rounds \
 of {window:?} ({contended_window:?} where all want one key), and the middle half of them.

@@ -1,11 +1,14 @@
 //! A load process with our locks or with the raw commands. The peers' locks are in the crate peers/.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
 use leasehold::{Client, Mutex, MutexGuard};
 use leasehold_load::{Assignment, Crew, Locker, Raw, Way, serve, threads};
+
+use super::limit::{Limit, Limited};
 
 pub fn main() -> ExitCode {
     serve(connect)
@@ -23,6 +26,13 @@ fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
                 })
                 .collect::<anyhow::Result<Vec<_>>>()?;
             Ok(threads(raw, first_seat, hold))
+        }
+        Way::Limit => {
+            let limit = Arc::new(Limit::connect(&assignment.url)?);
+            let limited = seats
+                .map(|thread| Limited::new(&limit, assignment.key(thread), first_seat + thread))
+                .collect();
+            Ok(threads(limited, first_seat, hold))
         }
         Way::Drop | Way::Unlock => {
             let client = Client::open(&assignment.url)?;

@@ -6,6 +6,7 @@ mod cases;
 mod crew;
 mod date;
 mod document;
+mod limit;
 mod load;
 mod plot;
 mod programs;

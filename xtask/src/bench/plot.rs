@@ -61,6 +61,7 @@ pub fn waits(result: &Outcome) -> anyhow::Result<String> {
 fn colour(way: &str) -> Colour {
     match way {
         "drop" => Colour(0x1b, 0x5e, 0xa8),
+        "limit" => Colour(0xa8, 0xa8, 0xa8),
         "unlock" => Colour(0x5a, 0xa5, 0xe8),
         "rslock" => Colour(0xc6, 0x4a, 0x1e),
         "redlock" => Colour(0x4a, 0x7d, 0x2a),
