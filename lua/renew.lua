@@ -4,9 +4,11 @@
 -- Returns: for one lock key its result, for several an array of them, or 1: all were renewed. A result
 --   is 1: renewed; 0: not there; a string: not this owner's, what stands there; an error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
+-- What is not there is looked for once more: it may be no string.
+local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
-  result = redis.pcall('GET', key)
+  result = values[i] or redis.pcall('GET', key)
   if not result then
     result = 0
   elseif not result.err then

@@ -138,6 +138,10 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'TIME'" => true,
             "'PUBLISH'" => first == "channel",
             "'PUBSUB'" => first == "'NUMSUB'" && args.next() == Some("channel"),
+            "'MGET'" => first == "unpack(KEYS",
+            "'DEL'" if first == "unpack(gone" => {
+                code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
+            }
             "'GET'" | "'SET'" | "'DEL'" | "'PTTL'" | "'PEXPIRE'" | "'APPEND'" | "'HGET'"
             | "'HSET'" | "'EXISTS'" => ["key", "counter", "KEYS[i + 1]"].contains(&first),
             _ => false,

@@ -142,6 +142,7 @@ pub fn scripted(way: Way) -> &'static [&'static str] {
             "del",
             "exists",
             "get",
+            "mget",
             "pexpire",
             "pttl",
             "publish",
