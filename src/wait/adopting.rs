@@ -73,7 +73,8 @@ impl Waits {
     }
 
     fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let (key, lease) = (ticket.key.clone(), self.ids.draw());
+        let key = ticket.key.clone();
+        let lease = self.supplies(&key).ids.draw();
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
         let command = Command::Adopt {
@@ -100,7 +101,7 @@ impl Waits {
             options.ttl = expires_in;
         }
         let now = self.watchdog.now();
-        let options = self.options.share(options);
+        let options = self.supplies(&key).options.share(options);
         let terms = Terms {
             key: key.clone(),
             id: lease,

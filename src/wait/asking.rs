@@ -100,7 +100,7 @@ impl Waits {
 
     /// Under which lease id to ask, and how to stand in line with it.
     fn stand(&self, wait: &Wait<'_>, asked_at: Moment) -> (LeaseId, Standing) {
-        let fresh = self.ids.draw();
+        let fresh = self.supplies(&wait.wanted.key).ids.draw();
         if let Until::Now = wait.until {
             return (fresh, Standing::None);
         }
@@ -186,7 +186,7 @@ impl Waits {
     /// The terms of a grant that was asked for at `asked_at` or later.
     fn terms(&self, wanted: &Wanted, lease: LeaseId, token: u64, asked_at: Moment) -> Terms {
         let (key, now) = (wanted.key.clone(), self.watchdog.now());
-        let options = self.options.share(wanted.options);
+        let options = self.supplies(&key).options.share(wanted.options);
         Terms {
             key,
             id: lease,

@@ -61,14 +61,25 @@ const TURN_COMES_SOON: Duration = Duration::from_millis(20);
 /// How long to rely on wake-ups before asking again: bounds what a lost one costs.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
 
+/// In how many places there are ids and options for leases.
+const SUPPLIES: usize = 16;
+
+/// What each lease is made of.
+#[derive(Default)]
+#[repr(align(64))]
+struct Supplies {
+    ids: LeaseIds,
+    options: SharedOptions,
+}
+
 /// The waiting room of a client.
 pub(crate) struct Waits {
     store: Arc<dyn Store>,
     watchdog: Arc<Watchdog>,
     courier: Arc<Courier>,
     queues: Arc<LocalQueues>,
-    ids: LeaseIds,
-    options: SharedOptions,
+    /// Which of them is the key's choice: of all that callers share they would wait for one of these most.
+    supplies: [Supplies; SUPPLIES],
     outage: Outage,
     closing: Closing,
     command_timeout: Duration,
@@ -147,8 +158,7 @@ impl Waits {
             watchdog,
             courier,
             queues,
-            ids: LeaseIds::default(),
-            options: SharedOptions::default(),
+            supplies: Default::default(),
             outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
             closing: Closing::default(),
             command_timeout,
@@ -423,6 +433,10 @@ impl Waits {
     fn tell_unavailable(&self, key: &Key, error: &Error) {
         let lock = not_granted(key);
         self.courier.tell(|events| events.unavailable(lock, error));
+    }
+
+    fn supplies(&self, key: &Key) -> &Supplies {
+        &self.supplies[key.part(SUPPLIES)]
     }
 
     /// An error once the client is shut down.
