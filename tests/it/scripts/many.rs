@@ -1,0 +1,133 @@
+//! Many keys in one call: what is done for all at once, and said once.
+
+use super::*;
+
+/// May do all with keys that begin with `k`, but only read others.
+const READS_THE_REST: &str = "ACL SETUSER default resetkeys ~k* %R~* (+eval ~*)";
+/// May do nothing with `hidden`.
+const SEES_NOT_ALL: &str =
+    "ACL SETUSER default resetkeys ~k* ~waited ~theirs ~none ~foreign ~list ~p:* (+eval ~*)";
+
+#[test]
+fn of_many_keys_at_once_each_goes_its_own_way() {
+    let server = server();
+    let mut redis = connect(&server);
+    let others = ["waited", "theirs", "none", "foreign", "list", "hidden"];
+    let held = ["k1", "k2", "k3", "k4", "k5"];
+    let keys = [&held[..2], &others, &held[2..]].concat();
+    let renews = [ONE, TTL].repeat(keys.len());
+    let each = |redis: &mut Connection, script, args: &[&str], fence: &[&str]| -> Outcomes {
+        let of_each = keys
+            .iter()
+            .flat_map(|key| call(redis, script, &[fence, &[key]].concat(), args));
+        of_each.collect()
+    };
+    for permissions in [
+        "ACL SETUSER default -mget",
+        READS_THE_REST,
+        SEES_NOT_ALL,
+        READS_IT_NO_MORE,
+    ] {
+        let prepare = || {
+            say(&server, "ACL SETUSER default allkeys clearselectors +@all");
+            ask(&server, &["FLUSHALL"]);
+            for key in held.iter().chain(&["hidden"]) {
+                ask(&server, &["SET", key, &value(ONE), "PX", "5000"]);
+            }
+            let with_a_line = value(ONE) + &place(2, "0");
+            ask(&server, &["SET", "waited", &with_a_line, "PX", "5000"]);
+            ask(&server, &["SET", "theirs", &value(TWO), "PX", "5000"]);
+            ask(&server, &["SET", "foreign", &format!("xlh1 {ONE} 1 x")]);
+            ask(&server, &["RPUSH", "list", "theirs"]);
+            say(&server, permissions);
+        };
+        let left = || {
+            say(&server, "ACL SETUSER default allkeys clearselectors +@all");
+            let left = keys.iter().map(|key| {
+                (
+                    ask(&server, &["EXISTS", key]),
+                    ttl_of(&server, key) > 10_000,
+                )
+            });
+            left.collect::<Vec<_>>()
+        };
+        prepare();
+        let renewed = call(&mut redis, RENEW, &keys, &renews);
+        let after = left();
+        prepare();
+        assert_eq!(
+            each(&mut redis, RENEW, &[ONE, TTL], &[]),
+            renewed,
+            "{permissions}"
+        );
+        assert_eq!(left(), after, "{permissions}");
+
+        prepare();
+        let released = release(&mut redis, &keys, &vec![ONE; keys.len()]);
+        let after = left();
+        prepare();
+        assert_eq!(
+            each(&mut redis, RELEASE, &[ONE], &[FENCE]),
+            released,
+            "{permissions}"
+        );
+        assert_eq!(left(), after, "{permissions}");
+        for (said, key) in released
+            .iter()
+            .zip(&keys)
+            .filter(|(_, key)| held.contains(key))
+        {
+            assert_eq!(*said, Said::Number(1), "{key} with {permissions}");
+        }
+    }
+}
+
+#[test]
+fn many_keys_are_looked_at_and_deleted_at_once_and_nothing_that_is_anothers() {
+    let server = server();
+    let mut redis = connect(&server);
+    let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    acquire(&mut redis, &keys);
+    for not_it in [TWO, &ONE[1..], ""] {
+        let said = release(&mut redis, &keys, &[not_it; 8]);
+        assert_eq!(ends(&said), ["taken"; 8], "{not_it:?}");
+    }
+    let calls = || ["get", "mget", "del"].map(|name| server.calls(name).unwrap());
+    let before = calls();
+    call(&mut redis, RENEW, &keys, &[ONE, TTL].repeat(8));
+    let twice = [&keys[..], &keys].concat();
+    let said = release(&mut redis, &twice, &[ONE; 16]);
+    assert_eq!(ends(&said), ["done"; 16], "also what is named twice");
+    let after = calls();
+    assert_eq!([0, 1, 2].map(|n| after[n] - before[n]), [0, 2, 1]);
+    assert_eq!(ask(&server, &["EXISTS", "a", "h"]), Reply::Int(0));
+}
+
+#[test]
+fn what_went_well_for_all_keys_is_said_once() {
+    let server = server();
+    let mut redis = connect(&server);
+    let keys = ["a", "b", "c"];
+    let fenced = [&[FENCE][..], &keys].concat();
+    let (wants, renews) = ([TWO, TTL, ""].repeat(3), [ONE, TTL].repeat(3));
+    let wants = [&["host/1/0"][..], &wants].concat();
+    for missing in [None, Some("a"), Some("b"), Some("c")] {
+        let all = missing.is_none();
+        acquire(&mut redis, &keys);
+        ask(&server, &["DEL", missing.unwrap_or("")]);
+        let renewed = answer(&mut redis, RENEW, &keys, &renews);
+        let released = answer(&mut redis, RELEASE, &fenced, &[ONE; 3]);
+        for said in [renewed, released] {
+            let one = if all { 1 } else { 3 };
+            assert_eq!((said.len(), ends(&said).contains(&"missing")), (one, !all));
+        }
+        ask(&server, &["SET", missing.unwrap_or(""), "not ours"]);
+        let asked = answer(&mut redis, ACQUIRE, &fenced, &wants);
+        let kinds = kinds(&asked);
+        assert_eq!(
+            (kinds.len(), kinds.contains(&"foreign")),
+            if all { (1, false) } else { (3, true) }
+        );
+        ask(&server, &["FLUSHALL"]);
+    }
+}
