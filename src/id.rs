@@ -41,7 +41,7 @@ impl LeaseId {
     }
 }
 
-/// The lease ids of one client. Each is a secret: who knows it can take the lock. They are drawn from the
+/// Lease ids. Each is a secret: who knows it can take the lock. They are drawn from the
 /// system many at a time, since that is a system call; and from nowhere else, since generators of a process
 /// go on alike in those that it forks. (As these would: but a forked process has no use of its parent's clients.)
 #[derive(Default)]

@@ -196,6 +196,9 @@ impl Mutex {
     /// Waits for the lock, for as long as others hold it. Threads of one client that wait for the
     /// same lock are served in the order they came.
     ///
+    /// Calls that wait for Redis do so by [`std::thread::park_timeout`], and use up an `unpark` that comes
+    /// meanwhile. Whoever parks threads on its own account looks at what it waits for after such a call, too.
+    ///
     /// # Errors
     /// `Unavailable` after Redis could not be asked for the client's `patience`; `Denied`,
     /// `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Never for contention.

@@ -44,7 +44,7 @@ impl Options {
     };
 }
 
-/// What the leases of a client are asked for, kept once for all that are asked for the same in a row.
+/// What leases are asked for, kept once for all that are asked for the same in a row.
 #[derive(Default)]
 pub(crate) struct SharedOptions(Mutex<Option<Arc<Options>>>);
 

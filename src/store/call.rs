@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Reply;
-use crate::sync::{Mutex, Thread, park_timeout, this_thread};
+use crate::sync::{Mutex, MutexGuard, Thread, park_timeout, this_thread};
 
 pub(crate) type Outcome = Result<Reply, Error>;
 
@@ -25,6 +25,8 @@ struct State {
     missing: usize,
     appointed: bool,
     left: bool,
+    /// To be woken, and nobody has set about that yet.
+    asleep: bool,
 }
 
 impl State {
@@ -53,6 +55,7 @@ impl Call {
                 missing: requests,
                 appointed: false,
                 left: false,
+                asleep: false,
             }),
         })
     }
@@ -72,6 +75,7 @@ impl Call {
                 state.left = true;
                 return Woken::Left;
             }
+            state.asleep = true;
             drop(state);
             // A wake-up that comes before it is kept. May end for any reason or none.
             park_timeout(left);
@@ -100,9 +104,18 @@ impl Call {
             return false;
         }
         state.appointed = true;
-        drop(state);
-        self.thread.unpark();
+        self.wake(state);
         true
+    }
+
+    /// Wakes the caller if it sleeps: a wake-up for one that does not would be kept for whatever it sleeps
+    /// for next, and that may be its own affair. Not under the lock: it would go to sleep again for that.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let was_asleep = std::mem::take(&mut state.asleep);
+        drop(state);
+        if was_asleep {
+            self.thread.unpark();
+        }
     }
 
     /// The outcomes, those that never came as time-outs.
@@ -121,11 +134,8 @@ impl Call {
         }
         state.outcomes[index] = Some(outcome);
         state.missing -= 1;
-        let is_complete = state.missing == 0;
-        // Woken under the lock it would go to sleep again for that.
-        drop(state);
-        if is_complete {
-            self.thread.unpark();
+        if state.missing == 0 {
+            self.wake(state);
         }
         Ok(())
     }

@@ -103,7 +103,7 @@ pub(crate) fn this_thread() -> Sleeper {
 pub(crate) fn park_timeout(timeout: Duration) {
     let me = thread::current();
     let until = now().saturating_add(timeout);
-    SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, me.clone())));
+    sleep_until(until, &me);
     thread::park();
     forget(&me);
 }
@@ -220,6 +220,12 @@ fn wake(thread: &Thread) {
     thread.unpark();
 }
 
+/// It sleeps, and is to be woken then at the latest.
+fn sleep_until(until: Duration, thread: &Thread) {
+    forget(thread);
+    SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, thread.clone())));
+}
+
 /// It sleeps no more.
 fn forget(thread: &Thread) {
     SLEEPERS.with_borrow_mut(|sleepers| sleepers.retain(|(_, one)| one.id() != thread.id()));
@@ -242,10 +248,12 @@ impl Condvar {
         let me = thread::current();
         let until = now().saturating_add(timeout);
         self.waiting().push(me.clone());
-        SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, me.clone())));
+        sleep_until(until, &me);
         guard.held = None;
         // A wake-up between here and the sleep is kept by the thread's token.
         while self.is_waiting(&me) && now() < until {
+            // One that was meant for an earlier sleep of this thread has made it be forgotten.
+            sleep_until(until, &me);
             thread::park();
         }
         let timed_out = self.leave(&me);

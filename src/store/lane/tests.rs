@@ -3,6 +3,7 @@
 mod owed;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use leasehold_testbed::{Server, eventually};
 
@@ -81,9 +82,7 @@ impl Fixture {
     }
 
     fn ask(&self, command: Command, limit: Duration) -> Result<Reply, Error> {
-        let mut request = Request::new(command, Moment::now().after(limit));
-        self.lane.execute(&mut [&mut request]);
-        request.into_outcome()
+        self.lane.ask(command, Moment::now().after(limit))
     }
 
     fn release(&self, name: &str, lease: LeaseId) -> Command {
@@ -120,6 +119,15 @@ fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
     assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
     f.acquire("a");
     assert_eq!(f.owed(), 0);
+}
+
+#[test]
+fn a_caller_that_did_not_sleep_finds_no_wake_up_left_for_its_own_sleep() {
+    let f = fixture();
+    f.acquire("a");
+    let (before, sleep) = (Instant::now(), Duration::from_millis(20));
+    std::thread::park_timeout(sleep);
+    assert!(before.elapsed() >= sleep);
 }
 
 #[test]

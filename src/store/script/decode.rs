@@ -49,7 +49,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
             values.iter().map(|result| outcome(kind, result)).collect()
         }
         Value::Array(_) => None,
-        one => outcome(kind, one).and_then(|one| for_all(one, n)),
+        one => outcome(kind, one).and_then(|one| for_all(kind, one, n)),
     };
     let out_of_place = match &value {
         Value::Array(values) => values.iter().any(is_out_of_place),
@@ -66,13 +66,14 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
 
 /// What one result says of `n` commands: that all were granted, each with the next token, that all were done, or
 /// that the call was refused as a whole.
-fn for_all(one: Outcome, n: usize) -> Option<Few<Outcome>> {
-    match one {
-        Ok(Reply::Granted { token }) => {
+fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
+    match (kind, one) {
+        (_, Ok(Reply::Granted { token })) => {
             let granted = |token| Ok(Reply::Granted { token });
             Some(value::tokens(token).take(n).map(granted).collect())
         }
-        one if n == 1 || matches!(one, Ok(Reply::Done) | Err(_)) => Some(smallvec![one; n]),
+        (Kind::Release | Kind::Renew, Ok(Reply::Done)) => Some(smallvec![Ok(Reply::Done); n]),
+        (_, one) if n == 1 || one.is_err() => Some(smallvec![one; n]),
         _ => None,
     }
 }

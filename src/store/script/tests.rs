@@ -69,7 +69,12 @@ fn an_answer_of_the_wrong_shape_is_nonsense() {
         decode(Kind::Release, 2, short),
         Decoded::Nonsense(_)
     ));
-    for (kind, one_for_two) in [(Kind::Release, 0), (Kind::Acquire, 1), (Kind::Adopt, 1)] {
+    for (kind, one_for_two) in [
+        (Kind::Release, 0),
+        (Kind::Acquire, 1),
+        (Kind::Adopt, 1),
+        (Kind::Write, 1),
+    ] {
         let decoded = decode(kind, 2, Value::Int(one_for_two));
         assert!(matches!(decoded, Decoded::Nonsense(_)), "{kind:?}");
     }

@@ -11,7 +11,8 @@ const SEES_NOT_ALL: &str =
 #[test]
 fn of_many_keys_at_once_each_goes_its_own_way() {
     let server = server();
-    let mut redis = connect(&server);
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let _ear = listen(&mut clients, &[holder(2)]);
     let others = ["waited", "theirs", "none", "foreign", "list", "hidden"];
     let held = ["k1", "k2", "k3", "k4", "k5"];
     let keys = [&held[..2], &others, &held[2..]].concat();
@@ -34,7 +35,7 @@ fn of_many_keys_at_once_each_goes_its_own_way() {
             for key in held.iter().chain(&["hidden"]) {
                 ask(&server, &["SET", key, &value(ONE), "PX", "5000"]);
             }
-            let with_a_line = value(ONE) + &place(2, "0");
+            let with_a_line = value(ONE) + &place(2, TTL);
             ask(&server, &["SET", "waited", &with_a_line, "PX", "5000"]);
             ask(&server, &["SET", "theirs", &value(TWO), "PX", "5000"]);
             ask(&server, &["SET", "foreign", &format!("xlh1 {ONE} 1 x")]);
@@ -101,6 +102,43 @@ fn many_keys_are_looked_at_and_deleted_at_once_and_nothing_that_is_anothers() {
     let after = calls();
     assert_eq!([0, 1, 2].map(|n| after[n] - before[n]), [0, 2, 1]);
     assert_eq!(ask(&server, &["EXISTS", "a", "h"]), Reply::Int(0));
+}
+
+#[test]
+fn of_many_keys_let_go_by_force_each_owner_is_told() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &["host/1/0".to_owned()]);
+    let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    for key in keys {
+        ask(&server, &["SET", key, &value(ONE), "PX", TTL]);
+    }
+    let by_force = format!("{ONE}!host/2/0");
+    let said = release(&mut redis, &keys, &[&*by_force; 8]);
+    assert_eq!(ends(&said), ["done"; 8]);
+    assert_eq!(heard(&server, &mut ear).len(), 8);
+}
+
+#[test]
+fn a_turn_that_came_keeps_its_token_among_new_grants() {
+    let server = server();
+    let mut redis = connect(&server);
+    let came = granted(&acquire(&mut redis, &["k"])[0]);
+    let mut last = came;
+    for keys in [["k", "a"], ["b", "k"], ["c", "c"]] {
+        let said = acquire(&mut redis, &keys);
+        for (said, key) in said.iter().zip(keys) {
+            let token = granted(said);
+            let value = text_of(&server, key).unwrap();
+            assert_eq!(value.split(' ').nth(2), Some(&*token.to_string()), "{key}");
+            if key == "k" {
+                assert_eq!(token, came);
+            } else {
+                assert!(token >= last, "{token} after {last}");
+                last = token;
+            }
+        }
+    }
 }
 
 #[test]
