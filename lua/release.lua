@@ -43,15 +43,32 @@ local function pass_on(key, value, at)
   return false
 end
 
-local function let_go(key, lease)
-  local by
+local results, result, done = n > 1 and {}, nil, 0
+if n >= 8 then
+  -- Nearly always most of them are held, and nobody waits: two commands do for all of those. (With few
+  -- keys there is little to gain.)
+  local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2)), {}, {}
+  for i = 1, n do
+    local value = values[i]
+    local is_held = value and string.find(value, 'lh1 ' .. ARGV[i] .. ' ', 1, true) == 1
+    if is_held and not string.find(value, ' ', 55, true) then
+      gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i
+    end
+  end
+  if gone[1] and type(redis.pcall('DEL', unpack(gone))) == 'number' then
+    for _, i in ipairs(gone_at) do results[i] = 1 end
+  end
+end
+for i = 1, n do
+  local key, lease, by = KEYS[i + 1], ARGV[i], nil
   if string.sub(lease, 33, 33) == '!' then
     lease, by = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
-  local result = redis.pcall('GET', key)
+  -- 1 if it has gone already.
+  result = results and results[i] or redis.pcall('GET', key)
   if not result then
     result = 0
-  elseif not result.err then
+  elseif result ~= 1 and not result.err then
     if string.sub(result, 1, 36) == 'lh1 ' .. lease then
       if by then
         local channel = 'leasehold/' .. (string.match(result, '^%S+', 55) or '')
@@ -71,27 +88,6 @@ local function let_go(key, lease)
       end
     end
   end
-  return result
-end
-
-local results, result, done = n > 1 and {}, nil, 0
-if n >= 8 then
-  -- Nearly always most of them are held, and nobody waits: two commands do for all of those. (With few
-  -- keys there is little to gain.)
-  local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2)), {}, {}
-  for i = 1, n do
-    local value = values[i]
-    local is_held = value and string.find(value, 'lh1 ' .. ARGV[i] .. ' ', 1, true) == 1
-    if is_held and not string.find(value, ' ', 55, true) then
-      gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i
-    end
-  end
-  if gone[1] and type(redis.pcall('DEL', unpack(gone))) == 'number' then
-    for _, i in ipairs(gone_at) do results[i] = 1 end
-  end
-end
-for i = 1, n do
-  result = results and results[i] or let_go(KEYS[i + 1], ARGV[i])
   if results then results[i] = result end
   if result == 1 then done = done + 1 end
 end
