@@ -56,7 +56,7 @@ local function occupied(key, lease, ttl, stands)
 end
 
 local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
-local first, granted = micros, 0
+local granted = 0
 for i = 1, n do
   local key, lease, ttl, stands = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   result = refused
@@ -89,4 +89,4 @@ if written and written.err then
   end
   granted = 0
 end
-return granted == n and first or results or result
+return results and (granted == n and results[1] or results) or result

@@ -78,7 +78,7 @@ pub(crate) struct Waits {
     watchdog: Arc<Watchdog>,
     courier: Arc<Courier>,
     queues: Arc<LocalQueues>,
-    /// Which of them is the key's choice: of all that callers share they would wait for one of these most.
+    /// By key: were it one for all keys, callers would wait for it more than for anything else they share.
     supplies: [Supplies; SUPPLIES],
     outage: Outage,
     closing: Closing,

@@ -98,6 +98,8 @@ impl Lane {
             let ticket = Ticket::new(&call, index);
             self.pending(request.command.clone(), Some(ticket))
         });
+        // Before the lock is taken.
+        let pendings: Vec<Pending> = pendings.collect();
         self.see_through(pendings, &call, deadline);
         for (request, outcome) in requests.iter_mut().zip(call.take_outcomes()) {
             request.outcome = Some(outcome);
@@ -302,20 +304,19 @@ impl<'a> Leadership<'a> {
                 .and_then(|batch| self.write(batch).and_then(|()| self.read()))
                 .inspect_err(|error| self.lose_link(error))
         };
-        if flushes.is_empty() {
-            return result.is_ok();
-        }
-        let mut state = self.lane.state.lock();
-        for flush in flushes {
-            let next = match &result {
-                Ok(()) if state.owes_releases() => {
-                    let message = "Redis refuses releases for now";
-                    flush.answered(Err(Error::new(ErrorKind::Unavailable, message)))
-                }
-                Ok(()) => flush.answered(Ok(Reply::Done)),
-                Err(error) => flush.unanswered(error, error.kind() == ErrorKind::Unavailable),
-            };
-            state.settle(next);
+        if !flushes.is_empty() {
+            let mut state = self.lane.state.lock();
+            for flush in flushes {
+                let next = match &result {
+                    Ok(()) if state.owes_releases() => {
+                        let message = "Redis refuses releases for now";
+                        flush.answered(Err(Error::new(ErrorKind::Unavailable, message)))
+                    }
+                    Ok(()) => flush.answered(Ok(Reply::Done)),
+                    Err(error) => flush.unanswered(error, error.kind() == ErrorKind::Unavailable),
+                };
+                state.settle(next);
+            }
         }
         result.is_ok()
     }

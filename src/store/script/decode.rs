@@ -55,13 +55,13 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
         Value::Array(values) => values.iter().any(is_out_of_place),
         one => is_out_of_place(one),
     };
-    outcomes.map_or_else(
-        || nonsense(kind, &value),
-        |outcomes| Decoded::Outcomes {
-            outcomes,
-            out_of_place,
-        },
-    )
+    let Some(outcomes) = outcomes else {
+        return nonsense(kind, &value);
+    };
+    Decoded::Outcomes {
+        outcomes,
+        out_of_place,
+    }
 }
 
 /// What one result says of `n` commands: that all were granted, each with the next token, that all were done, or

@@ -1,6 +1,14 @@
 //! Many keys in one call: what is done for all at once, and said once.
 
-use super::*;
+use leasehold_testbed::Reply;
+use redis::Connection;
+
+use super::{
+    ACQUIRE, FENCE, ONE, Outcomes, READS_IT_NO_MORE, RELEASE, RENEW, Said, TTL, TWO, acquire,
+    answer, call, connect, ends, granted, heard, holder, kinds, listen, place, release, say,
+    text_of, ttl_of, value,
+};
+use crate::support::{ask, server};
 
 /// May do all with keys that begin with `k`, but only read others.
 const READS_THE_REST: &str = "ACL SETUSER default resetkeys ~k* %R~* (+eval ~*)";
