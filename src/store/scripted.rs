@@ -47,7 +47,12 @@ impl Store for Scripted {
     fn execute(&self, requests: &mut [Request]) {
         self.at_a_time.lock().push(requests.len());
         for request in requests {
-            if let Command::Acquire { standing, .. } = &request.command {
+            if let Command::Acquire {
+                lease, standing, ..
+            } = &request.command
+            {
+                let is_released = self.released.lock().contains(lease);
+                assert!(!is_released, "its release may come after its grant");
                 self.asked.lock().push(*standing);
             }
             let answer = self.answers.lock().pop_front();

@@ -54,7 +54,7 @@ impl Waits {
             Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. })
         ) {
             // Nothing of it stands in line; or it is unknown, and the store sees to its end.
-            wait.place.disclaim(lease);
+            self.queues.disclaim(key, lease);
         }
         match outcome {
             Ok(Reply::Granted { token }) => {
@@ -117,14 +117,7 @@ impl Waits {
 
     /// Takes what Redis granted by its answer.
     fn enter_at_once(&self, wait: &Wait<'_>, terms: Terms, stood: bool) -> Result<Attempt, Error> {
-        let id = terms.id;
-        let granted = self
-            .granted(terms, wait.wanted.check.clone(), stood)
-            .inspect_err(|_| {
-                // It was given back, and must not be asked for again.
-                wait.place.disclaim(id);
-            });
-        match granted {
+        match self.granted(terms, wait.wanted.check.clone(), stood) {
             Ok(lease) => Ok(Attempt::Granted(lease)),
             // Redis did answer. However long that took, no outage is known of before now.
             Err(late) if late.is_unavailable() => Ok(Attempt::Failed {

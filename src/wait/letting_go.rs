@@ -87,8 +87,10 @@ impl Waits {
         }
     }
 
-    /// Undoes what Redis has of a lease that is not held: a grant, or a place in line.
+    /// Undoes what Redis has of a lease that is not held: a grant, or a place in line. From here on nobody
+    /// asks under its id: an answer could give the lock to a lease that the release then ends.
     pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
+        self.queues.disclaim(&key, lease);
         let until = self.watchdog.now().after(ttl);
         self.store.post(Command::Release {
             key,

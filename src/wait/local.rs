@@ -286,6 +286,13 @@ impl LocalQueues {
         claim.map(|claim| claim.lease)
     }
 
+    /// `lease` does not stand in line in Redis, or not for long any more.
+    pub(crate) fn disclaim(&self, key: &Key, lease: LeaseId) {
+        if let Some(line) = self.shard(key).lines.get_mut(key) {
+            line.claim.take_if(|claim| claim.lease == lease);
+        }
+    }
+
     /// Takes back what was asked for and not granted yet, of all lines.
     pub(crate) fn abandon_all(&self) -> Vec<(Key, Claim)> {
         let mut claims = Vec::new();
@@ -398,13 +405,6 @@ impl Place<'_> {
         let shard = self.queues.shard(self.key);
         let claim = shard.lines.get(self.key).and_then(|line| line.claim);
         claim.is_some_and(|claim| claim.lease == lease)
-    }
-
-    /// `lease` does not stand in line in Redis.
-    pub(crate) fn disclaim(&self, lease: LeaseId) {
-        if let Some(line) = self.queues.shard(self.key).lines.get_mut(self.key) {
-            line.claim.take_if(|claim| claim.lease == lease);
-        }
     }
 
     /// Sleeps until woken or cancelled, but not past `until`.

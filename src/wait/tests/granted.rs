@@ -75,6 +75,9 @@ fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
     };
     let denied = f.acquire_on(options, Until::Forever).unwrap_err();
     assert_eq!(denied.kind(), ErrorKind::Denied);
+    assert_eq!(f.store.released.lock().len(), 1, "the late grant");
+    let anew = [Standing::Told, Standing::Told];
+    assert_eq!(f.asked(), anew, "under another lease id");
 }
 
 #[test]
@@ -103,6 +106,6 @@ fn who_is_granted_the_lock_as_the_client_ends_is_told_so_and_asks_no_more() {
         }
         let ended = f.acquire(Until::Forever).unwrap_err();
         assert_eq!(ended.kind(), ErrorKind::Shutdown);
-        assert!(!f.store.released.lock().is_empty(), "it is given back");
+        assert_eq!(f.store.released.lock().len(), 1, "it is given back");
     }
 }
