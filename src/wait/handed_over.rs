@@ -5,21 +5,19 @@ use std::collections::HashMap;
 
 use crate::clock::Moment;
 use crate::id::LeaseId;
-use crate::sync::Mutex;
 
 /// Each with the end of its key, after which it is forgotten.
 #[derive(Default)]
-pub(super) struct HandedOver(Mutex<HashMap<LeaseId, Moment>>);
+pub(super) struct HandedOver(HashMap<LeaseId, Moment>);
 
 impl HandedOver {
-    pub(super) fn insert(&self, lease: LeaseId, until: Moment, now: Moment) {
-        let mut leases = self.0.lock();
-        leases.retain(|_, until| *until > now);
-        leases.insert(lease, until);
+    pub(super) fn insert(&mut self, lease: LeaseId, until: Moment, now: Moment) {
+        self.0.retain(|_, until| *until > now);
+        self.0.insert(lease, until);
     }
 
     pub(super) fn contains(&self, lease: LeaseId) -> bool {
-        self.0.lock().contains_key(&lease)
+        self.0.contains_key(&lease)
     }
 }
 
@@ -32,7 +30,7 @@ mod tests {
 
     #[test]
     fn what_was_handed_over_is_known_until_the_end_of_its_key() {
-        let handed_over = HandedOver::default();
+        let mut handed_over = HandedOver::default();
         let [first, second] = [(); 2].map(|()| LeaseId::random());
         let now = Moment::now();
         let later = now.after(Duration::from_secs(1));

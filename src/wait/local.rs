@@ -30,7 +30,6 @@ const LONGEST_SPARE: usize = 16;
 
 pub(crate) struct LocalQueues {
     clock: Clock,
-    handed_over: HandedOver,
     shards: Box<[Mutex<Shard>]>,
 }
 
@@ -42,6 +41,7 @@ struct Shard {
     lines: KeyMap<Line>,
     /// The emptied line of whoever came last, for the next.
     spare: VecDeque<Arc<Waiter>>,
+    handed_over: HandedOver,
 }
 
 /// There while somebody waits, or while it says something of a lock that is held.
@@ -91,11 +91,7 @@ pub(crate) enum Turn {
 impl LocalQueues {
     pub(crate) fn new(clock: Clock) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self {
-            clock,
-            handed_over: HandedOver::default(),
-            shards,
-        }
+        Self { clock, shards }
     }
 
     /// Takes the last place in line. `cancel` ends sleeps there when it is ready.
@@ -140,13 +136,8 @@ impl LocalQueues {
 
     /// `lease` is not held any more: whoever waits first asks Redis now.
     pub(crate) fn let_go(&self, lease: &Lease) {
-        let key = &lease.terms().key;
-        let mut shard = self.shard(key);
-        let holder = shard.holders.remove(lease);
-        if let Some(line) = shard.lines.get(key) {
-            line.wake();
-            shard.tidy(key);
-        }
+        let mut shard = self.shard(&lease.terms().key);
+        let holder = shard.let_go(lease);
         drop(shard);
         drop(holder);
     }
@@ -154,9 +145,12 @@ impl LocalQueues {
     /// As [`let_go`](Self::let_go), of a lease whose key goes to another client.
     pub(crate) fn hand_over(&self, lease: &Lease) {
         let (id, until) = (lease.terms().id, lease.key_until());
-        // First: the line forgets it.
-        self.handed_over.insert(id, until, self.clock.now());
-        self.let_go(lease);
+        let mut shard = self.shard(&lease.terms().key);
+        // Under one lock: a late grant finds the holder or finds it handed over.
+        shard.handed_over.insert(id, until, self.clock.now());
+        let holder = shard.let_go(lease);
+        drop(shard);
+        drop(holder);
     }
 
     /// Passes the lock on to the first in line, if there is one and `pass_on` gives a lease for its
@@ -216,9 +210,6 @@ impl LocalQueues {
     /// Redis has granted `key` to `lease`, which should stand in line for one of ours. False if
     /// nobody knows of it.
     pub(crate) fn granted(&self, key: &Key, lease: LeaseId, token: u64) -> bool {
-        if self.handed_over.contains(lease) {
-            return true;
-        }
         let mut shard = self.shard(key);
         if let Some(line) = shard.lines.get_mut(key)
             && let Some(claim) = line.claim.as_mut().filter(|claim| claim.lease == lease)
@@ -227,9 +218,9 @@ impl LocalQueues {
             line.wake();
             return true;
         }
-        // It came to know by itself, and has it.
+        // It came to know by itself, and has it or has handed it over.
         let holder = shard.holders.get(key);
-        holder.is_some_and(|holder| holder.terms().id == lease)
+        holder.is_some_and(|holder| holder.terms().id == lease) || shard.handed_over.contains(lease)
     }
 
     /// `lease` came to this client without a wait. Two cannot be held: the older one is lost.
@@ -323,6 +314,18 @@ impl Shard {
     fn waits_for(&self, key: &Key) -> bool {
         let line = self.lines.get(key);
         line.is_some_and(|line| !line.waiters.is_empty())
+    }
+
+    /// Returns the holder, to be dropped after the lock.
+    #[must_use]
+    fn let_go(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
+        let holder = self.holders.remove(lease);
+        let key = &lease.terms().key;
+        if let Some(line) = self.lines.get(key) {
+            line.wake();
+            self.tidy(key);
+        }
+        holder
     }
 
     /// Forgets the line for `key` if it says nothing any more.

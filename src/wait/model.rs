@@ -1,6 +1,8 @@
 //! Models of the waiting room: threads of one client or of two that want one lock, hand it over, give
 //! up, lose it, and are sent away.
 
+mod transfer;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,16 +105,21 @@ impl Work {
         };
         if self.deleted == Some(lease.terms().id) {
             client.let_go(&lease, false);
-            return true;
+        } else {
+            self.hold(client, &lease);
         }
+        true
+    }
+
+    /// Does it under `lease`, and lets go of that.
+    fn hold(&self, client: &Client, lease: &Arc<Lease>) {
         assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two inside");
         let token = lease.terms().token;
         let before = std::mem::replace(&mut *self.last_token.lock(), token);
         assert!(before < token, "{token} after {before}");
         assert!(lease.loss(Moment::now()).is_none());
         assert_eq!(self.inside.fetch_sub(1, Ordering::SeqCst), 1);
-        client.let_go(&lease, true);
-        true
+        client.let_go(lease, true);
     }
 }
 
