@@ -65,8 +65,8 @@ impl Waits {
                 expires_in,
                 in_line,
             }) => {
-                if in_line && !wait.place.claims(lease) {
-                    // The client was shut down meanwhile.
+                if in_line && !wait.place.in_line(lease) {
+                    // The client was shut down meanwhile, or the line was left by all.
                     self.give_back(key.clone(), lease, ttl);
                 }
                 if stood && !in_line {

@@ -63,6 +63,8 @@ pub(crate) struct Claim {
     pub(crate) asked_at: Moment,
     /// The fencing token, once it was granted.
     pub(crate) granted: Option<u64>,
+    /// A request under it has no answer yet: its caller gives back what comes of it.
+    asked: bool,
 }
 
 /// Somebody's place in line; left when dropped.
@@ -136,9 +138,8 @@ impl LocalQueues {
 
     /// `lease` is not held any more: whoever waits first asks Redis now.
     pub(crate) fn let_go(&self, lease: &Lease) {
-        let mut shard = self.shard(&lease.terms().key);
-        let holder = shard.let_go(lease);
-        drop(shard);
+        let holder = self.shard(&lease.terms().key).let_go(lease);
+        // After the lock.
         drop(holder);
     }
 
@@ -289,7 +290,7 @@ impl LocalQueues {
         let mut claims = Vec::new();
         for shard in &self.shards {
             for (key, line) in shard.lock().lines.iter_mut() {
-                claims.extend(line.claim.take().map(|claim| (key.clone(), claim)));
+                claims.extend(line.abandon().map(|claim| (key.clone(), claim)));
             }
         }
         claims
@@ -345,6 +346,11 @@ impl Shard {
 }
 
 impl Line {
+    /// Takes the claim out; nothing if its caller gives it back.
+    fn abandon(&mut self) -> Option<Claim> {
+        self.claim.take().filter(|claim| !claim.asked)
+    }
+
     fn wake(&self) {
         if let Some(first) = self.waiters.front() {
             first.wake();
@@ -390,8 +396,13 @@ impl Place<'_> {
             return (fresh, false, None);
         };
         let options = self.waiter.options;
+        if line.claim.is_some_and(|claim| claim.asked) {
+            // By a thread that was handed the lock before its answer came.
+            return (fresh, false, None);
+        }
         if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
             claim.granted = None;
+            claim.asked = true;
             return (claim.lease, true, None);
         }
         let fresh_claim = Claim {
@@ -399,15 +410,19 @@ impl Place<'_> {
             options,
             asked_at: now,
             granted: None,
+            asked: true,
         };
         (fresh, false, line.claim.replace(fresh_claim))
     }
 
-    /// Whether `lease` is what the line still asks for.
-    pub(crate) fn claims(&self, lease: LeaseId) -> bool {
-        let shard = self.queues.shard(self.key);
-        let claim = shard.lines.get(self.key).and_then(|line| line.claim);
-        claim.is_some_and(|claim| claim.lease == lease)
+    /// `lease` stands in line in Redis, as the answer says. False if the line does not want it any more.
+    #[must_use]
+    pub(crate) fn in_line(&self, lease: LeaseId) -> bool {
+        let mut shard = self.queues.shard(self.key);
+        let line = shard.lines.get_mut(self.key);
+        let claim = line.and_then(|line| line.claim.as_mut());
+        let claim = claim.filter(|claim| claim.lease == lease);
+        claim.map(|claim| claim.asked = false).is_some()
     }
 
     /// Sleeps until woken or cancelled, but not past `until`.
@@ -447,10 +462,10 @@ impl Place<'_> {
     /// to it meanwhile, or what was asked for on behalf of a line that has nobody left.
     pub(crate) fn leave(mut self) -> (Option<Arc<Lease>>, Option<Claim>) {
         self.left = true;
-        self.quit()
+        self.quit(false)
     }
 
-    fn quit(&self) -> (Option<Arc<Lease>>, Option<Claim>) {
+    fn quit(&self, panics: bool) -> (Option<Arc<Lease>>, Option<Claim>) {
         let mut shard = self.queues.shard(self.key);
         let handed = self.handed();
         let Some(line) = shard.lines.get_mut(self.key) else {
@@ -459,11 +474,15 @@ impl Place<'_> {
         let was_first = line.is_first(&self.waiter);
         line.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
         if was_first {
+            if panics && let Some(claim) = &mut line.claim {
+                // There will be no answer.
+                claim.asked = false;
+            }
             // A wake-up that came for whoever leaves is for the next.
             line.wake();
         }
         let abandoned = if line.waiters.is_empty() {
-            line.claim.take()
+            line.abandon()
         } else {
             None
         };
@@ -475,7 +494,7 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         if !self.left {
-            self.quit();
+            self.quit(true);
         }
     }
 }

@@ -130,6 +130,7 @@ fn what_stands_in_line_is_given_back_when_the_client_ends() {
     let (f, key) = (fixture(), key());
     let place = f.queues.join(&key, OPTIONS, None);
     let (lease, ..) = place.claim(LeaseId::random(), f.clock.now());
+    assert!(place.in_line(lease));
     f.waits.end();
     assert_eq!(*f.store.released.lock(), [lease]);
 }

@@ -56,8 +56,8 @@ pub(crate) struct Server {
 #[derive(Default)]
 struct State {
     keyspace: Keyspace,
-    /// Grants to those in line, to be told of.
-    told: Vec<(Key, LeaseId, u64)>,
+    /// What clients are to be notified of.
+    news: Vec<News>,
     /// What was sent on connections that have been given up, and arrives yet.
     late: Vec<VecDeque<Command>>,
     /// Raised when a connection breaks.
@@ -89,13 +89,28 @@ impl Server {
         });
     }
 
-    /// Grants to those in line since this was last asked.
-    pub(crate) fn told(&self) -> Vec<(Key, LeaseId, u64)> {
-        std::mem::take(&mut self.state.lock().told)
+    /// Deletes `key`, with all who wait for it.
+    pub(crate) fn delete(&self, key: &Key) {
+        let mut state = self.state.lock();
+        state.keyspace.remove(key);
+        state.news.push(News::Changed(key.clone()));
     }
 
-    pub(crate) fn serve(&self, command: &Command) -> Reply {
-        self.state.lock().serve(command)
+    /// The news since this was last asked.
+    pub(crate) fn news(&self) -> Vec<News> {
+        std::mem::take(&mut self.state.lock().news)
+    }
+
+    pub(crate) fn serve(&self, by: &HolderId, command: &Command) -> Reply {
+        self.state.lock().serve_to(by, command)
+    }
+
+    /// What stands under `key`, as GET says it.
+    pub(crate) fn text(&self, key: &Key) -> Option<String> {
+        let mut state = self.state.lock();
+        state.step(&HolderId::of_text("model"), |keyspace, step| {
+            keyspace.text(key, step)
+        })
     }
 
     pub(crate) fn take_back(&self, key: &Key, lease: LeaseId) {
@@ -177,22 +192,26 @@ impl State {
     }
 
     fn serve(&mut self, command: &Command) -> Reply {
-        let mut news = Vec::new();
-        let mut step = Step {
-            now: Moment::now(),
-            by: &HolderId::of_text("model"),
-            listens: &|_| true,
-            news: &mut news,
-        };
-        let reply = self.keyspace.carry_out(command, &mut step);
-        let granted = news.into_iter().filter_map(|one| match one {
-            News::Granted {
-                key, lease, token, ..
-            } => Some((key, lease, token)),
-            _ => None,
-        });
-        self.told.extend(granted);
+        self.serve_to(&HolderId::of_text("model"), command)
+    }
+
+    fn serve_to(&mut self, by: &HolderId, command: &Command) -> Reply {
+        let reply = self.step(by, |keyspace, step| keyspace.carry_out(command, step));
         reply.expect("models keep to keys of locks")
+    }
+
+    fn step<T>(
+        &mut self,
+        by: &HolderId,
+        step: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
+    ) -> T {
+        let mut context = Step {
+            now: Moment::now(),
+            by,
+            listens: &|_| true,
+            news: &mut self.news,
+        };
+        step(&mut self.keyspace, &mut context)
     }
 }
 

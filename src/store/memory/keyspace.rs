@@ -51,7 +51,7 @@ struct InLine {
 }
 
 /// What is to be told to whom, in this order.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// `lease`, which stood in line, has the key.
     Granted {

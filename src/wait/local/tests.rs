@@ -173,11 +173,60 @@ fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
     let asked = LeaseId::random();
     let (lease, stood, other) = one.claim(asked, Moment::now());
     assert!(lease == asked && !stood && other.is_none());
+    assert!(one.in_line(asked));
     assert!(one.leave().1.is_none());
     let (lease, stood, other) = two.claim(LeaseId::random(), Moment::now());
     assert!(lease == asked && stood && other.is_none());
+    assert!(two.in_line(asked));
     assert_eq!(two.leave().1.unwrap().lease, asked);
     assert_eq!(queues.lines(), 0);
+}
+
+#[test]
+fn an_unanswered_request_is_left_to_its_caller() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    let [one, two] = [(); 2].map(|()| join(&queues, &key));
+    let [asked, fresh] = [(); 2].map(|()| LeaseId::random());
+    one.claim(asked, Moment::now());
+    // Adopted meanwhile, and handed to the thread that has asked.
+    queues.hold(&held);
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(Moment::now(), options).map(|(next, _)| next)
+    }));
+    let (lease, stood, other) = two.claim(fresh, Moment::now());
+    assert!(lease == fresh && !stood && other.is_none());
+    assert!(!two.in_line(fresh), "it is given back");
+    assert!(two.leave().1.is_none());
+    assert!(!one.in_line(asked), "it is given back now");
+    assert!(one.leave().0.is_some());
+}
+
+#[test]
+fn an_unanswered_request_is_not_given_back_when_the_client_ends() {
+    for again in [false, true] {
+        let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+        let one = join(&queues, &key);
+        let asked = LeaseId::random();
+        one.claim(asked, Moment::now());
+        if again {
+            assert!(one.in_line(asked));
+            one.claim(LeaseId::random(), Moment::now());
+        }
+        assert!(queues.abandon_all().is_empty());
+        assert!(!one.in_line(asked), "its caller gives it back");
+    }
+}
+
+#[test]
+fn a_panic_in_a_request_leaves_its_id_to_the_next() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let [one, two] = [(); 2].map(|()| join(&queues, &key));
+    let asked = LeaseId::random();
+    one.claim(asked, Moment::now());
+    drop(one);
+    let (lease, stood, _) = two.claim(LeaseId::random(), Moment::now());
+    assert!(lease == asked && stood);
 }
 
 #[test]
@@ -186,6 +235,7 @@ fn what_was_asked_for_on_other_terms_is_given_back() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
+    assert!(one.in_line(asked));
     let others = Options {
         ttl: Duration::from_secs(5),
         ..OPTIONS
@@ -218,7 +268,7 @@ fn what_is_let_go_by_force_before_anybody_enters_is_asked_for_anew() {
     assert_eq!(one.wait(soon()), Woken::Called);
     assert!(queues.forced(&key, asked, &operator()).is_none());
     assert_eq!(one.wait(soon()), Woken::Called);
-    assert!(!one.claims(asked) && is_first(&one));
+    assert!(!one.in_line(asked) && is_first(&one));
     assert_eq!(two.wait(soon()), Woken::Late, "it is not its turn");
 }
 
