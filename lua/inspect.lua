@@ -10,12 +10,15 @@ for i, key in ipairs(KEYS) do
   if not result then
     result = 0
   elseif result.err then
-    result = { err = 'FOREIGN ' .. result.err }
+    if string.sub(result.err, 1, 9) == 'WRONGTYPE' then
+      result = { err = 'FOREIGN ' .. result.err }
+    end
   elseif string.sub(result, 1, 4) ~= 'lh1 ' then
     result = { err = 'FOREIGN ' .. string.gsub(string.sub(result, 1, 64), '[^ -~]', '?') }
   else
     local left = redis.pcall('PTTL', key)
-    result = type(left) == 'number' and left .. ' ' .. result or left
+    -- As text a number of 10^14 and more would have an exponent.
+    result = type(left) == 'number' and string.format('%.0f', left) .. ' ' .. result or left
   end
   if results then results[i] = result end
 end

@@ -274,17 +274,50 @@ pub(crate) fn classify(error: &RedisError) -> ErrorKind {
 
 /// What an error reply of the server means to a caller.
 pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
-    let detail = detail.unwrap_or("");
+    let (code, detail) = own_words(code, detail);
     let kind = match code {
         "DENIED" | "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
         "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
-        // What an ACL says to a script that may run, but not do what it does.
+        // An ACL lets the user run scripts, but not a command or key that this script uses.
+        // Redis up to 7.0, then later ones.
         _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
+        _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
     Error::new(kind, format!("{code} {detail}"))
+}
+
+/// Code and detail of an error as Redis 7 words it. Before, the errors of commands inside a script are wrapped:
+/// `@user_script: 18: -OOM command not allowed ..`, or where the script raises them,
+/// `ERR Error running script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. Those without a code
+/// are `ERR` later.
+pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str, &'a str) {
+    const MARK: &str = "@user_script:";
+    let detail = detail.unwrap_or("");
+    let wrapped = match code {
+        MARK => Some(detail),
+        "ERR" if detail.starts_with("Error running script (call to ") => {
+            detail.rsplit_once(MARK).map(|(_, wrapped)| wrapped)
+        }
+        _ => None,
+    };
+    // Behind the number of the line.
+    let Some((_, own)) = wrapped.and_then(|wrapped| wrapped.split_once(": ")) else {
+        return (code, detail);
+    };
+    let (code, detail) = own.split_once(' ').unwrap_or((own, ""));
+    match code.strip_prefix('-') {
+        Some(code) => (code, detail),
+        None if is_code(code) => (code, detail),
+        None => ("ERR", own),
+    }
+}
+
+/// Whether an error of Redis may begin like this, rather than one of a proxy in between.
+pub(crate) fn is_code(word: &str) -> bool {
+    word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
 fn is_script_hash(text: &str) -> bool {
@@ -383,5 +416,50 @@ mod tests {
         for (code, kind) in cases {
             assert_eq!(refusal(code, None).kind(), kind, "{code}");
         }
+    }
+
+    #[test]
+    fn errors_inside_scripts_mean_the_same_on_every_version() {
+        const RAISED: &str = "ERR Error running script (call to f_1f8f4c): @user_script:1: ";
+        let raised = |error: &str| format!("{RAISED}{error}");
+        let cases = [
+            (
+                ErrorKind::Denied,
+                [
+                    "@user_script: 1: The user executing the script can't run this command",
+                    "ERR The user executing the script can't run this command or subcommand",
+                    "ERR ACL failure in script: User x has no permissions to run the 'set' command",
+                    "ERR ACL failure in script: No permissions to access a key",
+                ]
+                .map(str::to_owned)
+                .to_vec(),
+            ),
+            (
+                ErrorKind::Unavailable,
+                vec![
+                    "OOM command not allowed".to_owned(),
+                    "@user_script: 33: -OOM command not allowed".to_owned(),
+                    raised("@user_script: 1: -OOM command not allowed"),
+                    "@user_script: 7: -READONLY You can't write".to_owned(),
+                ],
+            ),
+            (
+                ErrorKind::Protocol,
+                vec![
+                    raised("WRONGTYPE Operation against a key"),
+                    raised("attempt to index a nil value"),
+                    "ERR Error running script".to_owned(),
+                ],
+            ),
+        ];
+        for (kind, errors) in cases {
+            for error in errors {
+                let (code, detail) = error.split_once(' ').unwrap();
+                assert_eq!(refusal(code, Some(detail)).kind(), kind, "{error}");
+            }
+        }
+        let wrongtype = raised("WRONGTYPE Operation against a key");
+        let detail = wrongtype.strip_prefix("ERR ");
+        assert_eq!(own_words("ERR", detail).0, "WRONGTYPE");
     }
 }

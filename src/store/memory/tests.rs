@@ -75,7 +75,7 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Adopt, "if asked and asked > left then", "if asked then"),
         (Kind::Adopt, ".. holder .. line", ".. holder"),
         (Kind::Adopt, "'lh1 ' .. lease .. ' '", "'lh1 ' .. from .. ' '"),
-        (Kind::Inspect, "left .. ' ' .. result", "(left + 1000) .. ' ' .. result"),
+        (Kind::Inspect, "string.format('%.0f', left)", "(left + 1000)"),
         (Kind::Inspect, "if not result then", "if not result or redis.pcall('DEL', key) == 7 then"),
         (Kind::Write, "seen > token", "seen >= token"),
         (Kind::Write, "'token', token, 'value', value", "'value', value, 'token', seen ~= 0 and seen or token"),

@@ -38,7 +38,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
         match code {
             "NOSCRIPT" => return Decoded::NoScript,
             "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::Apart,
-            _ if !code.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+            _ if !connect::is_code(code) => {
                 return Decoded::Doubtful(connect::refusal(code, Some(detail)));
             }
             _ => {}
@@ -86,16 +86,8 @@ fn is_out_of_place(result: &Value) -> bool {
     matches!(code, "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY")
 }
 
-/// Code and detail of an error. Before Redis 7 a script's own are wrapped once more:
-/// `@user_script: 18: -OOM command not allowed ..`.
 fn own_words(error: &ServerError) -> (&str, &str) {
-    let (code, detail) = (error.code(), error.details().unwrap_or(""));
-    if !code.starts_with('@') {
-        return (code, detail);
-    }
-    let inner = detail.split_once(": ").map_or(detail, |(_, inner)| inner);
-    let inner = inner.strip_prefix('-').unwrap_or(inner);
-    inner.split_once(' ').unwrap_or((inner, ""))
+    connect::own_words(error.code(), error.details())
 }
 
 fn nonsense(kind: Kind, value: &Value) -> Decoded {

@@ -79,6 +79,47 @@ fn a_user_without_a_permission_is_denied_and_gets_nothing() {
 }
 
 #[test]
+fn a_user_without_a_permission_is_denied_every_other_command() {
+    let server = server();
+    let holder = builder(&server.url()).build().unwrap();
+    let guard = holder.mutex("k").lock().unwrap();
+    for missing in ["-get", "-pttl", "-hget"] {
+        let client = hasty(&user(&server, &["~*", "+@all", missing]));
+        let client = client.build_lazy().unwrap();
+        let value = client.fenced_value("v");
+        let error = match missing {
+            "-hget" => value.read().unwrap_err(),
+            _ => client.mutex("k").inspect().unwrap_err(),
+        };
+        assert_eq!(error.kind(), ErrorKind::Denied, "{missing}: {error}");
+    }
+    guard.unlock().unwrap();
+}
+
+/// A script that raises the error of one of its commands has it worded in another way.
+#[test]
+fn what_a_script_of_a_transaction_may_not_do_is_denied() {
+    const RAISES: &str = "return redis.call('INCR', KEYS[1])";
+    let server = server();
+    let client = hasty(&user(&server, &["~*", "&*", "+@all", "-incr"]));
+    let client = client.build_lazy().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(RAISES).arg(1).arg("number");
+    let error = guard
+        .transaction(|connection, _| eval.query::<i64>(connection))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let may = builder(&server.url()).build().unwrap();
+    let guard = may.mutex("l").lock().unwrap();
+    ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    let error = guard
+        .transaction(|connection, _| eval.query::<i64>(connection))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+#[test]
 fn a_database_out_of_range_is_a_wrong_configuration() {
     let server = server();
     for (what, error) in errors_of(&format!("{}/4711", server.url())) {

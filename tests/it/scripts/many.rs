@@ -4,9 +4,9 @@ use leasehold_testbed::Reply;
 use redis::Connection;
 
 use super::{
-    ACQUIRE, FENCE, ONE, Outcomes, READS_IT_NO_MORE, RELEASE, RENEW, Said, TTL, TWO, acquire,
-    answer, call, connect, ends, granted, heard, holder, kinds, listen, place, release, say,
-    text_of, ttl_of, value,
+    ACQUIRE, ALL_KEYS, FENCE, ONE, Outcomes, READS_IT_NO_MORE, RELEASE, RENEW, Said, TTL, TWO,
+    acquire, answer, call, connect, ends, granted, has_selectors, heard, holder, kinds, listen,
+    place, release, say, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -31,14 +31,16 @@ fn of_many_keys_at_once_each_goes_its_own_way() {
             .flat_map(|key| call(redis, script, &[fence, &[key]].concat(), args));
         of_each.collect()
     };
-    for permissions in [
-        "ACL SETUSER default -mget",
-        READS_THE_REST,
-        SEES_NOT_ALL,
-        READS_IT_NO_MORE,
-    ] {
+    let (all, rules) = if has_selectors(&server) {
+        let all = "ACL SETUSER default allkeys clearselectors +@all";
+        let some = [READS_THE_REST, SEES_NOT_ALL, READS_IT_NO_MORE];
+        (all, some.to_vec())
+    } else {
+        ("ACL SETUSER default allkeys +@all", vec![ALL_KEYS])
+    };
+    for permissions in [&["ACL SETUSER default -mget"], &rules[..]].concat() {
         let prepare = || {
-            say(&server, "ACL SETUSER default allkeys clearselectors +@all");
+            say(&server, all);
             ask(&server, &["FLUSHALL"]);
             for key in held.iter().chain(&["hidden"]) {
                 ask(&server, &["SET", key, &value(ONE), "PX", "5000"]);
@@ -51,7 +53,7 @@ fn of_many_keys_at_once_each_goes_its_own_way() {
             say(&server, permissions);
         };
         let left = || {
-            say(&server, "ACL SETUSER default allkeys clearselectors +@all");
+            say(&server, all);
             let left = keys.iter().map(|key| {
                 (
                     ask(&server, &["EXISTS", key]),
@@ -89,6 +91,22 @@ fn of_many_keys_at_once_each_goes_its_own_way() {
             assert_eq!(*said, Said::Number(1), "{key} with {permissions}");
         }
     }
+}
+
+#[test]
+fn a_key_that_may_not_be_used_spoils_the_call_for_all() {
+    let server = server();
+    let mut redis = connect(&server);
+    let keys = ["k1", "hidden", "k2"];
+    acquire(&mut redis, &keys);
+    say(&server, "ACL SETUSER default resetkeys ~k* ~p:*");
+    let renewed = call(&mut redis, RENEW, &keys, &[ONE, TTL].repeat(3));
+    for said in [renewed, release(&mut redis, &keys, &[ONE; 3])].concat() {
+        assert!(said.text().starts_with("NOPERM"), "{said:?}");
+    }
+    say(&server, ALL_KEYS);
+    let exists = [&["EXISTS"], &keys[..]].concat();
+    assert_eq!(ask(&server, &exists), Reply::Int(3));
 }
 
 #[test]
