@@ -4,14 +4,17 @@
 -- Returns: for one value key its result, for several an array of them. A result is 1: written; a string:
 --   not written, the greater token; an error: FOREIGN, what stands there is no value of ours; any
 --   other error: refused.
+local greatest = '18446744073709551615'
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local token, value = ARGV[2 * i - 1], ARGV[2 * i]
   local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
   if type(seen) == 'table' then
     result = seen
-  elseif seen ~= 0 and (string.find(seen, '%D') or #tostring(seen) ~= 20) then
-    result = { err = 'FOREIGN a hash that is no fenced value' }
+  elseif seen == 1 then
+    result = { err = 'FOREIGN a hash without a token' }
+  elseif seen ~= 0 and (string.find(seen, '%D') or #seen ~= 20 or seen > greatest) then
+    result = { err = 'FOREIGN a hash with the token ' .. string.gsub(string.sub(seen, 1, 64), '[^ -~]', '?') }
   elseif seen ~= 0 and seen > token then
     result = seen
   else

@@ -11,8 +11,8 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use crate::child::{self, Child};
 use crate::steady::steady;
 use crate::support::{
-    SOON, Task, ask, in_redis, is_held, kill_connections, millis, script_calls, secs, server,
-    within,
+    SOON, Task, ask, connections_made, in_redis, is_held, kill_connections, millis, script_calls,
+    secs, server, within,
 };
 
 /// For as much work as a test does, on the busiest of machines.
@@ -222,6 +222,32 @@ fn something_else_under_its_key_is_left_alone() {
         ask(&server, &["HGET", &key, "value"]).as_text(),
         Some("theirs")
     );
+}
+
+/// Anybody can write one.
+#[test]
+fn a_token_too_great_for_u64_costs_no_connection() {
+    const TOO_GREAT: [&str; 2] = ["18446744073709551616", "99999999999999999999"];
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("v");
+    value.write(u64::MAX, "ours").unwrap();
+    for token in TOO_GREAT {
+        ask(&server, &["HSET", &in_redis("~value:v"), "token", token]);
+        let made = connections_made(&server, || {
+            for _ in 0..100 {
+                for error in [
+                    value.write(u64::MAX, "a").unwrap_err(),
+                    value.read().unwrap_err(),
+                ] {
+                    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+                    assert_eq!(error.key(), Some("v"));
+                    assert!(error.to_string().contains(token), "{error}");
+                }
+            }
+        });
+        assert_eq!(made, 0);
+    }
 }
 
 #[test]

@@ -104,6 +104,14 @@ impl Fixture {
         state.link.as_ref().map_or(0, Link::owed)
     }
 
+    /// The number that the server gave to the lane's connection.
+    fn connection(&self) -> Option<String> {
+        let list = self.server.command(&["CLIENT", "LIST"]).unwrap();
+        let mut lines = list.as_text().unwrap().lines();
+        let own = lines.find(|line| line.contains(" cmd=eval"))?;
+        own.split(' ').next().map(str::to_owned)
+    }
+
     fn is_idle(&self) -> bool {
         let state = self.lane.state.lock();
         !state.led && state.queue.is_empty() && state.debts.is_empty()
@@ -119,6 +127,36 @@ fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
     assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
     f.acquire("a");
     assert_eq!(f.owed(), 0);
+}
+
+#[test]
+fn what_others_write_under_a_key_costs_no_connection() {
+    let f = fixture();
+    f.acquire("b");
+    let before = f.connection();
+    let lease = LeaseId::random();
+    for micros in ["garbage", "-795263780943818", "\u{fffd}", ""] {
+        let value = format!("lh1 {lease:?} {micros}");
+        let set = ["SET", "p:a", &value];
+        f.server.command(&set).unwrap();
+        let command = Command::Acquire {
+            key: key("a"),
+            lease,
+            ttl: LONG,
+            standing: crate::store::Standing::Kept,
+        };
+        let outcome = f.ask(command, LONG);
+        let error = outcome.expect_err(micros);
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        let outcome = f.ask(Command::Inspect { key: key("a") }, LONG);
+        assert_eq!(outcome.expect_err(micros).kind(), ErrorKind::Protocol);
+    }
+    let value = format!("lh1 {lease:?} 1795263780943818 host/1/a");
+    let set = ["SET", "p:a", &value, "PX", "900000000000000000"];
+    f.server.command(&set).unwrap();
+    let found = f.ask(Command::Inspect { key: key("a") }, LONG);
+    assert!(matches!(found, Ok(Reply::Found { .. })), "{found:?}");
+    assert_eq!(f.connection(), before);
 }
 
 #[test]

@@ -13,6 +13,9 @@ use crate::store::connect;
 use crate::store::script::Kind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
 
+/// Bytes of what stands under a key that an error quotes.
+const LONGEST_FOUND: usize = 256;
+
 /// What came back for one script call.
 pub(crate) enum Decoded {
     /// An outcome for each command; `out_of_place` says that another connection may lead to a
@@ -49,6 +52,10 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
             values.iter().map(|result| outcome(kind, result)).collect()
         }
         Value::Array(_) => None,
+        // The call was refused as a whole.
+        one if n == 1 || matches!(one, Value::ServerError(_)) => {
+            outcome(kind, one).map(|one| smallvec![one; n])
+        }
         one => outcome(kind, one).and_then(|one| for_all(kind, one, n)),
     };
     let out_of_place = match &value {
@@ -64,8 +71,8 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
     }
 }
 
-/// What one result says of `n` commands: that all were granted, each with the next token, that all were done, or
-/// that the call was refused as a whole.
+/// What one result says of several commands: that all were granted, each with the next token, or that all
+/// were done.
 fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     match (kind, one) {
         (_, Ok(Reply::Granted { token })) => {
@@ -73,7 +80,6 @@ fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
             Some(value::tokens(token).take(n).map(granted).collect())
         }
         (Kind::Release | Kind::Renew, Ok(Reply::Done)) => Some(smallvec![Ok(Reply::Done); n]),
-        (_, one) if n == 1 || one.is_err() => Some(smallvec![one; n]),
         _ => None,
     }
 }
@@ -97,13 +103,17 @@ fn nonsense(kind: Kind, value: &Value) -> Decoded {
     Decoded::Nonsense(Error::new(ErrorKind::Protocol, message))
 }
 
-/// What one result of a script means, as its header says.
+/// What one result of a script means, as its header says. A result of the right shape may hold anything that
+/// another user of Redis wrote under the key: that is an error of this key, and the connection stays.
 fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
         (_, Value::ServerError(error)) => return Some(refused(kind, error)),
         (Kind::Acquire, Value::BulkString(micros)) => {
-            let token = value::token(std::str::from_utf8(micros).ok()?)?;
-            Reply::Granted { token }
+            let token = std::str::from_utf8(micros).ok().and_then(value::token);
+            match token {
+                Some(token) => Reply::Granted { token },
+                None => return Some(Err(not_ours(NO_LOCK, micros))),
+            }
         }
         (Kind::Acquire, Value::Int(ms)) => {
             let in_line = *ms < 0;
@@ -114,9 +124,13 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
             }
         }
         (Kind::Release | Kind::Renew | Kind::Write, Value::Int(1)) => Reply::Done,
-        (Kind::Write, Value::BulkString(token)) => Reply::Stale {
-            token: std::str::from_utf8(token).ok()?.parse().ok()?,
-        },
+        (Kind::Write, Value::BulkString(seen)) => {
+            let token = std::str::from_utf8(seen).ok();
+            match token.and_then(|token| token.parse().ok()) {
+                Some(token) => Reply::Stale { token },
+                None => return Some(Err(not_ours(NO_FENCED_VALUE, seen))),
+            }
+        }
         (Kind::Write, _) => return None,
         (_, Value::Int(0)) => Reply::Missing,
         (Kind::Adopt, Value::Int(ms)) => Reply::Adopted {
@@ -139,11 +153,10 @@ fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
             Ok(Reply::Taken { by: None })
         }
         (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => {
-            let message = format!("{NO_LOCK}: {found:?}");
-            Err(Error::new(ErrorKind::Protocol, message))
+            Err(not_ours(NO_LOCK, found.as_bytes()))
         }
-        (Kind::Write | Kind::Read, ("WRONGTYPE" | "FOREIGN", _)) => {
-            Err(Error::new(ErrorKind::Protocol, NO_FENCED_VALUE))
+        (Kind::Write | Kind::Read, ("WRONGTYPE" | "FOREIGN", found)) => {
+            Err(not_ours(NO_FENCED_VALUE, found.as_bytes()))
         }
         (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
     }
@@ -158,11 +171,13 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
         value: Box::new(value),
         expires_in: (ms >= 0).then(|| millis(ms)),
     });
-    Some(found.ok_or_else(|| {
-        let what = String::from_utf8_lossy(&bytes[space + 1..]);
-        let message = format!("{NO_LOCK}: {what:?}");
-        Error::new(ErrorKind::Protocol, message)
-    }))
+    Some(found.ok_or_else(|| not_ours(NO_LOCK, &bytes[space + 1..])))
+}
+
+/// An error that says what is missing under the key, and what stands there.
+fn not_ours(what: &str, found: &[u8]) -> Error {
+    let found = String::from_utf8_lossy(&found[..found.len().min(LONGEST_FOUND)]);
+    Error::new(ErrorKind::Protocol, format!("{what}: {found:?}"))
 }
 
 fn millis(ms: i64) -> Duration {

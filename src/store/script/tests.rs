@@ -55,12 +55,7 @@ fn numbers_are_written_in_decimal() {
 
 #[test]
 fn an_answer_of_the_wrong_shape_is_nonsense() {
-    for value in [
-        Value::Okay,
-        Value::Array(vec![Value::Int(1)]),
-        Value::BulkString(b"not a number".to_vec()),
-        Value::Nil,
-    ] {
+    for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
         let decoded = decode(Kind::Acquire, 1, value);
         assert!(matches!(decoded, Decoded::Nonsense(_)));
     }
@@ -113,6 +108,50 @@ fn errors_of_a_script_are_read_in_the_words_of_every_version() {
         let error = outcomes[0].as_ref().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
+}
+
+#[test]
+fn a_refusal_in_a_script_leaves_nothing_in_doubt() {
+    for wire in [
+        "-@user_script: 1: The user executing the script can't run this command or subcommand\r\n",
+        "-ERR The user executing the script can't run this command or subcommand\r\n",
+        "-ERR ACL failure in script: User x has no permissions to run the 'set' command\r\n",
+    ] {
+        let Decoded::Outcomes { outcomes, .. } = decode(Kind::Acquire, 2, answer(wire)) else {
+            panic!("{wire}");
+        };
+        let kinds = outcomes.into_iter().map(|one| one.unwrap_err().kind());
+        assert_eq!(kinds.collect::<Vec<_>>(), [ErrorKind::Denied; 2], "{wire}");
+    }
+}
+
+#[test]
+fn what_a_result_quotes_is_an_error_of_its_key() {
+    for (kind, found) in [
+        (Kind::Write, "18446744073709551616"),
+        (Kind::Write, ""),
+        (Kind::Acquire, "not a number"),
+        (Kind::Acquire, "18014398509481984"),
+    ] {
+        let results = [Value::BulkString(found.into()), Value::Int(1)];
+        let Decoded::Outcomes { outcomes, .. } = decode(kind, 2, Value::Array(results.to_vec()))
+        else {
+            panic!("{kind:?}: {found:?}");
+        };
+        let error = outcomes[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.to_string().contains(found), "{error}");
+        assert!(outcomes[1].is_ok());
+    }
+    let endless = Value::BulkString(vec![0xff; 1 << 20]);
+    let Decoded::Outcomes { outcomes, .. } = decode(Kind::Write, 1, endless) else {
+        panic!("one outcome");
+    };
+    let error = outcomes[0].as_ref().unwrap_err().to_string();
+    assert!(error.len() < 2000, "{}", error.len());
+    // One result can stand for a whole batch: then nobody's data is in it.
+    let one_for_two = decode(Kind::Acquire, 2, Value::BulkString(b"not a number".into()));
+    assert!(matches!(one_for_two, Decoded::Nonsense(_)));
 }
 
 #[test]

@@ -79,6 +79,8 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
         "HSET v token 0000000000000000000a value theirs",
         "HSET v token 0000000000000000000\u{e9} value theirs",
         "HSET v token -0000000000000000001 value theirs",
+        "HSET v token 18446744073709551616 value theirs",
+        "HSET v token 99999999999999999999 value theirs",
     ] {
         ask(&server, &["DEL", "v"]);
         say(&server, foreign);

@@ -43,6 +43,21 @@ pub fn connections(server: &Server) -> usize {
     list.as_text().expect("CLIENT LIST is text").lines().count() - 1
 }
 
+/// How many connections the server accepts during `work`.
+pub fn connections_made(server: &Server, work: impl FnOnce()) -> u64 {
+    let count = || {
+        let stats = ask(server, &["INFO", "stats"]);
+        let lines = stats.as_text().expect("INFO answers with text").lines();
+        let mut counts = lines.filter_map(|line| line.strip_prefix("total_connections_received:"));
+        let count = counts.next().expect("the server counts them");
+        count.parse::<u64>().expect("a count is a number")
+    };
+    let before = count();
+    work();
+    // The second question has a connection of its own.
+    count() - before - 1
+}
+
 /// The id of the lease that has the lock.
 pub fn lease_of(server: &Server, key: &str) -> Option<String> {
     let value = value_of(server, key)?;
