@@ -74,7 +74,9 @@ pub(crate) struct Handle {
     delayed: Arc<DelayedReleases>,
     pub(crate) transactions: Transactions,
     holder: HolderId,
+    /// All threads but the courier's, which ends after them.
     crew: Crew,
+    callbacks: Crew,
 }
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -280,7 +282,7 @@ impl Client {
 
     /// Ends the client, for all its clones: waiters return with `Shutdown`, renewals stop, every
     /// guard still held is lost with [`LossReason::Shutdown`](crate::LossReason::Shutdown), and
-    /// releases under way are confirmed.
+    /// releases under way are confirmed. On success the callbacks and events of all this have run.
     ///
     /// A lock that is held is never released by this; its key ends with its ttl, or when its guard
     /// is dropped. May be called again.
@@ -356,13 +358,13 @@ impl Handle {
     fn new(server: Server, config: Config, presence: Arc<Presence>) -> Result<Self, Error> {
         observe::describe();
         let holder = HolderId::of_this_process();
-        let crew = Crew::of(presence);
+        let [crew, callbacks] = [(); 2].map(|()| Crew::of(Arc::clone(&presence)));
         let clock = match &server {
             Server::Redis(_) => Clock::default(),
             Server::Memory(memory) => memory.clock().clone(),
         };
         let (agenda, inboxes) = Agenda::new(clock.clone());
-        let courier = Courier::start(&crew, config.events.clone())?;
+        let courier = Courier::start(&callbacks, config.events.clone())?;
         let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
         let store = store_of(server, &config, holder.clone(), &agenda, &delayed);
         let watchdog = Watchdog::new(
@@ -412,6 +414,7 @@ impl Handle {
             transactions,
             holder,
             crew,
+            callbacks,
         })
     }
 
@@ -435,10 +438,12 @@ impl Handle {
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
         self.delayed.end();
-        self.courier.stop();
+        // First the threads that tell of things: the courier runs what it was handed before its end.
         let ended = self.crew.has_ended_by(deadline);
+        self.courier.stop();
+        let told = self.callbacks.has_ended_by(deadline);
         flushed?;
-        if ended {
+        if ended && told {
             return Ok(());
         }
         let message = format!("callbacks or connections were still busy after {timeout:?}");

@@ -80,7 +80,8 @@ impl Memory {
     /// Moves the clock of this store and of all its clients ahead, by a year at most, as if the machine
     /// had slept for so long: what expires meanwhile is lost, and is lost when this returns; locks that are still held then
     /// and due for renewal have been renewed. To let more than a ttl pass and keep what is held, move
-    /// in steps of less than two thirds of it.
+    /// in steps of less than two thirds of it. Callbacks and events run a little later, on the client's
+    /// own thread; [`Client::shutdown`](crate::Client::shutdown) waits for them.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -130,6 +130,24 @@ fn renewals_are_counted_with_how_late_they_were() {
     drop(guards);
 }
 
+#[test]
+fn shutdown_waits_until_renewals_are_counted() {
+    const CLIENTS: u32 = 300;
+    let receivers = receivers();
+    for _ in 0..CLIENTS {
+        let memory = Memory::new();
+        let client = memory.client().unwrap();
+        let guard = client.mutex("k").lock().unwrap();
+        // In some rounds a worker renews, because the timer thread sees first that the clock was moved.
+        memory.advance(Duration::from_secs(12));
+        client.shutdown(SOON).unwrap();
+        drop(guard);
+    }
+    let numbers = receivers.numbers();
+    let renewed = numbers["leasehold_renewals_total{outcome=renewed}"];
+    assert_eq!(renewed, f64::from(CLIENTS));
+}
+
 /// Says when somebody waits.
 struct Waits(Sender<()>);
 
