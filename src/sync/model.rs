@@ -10,16 +10,21 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::sync::atomic::AtomicBool;
 use shuttle::thread::{self, Thread, ThreadId};
 use shuttle::{Config, Runner};
 
+use crate::sync::Either;
+
 // All threads of a model share one of the system's, and each run of a model starts anew.
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static SLEEPERS: RefCell<Vec<(Duration, Thread)>> = const { RefCell::new(Vec::new()) };
+    /// Those asleep in [`either`].
+    static SELECTING: RefCell<Vec<Thread>> = const { RefCell::new(Vec::new()) };
     static PANICKING: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
@@ -30,6 +35,7 @@ pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static
     let anew = move || {
         NOW.set(START);
         SLEEPERS.take();
+        SELECTING.take();
         PANICKING.set(None);
         model();
     };
@@ -106,6 +112,41 @@ pub(crate) fn park_timeout(timeout: Duration) {
     sleep_until(until, &me);
     thread::park();
     forget(&me);
+}
+
+/// As crossbeam's `select!` over two channels, which models send to by [`try_send`] only. Looking at the
+/// channels and falling asleep is one step, as it is there for whoever sends.
+pub(crate) fn either(
+    first: &Receiver<()>,
+    second: &Receiver<()>,
+    timeout: Duration,
+) -> Option<Either> {
+    let me = thread::current();
+    let until = now().saturating_add(timeout);
+    loop {
+        step();
+        let mut channels = [(first, Either::First), (second, Either::Second)];
+        channels.rotate_left(choice(2));
+        let is_ready = |channel: &Receiver<()>| channel.try_recv() != Err(TryRecvError::Empty);
+        if let Some((_, ready)) = channels.into_iter().find(|(channel, _)| is_ready(channel)) {
+            return Some(ready);
+        }
+        if now() >= until {
+            return None;
+        }
+        SELECTING.with_borrow_mut(|selecting| selecting.push(me.clone()));
+        sleep_until(until, &me);
+        thread::park();
+        forget(&me);
+        SELECTING.with_borrow_mut(|selecting| selecting.retain(|one| one.id() != me.id()));
+    }
+}
+
+/// Sends if there is room, and wakes all threads in [`either`].
+pub(crate) fn try_send(to: &Sender<()>) {
+    step();
+    let _ = to.try_send(());
+    SELECTING.take().iter().for_each(wake);
 }
 
 /// A point where another thread may go on.

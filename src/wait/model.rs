@@ -1,6 +1,7 @@
 //! Models of the waiting room: threads of one client or of two that want one lock, hand it over, give
 //! up, lose it, and are sent away.
 
+mod cancellation;
 mod transfer;
 
 use std::sync::Arc;

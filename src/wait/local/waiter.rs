@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::{Receiver, Sender};
 
 use crate::clock::{Clock, Moment};
 use crate::lease::{Lease, Options};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Either, Mutex, either, try_send};
 
 pub(super) struct Waiter {
     pub(super) options: Options,
@@ -61,7 +61,7 @@ impl Waiter {
         self.changed.notify_one();
         if let Some(bell) = &self.bell {
             // Full: it has been rung already, and will look.
-            let _ = bell.try_send(());
+            try_send(bell);
         }
     }
 
@@ -92,10 +92,9 @@ impl Waiter {
             let Some((cancel, bell)) = cancel else {
                 continue;
             };
-            select! {
-                recv(bell) -> _ => {}
-                recv(cancel) -> _ => return Woken::Cancelled,
-                default(until.since(clock.now())) => {}
+            let woken = either(bell, cancel, until.since(clock.now()));
+            if woken == Some(Either::Second) {
+                return Woken::Cancelled;
             }
         }
     }
