@@ -27,6 +27,12 @@ pub fn between(low: Duration, high: Duration) -> Duration {
     low + (high - low).mul_f64(part)
 }
 
+/// A random index of a list with `length` items; nothing if it is empty.
+pub fn index(length: usize) -> Option<usize> {
+    let random = RandomState::new().hash_one(()) as usize;
+    random.checked_rem(length)
+}
+
 /// How late this machine wakes a thread that sleeps for `pause`, again and again.
 pub fn oversleep(pause: Duration, until: &AtomicBool) -> Histogram<u64> {
     let mut late = histogram();

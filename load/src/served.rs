@@ -16,8 +16,10 @@ pub struct Served {
     pub calls: BTreeMap<String, u64>,
     /// How often it read from a connection: several requests, if they were written together.
     pub reads: u64,
-    /// Bytes in and out.
-    pub bytes: u64,
+    /// Bytes that it read from its clients.
+    pub received: u64,
+    /// Bytes that it wrote to its clients.
+    pub sent: u64,
     /// CPU time of the server.
     pub cpu: Duration,
     /// Clients that are connected now.
@@ -46,7 +48,8 @@ impl Served {
         Ok(Self {
             calls: info.lines().filter_map(calls).collect(),
             reads: number("total_reads_processed")?,
-            bytes: number("total_net_input_bytes")? + number("total_net_output_bytes")?,
+            received: number("total_net_input_bytes")?,
+            sent: number("total_net_output_bytes")?,
             cpu: server_cpu(info)?,
             connections: number("connected_clients")?,
         })
@@ -61,10 +64,16 @@ impl Served {
         Self {
             calls: calls.collect(),
             reads: self.reads - before.reads,
-            bytes: self.bytes - before.bytes,
+            received: self.received - before.received,
+            sent: self.sent - before.sent,
             cpu: self.cpu.saturating_sub(before.cpu),
             connections: self.connections,
         }
+    }
+
+    /// Bytes in and out.
+    pub fn bytes(&self) -> u64 {
+        self.received + self.sent
     }
 
     /// Calls of scripts, as a whole.
@@ -100,7 +109,8 @@ mod tests {
         let served = Served::read(INFO)?;
         assert_eq!(served.requests(&["get"]), 8);
         assert_eq!(served.scripts(), 4);
-        assert_eq!((served.bytes, served.reads), (120, 7));
+        assert_eq!((served.received, served.sent), (100, 20));
+        assert_eq!(served.reads, 7);
         assert_eq!(served.cpu, Duration::from_millis(1750));
         Ok(())
     }
@@ -112,7 +122,7 @@ mod tests {
         let later = later + "cmdstat_del:calls=2,usec=1\r\n";
         let since = Served::read(&later)?.since(&before);
         assert_eq!(since.requests(&[]), 7);
-        assert_eq!((since.reads, since.bytes), (0, 0));
+        assert_eq!((since.reads, since.bytes()), (0, 0));
         Ok(())
     }
 }

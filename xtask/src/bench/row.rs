@@ -103,7 +103,7 @@ impl Row {
             connections: crew.connections,
             requests_per_pair: per_pair(|round, way| round.served.requests(scripted(way)) as f64),
             reads_per_pair: per_pair(|round, _| round.served.reads as f64),
-            bytes_per_pair: per_pair(|round, _| round.served.bytes as f64),
+            bytes_per_pair: per_pair(|round, _| round.served.bytes() as f64),
             client_cpu_per_pair: per_pair(|round, _| micros(round.tally.cpu)),
             server_cpu_per_pair: per_pair(|round, _| micros(round.served.cpu)),
         })
