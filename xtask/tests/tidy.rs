@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use walkdir::{DirEntry, WalkDir};
 
-const LONGEST_FILE: usize = 500;
 /// Where people keep their checkouts: an absolute path into one of these names somebody's machine.
 const HOMES: [&str; 5] = ["root", "home", "Users", "work", "workspace"];
 /// Homebrew's folder on Linux is the same on every machine.
@@ -63,16 +62,6 @@ fn none(findings: &[String], rule: &str) {
         "{rule}:\n  {}\n",
         findings.join("\n  ")
     );
-}
-
-#[test]
-fn rust_files_are_at_most_500_lines_long() {
-    let long: Vec<_> = files_ending("", "rs")
-        .iter()
-        .filter(|(_, text)| text.lines().count() > LONGEST_FILE)
-        .map(|(path, text)| format!("{}: {} lines", path.display(), text.lines().count()))
-        .collect();
-    none(&long, "longer than 500 lines; split it");
 }
 
 #[test]
