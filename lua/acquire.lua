@@ -1,17 +1,20 @@
 -- Purpose: grant each free lock to its caller with a fencing token, or say for how long it is taken.
 --   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter.
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
---   Who has to wait may stand in line at the end of the value; lua/release.lua serves the line.
+--   A caller that has to wait may join the key's queue, which lua/serve.lua describes. ` +` at the end of
+--   a lock's value says that the lock has a queue. A queue outlives its lock by ten seconds: a request
+--   that finds the key free and a queue serves the queue first.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
--- KEYS: [1] fence counter, [2 .. n+1] lock keys
--- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and how it stands in line: empty: not
---   at all; `-`: where it may stand already; 0: it polls; otherwise it can be told, and this is the
---   ttl in ms that it then gets.
+-- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each that is asked for with a queue mode
+-- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode: empty: it does not wait;
+--   `-`: it may be in the queue already, and does not join; `0`: it joins, and polls; `+`: it joins, and is
+--   told of its grant, which then has the ttl; `+` and µs: the same, at the place in the queue of that time.
 -- Returns: for one lock key its result, for several an array of them, or if all were granted the first
 --   one's, from which the others count up. A result is a string: granted, the µs part of its fencing
---   token; a number: contended, ms until it expires, or if it stands in line -1 less that; an error:
---   FOREIGN, what stands there is no lock of ours; any other error: refused.
-local counter, holder, n = KEYS[1], ARGV[1], #KEYS - 1
+--   token; a number: contended, ms until it expires; an array: queued, ms until it expires, the number of
+--   waiters before it, and the µs of its place; an error: FOREIGN, what stands there is no lock of ours;
+--   any other error: refused.
+local counter, holder, n = KEYS[1], ARGV[1], (#ARGV - 1) / 3
 local last, refused = redis.pcall('GET', counter), nil
 -- Near 2^53 a double could not tell one number from the next.
 if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
@@ -26,39 +29,82 @@ local micros = string.format('%010d%06d', time[1], time[2])
 if last and not refused and last >= micros then
   micros = string.format('%.0f', last + 1)
 end
+local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
+local granted, behind = 0, n + 1
 
-local function occupied(key, lease, ttl, stands)
+local function occupied(key, lease, ttl, mode, queue)
   local held = redis.pcall('GET', key)
-  if not held then return 0 end
-  if held.err then return { err = 'FOREIGN ' .. held.err } end
-  if string.sub(held, 1, 4) ~= 'lh1 ' then
+  if held and held.err then return { err = 'FOREIGN ' .. held.err } end
+  if held and string.sub(held, 1, 4) ~= 'lh1 ' then
     return { err = 'FOREIGN ' .. string.gsub(string.sub(held, 1, 64), '[^ -~]', '?') }
   end
-  if string.sub(held, 5, 36) == lease then
-    -- Its turn came while it stood in line.
+  if held and string.sub(held, 5, 36) == lease then
+    -- It was granted while it was queued.
     local kept = redis.pcall('PEXPIRE', key, ttl)
     return kept == 1 and string.sub(held, 38, 53) or kept
   end
-  local left = redis.pcall('PTTL', key)
+  local left = held and redis.pcall('PTTL', key) or 0
   if left == -1 then
     local healed = redis.pcall('PEXPIRE', key, ttl)
     left = healed == 1 and tonumber(ttl) or healed
   end
-  if stands == '' or type(left) ~= 'number' then return left end
-  if not string.find(held, lease, 55, true) then
-    -- A lease that comes into line twice could be granted late, to nobody. A line without bounds
-    -- would fill the memory of Redis.
-    if stands == '-' or #held > 8192 then return left end
-    local stood = redis.pcall('APPEND', key, ' ' .. lease .. ',' .. stands .. ',' .. holder)
-    if type(stood) ~= 'number' then return left end
+  if mode == '' or type(left) ~= 'number' then return left end
+
+  local entry, place = lease .. ',' .. (mode == '0' and 0 or ttl) .. ',' .. holder, nil
+  if mode == '-' then
+    place = redis.pcall('ZSCORE', queue, entry)
+    if not place then
+      entry = lease .. ',0,' .. holder
+      place = redis.pcall('ZSCORE', queue, entry)
+    end
+    if type(place) ~= 'string' then return left end
+  else
+    place = string.sub(mode, 2)
+    if place == '' then
+      local newest = redis.pcall('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+      place = micros
+      if newest and tonumber(newest) >= tonumber(micros) then
+        place = string.format('%.0f', newest + 1)
+      end
+    end
   end
-  return -1 - left
+  -- The mark tells the holder's release of the queue. A lock acquired past the queue has none yet.
+  local is_marked = not held or string.find(held, ' ', 55, true)
+    or type(redis.pcall('APPEND', key, ' +')) == 'number'
+  if mode ~= '-' and not (is_marked and type(redis.pcall('ZADD', queue, place, entry)) == 'number') then
+    return left
+  end
+  local in_queue = true
+  if not held then
+    -- part: serve.lua
+    local written = redis.pcall('SET', counter, micros)
+    local served = written.err and written or serve(key, queue, micros, lease, ttl)
+    if type(served) == 'string' then used = micros end
+    if served == lease then return micros end
+    -- A queue that cannot be served does not keep the key from its caller.
+    in_queue = type(served) ~= 'table'
+    left = in_queue and served and redis.pcall('PTTL', key) or 0
+  end
+  local ahead = in_queue and redis.pcall('ZRANK', queue, entry)
+  -- A queue without a bound could fill the memory of Redis.
+  if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
+    local lives = redis.pcall('PTTL', queue)
+    local is_kept = type(lives) == 'number' and lives >= left + 10000
+    if is_kept or redis.pcall('PEXPIRE', queue, left + 10000) == 1 then
+      return { left, ahead, tonumber(place) }
+    end
+  end
+  redis.pcall('ZREM', queue, entry)
+  return left
 end
 
-local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
-local granted = 0
 for i = 1, n do
-  local key, lease, ttl, stands = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+  local key, lease, ttl, mode = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+  local queue = nil
+  if mode ~= '' then
+    behind = behind + 1
+    queue = KEYS[behind]
+  end
   result = refused
   if not refused then
     if used then
@@ -67,11 +113,18 @@ for i = 1, n do
       micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
     end
     local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
-    -- Who asks again takes no free key: should it have given up meanwhile, nobody would let go of it.
-    result = stands ~= '-' and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
+    -- A request for what is queued already acquires no free key: its caller may be gone, and nobody would
+    -- release it. Where others are queued, they come first.
+    local is_queued = queue and (mode == '-' or redis.pcall('EXISTS', queue) == 1)
+    result = not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
-      result = occupied(key, lease, ttl, stands)
-    elseif result.ok then
+      result = occupied(key, lease, ttl, mode, queue)
+      -- The key is free, and its queue cannot be used: it may hold something else.
+      if result == 0 and queue and mode ~= '-' then
+        result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
+      end
+    end
+    if type(result) == 'table' and result.ok then
       result, used, granted = micros, micros, granted + 1
     end
   end

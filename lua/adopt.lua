@@ -1,5 +1,5 @@
 -- Purpose: let the holder of a ticket go on with the grant that it stands for, under a lease of its own.
---   The ticket's lease is nobody's afterwards, so a ticket is good once. Token and line stay.
+--   The ticket's lease is nobody's afterwards, so a ticket is good once. The token and the mark of a queue stay.
 --   A ticket with the token of another grant is refused: what is written under one that is too great would
 --   make those of all later holders stale.
 -- KEYS: lock keys
@@ -21,7 +21,7 @@ for i, key in ipairs(KEYS) do
     if micros ~= token then
       result = string.sub(result, 1, 256)
     else
-      local line = string.sub(result, behind)
+      local mark = string.sub(result, behind)
       local left = redis.pcall('PTTL', key)
       if type(left) ~= 'number' then
         result = left
@@ -30,7 +30,7 @@ for i, key in ipairs(KEYS) do
         if asked and asked > left then left = asked end
         -- A key that should not be there any more, or never end, is given the shortest life.
         if left < 1 then left = 1 end
-        local set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. line, 'PX', left)
+        local set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. mark, 'PX', left)
         result = set.err and set or left
       end
     end

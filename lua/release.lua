@@ -1,11 +1,11 @@
--- Purpose: let go of each lock key that its owner still holds: grant it to whoever waits first in its
---   value, or delete it. A lease that still waits itself is taken out of the line. All others stay.
--- KEYS: [1] fence counter, [2 .. n+1] lock keys
--- ARGV: for each lock key: lease id: with `!` and a holder behind it, it is let go by the will of that
---   one, and its owner is told.
--- Returns: for one lock key its result, for several an array of them, or 1: all were let go. A result
---   is 1: let go; 0: not there; a string: not this owner's, what stands there; an error: refused.
-local counter, n = KEYS[1], #KEYS - 1
+-- Purpose: release each lock key that its lease still holds: grant it to the first of its queue, which
+--   lua/serve.lua describes, or delete it. A lease that is queued itself leaves the queue. All others stay.
+-- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
+-- ARGV: for each lock key: lease id: with `!` and a holder behind it, that holder takes the lock away, and
+--   its owner is told; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
+-- Returns: for one lock key its result, for several an array of them, or 1: all were released. A result
+--   is 1: released; 0: not there; a string: not this owner's, what stands there; an error: refused.
+local counter, n = KEYS[1], #ARGV
 
 -- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
 local function next_micros()
@@ -19,35 +19,11 @@ local function next_micros()
   return redis.pcall('SET', counter, micros).ok and micros
 end
 
--- Grants the key to the first of the line who can be told, or may be polling; true if there is one.
-local function pass_on(key, value, at)
-  local micros = next_micros()
-  while at and micros do
-    local lease, ttl, holder, behind = string.match(value, '^ (%x+),(%d+),(%S+)()', at)
-    if not lease then return false end
-    local channel, polls = 'leasehold/' .. holder, ttl == '0'
-    -- Asked for by itself: PUBLISH counts those, too, who listen to everything.
-    local listening = polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
-    if listening ~= 0 then
-      local granted = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. string.sub(value, behind)
-      local set = redis.pcall('SET', key, granted, 'PX', polls and 100 or ttl)
-      if set.err then return false end
-      local told = polls or redis.pcall('PUBLISH', channel, lease .. ' ' .. micros .. ' ' .. key)
-      -- One that must not be told this way polls in the end.
-      if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
-      if told ~= 0 then return true end
-    end
-    -- Nobody listens there: that client has gone.
-    at = string.find(value, ' ', behind, true)
-  end
-  return false
-end
-
 local results, result, done = n > 1 and {}, nil, 0
 if n >= 8 then
   -- Nearly always most of them are held, and nobody waits: two commands do for all of those. (With few
   -- keys there is little to gain.)
-  local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2)), {}, {}
+  local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2, n + 1)), {}, {}
   for i = 1, n do
     local value = values[i]
     local is_held = value and string.find(value, 'lh1 ' .. ARGV[i] .. ' ', 1, true) == 1
@@ -60,32 +36,34 @@ if n >= 8 then
   end
 end
 for i = 1, n do
-  local key, lease, by = KEYS[i + 1], ARGV[i], nil
-  if string.sub(lease, 33, 33) == '!' then
-    lease, by = string.sub(lease, 1, 32), string.sub(lease, 33)
+  local key, lease, after = KEYS[i + 1], ARGV[i], nil
+  if string.find(lease, '^[!,]', 33) then
+    lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
   -- 1 if it has gone already.
   result = results and results[i] or redis.pcall('GET', key)
-  if not result then
-    result = 0
-  elseif result ~= 1 and not result.err then
-    if string.sub(result, 1, 36) == 'lh1 ' .. lease then
-      if by then
-        local channel = 'leasehold/' .. (string.match(result, '^%S+', 55) or '')
-        redis.pcall('PUBLISH', channel, lease .. ' ' .. by .. ' ' .. key)
-      end
-      local line = string.find(result, ' ', 55, true)
-      result = line and pass_on(key, result, line) and 1 or redis.pcall('DEL', key)
-    else
-      local first = string.find(result, ' ' .. lease .. ',', 55, true)
-      if first and string.sub(result, 1, 4) == 'lh1 ' then
-        local behind = string.find(result, ' ', first + 1, true) or #result + 1
-        local rest = string.sub(result, 1, first - 1) .. string.sub(result, behind)
-        local set = redis.pcall('SET', key, rest, 'KEEPTTL')
-        result = set.err and set or 1
-      else
-        result = string.sub(result, 1, 256)
-      end
+  if result and result ~= 1 and not result.err and string.sub(result, 1, 36) == 'lh1 ' .. lease then
+    if after and string.sub(after, 1, 1) == '!' then
+      local channel = 'leasehold/' .. (string.match(result, '^%S+', 55) or '')
+      redis.pcall('PUBLISH', channel, lease .. ' ' .. after .. ' ' .. key)
+    end
+    local micros, served = string.find(result, ' ', 55, true) and next_micros(), nil
+    if micros then
+      -- part: serve.lua
+      served = serve(key, KEYS[n + 1 + i], micros)
+    end
+    result = type(served) == 'string' and 1 or redis.pcall('DEL', key)
+  elseif result ~= 1 then
+    local ttl, holder = string.match(after or '', '^,(%d+),(.*)$')
+    local left = ttl and redis.pcall('ZREM', KEYS[n + 1 + i], ARGV[i], lease .. ',0,' .. holder)
+    if type(left) == 'number' and left > 0 then
+      result = 1
+    elseif type(left) == 'table' then
+      result = left
+    elseif not result then
+      result = 0
+    elseif not result.err then
+      result = string.sub(result, 1, 256)
     end
   end
   if results then results[i] = result end

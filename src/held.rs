@@ -58,9 +58,9 @@ impl LockInfo {
         self.expires_in
     }
 
-    /// How many clients stand in line for it; each may have many threads that wait.
+    /// How many clients are in its queue; each may have many threads that wait.
     pub fn clients_waiting(&self) -> usize {
-        self.value.in_line
+        self.value.queued
     }
 }
 

@@ -10,6 +10,9 @@ use crate::error::{Error, ErrorKind};
 /// First character of the library's own keys below the prefix; no lock's key may begin with it.
 const RESERVED: char = '~';
 
+/// Between the prefix and the name in the key of a lock's queue.
+const QUEUE: &str = "~queue:";
+
 /// A valid key of a lock, as it stands in Redis: prefix and name in one.
 #[derive(Clone)]
 pub(crate) struct Key {
@@ -76,6 +79,12 @@ impl Key {
     /// The key in Redis.
     pub(crate) fn in_redis(&self) -> &str {
         &self.full
+    }
+
+    /// What its queue's key in Redis consists of: prefix, `~queue:`, name.
+    pub(crate) fn queue_parts(&self) -> [&str; 3] {
+        let (prefix, name) = self.full.split_at(self.prefix as usize);
+        [prefix, QUEUE, name]
     }
 
     /// Same key, same part: which lane serves it, which shard remembers it.

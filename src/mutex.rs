@@ -330,7 +330,7 @@ impl Mutex {
     }
 
     /// Takes the lock away from whoever has it, and says from whom; nothing if it was free, or let go
-    /// in just that moment. The next in line has it then.
+    /// in just that moment. The next waiter has it then.
     ///
     /// For an operator's hand only: the holder may be at work, and goes on until it hears of it. It
     /// loses the lock at once with [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) if

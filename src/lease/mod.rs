@@ -68,7 +68,7 @@ struct State {
     ttl_changing: bool,
     /// It is not to be handed off within the client.
     bound: bool,
-    /// Others may stand in the line of its key in Redis.
+    /// Others may be in the queue of its key in Redis.
     others_in_line: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
@@ -297,7 +297,7 @@ impl Lease {
         self.state.lock().bound = true;
     }
 
-    /// Whether others may stand in the line of its key in Redis.
+    /// Whether others may be in the queue of its key in Redis.
     pub(crate) fn with_others_in_line(mut self, others: bool) -> Self {
         self.state.get_mut().others_in_line = others;
         self

@@ -19,14 +19,16 @@ pub(crate) enum Command {
         ttl: Duration,
         standing: Standing,
     },
-    /// Let go of the key if it is still this lease's: the next in line has it then. A lease that
-    /// stands in line itself leaves it. Not worth a try after `until`: its ttl has ended.
+    /// Release the key if it is still this lease's: the first waiter has it then. A lease that is
+    /// queued itself leaves the queue. Not worth a try after `until`: its ttl has ended.
     Release {
         key: Key,
         lease: LeaseId,
         until: Moment,
         /// What a guard held of it; nothing if no guard ever had it.
         held: Option<Held>,
+        /// The ttl that it was asked for with, if it may be in the queue.
+        queued: Option<Duration>,
     },
     /// Put the ttl back to its full length, if the key is still this lease's.
     Renew {
@@ -99,11 +101,14 @@ impl Command {
 
     /// The release of what this may have taken by now or may take yet.
     pub(crate) fn undo(&self, now: Moment) -> Option<Self> {
-        let (key, lease, ttl) = match self {
+        let (key, lease, ttl, queued) = match self {
             Self::Acquire {
-                key, lease, ttl, ..
-            } => (key, lease, ttl),
-            Self::Adopt { key, lease, grant } => (key, lease, &grant.longest),
+                key,
+                lease,
+                ttl,
+                standing,
+            } => (key, lease, ttl, *standing != Standing::None),
+            Self::Adopt { key, lease, grant } => (key, lease, &grant.longest, false),
             _ => return None,
         };
         Some(Self::Release {
@@ -111,6 +116,7 @@ impl Command {
             lease: *lease,
             until: now.after(*ttl),
             held: None,
+            queued: queued.then_some(*ttl),
         })
     }
 }
@@ -119,20 +125,22 @@ impl Command {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) token: u64,
-    /// Others may stand in line for its key in Redis.
+    /// Others may be queued for its key in Redis.
     pub(crate) others_in_line: bool,
 }
 
-/// Whether an acquire that finds the key taken stands in line for it, in the key's value.
+/// Whether an acquire that finds the key taken joins its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It does not: this was only a try.
     None,
-    /// Its turn is kept for a moment: it cannot be told, and asks again.
+    /// It joins. The key is kept for it for a moment when its turn comes: it cannot be notified, and polls.
     Polling,
-    /// It is granted the key when its turn comes, and told.
+    /// It joins. It is granted the key when its turn comes, and notified.
     Told,
-    /// It was put in line before, and may stand there yet. It is not put there again.
+    /// As `Told`, at the place of a lease that was queued since then and is no longer.
+    Again { since: u64 },
+    /// It joined before, and may still be queued. It does not join again.
     Kept,
 }
 
@@ -142,7 +150,10 @@ pub(crate) enum Reply {
     /// The key is the caller's, with this fencing token.
     Granted { token: u64 },
     /// Somebody has it, for so long at most unless they renew.
-    Contended { expires_in: Duration, in_line: bool },
+    Contended {
+        expires_in: Duration,
+        queued: Option<Queued>,
+    },
     /// Released, renewed, written, flushed.
     Done,
     /// There is no such key.
@@ -160,6 +171,15 @@ pub(crate) enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
+}
+
+/// The place of a waiter in the queue of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Queued {
+    /// How many waiters come before it.
+    pub(crate) ahead: u64,
+    /// When it joined, in µs by the clock of Redis; orders the queue.
+    pub(crate) since: u64,
 }
 
 /// A command with its own deadline, and the place where its outcome is put.

@@ -88,7 +88,7 @@ impl Exchange {
 fn is_too_early(pending: &Pending, answer: &Answer, released_late: &[Key]) -> bool {
     let found_taken = matches!(
         answer,
-        Answer::Outcome(Ok(Reply::Contended { in_line: false, .. }))
+        Answer::Outcome(Ok(Reply::Contended { queued: None, .. }))
     );
     let Command::Acquire { key, .. } = &pending.command else {
         return false;

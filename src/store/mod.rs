@@ -26,7 +26,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::thread::Crew;
 
-pub(crate) use command::{Adoption, Command, Held, Reply, Request, Standing};
+pub(crate) use command::{Adoption, Command, Held, Queued, Reply, Request, Standing};
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use lane::MAX_RENEWALS;
@@ -38,7 +38,7 @@ pub(crate) use script::{Call, Kind, Names, encode};
 pub(crate) use scripted::Scripted;
 pub use session::TransactionConnection;
 pub(crate) use session::{Written, read_failed};
-pub(crate) use value::{LockValue, hand_offs_of, holds, stands_in_line};
+pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds};
 pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
@@ -80,7 +80,7 @@ pub(crate) trait Store: Send + Sync {
     /// Has `listener` told what happens to keys, once somebody wants to know.
     fn listen(&self, crew: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error>;
 
-    /// How somebody who has to wait for a key should stand in line for it.
+    /// How a waiter should join the queue of its key.
     fn standing(&self) -> Standing;
 
     /// Somebody has to wait and wants to be told.

@@ -66,7 +66,7 @@ impl Server {
         self.serve(by, &Command::ForceUnlock { key, lease });
     }
 
-    /// Deletes `key`, with all who wait for it.
+    /// Deletes `key`; its queue stays.
     pub(crate) fn delete(&self, key: &Key) {
         self.0.memory.delete(key);
         self.notify();

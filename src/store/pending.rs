@@ -121,13 +121,15 @@ impl Pending {
                 Ok(
                     Reply::Granted { .. }
                     | Reply::Adopted { .. }
-                    | Reply::Contended { in_line: true, .. },
+                    | Reply::Contended {
+                        queued: Some(_), ..
+                    },
                 ),
             ) => {
                 if self.deliver(outcome) {
                     return Next::Finished;
                 }
-                // Granted, or in line, for a caller that has left.
+                // Granted, or queued, for a caller that has left.
                 let undo = self.command.undo(Moment::now());
                 undo.map_or(Next::Finished, |undo| Next::Again(Self::new(undo, None)))
             }

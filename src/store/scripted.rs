@@ -18,7 +18,7 @@ pub(crate) struct Scripted {
     answers: Mutex<VecDeque<Answer>>,
     /// How many came together.
     pub(crate) at_a_time: Mutex<Vec<usize>>,
-    /// As what each acquire was to stand in line.
+    /// How each acquire was to join the queue.
     pub(crate) asked: Mutex<Vec<Standing>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
     /// Releases of what others may wait for in Redis.

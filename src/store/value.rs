@@ -1,6 +1,5 @@
-//! What stands under the key of a lock, as far as it can be read from its text. Only the scripts
-//! write it: `lh1 <lease> <granted at, µs> <holder>`, then ` <lease>,<ttl in ms>,<holder>` for each
-//! that stands in line.
+//! The value of a lock's key, as far as it can be read from its text. Only the scripts write it:
+//! `lh1 <lease> <granted at, µs> <holder>`, and ` +` behind that if the lock has a queue.
 
 use crate::id::{HolderId, LeaseId};
 
@@ -20,19 +19,19 @@ pub(crate) struct LockValue {
     /// The fencing token of its first holder within the client.
     pub(crate) token: u64,
     pub(crate) holder: HolderId,
-    /// How many clients stand in line.
-    pub(crate) in_line: usize,
+    /// How many clients are in its queue.
+    pub(crate) queued: usize,
 }
 
 impl LockValue {
-    pub(crate) fn of(value: &[u8]) -> Option<Self> {
+    pub(crate) fn of(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
         let mut words = text.split(' ');
         Some(Self {
             lease: LeaseId::decode(words.next()?)?,
             token: token(words.next()?)?,
             holder: HolderId::of_text(words.next()?),
-            in_line: words.count(),
+            queued,
         })
     }
 }
@@ -63,12 +62,9 @@ pub(crate) fn holds(value: &[u8], lease: LeaseId) -> bool {
     id.is_some_and(|id| id.starts_with(lease.encode(&mut [0; LeaseId::DIGITS]).as_bytes()))
 }
 
-/// Whether the value of a lock says that `lease` waits for it.
-pub(crate) fn stands_in_line(value: &[u8], lease: LeaseId) -> bool {
-    let mut digits = [0; LeaseId::DIGITS];
-    let id = lease.encode(&mut digits).as_bytes();
-    let mut words = value.split(|byte| *byte == b' ').skip(4);
-    words.any(|word| word.starts_with(id))
+/// Whether the value of a lock says that its release will serve a queue.
+pub(crate) fn has_queue(value: &[u8]) -> bool {
+    value.starts_with(b"lh1 ") && value.ends_with(b" +")
 }
 
 #[cfg(test)]
@@ -76,16 +72,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_says_who_holds_and_who_stands_in_line() {
-        let [holder, first, second, none] = [(); 4].map(|()| LeaseId::random());
-        let line = format!(" {first:?},5000,host/2/b {second:?},0,host/3/c");
-        let value = format!("lh1 {holder:?} 1795263780943818 host/1/a{line}");
+    fn a_value_names_its_holder_and_its_queue() {
+        let [holder, other] = [(); 2].map(|()| LeaseId::random());
+        let alone = format!("lh1 {holder:?} 1795263780943818 host/1/a");
+        let value = format!("{alone} +");
         let value = value.as_bytes();
-        assert!(holds(value, holder) && !holds(value, first) && !holds(b"lh1 short", holder));
-        assert!([first, second].map(|id| stands_in_line(value, id)) == [true, true]);
-        assert!([holder, none].map(|id| stands_in_line(value, id)) == [false, false]);
-        let read = LockValue::of(value).unwrap();
-        assert_eq!((read.lease, read.in_line), (holder, 2));
+        assert!(holds(value, holder) && !holds(value, other) && !holds(b"lh1 short", holder));
+        assert!(has_queue(value) && !has_queue(alone.as_bytes()) && !has_queue(b"theirs +"));
+        let read = LockValue::of(value, 2).unwrap();
+        assert_eq!((read.lease, read.queued), (holder, 2));
         assert_eq!(read.token, 1_795_263_780_943_818 << TOKEN_SHIFT);
         assert_eq!(read.holder.as_str(), "host/1/a");
     }
@@ -93,9 +88,9 @@ mod tests {
     #[test]
     fn what_is_no_value_of_a_lock_is_not_read_as_one() {
         for value in ["", "lh1 ", "lh1 short", "something else", "lh2 a b c"] {
-            assert_eq!(LockValue::of(value.as_bytes()), None, "{value}");
+            assert_eq!(LockValue::of(value.as_bytes(), 0), None, "{value}");
         }
-        assert_eq!(LockValue::of(b"\xff"), None);
+        assert_eq!(LockValue::of(b"\xff", 0), None);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Check, Lease, Terms};
-use crate::store::{Command, Reply, Standing};
-use crate::wait::local::Claim;
+use crate::store::{Command, Queued, Reply, Standing};
+use crate::wait::local::{Claim, Claimed};
 use crate::wait::{Until, Wait, Waits, Wanted};
 
 pub(super) enum Attempt {
@@ -16,9 +16,9 @@ pub(super) enum Attempt {
     /// Somebody has it, for so long at least if they do not let go.
     Contended {
         expires_in: Duration,
-        in_line: bool,
+        place: QueuePlace,
     },
-    /// It stood in line, and does not any more.
+    /// It was queued, and is no longer.
     FellOut,
     /// The caller's own deadline came before an answer: nothing was learnt.
     OutOfTime,
@@ -29,8 +29,17 @@ pub(super) enum Attempt {
     },
 }
 
+/// Where a caller is in the queue of a lock that is taken.
+pub(super) enum QueuePlace {
+    Taken(Queued),
+    /// It asked to join, and there was no room.
+    Full,
+    /// It did not ask to join.
+    None,
+}
+
 impl Waits {
-    /// Asks Redis once: for what stands in line already, or under a new lease id.
+    /// Asks Redis once: for what is queued already, or under a new lease id.
     pub(super) fn attempt(&self, wait: &Wait<'_>, asked_at: Moment) -> Result<Attempt, Error> {
         let Wanted { key, options, .. } = wait.wanted;
         let (lease, standing) = self.stand(wait, asked_at);
@@ -51,9 +60,13 @@ impl Waits {
         let outcome = self.store.ask(command, deadline);
         if !matches!(
             outcome,
-            Ok(Reply::Granted { .. } | Reply::Contended { in_line: true, .. })
+            Ok(Reply::Granted { .. }
+                | Reply::Contended {
+                    queued: Some(_),
+                    ..
+                })
         ) {
-            // Nothing of it stands in line; or it is unknown, and the store sees to its end.
+            // It is not queued; or that is unknown, and the store sees to its end.
             self.queues.disclaim(key, lease);
         }
         match outcome {
@@ -61,26 +74,25 @@ impl Waits {
                 let terms = self.terms(wait.wanted, lease, token, asked_at);
                 self.enter_at_once(wait, terms, stood)
             }
-            Ok(Reply::Contended {
-                expires_in,
-                in_line,
-            }) => {
-                if in_line && !wait.place.in_line(lease) {
-                    // The client was shut down meanwhile, or the line was left by all.
-                    self.give_back(key.clone(), lease, ttl);
-                }
-                if stood && !in_line {
-                    return Ok(Attempt::FellOut);
-                }
-                Ok(Attempt::Contended {
-                    expires_in,
-                    in_line,
-                })
+            Ok(Reply::Contended { expires_in, queued }) => {
+                let place = match queued {
+                    Some(queued) => {
+                        if !wait.place.note_queued(lease, queued.since) {
+                            // The client was shut down meanwhile, or the line was left by all.
+                            self.give_back(key.clone(), lease, ttl);
+                        }
+                        QueuePlace::Taken(queued)
+                    }
+                    None if stood => return Ok(Attempt::FellOut),
+                    None if standing == Standing::None => QueuePlace::None,
+                    None => QueuePlace::Full,
+                };
+                Ok(Attempt::Contended { expires_in, place })
             }
             Ok(_) => unreachable!("a release's answer to an acquire"),
             Err(error) => {
                 if stood {
-                    // A refusal leaves it in line.
+                    // A refusal leaves it in the queue.
                     self.give_back(key.clone(), lease, ttl);
                 }
                 match error.kind() {
@@ -98,21 +110,23 @@ impl Waits {
         }
     }
 
-    /// Under which lease id to ask, and how to stand in line with it.
+    /// Under which lease id to ask, and how to join the queue with it.
     fn stand(&self, wait: &Wait<'_>, asked_at: Moment) -> (LeaseId, Standing) {
         let fresh = self.supplies(&wait.wanted.key).ids.draw();
         if let Until::Now = wait.until {
             return (fresh, Standing::None);
         }
-        let (lease, stood, other) = wait.place.claim(fresh, asked_at);
+        let (lease, claimed, other) = wait.place.claim(fresh, asked_at);
         if let Some(other) = other {
             let key = wait.wanted.key.clone();
-            self.give_back(key, other.lease, other.options.ttl);
+            self.give_back(key, other.lease, other.options.first_ttl());
         }
-        if stood {
-            return (lease, Standing::Kept);
-        }
-        (lease, self.store.standing())
+        let standing = match (claimed, self.store.standing()) {
+            (Claimed::Kept, _) => Standing::Kept,
+            (Claimed::Again { since }, Standing::Told) => Standing::Again { since },
+            (_, standing) => standing,
+        };
+        (lease, standing)
     }
 
     /// Takes what Redis granted by its answer.
@@ -151,7 +165,7 @@ impl Waits {
         }
     }
 
-    /// A lease on these terms, for whose key others may stand in line in Redis. Given back if it came
+    /// A lease on these terms, for whose key others may be queued in Redis. Given back if it came
     /// too late: `Timeout`; or if the client is shut down.
     pub(super) fn granted(
         &self,

@@ -9,7 +9,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::loss::LossReason;
-use crate::store::{Command, Listener, Store, Watched, holds, stands_in_line};
+use crate::store::{Command, Listener, Store, Watched, has_queue, holds};
 use crate::wait::local::LocalQueues;
 use crate::watchdog::Watchdog;
 
@@ -62,12 +62,13 @@ impl Hearing {
 impl Listener for Hearing {
     fn granted(&self, key: &Key, lease: LeaseId, token: u64) {
         if !self.queues.granted(key, lease, token) {
-            // Who stood in line has left; should its own release have missed it, nobody else lets go.
+            // The waiter has left; should its own release have missed it, nobody else lets go.
             self.store.post(Command::Release {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
                 held: None,
+                queued: None,
             });
         }
     }
@@ -83,7 +84,7 @@ impl Listener for Hearing {
         let held = self.watchdog.watched(key);
         let held = held.filter(|lease| lease.live_for(now).is_some());
         let lease = held.map(|lease| lease.terms().id);
-        let matters = lease.is_some() || self.queues.waits_for(key);
+        let matters = lease.is_some() || self.queues.watched_claim_of(key).is_some();
         matters.then(|| Watched {
             key: key.clone(),
             lease,
@@ -102,11 +103,12 @@ impl Listener for Hearing {
             Some(lease) if value.is_some_and(|value| holds(value, *lease)) => {}
             Some(lease) => self.lost(key, *lease, value),
             None => {
-                let claim = self.queues.claim_of(key);
-                let in_line = claim
+                // While somebody else has the lock and will serve its queue, there is nothing to do.
+                let claim = self.queues.watched_claim_of(key);
+                let waits_on = claim
                     .zip(value)
-                    .is_some_and(|(claim, value)| stands_in_line(value, claim));
-                if !in_line {
+                    .is_some_and(|(claim, value)| has_queue(value) && !holds(value, claim));
+                if !waits_on {
                     self.queues.wake(key);
                 }
             }

@@ -1,4 +1,4 @@
-//! How a lock and a place in line are given up: passed on within the client, or given back to Redis.
+//! How a lock and a place in its queue are given up: passed on within the client, or given back to Redis.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,11 +83,11 @@ impl Waits {
             self.let_go(&lease);
         }
         if let Some(claim) = abandoned {
-            self.give_back(wanted.key.clone(), claim.lease, claim.options.ttl);
+            self.give_back(wanted.key.clone(), claim.lease, claim.options.first_ttl());
         }
     }
 
-    /// Undoes what Redis has of a lease that is not held: a grant, or a place in line. From here on nobody
+    /// Undoes what Redis has of a lease that is not held: a grant, or a place in the queue. From here on nobody
     /// asks under its id: an answer could give the lock to a lease that the release then ends.
     pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.disclaim(&key, lease);
@@ -97,6 +97,7 @@ impl Waits {
             lease,
             until,
             held: None,
+            queued: Some(ttl),
         });
     }
 }
@@ -111,5 +112,6 @@ pub(super) fn release_of(lease: &Lease) -> Command {
             token: lease.terms().token,
             others_in_line: lease.has_others_in_line(),
         }),
+        queued: None,
     }
 }

@@ -49,11 +49,14 @@ struct Shard {
 struct Line {
     waiters: VecDeque<Arc<Waiter>>,
     claim: Option<Claim>,
+    /// When the last claim joined the queue of Redis that was dropped while its waiter waited on: its place,
+    /// for the next one.
+    since: Option<u64>,
     /// The lease that was last ended here by another client's will, before anybody entered on it.
     forced: Option<(LeaseId, HolderId)>,
 }
 
-/// What was asked of Redis for the line, and may stand in line there. It outlasts the waiter that
+/// What was asked of Redis for the line, and may be queued there. It outlasts the waiter that
 /// asked: whoever is first goes on with it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
@@ -65,6 +68,22 @@ pub(crate) struct Claim {
     pub(crate) granted: Option<u64>,
     /// A request under it has no answer yet: its caller gives back what comes of it.
     asked: bool,
+    /// When it joined the queue of Redis, by the clock of Redis in µs.
+    since: Option<u64>,
+    /// It is one of the first in that queue, and its key is watched.
+    watches: bool,
+}
+
+/// What to ask Redis for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Claimed {
+    /// What may be queued already.
+    Kept,
+    /// Something new, at the place of a claim that was queued since then.
+    Again {
+        since: u64,
+    },
+    Fresh,
 }
 
 /// Somebody's place in line; left when dropped.
@@ -208,7 +227,7 @@ impl LocalQueues {
         }
     }
 
-    /// Redis has granted `key` to `lease`, which should stand in line for one of ours. False if
+    /// Redis has granted `key` to `lease`, which should be queued for one of ours. False if
     /// nobody knows of it.
     pub(crate) fn granted(&self, key: &Key, lease: LeaseId, token: u64) -> bool {
         let mut shard = self.shard(key);
@@ -267,21 +286,18 @@ impl LocalQueues {
         shards.flat_map(held).collect()
     }
 
-    /// Whether somebody waits for `key`.
-    pub(crate) fn waits_for(&self, key: &Key) -> bool {
-        self.shard(key).waits_for(key)
-    }
-
-    /// What was asked of Redis for `key` and not granted yet.
-    pub(crate) fn claim_of(&self, key: &Key) -> Option<LeaseId> {
+    /// What was asked of Redis for `key`, if its changes matter to it.
+    pub(crate) fn watched_claim_of(&self, key: &Key) -> Option<LeaseId> {
         let claim = self.shard(key).lines.get(key).and_then(|line| line.claim);
-        claim.map(|claim| claim.lease)
+        claim.filter(|claim| claim.watches).map(|claim| claim.lease)
     }
 
-    /// `lease` does not stand in line in Redis, or not for long any more.
+    /// `lease` is not queued in Redis, or not for long any more. Its place is kept for the next one.
     pub(crate) fn disclaim(&self, key: &Key, lease: LeaseId) {
-        if let Some(line) = self.shard(key).lines.get_mut(key) {
-            line.claim.take_if(|claim| claim.lease == lease);
+        if let Some(line) = self.shard(key).lines.get_mut(key)
+            && let Some(claim) = line.claim.take_if(|claim| claim.lease == lease)
+        {
+            line.since = claim.since.or(line.since);
         }
     }
 
@@ -388,22 +404,21 @@ impl Place<'_> {
         self.waiter.handed()
     }
 
-    /// What to ask Redis for: what stands in line there on equal terms, or else `fresh`. With it,
-    /// whether it stood there before; and what stood there on other terms, to be given back.
-    pub(crate) fn claim(&self, fresh: LeaseId, now: Moment) -> (LeaseId, bool, Option<Claim>) {
+    /// What to ask Redis for: what may be queued there on equal terms, or else `fresh`. With it, what was
+    /// queued there on other terms, to be given back.
+    pub(crate) fn claim(&self, fresh: LeaseId, now: Moment) -> (LeaseId, Claimed, Option<Claim>) {
         let mut shard = self.queues.shard(self.key);
         let Some(line) = shard.lines.get_mut(self.key) else {
-            return (fresh, false, None);
+            return (fresh, Claimed::Fresh, None);
         };
         let options = self.waiter.options;
         if line.claim.is_some_and(|claim| claim.asked) {
             // By a thread that was handed the lock before its answer came.
-            return (fresh, false, None);
+            return (fresh, Claimed::Fresh, None);
         }
         if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
-            claim.granted = None;
-            claim.asked = true;
-            return (claim.lease, true, None);
+            (claim.granted, claim.watches, claim.asked) = (None, false, true);
+            return (claim.lease, Claimed::Kept, None);
         }
         let fresh_claim = Claim {
             lease: fresh,
@@ -411,18 +426,34 @@ impl Place<'_> {
             asked_at: now,
             granted: None,
             asked: true,
+            since: None,
+            watches: false,
         };
-        (fresh, false, line.claim.replace(fresh_claim))
+        let claimed = line
+            .since
+            .map_or(Claimed::Fresh, |since| Claimed::Again { since });
+        (fresh, claimed, line.claim.replace(fresh_claim))
     }
 
-    /// `lease` stands in line in Redis, as the answer says. False if the line does not want it any more.
-    #[must_use]
-    pub(crate) fn in_line(&self, lease: LeaseId) -> bool {
+    /// Notes when `lease` joined the queue of Redis. False if the line asks for it no more.
+    pub(crate) fn note_queued(&self, lease: LeaseId, since: u64) -> bool {
         let mut shard = self.queues.shard(self.key);
         let line = shard.lines.get_mut(self.key);
         let claim = line.and_then(|line| line.claim.as_mut());
-        let claim = claim.filter(|claim| claim.lease == lease);
-        claim.map(|claim| claim.asked = false).is_some()
+        let Some(claim) = claim.filter(|claim| claim.lease == lease) else {
+            return false;
+        };
+        (claim.since, claim.asked) = (Some(since), false);
+        true
+    }
+
+    /// The key is watched for what the line asks for.
+    pub(crate) fn note_watched(&self) {
+        let mut shard = self.queues.shard(self.key);
+        let line = shard.lines.get_mut(self.key);
+        if let Some(claim) = line.and_then(|line| line.claim.as_mut()) {
+            claim.watches = true;
+        }
     }
 
     /// Sleeps until woken or cancelled, but not past `until`.
@@ -441,6 +472,7 @@ impl Place<'_> {
         if let Some(line) = shard.lines.get_mut(self.key) {
             line.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
             line.claim.take_if(|claim| claim.lease == lease.terms().id);
+            line.since = None;
             forced = line.forced.take();
         }
         let before = shard.holders.insert(Arc::clone(lease));

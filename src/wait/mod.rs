@@ -32,10 +32,10 @@ use crate::id::LeaseIds;
 use crate::key::Key;
 use crate::lease::{Check, Courier, Lease, Options, SharedOptions};
 use crate::observe;
-use crate::store::{Standing, Store, Watched};
+use crate::store::{Queued, Standing, Store, Watched};
 use crate::watchdog::Watchdog;
 
-use asking::Attempt;
+use asking::{Attempt, QueuePlace};
 use closing::Closing;
 pub(crate) use delayed::DelayedReleases;
 pub(crate) use hearing::Hearing;
@@ -56,10 +56,20 @@ pub(crate) struct Wanted {
     pub(crate) cancel: Option<Receiver<()>>,
 }
 
-/// Who waits in line for less than this needs no other wake-up than its turn.
+/// How long a waiter is queued before its key is watched.
 const TURN_COMES_SOON: Duration = Duration::from_millis(20);
-/// How long to rely on wake-ups before asking again: bounds what a lost one costs.
+/// So many of the first waiters of a key watch it, so that each change of it costs a bounded number of requests.
+const WATCHING: u64 = 2;
+/// How long one of the first waiters relies on notifications before it asks again: bounds the cost of a lost one.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
+/// Waiters that ask again as often as that. Behind them, a waiter at twice the place asks half as often, so
+/// that the number of requests grows with the logarithm of the number of waiters.
+const NEAR: u64 = 8;
+/// When a lock expires its waiters ask one after another, so far apart: usually the first request serves the
+/// queue for all of them.
+const ASK_APART: Duration = Duration::from_millis(20);
+/// The last of them asks so much later at most. Their queue lives for longer than that.
+const ASK_LATEST: Duration = Duration::from_secs(5);
 
 /// In how many places there are ids and options for leases.
 const SUPPLIES: usize = 16;
@@ -91,10 +101,28 @@ pub(crate) struct Waits {
 enum Rest {
     /// It has not asked yet, or was woken.
     None,
-    /// It stands in line in Redis, until its turn comes or the lock expires.
-    InLine { expires_at: Moment, watched: bool },
-    /// Nobody will tell it.
+    /// It is queued in Redis, and will be notified of its grant. It asks again at `ask_at`, and has its key
+    /// watched from `watch_at` on.
+    Queued {
+        watch_at: Option<Moment>,
+        ask_at: Moment,
+    },
+    /// It will not be notified.
     Polling,
+}
+
+impl Rest {
+    /// At this place in the queue of a lock that expires at `expires_at`.
+    fn queued(queued: Queued, expires_at: Moment, now: Moment) -> Self {
+        let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
+        let share = queued.ahead.max(NEAR) as f64 / NEAR as f64;
+        let trust = pause::jittered(LONGEST_TRUST.mul_f64(share));
+        let apart = ASK_APART.saturating_mul(place).min(ASK_LATEST);
+        Self::Queued {
+            watch_at: (queued.ahead < WATCHING).then(|| now.after(TURN_COMES_SOON)),
+            ask_at: now.after(trust).min(expires_at.after(apart)),
+        }
+    }
 }
 
 /// One caller's wait, from one attempt to the next.
@@ -128,17 +156,7 @@ impl Wait<'_> {
         match self.rest {
             Rest::None => now,
             Rest::Polling => now.after(self.pause.next()),
-            Rest::InLine {
-                expires_at,
-                watched,
-            } => {
-                let trust = if watched {
-                    pause::jittered(LONGEST_TRUST)
-                } else {
-                    TURN_COMES_SOON
-                };
-                expires_at.min(now.after(trust))
-            }
+            Rest::Queued { watch_at, ask_at } => watch_at.unwrap_or(ask_at).min(ask_at),
         }
     }
 }
@@ -338,15 +356,23 @@ impl Waits {
                 wait.rest = Rest::None;
             }
             Woken::Late => {
+                let now = self.watchdog.now();
                 wait.rest = match wait.rest {
-                    Rest::InLine {
-                        expires_at,
-                        watched: false,
-                    } if self.watchdog.now() < expires_at && self.watch(wait.wanted) => {
-                        Rest::InLine {
-                            expires_at,
-                            watched: true,
+                    Rest::Queued {
+                        watch_at: Some(at),
+                        ask_at,
+                    } if at <= now && now < ask_at => {
+                        if self.watch(wait) {
+                            Rest::Queued {
+                                watch_at: None,
+                                ask_at,
+                            }
+                        } else {
+                            Rest::None
                         }
+                    }
+                    Rest::Queued { watch_at, ask_at } if now < ask_at => {
+                        Rest::Queued { watch_at, ask_at }
                     }
                     _ => Rest::None,
                 };
@@ -355,8 +381,10 @@ impl Waits {
         true
     }
 
-    fn watch(&self, wanted: &Wanted) -> bool {
-        let key = wanted.key.clone();
+    /// Has the key watched for the first of its waiters.
+    fn watch(&self, wait: &Wait<'_>) -> bool {
+        wait.place.note_watched();
+        let key = wait.wanted.key.clone();
         self.store.watch(vec![Watched { key, lease: None }])
     }
 
@@ -367,27 +395,23 @@ impl Waits {
                 self.outage.end();
                 return Ok(Some(lease));
             }
-            Attempt::Contended {
-                expires_in,
-                in_line,
-            } => {
+            Attempt::Contended { expires_in, place } => {
                 self.outage.end();
                 self.tell_contended(wait, expires_in);
-                let expires_at = self
-                    .watchdog
-                    .now()
-                    .after(expires_in + Duration::from_millis(1));
+                let now = self.watchdog.now();
+                let expires_at = now.after(expires_in + Duration::from_millis(1));
                 wait.pause.no_longer_than(expires_in);
                 if !matches!(wait.until, Until::Now) {
                     self.store.want_wakeups();
                 }
-                wait.rest = if in_line && self.store.standing() == Standing::Told {
-                    Rest::InLine {
-                        expires_at,
-                        watched: false,
-                    }
-                } else {
-                    Rest::Polling
+                let is_told = self.store.standing() == Standing::Told;
+                wait.rest = match place {
+                    QueuePlace::Taken(queued) if is_told => Rest::queued(queued, expires_at, now),
+                    QueuePlace::Full => Rest::Queued {
+                        watch_at: None,
+                        ask_at: now.after(pause::jittered(LONGEST_TRUST)).min(expires_at),
+                    },
+                    QueuePlace::Taken(_) | QueuePlace::None => Rest::Polling,
                 };
                 wait.met = Some(None);
             }
@@ -453,7 +477,7 @@ impl Waits {
     pub(crate) fn end(&self) {
         self.closing.close();
         for (key, claim) in self.queues.abandon_all() {
-            self.give_back(key, claim.lease, claim.options.ttl);
+            self.give_back(key, claim.lease, claim.options.first_ttl());
         }
         self.queues.wake_all();
     }

@@ -68,10 +68,23 @@ fn error(kind: ErrorKind) -> Error {
     Error::new(kind, "")
 }
 
-fn contended(in_line: bool) -> Reply {
+/// In the queue there, or not.
+fn contended(is_queued: bool) -> Reply {
+    let expires_in = OPTIONS.ttl;
+    match is_queued {
+        true => contended_behind(0),
+        false => Reply::Contended {
+            expires_in,
+            queued: None,
+        },
+    }
+}
+
+/// Behind so many other waiters.
+fn contended_behind(ahead: u64) -> Reply {
     Reply::Contended {
         expires_in: OPTIONS.ttl,
-        in_line,
+        queued: Some(Queued { ahead, since: 5 }),
     }
 }
 
@@ -125,12 +138,66 @@ fn who_stands_in_line_for_a_moment_has_the_key_watched_and_who_does_not_polls() 
     }
 }
 
+/// When a waiter at this place in the queue of a lock that expires after `ttl` asks again.
+fn asks_after(ahead: u64, ttl: Duration) -> Duration {
+    let now = Moment::now();
+    let queued = Queued { ahead, since: 5 };
+    match Rest::queued(queued, now.after(ttl), now) {
+        Rest::Queued { ask_at, .. } => ask_at.since(now),
+        _ => unreachable!("it is queued"),
+    }
+}
+
+#[test]
+fn a_thousand_waiters_send_few_requests() {
+    for (ttl, at_most) in [(30, 120.0), (1, 250.0)] {
+        let ttl = Duration::from_secs(ttl);
+        let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
+        let requests: f64 = a_second.sum();
+        assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
+        // Before the queue ends, which outlives its lock by ten seconds.
+        let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
+        assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn only_the_first_two_waiters_watch_the_key() {
+    for ahead in 0..4 {
+        let f = fixture();
+        f.answer_after(Duration::ZERO, Ok(contended_behind(ahead)));
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        assert!(f.acquire(Until::Forever).unwrap().is_some());
+        assert_eq!(f.watched(), usize::from(ahead < 2), "{ahead} before it");
+    }
+}
+
+#[test]
+fn a_waiter_that_lost_its_place_joins_again_at_it() {
+    let f = fixture();
+    for is_queued in [true, false] {
+        f.answer_after(OPTIONS.ttl, Ok(contended(is_queued)));
+    }
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let again = Standing::Again { since: 5 };
+    let asked = [Standing::Told, Standing::Kept, again];
+    assert_eq!(*f.store.asked.lock(), asked);
+    // Another wait begins at the end of the queue.
+    f.queues.holders().iter().for_each(|lease| {
+        f.waits.let_go(lease);
+    });
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    assert_eq!(f.store.asked.lock().last(), Some(&Standing::Told));
+}
+
 #[test]
 fn what_stands_in_line_is_given_back_when_the_client_ends() {
     let (f, key) = (fixture(), key());
     let place = f.queues.join(&key, OPTIONS, None);
     let (lease, ..) = place.claim(LeaseId::random(), f.clock.now());
-    assert!(place.in_line(lease));
+    assert!(place.note_queued(lease, 1));
     f.waits.end();
     assert_eq!(*f.store.released.lock(), [lease]);
 }

@@ -70,6 +70,7 @@ fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
             ">word",
             "+@all",
             "~leasehold:ok*",
+            "~leasehold:~queue:ok*",
             "~leasehold:~fence",
         ],
     );

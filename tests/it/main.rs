@@ -5,6 +5,7 @@ mod bad_input;
 mod cancelling;
 mod child;
 mod conformance;
+mod contention_cost;
 mod contention_faults;
 mod drop_order;
 mod early_loss;

@@ -102,6 +102,7 @@ impl World {
                 token: 7,
                 others_in_line: chance(2),
             }),
+            queued: Some(TTL),
         }
     }
 

@@ -91,6 +91,7 @@ impl Fixture {
             lease,
             until: Moment::now().after(LONG),
             held: None,
+            queued: None,
         }
     }
 
@@ -384,6 +385,7 @@ fn held(name: &str) -> Pending {
             token: 7,
             others_in_line: false,
         }),
+        queued: None,
     };
     Pending::new(command, None)
 }
@@ -466,6 +468,7 @@ fn many_refused_releases_keep_nobody_from_being_served() {
             lease: *lease,
             until: Moment::now().after(2 * LONG),
             held: None,
+            queued: None,
         });
     }
     let started = Moment::now();

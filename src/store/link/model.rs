@@ -89,7 +89,7 @@ impl Server {
         });
     }
 
-    /// Deletes `key`, with all who wait for it.
+    /// Deletes `key`; its queue stays.
     pub(crate) fn delete(&self, key: &Key) {
         let mut state = self.state.lock();
         state.keyspace.remove(key);
@@ -119,6 +119,7 @@ impl Server {
             lease,
             until: Moment::now(),
             held: None,
+            queued: None,
         });
     }
 

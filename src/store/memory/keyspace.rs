@@ -2,7 +2,6 @@
 //! have to do (a test compares them on generated histories). Pure: it is told what time it is, does no
 //! I/O, and returns what there is to tell.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +9,16 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
-use crate::store::command::{Command, Reply, Standing};
+use crate::store::command::{Command, Queued, Reply, Standing};
 use crate::store::value::{self, LockValue};
 
-/// Longest value whose line somebody can still join, in bytes.
-const MAX_LINE: usize = 8192;
-/// For how long a key is kept for somebody who polls.
+/// Waiters that a queue has room for.
+const MAX_QUEUE: usize = 10_000;
+/// Waiters of clients that have gone, skipped at a time.
+const MAX_SKIPPED: usize = 1000;
+/// For how long a queue outlives its lock.
+const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
+/// For how long a key is kept for a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 /// The time of a grant has sixteen digits on the wire.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
@@ -23,6 +26,7 @@ const FIRST_MICROS: u64 = 1_700_000_000_000_000;
 #[derive(Clone, Default)]
 pub(crate) struct Keyspace {
     entries: KeyMap<Entry>,
+    queues: KeyMap<Queue>,
     /// The fence counter.
     last_micros: u64,
 }
@@ -38,12 +42,23 @@ struct Lock {
     lease: LeaseId,
     micros: u64,
     holder: HolderId,
-    line: VecDeque<InLine>,
+    /// Its release serves its queue.
+    marked: bool,
+    expires_at: Moment,
+}
+
+/// The waiters of a key, first come first served. Never empty.
+#[derive(Clone)]
+struct Queue {
+    /// In their order.
+    waiters: Vec<Waiter>,
     expires_at: Moment,
 }
 
 #[derive(Clone)]
-struct InLine {
+struct Waiter {
+    /// When it joined, in µs.
+    since: u64,
     lease: LeaseId,
     /// Nothing for one that polls.
     ttl: Option<Duration>,
@@ -53,7 +68,7 @@ struct InLine {
 /// What is to be told to whom, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// `lease`, which stood in line, has the key.
+    /// `lease`, which was queued, has the key.
     Granted {
         to: HolderId,
         key: Key,
@@ -97,8 +112,10 @@ impl Keyspace {
                 ttl,
                 standing,
             } => self.acquire(key, *lease, *ttl, *standing, step),
-            Command::Release { key, lease, .. } => Ok(self.release(key, *lease, false, step)),
-            Command::ForceUnlock { key, lease } => Ok(self.release(key, *lease, true, step)),
+            Command::Release {
+                key, lease, queued, ..
+            } => Ok(self.release(key, *lease, *queued, false, step)),
+            Command::ForceUnlock { key, lease } => Ok(self.release(key, *lease, None, true, step)),
             Command::Renew { key, lease, ttl } => Ok(self.renew(key, *lease, *ttl, step)),
             Command::Adopt { key, lease, grant } => {
                 let ticket = (grant.from, value::micros_of(grant.token));
@@ -120,68 +137,194 @@ impl Keyspace {
         standing: Standing,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
-        let stays_free = Reply::Contended {
-            expires_in: Duration::ZERO,
-            in_line: false,
+        let own = Waiter {
+            since: 0,
+            lease,
+            ttl: (standing != Standing::Polling).then_some(ttl),
+            holder: step.by.clone(),
         };
-        let lock = match self.entries.get_mut(key) {
-            Some(Entry::Lock(lock)) => lock,
+        let is_queued = self.queues.contains_key(key) && standing != Standing::None;
+        let left = match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. }) => return Err(no_lock()),
-            // Who asks again takes no free key: should it have given up meanwhile, nobody would let
-            // go of it.
-            None if standing == Standing::Kept => return Ok(stays_free),
-            None => {
-                let micros = self.next_micros(step.now);
-                let lock = Lock {
-                    lease,
-                    micros,
-                    holder: step.by.clone(),
-                    line: VecDeque::new(),
-                    expires_at: step.now.after(ttl),
-                };
-                self.entries.insert(key.clone(), Entry::Lock(lock));
+            Some(Entry::Lock(lock)) if lock.lease == lease => {
+                // It was granted while it was queued.
+                lock.expires_at = step.now.after(ttl);
                 step.news.push(News::Changed(key.clone()));
+                let token = token(lock.micros);
+                return Ok(Reply::Granted { token });
+            }
+            Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
+            // A repeated request must not acquire a free key: its caller may be gone, and nobody would
+            // release it.
+            None if standing == Standing::Kept || is_queued => None,
+            None => {
+                let micros = self.grant(key, &own, ttl, false, step);
                 let token = token(micros);
                 return Ok(Reply::Granted { token });
             }
         };
-        if lock.lease == lease {
-            // Its turn came while it stood in line.
-            lock.expires_at = step.now.after(ttl);
-            step.news.push(News::Changed(key.clone()));
-            let token = token(lock.micros);
-            return Ok(Reply::Granted { token });
-        }
-        let stood = lock.line.iter().any(|waiting| waiting.lease == lease);
-        let joins = match standing {
-            Standing::None | Standing::Kept => None,
-            Standing::Polling => Some(None),
-            Standing::Told => Some(Some(ttl)),
+        let contended = |left: Option<Duration>, queued| {
+            Ok(Reply::Contended {
+                expires_in: left.unwrap_or_default(),
+                queued,
+            })
         };
-        let mut in_line = stood && standing != Standing::None;
-        if let Some(ttl) = joins.filter(|_| !stood && lock.text().len() <= MAX_LINE) {
-            lock.line.push_back(InLine {
-                lease,
-                ttl,
-                holder: step.by.clone(),
-            });
-            in_line = true;
+        let stood = match standing {
+            Standing::None => return contended(left, None),
+            Standing::Kept => {
+                let queue = self.queues.get(key);
+                let polls = Waiter {
+                    ttl: None,
+                    ..own.clone()
+                };
+                let entries = [own.clone(), polls];
+                let found = |entry: &Waiter| queue.is_some_and(|queue| queue.find(entry).is_some());
+                entries.into_iter().find(found)
+            }
+            Standing::Polling | Standing::Told | Standing::Again { .. } => {
+                self.join(key, &own, standing, step.now);
+                Some(own)
+            }
+        };
+        let Some(entry) = stood else {
+            return contended(left, None);
+        };
+        if let Some(Entry::Lock(lock)) = self.entries.get_mut(key)
+            && !std::mem::replace(&mut lock.marked, true)
+        {
             step.news.push(News::Changed(key.clone()));
         }
-        Ok(Reply::Contended {
-            expires_in: lock.expires_at.since(step.now),
-            in_line,
-        })
+        let left = match left {
+            Some(left) => left,
+            None => match self.serve(key, Some((lease, ttl)), step) {
+                Some((granted, micros)) if granted == lease => {
+                    let token = token(micros);
+                    return Ok(Reply::Granted { token });
+                }
+                _ => match self.entries.get(key) {
+                    Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
+                    _ => Duration::ZERO,
+                },
+            },
+        };
+        let Some(queue) = self.queues.get_mut(key) else {
+            return contended(Some(left), None);
+        };
+        let Some(ahead) = queue.find(&entry) else {
+            return contended(Some(left), None);
+        };
+        if ahead >= MAX_QUEUE {
+            queue.waiters.remove(ahead);
+            return contended(Some(left), None);
+        }
+        let expires_at = step.now.after(left + QUEUE_OUTLIVES);
+        queue.expires_at = queue.expires_at.max(expires_at);
+        let queued = Queued {
+            ahead: ahead as u64,
+            since: queue.waiters[ahead].since,
+        };
+        contended(Some(left), Some(queued))
     }
 
-    fn release(&mut self, key: &Key, lease: LeaseId, forced: bool, step: &mut Step<'_>) -> Reply {
-        let lock = match self.entries.get_mut(key) {
-            Some(Entry::Lock(lock)) => lock,
-            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
-            None => return Reply::Missing,
+    /// Puts a waiter into the queue.
+    fn join(&mut self, key: &Key, own: &Waiter, standing: Standing, now: Moment) {
+        let micros = self.micros(now);
+        let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue {
+            waiters: Vec::new(),
+            expires_at: now,
+        });
+        let since = match (standing, queue.waiters.last()) {
+            (Standing::Again { since }, _) => since,
+            (_, Some(newest)) => micros.max(newest.since + 1),
+            (_, None) => micros,
         };
-        if lock.lease == lease {
-            if forced {
+        if let Some(place) = queue.find(own) {
+            queue.waiters.remove(place);
+        }
+        let own = Waiter {
+            since,
+            ..own.clone()
+        };
+        let behind = |waiter: &Waiter| (waiter.since, waiter.text()) > (own.since, own.text());
+        let place = queue.waiters.iter().position(behind);
+        let place = place.unwrap_or(queue.waiters.len());
+        queue.waiters.insert(place, own);
+    }
+
+    /// Gives the key to a waiter; returns the µs of its token.
+    fn grant(
+        &mut self,
+        key: &Key,
+        to: &Waiter,
+        ttl: Duration,
+        marked: bool,
+        step: &mut Step<'_>,
+    ) -> u64 {
+        self.last_micros = self.micros(step.now);
+        let lock = Lock {
+            lease: to.lease,
+            micros: self.last_micros,
+            holder: to.holder.clone(),
+            marked,
+            expires_at: step.now.after(ttl),
+        };
+        self.entries.insert(key.clone(), Entry::Lock(lock));
+        step.news.push(News::Changed(key.clone()));
+        self.last_micros
+    }
+
+    /// Grants the key to its first waiter that can be told or polls, or that asks itself: `own`, with
+    /// its ttl. Returns the waiter's lease and the µs of its token.
+    fn serve(
+        &mut self,
+        key: &Key,
+        own: Option<(LeaseId, Duration)>,
+        step: &mut Step<'_>,
+    ) -> Option<(LeaseId, u64)> {
+        for _ in 0..MAX_SKIPPED {
+            let queue = self.queues.get_mut(key)?;
+            let first = queue.waiters.remove(0);
+            if queue.waiters.is_empty() {
+                self.queues.remove(key);
+            }
+            let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
+            let is_told = first.ttl.is_some() && own_ttl.is_none();
+            if is_told && !(step.listens)(&first.holder) {
+                // That client has gone.
+                continue;
+            }
+            let asked = own_ttl.map(|(_, ttl)| ttl).or(first.ttl);
+            let ttl = asked.unwrap_or(KEPT_FOR_POLLING);
+            let more = self.queues.contains_key(key);
+            let micros = self.grant(key, &first, ttl, more, step);
+            if is_told {
+                step.news.push(News::Granted {
+                    to: first.holder,
+                    key: key.clone(),
+                    lease: first.lease,
+                    token: token(micros),
+                });
+            }
+            return Some((first.lease, micros));
+        }
+        None
+    }
+
+    fn release(
+        &mut self,
+        key: &Key,
+        lease: LeaseId,
+        queued: Option<Duration>,
+        forced: bool,
+        step: &mut Step<'_>,
+    ) -> Reply {
+        let (is_held, is_marked) = match self.entries.get(key) {
+            Some(Entry::Lock(lock)) => (lock.lease == lease, lock.marked),
+            Some(Entry::Fenced { .. }) => return Reply::Taken { by: None },
+            None => (false, false),
+        };
+        if is_held {
+            if let (true, Some(Entry::Lock(lock))) = (forced, self.entries.get(key)) {
                 step.news.push(News::Forced {
                     to: lock.holder.clone(),
                     key: key.clone(),
@@ -189,50 +332,31 @@ impl Keyspace {
                     by: step.by.clone(),
                 });
             }
-            self.pass_on(key, step);
+            if !(is_marked && self.serve(key, None, step).is_some()) {
+                self.entries.remove(key);
+                step.news.push(News::Changed(key.clone()));
+            }
             return Reply::Done;
         }
-        let Some(place) = lock.line.iter().position(|waiting| waiting.lease == lease) else {
-            let by = Some(lock.holder.clone());
-            return Reply::Taken { by };
-        };
-        lock.line.remove(place);
-        step.news.push(News::Changed(key.clone()));
-        Reply::Done
-    }
-
-    /// Grants the key to the first in line who can be told or polls, or deletes it.
-    fn pass_on(&mut self, key: &Key, step: &mut Step<'_>) {
-        let Some(Entry::Lock(mut lock)) = self.entries.remove(key) else {
-            return;
-        };
-        step.news.push(News::Changed(key.clone()));
-        if lock.line.is_empty() {
-            return;
+        if let (Some(ttl), Some(queue)) = (queued, self.queues.get_mut(key)) {
+            let before = queue.waiters.len();
+            queue.waiters.retain(|waiter| {
+                let is_own = waiter.lease == lease && waiter.holder == *step.by;
+                !(is_own && waiter.ttl.is_none_or(|own| own == ttl))
+            });
+            let has_left = queue.waiters.len() < before;
+            if queue.waiters.is_empty() {
+                self.queues.remove(key);
+            }
+            if has_left {
+                return Reply::Done;
+            }
         }
-        let micros = self.next_micros(step.now);
-        while let Some(InLine { lease, ttl, holder }) = lock.line.pop_front() {
-            if ttl.is_some() && !(step.listens)(&holder) {
-                // That client has gone.
-                continue;
-            }
-            if ttl.is_some() {
-                step.news.push(News::Granted {
-                    to: holder.clone(),
-                    key: key.clone(),
-                    lease,
-                    token: token(micros),
-                });
-            }
-            let granted = Lock {
-                lease,
-                micros,
-                holder,
-                line: lock.line,
-                expires_at: step.now.after(ttl.unwrap_or(KEPT_FOR_POLLING)),
-            };
-            self.entries.insert(key.clone(), Entry::Lock(granted));
-            return;
+        match self.entries.get(key) {
+            Some(Entry::Lock(lock)) => Reply::Taken {
+                by: Some(lock.holder.clone()),
+            },
+            _ => Reply::Missing,
         }
     }
 
@@ -290,7 +414,7 @@ impl Keyspace {
                     lease: lock.lease,
                     token: token(lock.micros),
                     holder: lock.holder.clone(),
-                    in_line: lock.line.len(),
+                    queued: self.queues.get(key).map_or(0, |queue| queue.waiters.len()),
                 }),
                 expires_in: Some(lock.expires_at.since(step.now)),
             }),
@@ -340,6 +464,7 @@ impl Keyspace {
         let expired = |_: &Key, entry: &mut Entry| entry.has_expired(step.now);
         let gone = self.entries.extract_if(expired);
         step.news.extend(gone.map(|(key, _)| News::Changed(key)));
+        self.queues.retain(|_, queue| queue.expires_at >= step.now);
     }
 
     /// Forgets everything, the fence counter included.
@@ -358,6 +483,15 @@ impl Keyspace {
     pub(crate) fn put_back(&mut self, by: Duration) {
         let ahead = u64::try_from(by.as_micros()).unwrap_or(0);
         self.last_micros = self.last_micros.max(FIRST_MICROS) + ahead;
+    }
+
+    /// The waiters for a key, in their order, as they stand in Redis.
+    #[cfg(test)]
+    pub(crate) fn queue(&self, key: &Key) -> Vec<String> {
+        let queue = self.queues.get(key);
+        queue.map_or_else(Vec::new, |queue| {
+            queue.waiters.iter().map(Waiter::text).collect()
+        })
     }
 
     #[cfg(test)]
@@ -381,14 +515,17 @@ impl Keyspace {
             self.entries.remove(key);
             step.news.push(News::Changed(key.clone()));
         }
+        let queue = self.queues.get(key);
+        if queue.is_some_and(|queue| queue.expires_at < step.now) {
+            self.queues.remove(key);
+        }
     }
 
-    /// The time, made strictly increasing.
-    fn next_micros(&mut self, now: Moment) -> u64 {
+    /// The time, made greater than that of the last grant.
+    fn micros(&self, now: Moment) -> u64 {
         let since_boot = now.since(Moment::at_tick(0)).as_micros();
         let micros = FIRST_MICROS + u64::try_from(since_boot).unwrap_or(0);
-        self.last_micros = micros.max(self.last_micros + 1);
-        self.last_micros
+        micros.max(self.last_micros + 1)
     }
 }
 
@@ -408,15 +545,28 @@ impl Lock {
             lease,
             micros,
             holder,
-            line,
+            marked,
             ..
         } = self;
-        let mut text = format!("lh1 {lease:?} {micros} {holder}");
-        for InLine { lease, ttl, holder } in line {
-            let millis = ttl.map_or(0, |ttl| ttl.as_millis());
-            text += &format!(" {lease:?},{millis},{holder}");
-        }
-        text
+        let mark = if *marked { " +" } else { "" };
+        format!("lh1 {lease:?} {micros} {holder}{mark}")
+    }
+}
+
+impl Queue {
+    fn find(&self, entry: &Waiter) -> Option<usize> {
+        let same = |waiter: &Waiter| {
+            (waiter.lease, waiter.ttl, &waiter.holder) == (entry.lease, entry.ttl, &entry.holder)
+        };
+        self.waiters.iter().position(same)
+    }
+}
+
+impl Waiter {
+    /// As it stands in the queue of Redis.
+    fn text(&self) -> String {
+        let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
+        format!("{:?},{millis},{}", self.lease, self.holder)
     }
 }
 

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use crate::error::{Error, ErrorKind};
 use crate::id::HolderId;
 use crate::store::call::{Few, Outcome};
-use crate::store::command::Reply;
+use crate::store::command::{Queued, Reply};
 use crate::store::connect;
 use crate::store::script::Kind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
@@ -51,7 +51,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
         Value::Array(values) if n > 1 && values.len() == n => {
             values.iter().map(|result| outcome(kind, result)).collect()
         }
-        Value::Array(_) => None,
+        Value::Array(_) if n > 1 => None,
         // The call was refused as a whole.
         one if n == 1 || matches!(one, Value::ServerError(_)) => {
             outcome(kind, one).map(|one| smallvec![one; n])
@@ -116,11 +116,23 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
             }
         }
         (Kind::Acquire, Value::Int(ms)) => {
-            let in_line = *ms < 0;
-            let ms = if in_line { -1 - ms } else { *ms };
+            let expires_in = millis(*ms);
             Reply::Contended {
-                expires_in: millis(ms),
-                in_line,
+                expires_in,
+                queued: None,
+            }
+        }
+        (Kind::Acquire, Value::Array(queued)) => {
+            let [Value::Int(ms), Value::Int(ahead), Value::Int(since)] = queued.as_slice() else {
+                return None;
+            };
+            let queued = Queued {
+                ahead: u64::try_from(*ahead).ok()?,
+                since: u64::try_from(*since).ok()?,
+            };
+            Reply::Contended {
+                expires_in: millis(*ms),
+                queued: Some(queued),
             }
         }
         (Kind::Release | Kind::Renew | Kind::Write, Value::Int(1)) => Reply::Done,
@@ -162,16 +174,18 @@ fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
     }
 }
 
-/// `<ttl in ms> <value>`
+/// `<ttl in ms> <length of the queue> <value>`
 fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
-    let space = bytes.iter().position(|byte| *byte == b' ')?;
-    let ms: i64 = std::str::from_utf8(&bytes[..space]).ok()?.parse().ok()?;
-    let value = LockValue::of(&bytes[space + 1..]);
-    let found = value.map(|value| Reply::Found {
+    let mut words = bytes.splitn(3, |byte| *byte == b' ');
+    let ms: i64 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+    let queued = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+    let found = words.next()?;
+    let value = LockValue::of(found, queued);
+    let reply = value.map(|value| Reply::Found {
         value: Box::new(value),
         expires_in: (ms >= 0).then(|| millis(ms)),
     });
-    Some(found.ok_or_else(|| not_ours(NO_LOCK, &bytes[space + 1..])))
+    Some(reply.ok_or_else(|| not_ours(NO_LOCK, found)))
 }
 
 /// An error that says what is missing under the key, and what stands there.

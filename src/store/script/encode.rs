@@ -15,7 +15,8 @@ pub(crate) fn encode<'a>(
     names: &Names,
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
 ) {
-    let keys = commands.len() + usize::from(kind.counts());
+    let queued = commands.clone().filter(|command| kind.uses_queue(command));
+    let keys = commands.len() + queued.clone().count() + usize::from(kind.counts());
     let args = commands.len() * arguments_of(kind) + usize::from(kind.names_holder());
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
@@ -35,6 +36,9 @@ pub(crate) fn encode<'a>(
     }
     for command in commands.clone() {
         out.text(command.key().map_or("", |key| key.in_redis()));
+    }
+    for key in queued.filter_map(Command::key) {
+        out.parts(key.queue_parts());
     }
     if kind.names_holder() {
         out.text(names.holder.as_str());
@@ -68,10 +72,16 @@ fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
             match standing {
                 Standing::None => out.text(""),
                 Standing::Kept => out.text("-"),
-                Standing::Polling => out.number(0),
-                Standing::Told => out.millis(*ttl),
+                Standing::Polling => out.text("0"),
+                Standing::Told => out.text("+"),
+                Standing::Again { since } => out.text(&format!("+{since}")),
             }
         }
+        Command::Release {
+            lease,
+            queued: Some(ttl),
+            ..
+        } => out.text(&format!("{lease:?},{},{}", ttl.as_millis(), names.holder)),
         Command::Release { lease, .. } => out.lease(*lease),
         Command::ForceUnlock { lease, .. } => {
             out.text(&format!("{lease:?}!{}", names.holder));
@@ -126,6 +136,14 @@ impl Encoder<'_> {
     fn bytes(&mut self, bytes: &[u8]) {
         self.line(b'$', bytes.len() as u64);
         self.0.extend_from_slice(bytes);
+        self.0.extend_from_slice(b"\r\n");
+    }
+
+    fn parts(&mut self, parts: [&str; 3]) {
+        self.line(b'$', parts.iter().map(|part| part.len() as u64).sum());
+        for part in parts {
+            self.0.extend_from_slice(part.as_bytes());
+        }
         self.0.extend_from_slice(b"\r\n");
     }
 

@@ -9,7 +9,7 @@ mod tests;
 use std::sync::LazyLock;
 
 use crate::id::HolderId;
-use crate::store::command::Command;
+use crate::store::command::{Command, Standing};
 
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use decode::{Decoded, decode};
@@ -26,8 +26,11 @@ static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
         include_str!("../../../lua/write.lua"),
         include_str!("../../../lua/read.lua"),
     ]
-    .map(bare)
+    .map(|script| bare(&script.replace("-- part: serve.lua", SERVE)))
 });
+
+/// The part that scripts share which serve a queue.
+const SERVE: &str = include_str!("../../../lua/serve.lua");
 
 /// A script without its comments and indentation: Redis hashes the text each time it comes.
 pub(super) fn bare(script: &str) -> String {
@@ -81,6 +84,14 @@ impl Kind {
     /// Whether its first key is the fence counter.
     pub(super) fn counts(self) -> bool {
         matches!(self, Self::Acquire | Self::Release)
+    }
+
+    /// Whether the keys of the locks' queues follow those of the locks.
+    pub(super) fn uses_queue(self, command: &Command) -> bool {
+        match command {
+            Command::Acquire { standing, .. } => *standing != Standing::None,
+            _ => matches!(self, Self::Release | Self::Inspect),
+        }
     }
 
     /// Whether its first argument is the holder.

@@ -2,7 +2,7 @@
 //! opened when somebody first has to wait, or holds a lock for longer than a moment.
 //!
 //! Two kinds come in. A *grant* is published by whoever lets go of a key that one of this client's
-//! leases stands in line for. A *change* is told by the server (`CLIENT TRACKING`) when a key that was
+//! leases is queued for. A *change* is told by the server (`CLIENT TRACKING`) when a key that was
 //! looked at here is written to, deleted, evicted or expires, by whoever it may be; it uses the
 //! watching up. Both are hints: nothing waits for them without a bound.
 //!
@@ -33,6 +33,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a server that refuses is left alone.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// How long a silent connection is believed to be alive. A thousand clients that wait for one key send a
+/// hundred PINGs a second then.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Between looks that changes lead to. A tracking table that is too small makes each look a change.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Keys looked at by one command.
@@ -47,7 +50,7 @@ pub(crate) struct Watched {
 
 /// Who is told. Called on the thread of the wake-ups; quick; may ask for more to be watched.
 pub(crate) trait Listener: Send + Sync {
-    /// `key` was granted to `lease`, which stood in line for it.
+    /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, key: &Key, lease: LeaseId, token: u64);
     /// `lease`, which had `key`, was ended by another client's will.
     fn forced(&self, key: &Key, lease: LeaseId, by: HolderId);
@@ -127,11 +130,11 @@ impl Wakeups {
         crew.spawn("leasehold-wakeups", move || wakeups.run(&*listener))
     }
 
-    /// How somebody who has to wait stands in line: told of its turn if that can be.
+    /// How a waiter joins a queue: to be notified of its grant, if that can be.
     pub(crate) fn standing(&self) -> Standing {
         match self.stage.load(Ordering::Acquire) {
             LISTENING => Standing::Told,
-            // Soon there will be a first connection: the next try will stand in line.
+            // Soon there will be a first connection: the next request will join.
             AHEAD => Standing::None,
             _ => Standing::Polling,
         }
@@ -182,10 +185,14 @@ impl Wakeups {
     }
 
     /// Looks at what has changed, if that was not done just now. Says how long to wait for more.
-    fn look_again(&self, heartbeat: Duration) -> Duration {
+    fn look_again(&self) -> Duration {
         let mut state = self.state.lock();
         if state.to_look_at.is_empty() {
-            return heartbeat;
+            return if state.asked.is_empty() {
+                HEARTBEAT
+            } else {
+                self.timeout
+            };
         }
         let now = Moment::now();
         let due = state.looked_at.map_or(now, |at| at.after(BETWEEN_LOOKS));
@@ -194,7 +201,7 @@ impl Wakeups {
         }
         state.looked_at = Some(now);
         self.look(&mut state);
-        heartbeat
+        self.timeout
     }
 
     /// Writes what is to be looked at.
@@ -291,10 +298,9 @@ impl Wakeups {
 
     /// Hears until the connection ends.
     fn listen(&self, mut subscription: Subscription, listener: &dyn Listener) {
-        let heartbeat = (2 * self.timeout).clamp(Duration::from_secs(1), Duration::from_secs(10));
         let mut unanswered = 0;
         loop {
-            let next = subscription.next(|| self.look_again(heartbeat));
+            let next = subscription.next(|| self.look_again());
             match next {
                 Ok(value) => {
                     unanswered = 0;

@@ -172,12 +172,12 @@ fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let asked = LeaseId::random();
     let (lease, stood, other) = one.claim(asked, Moment::now());
-    assert!(lease == asked && !stood && other.is_none());
-    assert!(one.in_line(asked));
+    assert!(lease == asked && stood == Claimed::Fresh && other.is_none());
+    assert!(one.note_queued(asked, 1));
     assert!(one.leave().1.is_none());
     let (lease, stood, other) = two.claim(LeaseId::random(), Moment::now());
-    assert!(lease == asked && stood && other.is_none());
-    assert!(two.in_line(asked));
+    assert!(lease == asked && stood == Claimed::Kept && other.is_none());
+    assert!(two.note_queued(asked, 1));
     assert_eq!(two.leave().1.unwrap().lease, asked);
     assert_eq!(queues.lines(), 0);
 }
@@ -195,10 +195,10 @@ fn an_unanswered_request_is_left_to_its_caller() {
         held.hand_off(Moment::now(), options).map(|(next, _)| next)
     }));
     let (lease, stood, other) = two.claim(fresh, Moment::now());
-    assert!(lease == fresh && !stood && other.is_none());
-    assert!(!two.in_line(fresh), "it is given back");
+    assert!(lease == fresh && stood == Claimed::Fresh && other.is_none());
+    assert!(!two.note_queued(fresh, 1), "it is given back");
     assert!(two.leave().1.is_none());
-    assert!(!one.in_line(asked), "it is given back now");
+    assert!(!one.note_queued(asked, 1), "it is given back now");
     assert!(one.leave().0.is_some());
 }
 
@@ -210,11 +210,11 @@ fn an_unanswered_request_is_not_given_back_when_the_client_ends() {
         let asked = LeaseId::random();
         one.claim(asked, Moment::now());
         if again {
-            assert!(one.in_line(asked));
+            assert!(one.note_queued(asked, 1));
             one.claim(LeaseId::random(), Moment::now());
         }
         assert!(queues.abandon_all().is_empty());
-        assert!(!one.in_line(asked), "its caller gives it back");
+        assert!(!one.note_queued(asked, 1), "its caller gives it back");
     }
 }
 
@@ -226,7 +226,7 @@ fn a_panic_in_a_request_leaves_its_id_to_the_next() {
     one.claim(asked, Moment::now());
     drop(one);
     let (lease, stood, _) = two.claim(LeaseId::random(), Moment::now());
-    assert!(lease == asked && stood);
+    assert!(lease == asked && stood == Claimed::Kept);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn what_was_asked_for_on_other_terms_is_given_back() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
-    assert!(one.in_line(asked));
+    assert!(one.note_queued(asked, 1));
     let others = Options {
         ttl: Duration::from_secs(5),
         ..OPTIONS
@@ -243,7 +243,7 @@ fn what_was_asked_for_on_other_terms_is_given_back() {
     let two = queues.join(&key, others, None);
     one.leave();
     let (lease, stood, other) = two.claim(LeaseId::random(), Moment::now());
-    assert!(lease != asked && !stood);
+    assert!(lease != asked && stood == Claimed::Fresh);
     assert_eq!(other.unwrap().lease, asked);
 }
 
@@ -268,7 +268,7 @@ fn what_is_let_go_by_force_before_anybody_enters_is_asked_for_anew() {
     assert_eq!(one.wait(soon()), Woken::Called);
     assert!(queues.forced(&key, asked, &operator()).is_none());
     assert_eq!(one.wait(soon()), Woken::Called);
-    assert!(!one.in_line(asked) && is_first(&one));
+    assert!(!one.note_queued(asked, 1) && is_first(&one));
     assert_eq!(two.wait(soon()), Woken::Late, "it is not its turn");
 }
 
@@ -389,7 +389,7 @@ fn the_first_of_each_line_can_be_woken_and_those_behind_sleep_on() {
 fn a_key_that_is_held_and_not_wanted_is_waited_for_by_nobody() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
-    assert!(queues.waits_for(&key));
+    assert!(queues.join_if_empty(&key, OPTIONS).is_none());
     assert!(one.leave_with(&lease(&key)).is_none());
-    assert!(!queues.waits_for(&key));
+    assert!(queues.join_if_empty(&key, OPTIONS).is_some());
 }

@@ -15,7 +15,7 @@ use crate::child::{self, Child};
 use crate::contention_faults::{KEY, unhurried};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, millis, secs, server, value_of,
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, millis, queue, secs, server, value_of,
     wait_for_line, wake_up_connections,
 };
 
@@ -211,10 +211,10 @@ fn die_in_line(places: &[usize]) {
     let client = unhurried(&server.url());
     let held = client.mutex(KEY).lock().unwrap();
     let mut waiters = Waiter::line(&server, 5);
-    let value = value_of(&server, KEY).unwrap();
-    let line = value.split(' ').skip(4).map(|one| one.rsplit(',').next());
+    let queued = queue(&server, KEY);
+    let waiting = queued.iter().map(|one| one.rsplit(',').next());
     let holders = waiters.iter().map(|waiter| Some(waiter.holder.as_str()));
-    assert!(line.eq(holders), "they stand as they came: {value}");
+    assert!(waiting.eq(holders), "in the order they came: {queued:?}");
 
     for place in places {
         waiters[*place].child.kill();

@@ -91,12 +91,14 @@ fn a_grant_of_which_nothing_is_said_at_all_is_found() {
         wait_for_line(&server, KEY, 1);
         thread::sleep(millis(12 * round));
         kill_wake_ups(&server);
-        let script = "local lease, holder = string.match(redis.call('GET', KEYS[1]), ' (%x+),%d+,(%S+)$') \
+        let script = "local first = redis.call('ZPOPMIN', KEYS[3])[1] \
+             local lease, holder = string.match(first, '(%x+),%d+,(%S+)$') \
              local micros = string.format('%.0f', redis.call('INCR', KEYS[2])) \
              local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder \
              return redis.call('SET', KEYS[1], value, 'PX', 60000)";
-        let keys = [in_redis(KEY), in_redis("~fence")];
-        ask(&server, &["EVAL", script, "2", &keys[0], &keys[1]]);
+        let keys = [KEY, "~fence", "~queue:k"].map(in_redis);
+        let eval = ["EVAL", script, "3", &keys[0], &keys[1], &keys[2]];
+        ask(&server, &eval);
         let entered = waiter.within(WITHOUT_WORD, "entering without word");
         assert!(entered.fencing_token() > held.fencing_token());
         drop((held, entered));

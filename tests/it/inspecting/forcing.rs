@@ -11,10 +11,14 @@ use super::{client, lock};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, builder, clients_that_hear, in_redis, is_held,
-    lease_of, millis, secs, server, told_within, value_of, wait_for_line,
+    lease_of, millis, queue, secs, server, told_within, value_of, wait_for_line,
 };
 
-const RELEASE: &str = include_str!("../../../lua/release.lua");
+/// As a client sends it.
+fn release_script() -> String {
+    let serve = include_str!("../../../lua/serve.lua");
+    include_str!("../../../lua/release.lua").replace("-- part: serve.lua", serve)
+}
 
 /// A client that hears what Redis tells.
 fn hearing(server: &Server, recorder: &Arc<Recorder>) -> Client {
@@ -284,15 +288,16 @@ fn a_grant_that_is_let_go_by_force_at_once_is_not_believed_in() {
         let mutex = waits.mutex(&key);
         let waiter = Task::start(move || mutex.lock().unwrap());
         wait_for_line(&server, &key, 1);
-        let value = value_of(&server, &key).unwrap();
-        let words: Vec<&str> = value.split([' ', ',']).collect();
-        let forced = format!("{}!{}", words[4], operator.holder_id());
+        let owners = lease_of(&server, &key).unwrap();
+        let waiters = queue(&server, &key).remove(0);
+        let forced = format!("{}!{}", &waiters[..32], operator.holder_id());
         // What unlocking and then forcing send, as one.
         let mut both = redis::pipe();
         both.atomic();
-        for release in [words[1], &forced] {
-            let keys = ["leasehold:~fence", &in_redis(&key)];
-            both.cmd("EVAL").arg(RELEASE).arg(2).arg(&keys).arg(release);
+        for release in [owners, forced] {
+            let keys = ["~fence", &key, &format!("~queue:{key}")].map(in_redis);
+            let eval = both.cmd("EVAL").arg(release_script());
+            eval.arg(3).arg(&keys).arg(release);
         }
         let done: [i64; 2] = both.query(&mut redis).unwrap();
         assert_eq!(done, [1, 1]);

@@ -1,12 +1,13 @@
-//! How a grant passes to the holder of a ticket: under a new lease id, with its token, its line and no
+//! How a grant passes to the holder of a ticket: under a new lease id, with its token, its queue and no
 //! shorter a life.
 
 use leasehold_testbed::Server;
 use redis::Connection;
 
 use super::{
-    ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, call, come, connect, ends, go, granted,
-    heard, holder, kinds, lease, line_up, listen, place, release, text_of, ttl_of, value,
+    ADOPT, FENCE, INSPECT, MICROS, RENEW, Said, TTL, TWO, call, come, connect, ends, entries, go,
+    granted, heard, holder, kinds, lease, listen, queue_of, queue_up, release, text_of, ttl_of,
+    value,
 };
 use crate::support::{ask, server};
 
@@ -52,36 +53,37 @@ fn renamed(value: &str) -> String {
 }
 
 #[test]
-fn who_adopts_has_the_lock_under_its_own_name_with_the_token_and_the_line_of_before() {
+fn an_adopted_lock_keeps_its_token_and_its_queue() {
     let server = server();
     let mut redis = connect(&server);
-    for line in [&[][..], &[TTL], &["5000", "0", "90000"]] {
+    for ttls in [&[][..], &[TTL], &["5000", "0", "90000"]] {
         for ttl in ["", TTL] {
-            let before = line_up(&mut redis, "k", line);
+            let before = queue_up(&mut redis, "k", ttls);
             let counter = text_of(&server, FENCE);
             adopted(&adopt(&mut redis, "k", &lease(0), ttl));
             assert_eq!(text_of(&server, "k"), Some(renamed(&before)));
             assert_eq!(text_of(&server, FENCE), counter, "no token was used up");
-            ask(&server, &["DEL", "k"]);
+            assert_eq!(queue_of(&server, "k"), entries(1, ttls));
+            ask(&server, &["FLUSHALL"]);
         }
     }
 }
 
 #[test]
-fn who_stood_in_line_before_is_served_when_the_adopter_lets_go() {
+fn waiters_from_before_are_served_when_the_adopter_releases() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[0, 1, 2, ADOPTER].map(holder));
-    line_up(&mut redis, "k", &[TTL, TTL]);
+    queue_up(&mut redis, "k", &[TTL, TTL]);
     adopted(&adopt(&mut redis, "k", &lease(0), TTL));
-    assert_eq!(kinds(&[come(&mut redis, "k", 3, TTL)]), ["waiting"]);
-    assert_eq!(heard(&server, &mut ear), [], "nobody's turn has come");
+    assert_eq!(kinds(&[come(&mut redis, "k", 3, "+")]), ["queued"]);
+    assert_eq!(heard(&server, &mut ear), [], "nobody has been granted");
     assert_eq!(ends(&[go(&mut redis, "k", 0)]), ["taken"]);
     assert_eq!(ends(&[go(&mut redis, "k", ADOPTER)]), ["done"]);
     let value = text_of(&server, "k").unwrap();
-    let line = place(2, TTL) + &place(3, TTL);
     assert!(value.starts_with(&format!("lh1 {} ", lease(1))), "{value}");
-    assert!(value.ends_with(&line), "{value}");
+    assert!(value.ends_with(" +"), "{value}");
+    assert_eq!(queue_of(&server, "k"), entries(2, &[TTL, TTL]));
     assert_eq!(heard(&server, &mut ear).len(), 1);
 }
 
@@ -122,7 +124,7 @@ fn a_key_without_a_ttl_gets_one() {
 fn a_ticket_is_good_once() {
     let server = server();
     let mut redis = connect(&server);
-    line_up(&mut redis, "k", &[TTL]);
+    queue_up(&mut redis, "k", &[TTL]);
     adopted(&adopt(&mut redis, "k", &lease(0), TTL));
     let value = text_of(&server, "k").unwrap();
     assert_eq!(
@@ -135,7 +137,7 @@ fn a_ticket_is_good_once() {
     assert_eq!(
         call(&mut redis, ADOPT, &["k"], &args),
         [Said::Text(value.clone())],
-        "nor for who gave it away"
+        "nor for the holder that gave it away"
     );
     assert_eq!(text_of(&server, "k"), Some(value));
 }
@@ -191,7 +193,7 @@ fn one_key_that_cannot_be_adopted_costs_the_others_nothing() {
 fn a_lease_id_is_not_read_as_a_pattern() {
     let server = server();
     let mut redis = connect(&server);
-    let before = line_up(&mut redis, "k", &[TTL]);
+    let before = queue_up(&mut redis, "k", &[TTL]);
     for from in [".*", "%x+", &"%x".repeat(32), &".".repeat(32), "", "%"] {
         let said = adopt(&mut redis, "k", from, TTL);
         assert_eq!(said, Said::Text(before.clone()), "{from}");
@@ -203,7 +205,7 @@ fn a_lease_id_is_not_read_as_a_pattern() {
 fn a_ticket_under_another_token_is_refused() {
     let server = server();
     let mut redis = connect(&server);
-    let before = line_up(&mut redis, "k", &[TTL]);
+    let before = queue_up(&mut redis, "k", &[TTL]);
     let micros = micros_of(&mut redis, "k");
     let later = (micros.parse::<u64>().unwrap() + 1).to_string();
     for other in [&*later, &micros[1..], "", "0", ".*", &format!("{micros} ")] {
@@ -217,7 +219,7 @@ fn a_ticket_under_another_token_is_refused() {
 fn without_memory_nothing_is_adopted_and_the_ticket_stays_good() {
     let server = server();
     let mut redis = connect(&server);
-    let before = line_up(&mut redis, "k", &[TTL]);
+    let before = queue_up(&mut redis, "k", &[TTL]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     let said = adopt(&mut redis, "k", &lease(0), TTL);
     assert!(said.text().starts_with("OOM"), "{said:?}");
@@ -225,7 +227,7 @@ fn without_memory_nothing_is_adopted_and_the_ticket_stays_good() {
     assert_eq!(
         call(&mut redis, INSPECT, &["k"], &[]).len(),
         1,
-        "who looks uses no memory"
+        "an inspection uses no memory"
     );
     let renewed = call(&mut redis, RENEW, &["k"], &[&lease(0), TTL]);
     assert_eq!(ends(&renewed), ["done"]);

@@ -1,11 +1,10 @@
-//! A lock that is let go by somebody else's will: its owner is told first, and who stands in line is
-//! served as always.
+//! A lock that another client takes away: its owner is told first, and its queue is served as always.
 
 use redis::Connection;
 
 use super::{
-    FENCE, ONE, Said, TTL, TWO, come, connect, ends, go, heard, holder, kinds, lease, line_up,
-    listen, place, release, text_of, ttl_of, value,
+    FENCE, ONE, Said, TTL, TWO, come, connect, ends, entries, go, heard, holder, kinds, lease,
+    listen, queue_of, queue_up, release, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -26,9 +25,9 @@ fn the_owner_is_told_by_whom_before_anything_changes() {
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     ask(&server, &["CONFIG", "SET", "notify-keyspace-events", "KA"]);
     let mut ear = listen(&mut clients, &[0, 1].map(holder));
-    for (line, change) in [(&[][..], "del"), (&[TTL], "set")] {
+    for (ttls, change) in [(&[][..], "del"), (&[TTL], "set")] {
         for key in ["k", "a b: ü"] {
-            line_up(&mut redis, key, line);
+            queue_up(&mut redis, key, ttls);
             let changes = format!("__keyspace@0__:{key}");
             ear.subscribe(&changes).unwrap();
             assert_eq!(ends(&[force(&mut redis, key, 0)]), ["done"]);
@@ -40,26 +39,26 @@ fn the_owner_is_told_by_whom_before_anything_changes() {
             assert_eq!(told[0], first);
             assert_eq!(told[1], (changes.clone(), change.to_owned()));
             ear.unsubscribe(&changes).unwrap();
-            ask(&server, &["DEL", key]);
+            ask(&server, &["FLUSHALL"]);
         }
     }
 }
 
 #[test]
-fn the_next_in_line_gets_it_and_the_others_stay_in_line() {
+fn the_first_waiter_is_granted_and_the_others_stay() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2, 3].map(holder));
-    let before = line_up(&mut redis, "k", &[TTL, "5000", "90000"]);
+    let before = queue_up(&mut redis, "k", &[TTL, "5000", "90000"]);
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
     let value = text_of(&server, "k").unwrap();
     let micros: Vec<&str> = [&before, &value]
         .map(|value| value.split(' ').nth(2).unwrap())
         .to_vec();
     assert!(micros[0] < micros[1], "{micros:?}");
-    let line = place(2, "5000") + &place(3, "90000");
-    let wanted = format!("lh1 {} {} {}{line}", lease(1), micros[1], holder(1));
+    let wanted = format!("lh1 {} {} {} +", lease(1), micros[1], holder(1));
     assert_eq!(value, wanted);
+    assert_eq!(queue_of(&server, "k"), entries(2, &["5000", "90000"]));
     let told = (
         format!("leasehold/{}", holder(1)),
         format!("{} {} k", lease(1), micros[1]),
@@ -76,9 +75,9 @@ fn the_next_in_line_gets_it_and_the_others_stay_in_line() {
 fn an_owner_that_cannot_be_told_loses_it_all_the_same() {
     let server = server();
     let mut redis = connect(&server);
-    line_up(&mut redis, "k", &[]);
+    queue_up(&mut redis, "k", &[]);
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"], "has gone");
-    line_up(&mut redis, "k", &[]);
+    queue_up(&mut redis, "k", &[]);
     ask(&server, &["ACL", "SETUSER", "default", "resetchannels"]);
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
     assert_eq!(text_of(&server, "k"), None);
@@ -123,7 +122,7 @@ fn nobody_but_the_named_owner_is_hit_and_nothing_is_told_to_others() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[0, 1, 2].map(holder));
-    let before = line_up(&mut redis, "k", &[TTL]);
+    let before = queue_up(&mut redis, "k", &[TTL]);
     let owner = lease(0);
     let left = ttl_of(&server, "k");
     for lease in [
@@ -147,7 +146,7 @@ fn nobody_but_the_named_owner_is_hit_and_nothing_is_told_to_others() {
 fn without_memory_it_is_let_go_of_all_the_same() {
     let server = server();
     let mut redis = connect(&server);
-    line_up(&mut redis, "k", &["0"]);
+    queue_up(&mut redis, "k", &["0"]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
     assert_eq!(text_of(&server, "k"), None, "as for any release");

@@ -1,20 +1,24 @@
 //! The headers of the scripts, held against the code below them.
 
 use super::{
-    ACQUIRE, ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, Said, TTL, TWO, WRITE, call,
+    ACQUIRE, ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, SERVE, Said, TTL, TWO, WRITE, call,
     connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
-const ALL: [(&str, &str); 7] = [
-    ("acquire", ACQUIRE),
-    ("release", RELEASE),
-    ("renew", RENEW),
-    ("adopt", ADOPT),
-    ("inspect", INSPECT),
-    ("write", WRITE),
-    ("read", READ),
-];
+/// All scripts, and the part that some share.
+fn all() -> [(&'static str, &'static str); 8] {
+    [
+        ("acquire", &ACQUIRE),
+        ("release", &RELEASE),
+        ("renew", RENEW),
+        ("adopt", ADOPT),
+        ("inspect", INSPECT),
+        ("write", WRITE),
+        ("read", READ),
+        ("serve", SERVE),
+    ]
+}
 
 /// The comment lines that a script begins with, and the code behind them.
 pub(super) fn halves(script: &str) -> (String, String) {
@@ -40,7 +44,7 @@ fn section<'a>(header: &'a str, title: &str) -> &'a str {
 
 #[test]
 fn headers_name_every_part_and_every_error() {
-    for (name, script) in ALL {
+    for (name, script) in all() {
         let (header, code) = halves(script);
         for title in ["Purpose", "KEYS", "ARGV", "Returns"] {
             assert!(!section(&header, title).is_empty(), "{name}: {title}");
@@ -60,14 +64,14 @@ fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
     let mut redis = connect(&server);
     let token = "00000000000000000017";
     for (script, fixed_args, per_key, absent) in [
-        (RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
+        (&**RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
         (ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
         (ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
         (INSPECT, &[], &[], 0),
         (WRITE, &[], &[token, "text"], 1),
         (READ, &[], &[], 0),
     ] {
-        let fixed_keys: &[&str] = if script == RELEASE { &[FENCE] } else { &[] };
+        let fixed_keys: &[&str] = if script == *RELEASE { &[FENCE] } else { &[] };
         for n in [1, 2, 7] {
             ask(&server, &["FLUSHALL"]);
             let names: Vec<String> = (0..n).map(|n| format!("k{n}")).collect();
@@ -84,28 +88,34 @@ fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
 fn headers_agree_with_the_code_below_them() {
     let server = server();
     let mut redis = connect(&server);
-    for (name, script) in [("acquire", ACQUIRE), ("release", RELEASE), ("renew", RENEW)] {
+    for (name, script) in [
+        ("acquire", &**ACQUIRE),
+        ("release", &RELEASE),
+        ("renew", RENEW),
+    ] {
         let (header, _) = halves(script);
         // Called in the shape that the header draws, it answers in the shape that it promises.
         let (keys, args) = (section(&header, "KEYS"), section(&header, "ARGV"));
         let fixed_keys = keys.matches("[1] ").count();
         let fixed_args = args.matches("[1] ").count();
         let (_, each) = args.split_once("for each lock key: ").unwrap();
-        let (words, standing) = each.split_once(':').unwrap_or((each, ""));
-        for (stands, called) in [
+        // With what the header says of each part behind it.
+        let (words, modes) = each.split_once(':').unwrap_or((each, ""));
+        for (mode, called) in [
             ("", "empty:"),
             ("-", "`-`:"),
-            ("0", " 0:"),
-            (TTL, "ttl in ms"),
+            ("0", "`0`:"),
+            ("+", "`+`:"),
+            ("+1795263780943818", "`+` and µs:"),
         ] {
             let argument = |word: &str| match word.trim_start_matches("and ") {
                 "lease id" => ONE,
                 "ttl in ms" => TTL,
-                "how it stands in line" if standing.contains(called) => stands,
-                other => panic!("{name}: what is {other:?} ({called})?"),
+                "its queue mode" if modes.contains(called) => mode,
+                other => panic!("{name}: no argument for {other:?} ({called})"),
             };
             let per_key: Vec<&str> = words.trim().split(", ").map(argument).collect();
-            let names: Vec<String> = (0..7).map(|n| format!("{name}:{stands}:{n}")).collect();
+            let names: Vec<String> = (0..7).map(|n| format!("{name}:{mode}:{n}")).collect();
             ask(&server, &["SET", &names[1], &value(TWO), "PX", TTL]);
             for n in [1, 2, 7] {
                 let mut all_keys = vec![FENCE; fixed_keys];
@@ -120,8 +130,25 @@ fn headers_agree_with_the_code_below_them() {
                     ends(&out)
                 };
                 assert!(!said.contains(&"refused"), "{name}: {out:?}");
+                // Where it says that a caller joins, it does.
+                if name == "acquire" && n > 1 {
+                    let joins = modes.contains(called) && !["", "-"].contains(&mode);
+                    let wanted = if joins { "queued" } else { "contended" };
+                    assert_eq!(said[1], wanted, "{mode:?}: {out:?}");
+                }
             }
         }
+    }
+}
+
+/// The ways in which the header of release.lua says that a lease is named.
+#[test]
+fn release_names_each_form_of_a_lease() {
+    let (header, _) = halves(&RELEASE);
+    let args = section(&header, "ARGV");
+    for form in ["`!` and a holder", "`,`, its ttl in ms, `,` and its holder"] {
+        let args = args.replace("\n--   ", " ");
+        assert!(args.contains(form), "{form:?} in {args}");
     }
 }
 
@@ -142,8 +169,14 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'DEL'" if first == "unpack(gone" => {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }
-            "'GET'" | "'SET'" | "'DEL'" | "'PTTL'" | "'PEXPIRE'" | "'APPEND'" | "'HGET'"
-            | "'HSET'" | "'EXISTS'" => ["key", "counter", "KEYS[i + 1]"].contains(&first),
+            "'GET'" | "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
+                ["key", "counter", "KEYS[i + 1]"].contains(&first)
+            }
+            "'PTTL'" | "'PEXPIRE'" | "'EXISTS'" => ["key", "queue"].contains(&first),
+            "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZREVRANGE'" | "'ZSCORE'" => {
+                first == "queue"
+            }
+            "'ZREM'" => ["queue", "KEYS[n + 1 + i]"].contains(&first),
             _ => false,
         }
     };
@@ -152,14 +185,31 @@ fn undeclared(code: &str) -> Vec<&str> {
 
 #[test]
 fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
-    for (_, script) in ALL {
+    for (name, script) in all() {
         let (_, code) = halves(script);
-        assert_eq!(undeclared(&code), [""; 0]);
+        assert_eq!(undeclared(&code), [""; 0], "{name}");
         for line in code.lines().map(str::trim_start) {
             let named = line.starts_with("local key") || line.starts_with("local counter");
             assert!(!named || line.contains(" = KEYS["), "{line}");
+            let queue = line.starts_with("local queue =") || line.starts_with("queue =");
+            let declared = [" = nil", " = KEYS["]
+                .iter()
+                .any(|from| line.contains(from));
+            assert!(!queue || declared, "{line}");
             let channel = line.starts_with("local channel");
             assert!(!channel || line.contains(" = 'leasehold/' .. "), "{line}");
+            // What a function is told to use has been declared as well.
+            for (call, keys) in [
+                (
+                    "serve(",
+                    &["key, queue, micros", "key, KEYS[n + 1 + i], micros"][..],
+                ),
+                ("occupied(", &["key, lease, ttl, mode, queue)"]),
+            ] {
+                let mut given = line.split(call).skip(1);
+                let fine = given.all(|args| keys.iter().any(|keys| args.starts_with(keys)));
+                assert!(fine, "{line}");
+            }
         }
         assert!(!code.contains("os."), "no clock but that of Redis");
     }
@@ -170,6 +220,10 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
         "redis.pcall('PUBLISH', key, 'text')",
         "redis.pcall('MGET', key, other)",
         "redis.pcall(command, key)",
+        "redis.pcall('ZADD', key, 1, 'entry')",
+        "redis.pcall('ZREM', KEYS[i], 'entry')",
+        "redis.pcall('DEL', queue)",
+        "redis.pcall('ZUNIONSTORE', queue, 1, other)",
     ] {
         assert_eq!(undeclared(bad).len(), 1, "{bad}");
     }

@@ -1,30 +1,30 @@
 //! What can be seen of a lock's key, and that looking changes nothing.
 
-use super::{INSPECT, ONE, Said, TTL, call, connect, line_up, text_of, ttl_of, value};
+use super::{INSPECT, ONE, Said, TTL, call, connect, queue_up, text_of, ttl_of, value};
 use crate::support::{ask, server};
 
 #[test]
 fn what_stands_under_each_key_is_told_with_its_ttl() {
     let server = server();
     let mut redis = connect(&server);
-    let contended = line_up(&mut redis, "line", &[TTL, "0"]);
+    let contended = queue_up(&mut redis, "queued", &[TTL, "0"]);
     ask(&server, &["SET", "endless", &value(ONE)]);
     ask(&server, &["SET", "text", "a\nb\u{e9}"]);
     ask(&server, &["SET", "empty", ""]);
     ask(&server, &["SET", "long", &"x".repeat(500)]);
     ask(&server, &["RPUSH", "list", "theirs"]);
-    let keys = ["line", "none", "endless", "text", "empty", "long", "list"];
+    let keys = ["queued", "none", "endless", "text", "empty", "long", "list"];
     let together = call(&mut redis, INSPECT, &keys, &[]);
 
-    let (left, found) = together[0].text().split_once(' ').map_or_else(
-        || panic!("{together:?}"),
-        |(left, found)| (left.parse::<i64>().unwrap(), found.to_owned()),
-    );
-    assert!((1..=60_000).contains(&left), "{left}");
-    assert_eq!(found, contended);
+    let text = together[0].text();
+    let [left, queued, found] = *text.splitn(3, ' ').collect::<Vec<_>>() else {
+        panic!("{together:?}");
+    };
+    assert!((1..=60_000).contains(&left.parse().unwrap()), "{left}");
+    assert_eq!((queued, found), ("2", &*contended));
     let wanted = [
         Said::Number(0),
-        Said::Text(format!("-1 {}", value(ONE))),
+        Said::Text(format!("-1 0 {}", value(ONE))),
         Said::Error("FOREIGN a?b??".to_owned()),
         Said::Error("FOREIGN ".to_owned()),
         Said::Error(format!("FOREIGN {}", "x".repeat(64))),
@@ -44,7 +44,8 @@ fn what_stands_under_each_key_is_told_with_its_ttl() {
 fn looking_changes_nothing_and_needs_no_memory() {
     let server = server();
     let mut redis = connect(&server);
-    let value = line_up(&mut redis, "k", &[TTL]);
+    let value = queue_up(&mut redis, "k", &[TTL]);
+    ask(&server, &["SET", "none~queue", "no queue"]);
     ask(&server, &["SET", "endless", &value]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     let dirty = || {

@@ -6,19 +6,24 @@ mod fenced;
 mod forcing;
 mod headers;
 mod inspecting;
-mod line;
 mod many;
 mod not_the_holder;
+mod queue;
 mod tokens;
 mod turns;
+
+use std::sync::LazyLock;
 
 use leasehold_testbed::{Reply, Server};
 use redis::{Connection, PubSub, Value};
 
 use crate::support::{SOON, ask, server};
 
-const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
-const RELEASE: &str = include_str!("../../../lua/release.lua");
+const SERVE: &str = include_str!("../../../lua/serve.lua");
+static ACQUIRE: LazyLock<String> =
+    LazyLock::new(|| whole(include_str!("../../../lua/acquire.lua")));
+static RELEASE: LazyLock<String> =
+    LazyLock::new(|| whole(include_str!("../../../lua/release.lua")));
 const RENEW: &str = include_str!("../../../lua/renew.lua");
 const ADOPT: &str = include_str!("../../../lua/adopt.lua");
 const INSPECT: &str = include_str!("../../../lua/inspect.lua");
@@ -47,6 +52,12 @@ fn has_selectors(server: &Server) -> bool {
     !matches!(server.command(&tried).unwrap(), Reply::Error(_))
 }
 
+/// A script with the part that it shares with another.
+fn whole(script: &str) -> String {
+    assert_eq!(script.matches("-- part: serve.lua").count(), 1);
+    script.replace("-- part: serve.lua", SERVE)
+}
+
 fn connect(server: &Server) -> Connection {
     let client = redis::Client::open(server.url()).unwrap();
     client.get_connection_with_timeout(SOON).unwrap()
@@ -57,6 +68,12 @@ fn connect(server: &Server) -> Connection {
 enum Said {
     Number(i64),
     Text(String),
+    /// For how long the key is taken in ms, the waiters before it, the µs of its place.
+    Queued {
+        left: i64,
+        ahead: i64,
+        since: u64,
+    },
     Error(String),
 }
 
@@ -66,6 +83,7 @@ impl Said {
         match self {
             Self::Number(number) => number.to_string(),
             Self::Text(text) | Self::Error(text) => text.clone(),
+            Self::Queued { .. } => format!("{self:?}"),
         }
     }
 }
@@ -80,7 +98,7 @@ fn call(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str])
         // Where its header promises that.
         [Said::Error(_)] => vec![said[0].clone(); locks],
         [Said::Number(1)] if script.contains(" or 1: all ") => vec![Said::Number(1); locks],
-        [Said::Text(first)] if script == ACQUIRE => {
+        [Said::Text(first)] if script == *ACQUIRE => {
             let first: u64 = first.parse().unwrap();
             let counted = (first..).take(locks);
             counted
@@ -91,25 +109,58 @@ fn call(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str])
     }
 }
 
-/// What was said.
-fn answer(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
+/// The name of the queue of a lock key in these tests.
+fn queue_name(key: &str) -> String {
+    format!("{key}~queue")
+}
+
+/// The call of a script, with the queues of its lock keys behind them where its header asks for them.
+fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
+    let locks = keys.iter().filter(|key| **key != FENCE);
+    let modes = || args.iter().skip(3).step_by(3);
+    let queues: Vec<String> = if script == *ACQUIRE {
+        let with_mode = locks.zip(modes()).filter(|(_, mode)| !mode.is_empty());
+        with_mode.map(|(key, _)| queue_name(key)).collect()
+    } else if [&*RELEASE, INSPECT].contains(&script) {
+        locks.map(|key| queue_name(key)).collect()
+    } else {
+        Vec::new()
+    };
     let mut eval = redis::cmd("EVAL");
-    eval.arg(script).arg(keys.len()).arg(keys).arg(args);
-    let packed = eval.get_packed_command();
-    connection.send_packed_command(&packed).unwrap();
-    let said = |value: Value| match value {
+    eval.arg(script).arg(keys.len() + queues.len());
+    eval.arg(keys).arg(queues).arg(args);
+    eval
+}
+
+/// The result of a script for one lock key.
+fn result_of(value: Value) -> Said {
+    match value {
         Value::Int(number) => Said::Number(number),
         Value::BulkString(bytes) => Said::Text(String::from_utf8_lossy(&bytes).into_owned()),
-        Value::ServerError(error) => Said::Error(own_words(&format!(
-            "{} {}",
-            error.code(),
-            error.details().unwrap_or("")
-        ))),
+        Value::ServerError(error) => {
+            let details = error.details().unwrap_or("");
+            Said::Error(own_words(&format!("{} {details}", error.code())))
+        }
+        Value::Array(parts) => match parts[..] {
+            [Value::Int(left), Value::Int(ahead), Value::Int(since)] => Said::Queued {
+                left,
+                ahead,
+                since: since.try_into().unwrap(),
+            },
+            _ => panic!("no result of a lock key: {parts:?}"),
+        },
         other => panic!("no result of a lock key: {other:?}"),
-    };
+    }
+}
+
+/// What was said.
+fn answer(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
+    let packed = eval(script, keys, args).get_packed_command();
+    connection.send_packed_command(&packed).unwrap();
+    let locks = keys.iter().filter(|key| **key != FENCE).count();
     match connection.recv_response().unwrap() {
-        Value::Array(values) => values.into_iter().map(said).collect(),
-        one => vec![said(one)],
+        Value::Array(values) if locks > 1 => values.into_iter().map(result_of).collect(),
+        one => vec![result_of(one)],
     }
 }
 
@@ -122,7 +173,7 @@ fn own_words(error: &str) -> String {
     own.strip_prefix('-').unwrap_or(own).to_owned()
 }
 
-/// Asks for all `keys` at once under the lease id [`ONE`], and stands in no line.
+/// Asks for all `keys` at once under the lease id [`ONE`], without a queue mode.
 fn acquire(connection: &mut Connection, keys: &[&str]) -> Outcomes {
     acquire_under(&vec![ONE; keys.len()], connection, keys)
 }
@@ -131,18 +182,18 @@ fn acquire(connection: &mut Connection, keys: &[&str]) -> Outcomes {
 fn acquire_under(leases: &[&str], connection: &mut Connection, keys: &[&str]) -> Outcomes {
     let mut args = vec!["host/1/0"];
     leases.iter().for_each(|id| args.extend([id, TTL, ""]));
-    call(connection, ACQUIRE, &[&[FENCE], keys].concat(), &args)
+    call(connection, &ACQUIRE, &[&[FENCE], keys].concat(), &args)
 }
 
 fn release(connection: &mut Connection, keys: &[&str], leases: &[&str]) -> Outcomes {
-    call(connection, RELEASE, &[&[FENCE], keys].concat(), leases)
+    call(connection, &RELEASE, &[&[FENCE], keys].concat(), leases)
 }
 
-/// Which of its results an acquire gave: granted, waiting, contended, foreign, refused.
+/// Which of its results an acquire gave: granted, queued, contended, foreign, refused.
 fn kinds(outcomes: &[Said]) -> Vec<&'static str> {
     let kind = |said: &Said| match said {
         Said::Text(_) => "granted",
-        Said::Number(left) if *left < 0 => "waiting",
+        Said::Queued { .. } => "queued",
         Said::Number(_) => "contended",
         Said::Error(text) if text.starts_with("FOREIGN ") => "foreign",
         Said::Error(_) => "refused",
@@ -157,6 +208,7 @@ fn ends(outcomes: &[Said]) -> Vec<&'static str> {
         Said::Number(0) => "missing",
         Said::Number(other) => panic!("no header promises {other}"),
         Said::Text(_) => "taken",
+        Said::Queued { .. } => panic!("no header promises {said:?}"),
         Said::Error(_) => "refused",
     };
     outcomes.iter().map(end).collect()
@@ -199,37 +251,65 @@ fn holder(n: usize) -> String {
     format!("host/{n}/0")
 }
 
-/// The place of caller `n` in the line of a value.
-fn place(n: usize, stands: &str) -> String {
-    format!(" {},{stands},{}", lease(n), holder(n))
+/// Caller `n` as it stands in a queue: with its ttl in ms, or `0` if it polls.
+fn entry(n: usize, ttl: &str) -> String {
+    format!("{},{ttl},{}", lease(n), holder(n))
 }
 
-/// Caller `n` asks for the key, and stands in line for it like this.
-fn come(connection: &mut Connection, key: &str, n: usize, stands: &str) -> Said {
-    let args = [&holder(n), &lease(n), TTL, stands];
-    call(connection, ACQUIRE, &[FENCE, key], &args).remove(0)
+/// The waiters for a key, in their order.
+fn queue_of(server: &Server, key: &str) -> Vec<String> {
+    let Reply::Array(entries) = ask(server, &["ZRANGE", &queue_name(key), "0", "-1"]) else {
+        panic!("no queue");
+    };
+    entries.iter().map(Reply::to_string).collect()
 }
 
-/// Caller `n` lets go of the key, or of its place in the line.
+/// Caller `n` asks for the key for [`TTL`], with this queue mode.
+fn come(connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
+    let args = [&holder(n), &lease(n), TTL, mode];
+    call(connection, &ACQUIRE, &[FENCE, key], &args).remove(0)
+}
+
+/// Caller `n` asks for the key for `ttl`, or for [`TTL`] and polls if `ttl` is `0`.
+fn join(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
+    if ttl == "0" {
+        return come(connection, key, n, "0");
+    }
+    let args = [&holder(n), &lease(n), ttl, "+"];
+    call(connection, &ACQUIRE, &[FENCE, key], &args).remove(0)
+}
+
+/// Caller `n` releases the key that it holds.
 fn go(connection: &mut Connection, key: &str, n: usize) -> Said {
     release(connection, &[key], &[&lease(n)]).remove(0)
 }
 
-/// Caller 0 takes the key, and for each of `line` the next one stands in line for it. Answers with
-/// the value that makes.
-#[track_caller]
-fn line_up(connection: &mut Connection, key: &str, line: &[&str]) -> String {
-    let micros = granted(&come(connection, key, 0, ""));
-    let mut value = format!("lh1 {} {micros} {}", lease(0), holder(0));
-    for (n, stands) in (1..).zip(line) {
-        let said = come(connection, key, n, stands);
-        assert_eq!(kinds(&[said]), ["waiting"], "caller {n}");
-        value += &place(n, stands);
-    }
-    value
+/// Caller `n` gives back what it may have: the key, or its place in the queue with this ttl.
+fn leave(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
+    // A caller that polls asks for [`TTL`].
+    let ttl = if ttl == "0" { TTL } else { ttl };
+    let may_be_queued = format!("{},{ttl},{}", lease(n), holder(n));
+    release(connection, &[key], &[&may_be_queued]).remove(0)
 }
 
-/// Listens, as their clients would, for the turns of these holders.
+/// Caller 0 acquires the key, and for each of `ttls` the next one joins its queue. Returns the value.
+#[track_caller]
+fn queue_up(connection: &mut Connection, key: &str, ttls: &[&str]) -> String {
+    let micros = granted(&come(connection, key, 0, ""));
+    for (n, ttl) in (1..).zip(ttls) {
+        let said = join(connection, key, n, ttl);
+        assert_eq!(kinds(&[said]), ["queued"], "caller {n}");
+    }
+    let mark = if ttls.is_empty() { "" } else { " +" };
+    format!("lh1 {} {micros} {}{mark}", lease(0), holder(0))
+}
+
+/// The queue that callers from `first` on make with these ttls.
+fn entries(first: usize, ttls: &[&str]) -> Vec<String> {
+    (first..).zip(ttls).map(|(n, ttl)| entry(n, ttl)).collect()
+}
+
+/// Listens, as their clients would, for the grants of these holders.
 fn listen<'a>(connection: &'a mut Connection, holders: &[String]) -> PubSub<'a> {
     connection.set_read_timeout(Some(SOON)).unwrap();
     let mut ear = connection.as_pubsub();
@@ -283,10 +363,7 @@ fn one_bad_key_costs_the_others_nothing() {
         let ttl = ask(&server, &["PTTL", key]).as_int().unwrap();
         assert!((1..=60_000).contains(&ttl), "{ttl}");
     }
-    assert_eq!(
-        ask(&server, &["LRANGE", "b", "0", "-1"]).to_string(),
-        "[theirs]"
-    );
+    assert_eq!(ask(&server, &["LLEN", "b"]), Reply::Int(1));
     assert_eq!(ask(&server, &["GET", "d"]).as_text(), Some("theirs"));
     assert_eq!(
         ask(&server, &["GET", FENCE]).to_string(),
@@ -299,7 +376,7 @@ fn a_key_asked_for_twice_in_one_call_is_granted_once() {
     let server = server();
     let mut redis = connect(&server);
     let leases = [0, 1, 2, 3].map(lease);
-    let leases: Vec<&str> = leases.iter().map(String::as_str).collect();
+    let leases = leases.each_ref().map(String::as_str);
     let out = acquire_under(&leases, &mut redis, &["a", "a", "b", "a"]);
     let wanted = ["granted", "contended", "granted", "contended"];
     assert_eq!(kinds(&out), wanted);

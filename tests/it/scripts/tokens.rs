@@ -5,7 +5,7 @@ use leasehold_testbed::Reply;
 use super::turns::pass;
 use super::{
     ALL_KEYS, FENCE, NO_COUNTER, READS_IT_NO_MORE, READS_THE_COUNTER, TTL, acquire, come, connect,
-    go, granted, has_selectors, heard, holder, kinds, line_up, listen, say, text_of,
+    go, granted, has_selectors, heard, holder, kinds, listen, queue_up, say, text_of,
 };
 use crate::steady::steady;
 use crate::support::{ask, in_redis, server, value_of};
@@ -70,17 +70,17 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let _ear = listen(&mut clients, &[1, 2, 3].map(holder));
     let mut last = 0;
-    let mut rises = |token: u64, who: &str| {
-        assert!(token > last, "{token} after {last} for {who}");
+    let mut rises = |token: u64, whose: &str| {
+        assert!(token > last, "{token} after {last} for {whose}");
         last = token;
         last
     };
     for round in 0..20 {
-        let value = line_up(&mut redis, "a", &[TTL, TTL, TTL]);
-        rises(micros_of(&value), "who finds it free");
+        let value = queue_up(&mut redis, "a", &[TTL, TTL, TTL]);
+        rises(micros_of(&value), "the first caller");
         for n in 0..3 {
             let turn = pass(&mut redis, "a", n);
-            let token = rises(micros_of(&turn.value.unwrap()), "the next in line");
+            let token = rises(micros_of(&turn.value.unwrap()), "the first waiter");
             assert_eq!(granted(&come(&mut redis, "a", n + 1, "-")), token);
             rises(granted(&come(&mut redis, "b", n, "")), "another key's");
             go(&mut redis, "b", n);
@@ -93,7 +93,7 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
     // A counter ahead of the clock is followed by both.
     let ahead = last + 3_600_000_000;
     ask(&server, &["SET", FENCE, &ahead.to_string()]);
-    let value = line_up(&mut redis, "a", &[TTL]);
+    let value = queue_up(&mut redis, "a", &[TTL]);
     let turn = pass(&mut redis, "a", 0).value.unwrap();
     let other = granted(&come(&mut redis, "b", 0, ""));
     let tokens = [micros_of(&value), micros_of(&turn), other];
@@ -107,7 +107,7 @@ fn a_release_that_can_make_no_token_frees_the_key_instead_of_granting_it() {
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
     let mut freed = |what: &str, spoil: &[&str]| {
         ask(&server, &["DEL", FENCE]);
-        line_up(&mut redis, "a", &[TTL, "0"]);
+        queue_up(&mut redis, "a", &[TTL, "0"]);
         ask(&server, &["DEL", FENCE]);
         ask(&server, spoil);
         let turn = pass(&mut redis, "a", 0);

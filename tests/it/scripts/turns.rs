@@ -1,13 +1,12 @@
-//! Whose turn it is when a lock with a line is let go of: who is granted it, for how long, and how
-//! it hears of that.
+//! Which waiter is granted a lock that is released, for how long, and how it is told.
 
 use leasehold_testbed::Reply;
 use redis::Connection;
 
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
-    TTL, connect, ends, go, has_selectors, heard, holder, lease, line_up, listen, place, release,
-    say, text_of, ttl_of, value,
+    TTL, come, connect, ends, entries, entry, eval, go, has_selectors, heard, holder, join, kinds,
+    lease, listen, queue_name, queue_of, queue_up, release, say, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -20,46 +19,43 @@ pub(super) struct Turn {
     pub left: i64,
 }
 
-/// Caller `n` lets go of the key that it holds.
+/// Caller `n` releases the key that it holds.
 #[track_caller]
 pub(super) fn pass(connection: &mut Connection, key: &str, n: usize) -> Turn {
     let mut together = redis::pipe();
     together.atomic();
-    together.cmd("EVAL").arg(RELEASE).arg(2).arg(FENCE).arg(key);
-    together.arg(lease(n));
+    together.add_command(eval(&RELEASE, &[FENCE, key], &[&lease(n)]));
     together.cmd("GET").arg(key).cmd("PTTL").arg(key);
     let (said, value, left): (i64, _, _) = together.query(connection).unwrap();
-    assert_eq!(said, 1, "it was let go of");
+    assert_eq!(said, 1, "it was released");
     Turn { value, left }
 }
 
-/// The value of a lock that `n` was granted by a release, with the line behind it. Answers with the
-/// µs of its token as well.
+/// Returns the µs of the token under which `n` was granted the lock by a release, with waiters behind
+/// it or without.
 #[track_caller]
-fn granted_to(n: usize, turn: &Turn, line: &str) -> u64 {
+fn granted_to(n: usize, turn: &Turn, has_more: bool) -> u64 {
     let value = turn.value.as_ref().expect("it was granted");
     let micros = value.split(' ').nth(2).unwrap();
-    let wanted = format!("lh1 {} {micros} {}{line}", lease(n), holder(n));
+    let mark = if has_more { " +" } else { "" };
+    let wanted = format!("lh1 {} {micros} {}{mark}", lease(n), holder(n));
     assert_eq!(*value, wanted);
     micros.parse().unwrap()
 }
 
 #[test]
-fn release_grants_to_the_first_in_line_and_tells_it() {
+fn release_grants_to_the_first_waiter_and_tells_it() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[0, 1, 2, 3].map(holder));
     for key in ["k", "a b: ü"] {
-        line_up(&mut redis, key, &["90000", "50000", "900000"]);
+        let ttls = ["90000", "50000", "900000"];
+        queue_up(&mut redis, key, &ttls);
         let mut last = ask(&server, &["GET", FENCE]).as_int().unwrap() as u64;
-        let (second, third) = (place(2, "50000"), place(3, "900000"));
-        for (n, line, ttl) in [
-            (1, format!("{second}{third}"), 60_001..=90_000),
-            (2, third.clone(), 1..=50_000),
-            (3, String::new(), 90_001..=900_000),
-        ] {
+        for (n, ttl) in [(1, 60_001..=90_000), (2, 1..=50_000), (3, 90_001..=900_000)] {
             let turn = pass(&mut redis, key, n - 1);
-            let micros = granted_to(n, &turn, &line);
+            let micros = granted_to(n, &turn, n < 3);
+            assert_eq!(queue_of(&server, key), entries(n + 1, &ttls[n..]));
             assert!(micros > last, "{micros} after {last}");
             last = micros;
             assert!(ttl.contains(&turn.left), "{turn:?}");
@@ -68,17 +64,19 @@ fn release_grants_to_the_first_in_line_and_tells_it() {
             let channel = format!("leasehold/{}", holder(n));
             assert_eq!(heard(&server, &mut ear), [(channel, message)]);
         }
+        let counter = text_of(&server, FENCE);
         assert_eq!(pass(&mut redis, key, 3).value, None);
         assert_eq!(heard(&server, &mut ear), [], "nobody waits");
+        assert_eq!(text_of(&server, FENCE), counter, "no token was made");
     }
 }
 
 #[test]
-fn those_whose_client_has_gone_are_passed_over() {
+fn waiters_whose_clients_have_gone_are_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    // One letter for each in line: its client listens, has gone, or polls (and does not listen).
-    for (line, next) in [
+    // One letter for each waiter: its client listens, has gone, or polls (and does not listen).
+    for (letters, next) in [
         ("g", None),
         ("ggg", None),
         ("gl", Some(2)),
@@ -90,43 +88,48 @@ fn those_whose_client_has_gone_are_passed_over() {
         ("pl", Some(1)),
         ("gglp", Some(3)),
     ] {
-        let letters = || (1..).zip(line.chars());
-        let ears = letters().filter(|(_, letter)| *letter == 'l');
+        let numbered = || (1..).zip(letters.chars());
+        let ears = numbered().filter(|(_, letter)| *letter == 'l');
         let ears: Vec<String> = ears.map(|(n, _)| holder(n)).collect();
         let mut ear = listen(&mut clients, &ears);
-        let stands = letters().map(|(_, letter)| if letter == 'p' { "0" } else { TTL });
-        let stands: Vec<&str> = stands.collect();
-        line_up(&mut redis, "k", &stands);
+        let ttls = numbered().map(|(_, letter)| if letter == 'p' { "0" } else { TTL });
+        let ttls: Vec<&str> = ttls.collect();
+        queue_up(&mut redis, "k", &ttls);
         let turn = pass(&mut redis, "k", 0);
         let messages = heard(&server, &mut ear);
-        let told = next.filter(|next| stands[next - 1] != "0");
-        assert_eq!(messages.len(), usize::from(told.is_some()), "{line}");
+        let told = next.filter(|next| ttls[next - 1] != "0");
+        assert_eq!(messages.len(), usize::from(told.is_some()), "{letters}");
         if let Some(next) = next {
-            let behind = letters().skip(next);
-            let behind: String = behind.map(|(n, _)| place(n, stands[n - 1])).collect();
-            granted_to(next, &turn, &behind);
+            granted_to(next, &turn, next < ttls.len());
+            assert_eq!(queue_of(&server, "k"), entries(next + 1, &ttls[next..]));
+            let left = if ttls[next - 1] == "0" {
+                1..=100
+            } else {
+                101..=60_000
+            };
+            assert!(left.contains(&turn.left), "{letters}: {turn:?}");
         } else {
-            assert_eq!(turn.value, None, "{line}: nobody is left");
+            assert_eq!(turn.value, None, "{letters}: nobody is left");
+            assert_eq!(queue_of(&server, "k"), [""; 0]);
         }
-        ask(&server, &["DEL", "k"]);
+        ask(&server, &["FLUSHALL"]);
     }
 }
 
-/// Caller 0 lets go, and in the same moment caller 1 asks for the key: the key before that, the µs
+/// Caller 0 releases, and in the same moment caller 1 asks for the key: the key before that, the µs
 /// that caller 1 is answered, the key after that.
 #[track_caller]
-fn pass_and_come(connection: &mut Connection, stands: &str) -> (Turn, String, Turn) {
+fn pass_and_come(connection: &mut Connection, mode: &str) -> (Turn, String, Turn) {
     let mut together = redis::pipe();
     together.atomic();
-    together.cmd("EVAL").arg(RELEASE).arg(2).arg(&[FENCE, "k"]);
-    together.arg(lease(0));
+    together.add_command(eval(&RELEASE, &[FENCE, "k"], &[&lease(0)]));
     together.cmd("GET").arg("k").cmd("PTTL").arg("k");
-    together.cmd("EVAL").arg(ACQUIRE).arg(2).arg(&[FENCE, "k"]);
-    together.arg(&[&holder(1), &lease(1), TTL, stands]);
+    let args = [&*holder(1), &lease(1), TTL, mode];
+    together.add_command(eval(&ACQUIRE, &[FENCE, "k"], &args));
     together.cmd("GET").arg("k").cmd("PTTL").arg("k");
     let (said, value, left, micros, then, left_then): (i64, _, _, _, _, _) =
         together.query(connection).unwrap();
-    assert_eq!(said, 1, "it was let go of");
+    assert_eq!(said, 1, "it was released");
     let (before, after) = (
         Turn { value, left },
         Turn {
@@ -138,31 +141,29 @@ fn pass_and_come(connection: &mut Connection, stands: &str) -> (Turn, String, Tu
 }
 
 #[test]
-fn who_was_granted_meanwhile_is_given_its_token_and_its_full_ttl_when_it_comes() {
+fn a_granted_waiter_that_asks_has_its_full_ttl() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[holder(1)]);
-    for (stood, granted_for, told) in [("0", 1..=100, 0), ("5000", 101..=5000, 1)] {
-        for stands in ["", "-", "0", TTL] {
-            line_up(&mut redis, "k", &[stood, TTL]);
-            let (before, micros, after) = pass_and_come(&mut redis, stands);
-            let token = granted_to(1, &before, &place(2, TTL));
+    for (ttl, granted_for, told) in [("0", 1..=100, 0), ("5000", 101..=5000, 1)] {
+        for mode in ["", "-", "0", "+", "+1795263780943818"] {
+            queue_up(&mut redis, "k", &[ttl, TTL]);
+            let (before, micros, after) = pass_and_come(&mut redis, mode);
+            let token = granted_to(1, &before, true);
             assert!(granted_for.contains(&before.left), "{before:?}");
-            assert_eq!(
-                heard(&server, &mut ear).len(),
-                told,
-                "who polls is not told"
-            );
+            let messages = heard(&server, &mut ear);
+            assert_eq!(messages.len(), told, "a polling client is not told");
             assert_eq!(micros, token.to_string());
             assert_eq!(after.value, before.value);
             assert!((5001..=60_000).contains(&after.left), "{after:?}");
-            ask(&server, &["DEL", "k"]);
+            assert_eq!(queue_of(&server, "k"), [entry(2, TTL)], "{mode:?}");
+            ask(&server, &["FLUSHALL"]);
         }
     }
 }
 
 #[test]
-fn where_it_may_not_be_told_the_first_in_line_polls_in_the_end() {
+fn a_waiter_that_may_not_be_told_polls() {
     let server = server();
     let mut clients = connect(&server);
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
@@ -172,80 +173,201 @@ fn where_it_may_not_be_told_the_first_in_line_polls_in_the_end() {
         let mut redis = connect(&server);
         let mut login = redis::cmd("AUTH");
         login.arg(user).arg("secret").exec(&mut redis).unwrap();
-        line_up(&mut redis, "k", &[TTL, TTL]);
+        queue_up(&mut redis, "k", &[TTL, TTL]);
         let (before, micros, after) = pass_and_come(&mut redis, "-");
-        let token = granted_to(1, &before, &place(2, TTL));
+        let token = granted_to(1, &before, true);
         assert!((1..=100).contains(&before.left), "{user}: {before:?}");
         assert_eq!(micros, token.to_string());
         assert!((50_000..=60_000).contains(&after.left), "{after:?}");
         assert_eq!(heard(&server, &mut ear), [], "{user}");
-        ask(&server, &["DEL", "k"]);
+        ask(&server, &["FLUSHALL"]);
     }
 }
 
 #[test]
-fn without_memory_or_leave_to_write_a_key_with_a_line_is_freed() {
+fn a_queue_that_cannot_be_served_frees_the_key() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
-    let line = [TTL, "0"];
+    let ttls = [TTL, "0"];
+    // Without the permission to pop, the fence counter has been written already.
     let mut spoils = vec![
-        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
-        ("ACL SETUSER default -set", "ACL SETUSER default +set"),
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", false),
+        (
+            "ACL SETUSER default -set",
+            "ACL SETUSER default +set",
+            false,
+        ),
+        (
+            "ACL SETUSER default -zpopmin",
+            "ACL SETUSER default +zpopmin",
+            true,
+        ),
     ];
     if has_selectors(&server) {
-        spoils.push((READS_THE_COUNTER, READS_IT_NO_MORE));
+        spoils.push((READS_THE_COUNTER, READS_IT_NO_MORE, false));
     } else {
-        let value = line_up(&mut redis, "k", &line);
+        let value = queue_up(&mut redis, "k", &ttls);
         say(&server, NO_COUNTER);
         let said = go(&mut redis, "k", 0);
         assert!(said.text().starts_with("NOPERM"), "{said:?}");
         say(&server, ALL_KEYS);
         assert_eq!(text_of(&server, "k"), Some(value));
-        ask(&server, &["DEL", "k"]);
     }
-    for (spoil, mend) in spoils {
-        line_up(&mut redis, "k", &line);
-        line_up(&mut redis, "k2", &line);
+    for (spoil, mend, counts) in spoils {
+        ask(&server, &["FLUSHALL"]);
+        queue_up(&mut redis, "k", &ttls);
+        queue_up(&mut redis, "k2", &ttls);
         let counter = ask(&server, &["GET", FENCE]);
         say(&server, spoil);
         for key in ["k", "k2"] {
             assert_eq!(go(&mut redis, key, 0), Said::Number(1), "{spoil:?}");
         }
         assert_eq!(ask(&server, &["EXISTS", "k", "k2"]), Reply::Int(0));
-        assert_eq!(ask(&server, &["GET", FENCE]), counter, "no token was made");
+        let is_same = ask(&server, &["GET", FENCE]) == counter;
+        assert_ne!(is_same, counts, "{spoil:?}");
         assert_eq!(heard(&server, &mut ear), [], "{spoil:?}");
         say(&server, mend);
+        // The waiters are served once that is possible.
+        let said = come(&mut redis, "k", 1, "-");
+        assert_eq!(kinds(&[said]), ["granted"], "{spoil:?}");
+    }
+}
+
+/// Puts these into the queue of the key, one after the other.
+fn enqueue(server: &leasehold_testbed::Server, key: &str, entries: &[String]) {
+    for (score, entry) in entries.iter().enumerate() {
+        let score = score.to_string();
+        ask(server, &["ZADD", &queue_name(key), &score, entry]);
     }
 }
 
 #[test]
-fn a_line_that_nobody_can_read_is_nobodys() {
+fn unreadable_entries_of_a_queue_are_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
-    let (id, gone) = (lease(1), place(3, TTL));
-    for line in [
+    let id = lease(1);
+    let unreadable = [
+        String::new(),
         " ".to_owned(),
-        format!("  {}", &place(1, TTL)),
-        format!(" {id}"),
-        format!(" {id},{TTL}"),
-        format!(" {id},{TTL},"),
-        format!(" {id},,{}", holder(1)),
-        format!(" {id},-1,{}", holder(1)),
-        format!(" {id},00,{}", holder(1)),
-        format!(" {id},{},{}", "9".repeat(30), holder(1)),
-        format!(" not-an-id,{TTL},{}", holder(1)),
-        format!("{gone} {id},-1,{}", holder(1)),
-        format!("{gone} {id},00,{}", holder(1)),
-    ] {
-        ask(
-            &server,
-            &["SET", "k", &(value(&lease(0)) + &line), "PX", TTL],
-        );
-        assert_eq!(pass(&mut redis, "k", 0).value, None, "{line:?}");
-        assert_eq!(heard(&server, &mut ear), [], "{line:?}");
+        id.clone(),
+        format!("{id},{TTL}"),
+        format!("{id},{TTL},"),
+        format!("{id},,{}", holder(1)),
+        format!("{id},-1,{}", holder(1)),
+        format!("{id},1e3,{}", holder(1)),
+        format!("{id},{TTL},a {}", holder(1)),
+        format!(" {}", entry(1, TTL)),
+        format!("0{}", entry(1, TTL)),
+        format!("not-an-id,{TTL},{}", holder(1)),
+        format!("{},{TTL},{}", &id[1..], holder(1)),
+        format!("{},{TTL},{}", "x".repeat(32), holder(1)),
+    ];
+    let marked = value(&lease(0)) + " +";
+    for junk in unreadable
+        .iter()
+        .map(std::slice::from_ref)
+        .chain([&unreadable[..]])
+    {
+        for behind in [None, Some(entry(2, TTL))] {
+            ask(&server, &["SET", "k", &marked, "PX", TTL]);
+            let behind: Vec<String> = behind.into_iter().collect();
+            enqueue(&server, "k", &[junk, &behind].concat());
+            let turn = pass(&mut redis, "k", 0);
+            assert_eq!(heard(&server, &mut ear).len(), behind.len(), "{junk:?}");
+            if behind.is_empty() {
+                assert_eq!(turn.value, None, "{junk:?}");
+            } else {
+                granted_to(2, &turn, false);
+            }
+            assert_eq!(queue_of(&server, "k"), [""; 0], "{junk:?}");
+            ask(&server, &["FLUSHALL"]);
+        }
     }
+}
+
+/// No acquire makes such entries: a ttl that Redis refuses ends the release's search.
+#[test]
+fn an_entry_with_an_impossible_ttl_frees_the_key() {
+    let server = server();
+    let mut redis = connect(&server);
+    let mut clients = connect(&server);
+    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    for ttl in ["00", &"9".repeat(30)] {
+        let marked = value(&lease(0)) + " +";
+        ask(&server, &["SET", "k", &marked, "PX", TTL]);
+        enqueue(&server, "k", &[entry(1, ttl), entry(2, TTL)]);
+        assert_eq!(pass(&mut redis, "k", 0).value, None, "{ttl}");
+        assert_eq!(heard(&server, &mut ear), [], "{ttl}");
+        let said = join(&mut redis, "k", 3, TTL);
+        assert_eq!(kinds(&[said]), ["queued"], "{ttl}");
+        assert_eq!(
+            heard(&server, &mut ear).len(),
+            1,
+            "{ttl}: caller 2 is served"
+        );
+        ask(&server, &["FLUSHALL"]);
+    }
+}
+
+/// Puts as many waiters before all others whose clients have gone.
+fn enqueue_gone(server: &leasehold_testbed::Server, key: &str, waiters: usize) {
+    let fill = "for n = 1, ARGV[1] do \
+        redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,gone/%d/0', n + 10000, n)) end";
+    ask(
+        server,
+        &["EVAL", fill, "1", &queue_name(key), &waiters.to_string()],
+    );
+}
+
+#[test]
+fn a_release_skips_a_thousand_waiters_and_then_frees() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[1, 2].map(holder));
+    for (gone, is_granted) in [(999, true), (1000, false), (1500, false)] {
+        queue_up(&mut redis, "k", &[TTL]);
+        enqueue_gone(&server, "k", gone);
+        let turn = pass(&mut redis, "k", 0);
+        assert_eq!(turn.value.is_some(), is_granted, "{gone}");
+        assert_eq!(heard(&server, &mut ear).len(), usize::from(is_granted));
+        if !is_granted {
+            let left = queue_of(&server, "k").len();
+            assert_eq!(left, gone - 1000 + 1);
+            // The next request skips the others.
+            let said = come(&mut redis, "k", 2, "+");
+            assert!(matches!(said, Said::Queued { ahead: 0, .. }), "{said:?}");
+            assert_eq!(heard(&server, &mut ear).len(), 1);
+            let value = text_of(&server, "k").unwrap();
+            assert!(value.starts_with(&format!("lh1 {}", lease(1))), "{value}");
+        }
+        ask(&server, &["FLUSHALL"]);
+    }
+}
+
+#[test]
+fn an_acquire_skips_a_thousand_waiters_and_then_waits() {
+    let server = server();
+    let mut redis = connect(&server);
+    queue_up(&mut redis, "k", &[TTL]);
+    enqueue_gone(&server, "k", 2500);
+    ask(&server, &["DEL", "k"]);
+    for (mode, ahead) in [("+", 1501), ("-", 501)] {
+        let said = come(&mut redis, "k", 2, mode);
+        let Said::Queued {
+            left: 0,
+            ahead: seen,
+            ..
+        } = said
+        else {
+            panic!("it is free and not granted: {said:?}");
+        };
+        assert_eq!(seen, ahead);
+        assert_eq!(text_of(&server, "k"), None);
+    }
+    assert_eq!(kinds(&[come(&mut redis, "k", 2, "-")]), ["granted"]);
+    assert_eq!(queue_of(&server, "k"), [""; 0]);
 }
 
 #[test]
@@ -253,22 +375,23 @@ fn each_key_of_one_release_goes_its_own_way() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
-    let keys = ["line", "plain", "foreign", "list", "none", "left", "line2"];
-    let foreign = "not ours ".repeat(9) + &place(0, TTL);
-    let ids = [0, 0, 0, 0, 0, 4, 0].map(lease);
+    let keys = [
+        "queued", "plain", "foreign", "list", "none", "left", "queued2",
+    ];
+    let foreign = "not ours ".repeat(9) + &entry(0, TTL);
+    let mut ids = [0; 7].map(lease);
+    ids[5] = entry(4, TTL);
     let mut outcomes = Vec::new();
     for together in [true, false] {
         ask(&server, &["FLUSHALL"]);
-        line_up(&mut redis, "line", &[TTL]);
-        line_up(&mut redis, "plain", &[]);
+        queue_up(&mut redis, "queued", &[TTL]);
+        queue_up(&mut redis, "plain", &[]);
         ask(&server, &["SET", "foreign", &foreign]);
         ask(&server, &["RPUSH", "list", "theirs"]);
         let left = value(ONE);
-        ask(
-            &server,
-            &["SET", "left", &(left.clone() + &place(4, "0")), "PX", TTL],
-        );
-        line_up(&mut redis, "line2", &[TTL, "0"]);
+        ask(&server, &["SET", "left", &left, "PX", TTL]);
+        enqueue(&server, "left", &[entry(4, "0")]);
+        queue_up(&mut redis, "queued2", &[TTL, "0"]);
         let ids = ids.each_ref().map(String::as_str);
         let out = if together {
             release(&mut redis, &keys, &ids)
@@ -287,17 +410,18 @@ fn each_key_of_one_release_goes_its_own_way() {
             value: text_of(&server, key),
             left: ttl_of(&server, key),
         };
-        let first = granted_to(1, &turn("line"), "");
-        let second = granted_to(1, &turn("line2"), &place(2, "0"));
+        let first = granted_to(1, &turn("queued"), false);
+        let second = granted_to(1, &turn("queued2"), true);
         assert!(first < second, "{first}, then {second}");
         let messages = heard(&server, &mut ear);
         let texts: Vec<&str> = messages.iter().map(|(_, text)| text.as_str()).collect();
-        let wanted = [(first, "line"), (second, "line2")]
+        let wanted = [(first, "queued"), (second, "queued2")]
             .map(|(micros, key)| format!("{} {micros} {key}", lease(1)));
         assert_eq!(texts, wanted);
         assert_eq!(text_of(&server, "foreign"), Some(foreign.clone()));
         assert_eq!(ask(&server, &["LLEN", "list"]), Reply::Int(1));
         assert_eq!(turn("left").value, Some(left));
+        assert_eq!(queue_of(&server, "left"), [""; 0]);
         assert!((1..=60_000).contains(&turn("left").left));
         assert_eq!(ask(&server, &["EXISTS", "plain", "none"]), Reply::Int(0));
     }

@@ -1,9 +1,9 @@
 //! What a server shows of its clients' work: calls that it counted, connections by their names, the
-//! lines in the values of locks. Never asks a client.
+//! queues of locks. Never asks a client.
 
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::{Reply, Server, eventually};
 
-use super::{SOON, ask, value_of};
+use super::{SOON, ask, in_redis, value_of};
 
 /// How often the server was asked to run a script since its start: for a grant, a release or renewals.
 pub fn script_calls(server: &Server) -> u64 {
@@ -64,9 +64,19 @@ pub fn lease_of(server: &Server, key: &str) -> Option<String> {
     value.split(' ').nth(1).map(str::to_owned)
 }
 
-/// How many stand in line for the lock in Redis: one for each client, whatever its threads.
+/// The waiters in the queue of the lock in Redis, in their order: `<lease>,<ttl>,<holder>`.
+pub fn queue(server: &Server, key: &str) -> Vec<String> {
+    let queue = in_redis(&format!("~queue:{key}"));
+    let Reply::Array(waiters) = ask(server, &["ZRANGE", &queue, "0", "-1"]) else {
+        panic!("ZRANGE answers with an array");
+    };
+    let text = |waiter: &Reply| waiter.as_text().map(str::to_owned);
+    waiters.iter().filter_map(text).collect()
+}
+
+/// How many are queued for the lock in Redis: one for each client, whatever its threads.
 pub fn in_line(server: &Server, key: &str) -> usize {
-    value_of(server, key).map_or(0, |value| value.split(' ').skip(4).count())
+    queue(server, key).len()
 }
 
 /// Waits until so many stand in line.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::bounded;
 use leasehold::{Client, ErrorKind, LossReason, MutexGuard};
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::{Reply, Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
@@ -187,11 +187,8 @@ fn a_waiter_enters_at_once_whatever_its_key_and_prefix() {
             let builder = steady(&server.url()).ttl(LONG_TTL).prefix(prefix);
             builder.build().unwrap()
         });
-        let key_in_redis = format!("{prefix}{key}");
-        let stands = || {
-            let value = ask(&server, &["GET", &key_in_redis]);
-            value.as_text().is_some_and(|text| text.contains(','))
-        };
+        let queue = format!("{prefix}~queue:{key}");
+        let stands = || ask(&server, &["ZCARD", &queue]) == Reply::Int(1);
         let waits = [(); ROUNDS].map(|()| {
             let held = clients[0].mutex(key).lock().unwrap();
             let mutex = clients[1].mutex(key);

@@ -15,6 +15,9 @@ use leasehold_load::Locker;
 
 const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/release.lua");
+/// What the keys of queues begin with.
+const QUEUE: &[u8] = b"limit:~queue:";
+const SERVE: &str = include_str!("../../../lua/serve.lua");
 
 /// As the library has them.
 const LANES: usize = 2;
@@ -83,8 +86,8 @@ impl Limit {
         let mut wire = Wire::connect(address)?;
         Ok(Self {
             lanes: [lane()?, lane()?],
-            acquire: wire.load(ACQUIRE)?,
-            release: wire.load(RELEASE)?,
+            acquire: wire.load(&whole(ACQUIRE))?,
+            release: wire.load(&whole(RELEASE))?,
         })
     }
 
@@ -156,11 +159,11 @@ impl Limit {
         let (acquires, releases): (Vec<_>, Vec<_>) =
             batch.iter().partition(|request| request.waiter.is_some());
         if !releases.is_empty() {
-            wire.call(&self.release, &releases, releases.len());
+            wire.call(&self.release, &releases, true, releases.len());
             releases.iter().for_each(|one| wire.word(&one.lease));
         }
         if !acquires.is_empty() {
-            wire.call(&self.acquire, &acquires, 1 + 3 * acquires.len());
+            wire.call(&self.acquire, &acquires, false, 1 + 3 * acquires.len());
             wire.word(&[b'0'; 32]);
             for one in acquires {
                 for word in [&one.lease[..], b"30000", b""] {
@@ -170,6 +173,11 @@ impl Limit {
         }
         wire.send()
     }
+}
+
+/// A script with the part that it shares.
+fn whole(script: &str) -> String {
+    script.replace("-- part: serve.lua", SERVE)
 }
 
 fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
@@ -207,8 +215,8 @@ impl Wire {
         Ok(str::from_utf8(&self.line)?.trim_end().to_owned())
     }
 
-    fn call(&mut self, hash: &str, requests: &[&Request], arguments: usize) {
-        let keys = 1 + requests.len();
+    fn call(&mut self, hash: &str, requests: &[&Request], with_queues: bool, arguments: usize) {
+        let keys = 1 + requests.len() * if with_queues { 2 } else { 1 };
         self.head(b'*', 3 + keys + arguments);
         self.word(b"EVALSHA");
         self.word(hash.as_bytes());
@@ -217,6 +225,14 @@ impl Wire {
         requests
             .iter()
             .for_each(|one| self.word(one.key.as_bytes()));
+        if with_queues {
+            for one in requests {
+                self.head(b'$', QUEUE.len() + one.key.len());
+                self.buffer.extend_from_slice(QUEUE);
+                self.buffer.extend_from_slice(one.key.as_bytes());
+                self.buffer.extend_from_slice(b"\r\n");
+            }
+        }
         self.owed += 1;
     }
 

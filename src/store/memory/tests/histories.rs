@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::collection::vec;
+use proptest::option::of;
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -63,12 +64,15 @@ pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Comman
 fn command() -> impl Strategy<Value = Command> {
     let key = || (0..2_usize).prop_map(key);
     let lease = || (0..5_usize).prop_map(lease);
-    let ttl = || select(vec![20, 45, 5_000, 90_000]).prop_map(Duration::from_millis);
+    let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
     let standing = select(vec![
         Standing::None,
         Standing::Polling,
         Standing::Told,
         Standing::Told,
+        Standing::Again { since: 5 },
+        Standing::Again { since: 7 },
+        Standing::Kept,
         Standing::Kept,
     ]);
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
@@ -76,8 +80,8 @@ fn command() -> impl Strategy<Value = Command> {
         6 => (key(), lease(), ttl(), standing).prop_map(|(key, lease, ttl, standing)| {
             Command::Acquire { key, lease, ttl, standing }
         }),
-        4 => (key(), lease()).prop_map(|(key, lease)| {
-            Command::Release { key, lease, until: Moment::at_tick(0), held: None }
+        4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
+            Command::Release { key, lease, until: Moment::at_tick(0), held: None, queued }
         }),
         1 => (key(), lease()).prop_map(|(key, lease)| Command::ForceUnlock { key, lease }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {

@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::{Command, Reply};
+use crate::store::command::{Command, Queued, Reply};
 use crate::store::memory::{Keyspace, News, Step};
 use crate::store::script::{self, Call, Decoded, Kind, Names, bare};
 use crate::store::value;
@@ -48,6 +48,8 @@ struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
     values: [Option<String>; 2],
+    /// The waiters of their queues.
+    queues: [Vec<String>; 2],
     /// When they expire.
     ends: [Option<Moment>; 2],
     before: Moment,
@@ -146,11 +148,13 @@ impl Redis {
         let before = self.time();
         let reply = self.ask(scripts, by, command);
         let published = self.published();
+        let queues = [0, 1].map(|n| self.queue(&key(n)));
         let (values, ends, after) = self.look();
         Found {
             reply,
             published,
             values,
+            queues,
             ends,
             before,
             after,
@@ -182,6 +186,12 @@ impl Redis {
                 return ([one, two], ends, ended);
             }
         }
+    }
+
+    fn queue(&mut self, key: &Key) -> Vec<String> {
+        let mut range = redis::cmd("ZRANGE");
+        range.arg(key.queue_parts().concat()).arg(0).arg(-1);
+        range.query(&mut self.connection).unwrap()
     }
 
     fn ask(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Result<Reply, Error> {
@@ -285,6 +295,12 @@ impl Twin {
         if !self.same_reply(&found.reply, &reply, slack) {
             return Err(format!("Redis says {:?}, memory {reply:?}", found.reply));
         }
+        for (n, found) in found.queues.iter().enumerate() {
+            let own = self.keyspace.queue(&key(n));
+            if *found != own {
+                return Err(format!("Redis queues {found:?}, memory {own:?}"));
+            }
+        }
         for (n, text) in texts.iter().enumerate() {
             let value = &found.values[n];
             if !self.same_value(value.as_deref(), text.as_deref()) {
@@ -330,15 +346,12 @@ impl Twin {
                 self.same_token(*token, *own)
             }
             (
-                Ok(Reply::Contended {
-                    expires_in,
-                    in_line,
-                }),
+                Ok(Reply::Contended { expires_in, queued }),
                 Ok(Reply::Contended {
                     expires_in: left,
-                    in_line: stands,
+                    queued: own,
                 }),
-            ) => near(expires_in, left) && in_line == stands,
+            ) => near(expires_in, left) && same_place(*queued, *own),
             (Ok(Reply::Adopted { expires_in }), Ok(Reply::Adopted { expires_in: left })) => {
                 near(expires_in, left)
             }
@@ -350,8 +363,8 @@ impl Twin {
                 }),
             ) => {
                 let near = expires_in.zip(*left).is_some_and(|(a, b)| near(&a, &b));
-                let same = (value.lease, &value.holder, value.in_line)
-                    == (own.lease, &own.holder, own.in_line);
+                let same = (value.lease, &value.holder, value.queued)
+                    == (own.lease, &own.holder, own.queued);
                 near && same && self.same_token(value.token, own.token)
             }
             (Ok(one), Ok(other)) => one == other,
@@ -395,6 +408,15 @@ impl Twin {
             _ => None,
         }
     }
+}
+
+/// Whether these are the same place in a queue, which each tells by its own clock.
+fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
+    let place = |queued: Option<Queued>| {
+        let is_asked_for = |since: &u64| *since < 1000;
+        queued.map(|Queued { ahead, since }| (ahead, Some(since).filter(is_asked_for)))
+    };
+    place(redis) == place(memory)
 }
 
 fn moment((secs, micros): (u64, u64)) -> Moment {

@@ -1,0 +1,33 @@
+-- Purpose: grant a key to the first waiter of its queue whose client still listens, and tell that client.
+--   A part of lua/acquire.lua and lua/release.lua: it stands where they say `-- part: serve.lua`.
+--   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a client that polls>,<holder>`,
+--   sorted by the time in µs at which each waiter joined.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: the lease id that has the key now; nothing if nobody waits; an error: the key is not granted
+local function serve(key, queue, micros, own_lease, own_ttl)
+  -- Waiters whose clients have gone are skipped, so many at a time: the next request skips more.
+  for _ = 1, 1000 do
+    local first = redis.pcall('ZPOPMIN', queue)
+    if first.err then return first end
+    if not first[1] then return nil end
+    local lease, ttl, holder = string.match(first[1], '^(%x+),(%d+),(%S+)$')
+    if lease and #lease == 32 then
+      local channel, is_own = 'leasehold/' .. holder, lease == own_lease
+      local polls = ttl == '0'
+      -- Not by what PUBLISH returns: that counts listeners to all channels, too.
+      local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
+      if listeners ~= 0 then
+        local more = redis.pcall('EXISTS', queue) == 1 and ' +' or ''
+        local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. more
+        local set = redis.pcall('SET', key, value, 'PX', is_own and own_ttl or polls and 100 or ttl)
+        if set.err then return set end
+        if is_own or polls then return lease end
+        local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. micros .. ' ' .. key)
+        -- A waiter that must not be told polls in the end.
+        if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
+        return lease
+      end
+    end
+  end
+end

@@ -1,0 +1,236 @@
+//! Queues that cannot be used: other data under their keys, no permission, no memory. They keep no lock
+//! from its callers, and no caller waits for what cannot come.
+
+use leasehold_testbed::{Reply, Server};
+use redis::Connection;
+
+use super::{expire, queued, value_of};
+use crate::scripts::{
+    FENCE, READS_IT_NO_MORE, READS_THE_COUNTER, Said, TTL, acquire, come, connect, ends, entries,
+    entry, go, granted, join, kinds, leave, queue_name, queue_of, queue_up, say, text_of, ttl_of,
+};
+use crate::support::{ask, server};
+
+/// How a key is used with a queue that is of no use: nobody is queued, and the lock goes round.
+fn goes_round(server: &Server, redis: &mut Connection, spoilt: &str) {
+    for mode in ["", "+", "0", "+1795263780943818"] {
+        let case = format!("{spoilt} as {mode:?}");
+        granted(&come(redis, "k", 4, mode));
+        let queue = ask(server, &["TYPE", &queue_name("k")]);
+        for other in ["+", "0", "-", ""] {
+            let said = come(redis, "k", 5, other);
+            assert_eq!(kinds(&[said]), ["contended"], "{case}, then {other:?}");
+        }
+        granted(&come(redis, "k", 4, "-"));
+        assert_eq!(go(redis, "k", 4), Said::Number(1), "{case}");
+        assert_eq!(ask(server, &["EXISTS", "k"]), Reply::Int(0), "{case}");
+        assert_eq!(ask(server, &["TYPE", &queue_name("k")]), queue, "{case}");
+        assert_eq!(come(redis, "k", 5, "-"), Said::Number(0), "{case}");
+    }
+}
+
+#[test]
+fn junk_under_the_queues_key_keeps_no_lock() {
+    let server = server();
+    let mut redis = connect(&server);
+    for junk in [
+        &["SET", "k~queue", "junk"][..],
+        &["RPUSH", "k~queue", "junk"],
+        &["HSET", "k~queue", "junk", "junk"],
+    ] {
+        ask(&server, junk);
+        goes_round(&server, &mut redis, junk[0]);
+        assert_eq!(ask(&server, &["EXISTS", "k~queue"]), Reply::Int(1));
+        assert_eq!(ttl_of(&server, "k~queue"), -1, "it is as it was");
+        ask(&server, &["DEL", "k~queue"]);
+    }
+}
+
+#[test]
+fn without_a_permission_for_the_queue_locks_still_go_round() {
+    let server = server();
+    let mut redis = connect(&server);
+    for command in ["zadd", "zrank"] {
+        say(&server, &format!("ACL SETUSER default -{command}"));
+        goes_round(&server, &mut redis, command);
+        assert_eq!(queue_of(&server, "k"), [""; 0], "{command}");
+        say(&server, "ACL SETUSER default +@all");
+    }
+    say(
+        &server,
+        "ACL SETUSER default resetkeys ~k ~p:* (+@all -zadd -zrank -zscore -zrevrange -zpopmin -zrem -exists ~*)",
+    );
+    goes_round(&server, &mut redis, "no queue at all");
+    say(&server, "ACL SETUSER default clearselectors allkeys");
+}
+
+#[test]
+fn a_queue_that_cannot_be_used_keeps_nobody() {
+    let server = server();
+    let mut redis = connect(&server);
+    for command in [
+        "zadd",
+        "zrank",
+        "zpopmin",
+        "zscore",
+        "zrem",
+        "zrevrange",
+        "exists",
+        "append",
+        "pexpire",
+        "pttl",
+        "set",
+        "publish",
+        "pubsub",
+    ] {
+        queue_up(&mut redis, "k", &[TTL, "0"]);
+        say(&server, &format!("ACL SETUSER default -{command}"));
+        // Each is answered, by whatever a header promises.
+        for (n, mode) in [(1, "-"), (2, "-"), (3, "+"), (4, "0"), (5, ""), (6, "+7")] {
+            let said = come(&mut redis, "k", n, mode);
+            assert_ne!(kinds(&[said]), ["granted"], "{command}: {mode:?}");
+        }
+        assert_eq!(go(&mut redis, "k", 0), Said::Number(1), "{command}");
+        ask(&server, &["DEL", "k"]);
+        // The queue is as it was: a fresh caller has the key, or the first waiter.
+        let said = come(&mut redis, "k", 7, "+");
+        let has_it = text_of(&server, "k").is_some();
+        // A script that cannot write a value grants nothing.
+        let wanted = command != "set";
+        assert_eq!(has_it, wanted, "{command}: {said:?}");
+        say(&server, "ACL SETUSER default +@all");
+        ask(&server, &["FLUSHALL"]);
+    }
+}
+
+#[test]
+fn a_free_key_is_granted_past_a_queue_that_cannot_be_popped() {
+    let server = server();
+    let mut redis = connect(&server);
+    queue_up(&mut redis, "k", &[TTL]);
+    expire(&server);
+    say(&server, "ACL SETUSER default -zpopmin");
+    assert_eq!(
+        come(&mut redis, "k", 1, "-"),
+        Said::Number(0),
+        "it asks anew"
+    );
+    assert_eq!(queue_of(&server, "k"), [""; 0]);
+    join(&mut redis, "k", 1, TTL);
+    assert_eq!(go(&mut redis, "k", 1), Said::Number(1));
+    say(&server, "ACL SETUSER default +zpopmin");
+    queue_up(&mut redis, "k", &[TTL]);
+    expire(&server);
+    say(&server, "ACL SETUSER default -zpopmin");
+    granted(&come(&mut redis, "k", 2, "+"));
+    assert_eq!(
+        queue_of(&server, "k"),
+        [entry(1, TTL)],
+        "caller 2 is not queued"
+    );
+}
+
+#[test]
+fn where_the_ttl_cannot_be_known_or_set_nobody_is_queued() {
+    let server = server();
+    let mut redis = connect(&server);
+    for command in ["pttl", "pexpire"] {
+        queue_up(&mut redis, "k", &["0", TTL]);
+        // It would not live as long as what is waited for, and without an end of its own for ever.
+        ask(&server, &["PERSIST", &queue_name("k")]);
+        say(&server, &format!("ACL SETUSER default -{command}"));
+        let said = come(&mut redis, "k", 3, "+");
+        assert_ne!(kinds(&[said]), ["queued"], "{command}");
+        assert_eq!(queue_of(&server, "k"), entries(1, &["0", TTL]), "{command}");
+        // The waiter that polls is served; the one that asks leaves the queue.
+        ask(&server, &["DEL", "k"]);
+        let said = come(&mut redis, "k", 2, "-");
+        assert_ne!(kinds(&[said]), ["queued"], "{command}");
+        assert_eq!(queue_of(&server, "k"), [""; 0], "{command}");
+        say(&server, "ACL SETUSER default +@all");
+        ask(&server, &["FLUSHALL"]);
+    }
+}
+
+#[test]
+fn without_the_mark_nobody_joins() {
+    let server = server();
+    let mut redis = connect(&server);
+    let value = queue_up(&mut redis, "k", &[]);
+    // A waiter from before, whose lock was acquired past the queue.
+    let waiters = [entry(1, TTL)];
+    ask(&server, &["ZADD", &queue_name("k"), "7", &waiters[0]]);
+    for (spoil, mend) in [
+        ("ACL SETUSER default -append", "ACL SETUSER default +append"),
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    ] {
+        say(&server, spoil);
+        for mode in ["+", "0", "+7"] {
+            let said = come(&mut redis, "k", 2, mode);
+            assert_eq!(kinds(&[said]), ["contended"], "{spoil}: {mode}");
+        }
+        // The waiter stays, and asks again once the lock has expired.
+        assert_eq!(queued(&come(&mut redis, "k", 1, "-")).1, 0, "{spoil}");
+        assert_eq!(value_of(&server), value, "{spoil}");
+        assert_eq!(queue_of(&server, "k"), waiters, "{spoil}");
+        say(&server, mend);
+    }
+}
+
+#[test]
+fn without_memory_nobody_joins_and_all_may_leave() {
+    let server = server();
+    let mut redis = connect(&server);
+    let value = queue_up(&mut redis, "k", &[TTL, "0"]);
+    ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+    for mode in ["+", "0", "+7"] {
+        let said = come(&mut redis, "k", 3, mode);
+        assert_eq!(kinds(&[said]), ["contended"], "{mode}");
+    }
+    assert_eq!(queue_of(&server, "k"), entries(1, &[TTL, "0"]));
+    assert_eq!(value_of(&server), value);
+    let stay = [1, 2].map(|n| queued(&come(&mut redis, "k", n, "-")).1);
+    assert_eq!(stay, [0, 1], "a waiter stays queued");
+    for (n, ttl) in [(1, TTL), (2, "0")] {
+        assert_eq!(leave(&mut redis, "k", n, ttl), Said::Number(1));
+    }
+    assert_eq!(ask(&server, &["EXISTS", &queue_name("k")]), Reply::Int(0));
+    assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
+    // Nobody acquires a free key either, whether others are queued for it or not.
+    for waiters in [&[][..], &[TTL]] {
+        ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
+        queue_up(&mut redis, "k", waiters);
+        ask(&server, &["DEL", "k"]);
+        ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
+        for mode in ["+", "0", "+7", ""] {
+            let said = come(&mut redis, "k", 3, mode);
+            assert!(said.text().starts_with("OOM"), "{mode:?}: {said:?}");
+        }
+        assert_eq!(queue_of(&server, "k"), entries(1, waiters));
+        let said = acquire(&mut redis, &["k", "k2"]);
+        assert_eq!(kinds(&said), ["refused", "refused"]);
+    }
+}
+
+#[test]
+fn a_counter_that_cannot_be_written_serves_nobody() {
+    let server = server();
+    let mut redis = connect(&server);
+    queue_up(&mut redis, "k", &[TTL]);
+    ask(&server, &["DEL", "k"]);
+    let counter = text_of(&server, FENCE);
+    say(&server, READS_THE_COUNTER);
+    for mode in ["+", "0", "+7", ""] {
+        let said = come(&mut redis, "k", 3, mode);
+        assert_eq!(
+            ends(std::slice::from_ref(&said)),
+            ["refused"],
+            "{mode:?}: {said:?}"
+        );
+        assert_eq!(ask(&server, &["EXISTS", "k"]), Reply::Int(0), "{mode:?}");
+        assert_eq!(queue_of(&server, "k"), entries(1, &[TTL]), "{mode:?}");
+    }
+    assert_eq!(kinds(&[come(&mut redis, "k", 1, "-")]), ["contended"]);
+    say(&server, READS_IT_NO_MORE);
+    assert_eq!(text_of(&server, FENCE), counter);
+}
