@@ -8,6 +8,7 @@ mod demo;
 mod market;
 mod process;
 mod progress;
+mod servers;
 mod soak;
 mod space;
 mod stage;

