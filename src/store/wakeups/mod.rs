@@ -209,10 +209,25 @@ impl Wakeups {
         while !state.to_look_at.is_empty() {
             let n = state.to_look_at.len().min(MAX_KEYS);
             let keys: Vec<Watched> = state.to_look_at.drain(..n).collect();
-            let mut bytes = Vec::with_capacity(64 * n);
-            let names = keys.iter().map(|watched| watched.key.in_redis());
-            script::encode_words(&mut bytes, "MGET", names);
-            self.ask(state, &bytes, Asked::Look(keys));
+            self.look_at(state, keys);
+        }
+    }
+
+    fn look_at(&self, state: &mut State, keys: Vec<Watched>) {
+        let mut bytes = Vec::with_capacity(64 * keys.len());
+        let names = keys.iter().map(|watched| watched.key.in_redis());
+        script::encode_words(&mut bytes, "MGET", names);
+        self.ask(state, &bytes, Asked::Look(keys));
+    }
+
+    /// A key that this user may not read spoils the answer for the others: looks at each by itself. Nothing is
+    /// told of that one.
+    fn look_apart(&self, keys: Vec<Watched>) {
+        if keys.len() > 1 {
+            let mut state = self.state.lock();
+            for watched in keys {
+                self.look_at(&mut state, vec![watched]);
+            }
         }
     }
 
@@ -346,6 +361,12 @@ impl Wakeups {
                                 _ => listener.seen(watched, None),
                             }
                         }
+                        true
+                    }
+                    (Some(Asked::Look(all)), Value::ServerError(error))
+                        if error.code() == "NOPERM" =>
+                    {
+                        self.look_apart(all);
                         true
                     }
                     (Some(Asked::Ping), Value::SimpleString(_) | Value::Okay) => true,

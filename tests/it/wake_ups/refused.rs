@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use leasehold::{Client, Mutex};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, secs, server, wait_for_line,
-    wake_up_connections,
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, connections_made, looks, millis, secs,
+    server, told_within, wait_for_line, wake_up_connections,
 };
 
 /// What a user may lack so that nothing can be told.
@@ -109,6 +109,49 @@ fn a_client_that_is_not_told_finds_a_loss_at_its_next_renewal() {
     ask(&server, &["DEL", "leasehold:k"]);
     let reason = guard.lost_signal().recv_timeout(SOON).unwrap();
     assert_eq!(reason, leasehold::LossReason::Deleted);
+}
+
+#[test]
+fn a_key_that_may_no_longer_be_read_costs_no_connection() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = client(&limited(&server, &["~*", "&*", "+@all"]), &recorder);
+    let [hidden, seen] = ["hidden", "seen"].map(|key| client.mutex(key).lock().unwrap());
+    assert!(eventually(SOON, || looks(&server) > 0));
+    let rules = ["resetkeys", "~leasehold:seen", "~leasehold:~*"];
+    ask(
+        &server,
+        &[&["ACL", "SETUSER", "limited"], &rules[..]].concat(),
+    );
+    let before = looks(&server);
+    ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+    // It asks for both keys at once, and then for each of them.
+    assert!(eventually(SOON, || looks(&server) > before));
+    let other = redis::Client::open(server.url()).unwrap();
+    let mut other = other.get_connection_with_timeout(SOON).unwrap();
+    let made = connections_made(&server, || {
+        for _ in 0..20 {
+            let mut change = redis::cmd("PEXPIRE");
+            let change = change.arg("leasehold:hidden").arg(70_000);
+            change.exec(&mut other).unwrap();
+            std::thread::sleep(millis(10));
+        }
+        redis::cmd("DEL")
+            .arg("leasehold:seen")
+            .exec(&mut other)
+            .unwrap();
+        let signal = seen.lost_signal();
+        assert_eq!(told_within(SOON, &signal), leasehold::LossReason::Deleted);
+    });
+    assert_eq!(made, 0);
+    let stats = ask(&server, &["INFO", "commandstats"]);
+    let mut lines = stats.as_text().unwrap().lines();
+    let line = lines
+        .find(|line| line.starts_with("cmdstat_mget:"))
+        .unwrap();
+    let (_, refused) = line.split_once("rejected_calls=").unwrap();
+    let refused: u32 = refused.split(',').next().unwrap().parse().unwrap();
+    assert_eq!(refused, 2, "both keys, then the hidden one");
+    drop(hidden);
 }
 
 /// Takes turns until all have had `total` together; how many were its own.
