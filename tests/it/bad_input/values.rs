@@ -127,3 +127,21 @@ fn a_lock_that_has_a_ttl_is_not_given_another() {
     assert!(expires_in(&server, "long").unwrap() > secs(900));
     assert!(expires_in(&server, "short").is_none_or(|ttl| ttl <= millis(1500)));
 }
+
+/// Redis takes ttls of up to 2^63 ms; scripts count in doubles.
+#[test]
+fn an_endless_ttl_is_waited_for_and_seen() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
+    for ttl in ["100000000000000", "9000000000000000000"] {
+        ask(&server, &["SET", &in_redis("k"), value, "PX", ttl]);
+        let mutex = client.mutex("k");
+        let found = mutex.inspect().unwrap().expect("it is held");
+        assert!(found.expires_in() > Some(secs(90_000_000_000)), "{ttl}");
+        assert!(mutex.try_lock_for(millis(50)).unwrap().is_none(), "{ttl}");
+        let waiter = Task::start(move || mutex.lock().map(drop));
+        ask(&server, &["DEL", &in_redis("k")]);
+        waiter.within(BOUND, "lock").unwrap();
+    }
+}
