@@ -89,6 +89,12 @@ impl Proxy {
         self.fault(|faults| faults.refuse = on);
     }
 
+    /// Passes new connections to the server at `upstream_port` from now on; those that are there stay where
+    /// they are.
+    pub fn redirect(&self, upstream_port: u16) {
+        self.relay.with(|state| state.upstream_port = upstream_port);
+    }
+
     /// How many connections are live. One whose client has gone still is while bytes of it are held
     /// back.
     pub fn connections(&self) -> usize {

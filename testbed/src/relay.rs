@@ -192,7 +192,7 @@ impl Pair {
 pub(crate) struct State {
     pub(crate) faults: Faults,
     listener: Arc<TcpListener>,
-    upstream_port: u16,
+    pub(crate) upstream_port: u16,
     pairs: Vec<Pair>,
     last_id: u64,
     closing: bool,

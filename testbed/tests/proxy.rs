@@ -352,3 +352,18 @@ fn a_dropped_proxy_closes_everything() {
     let refused = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err();
     assert!(eventually(LIMIT, refused));
 }
+
+#[test]
+fn new_connections_go_to_another_server_and_the_others_stay() {
+    let (proxy, first) = proxy();
+    let before = connect(&proxy);
+    let mut from_before = accept(&first);
+    let second = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    proxy.redirect(second.local_addr().unwrap().port());
+    let after = connect(&proxy);
+    let mut from_after = accept(&second);
+    from_before.write_all(b"1").unwrap();
+    from_after.write_all(b"2").unwrap();
+    assert_eq!(receive(&before, 1), b"1");
+    assert_eq!(receive(&after, 1), b"2");
+}
