@@ -71,8 +71,10 @@ local function occupied(key, lease, ttl, mode, queue)
   -- The mark tells the holder's release of the queue. A lock acquired past the queue has none yet.
   local is_marked = not held or string.find(held, ' ', 55, true)
     or type(redis.pcall('APPEND', key, ' +')) == 'number'
-  if mode ~= '-' and not (is_marked and type(redis.pcall('ZADD', queue, place, entry)) == 'number') then
-    return left
+  local added = mode == '-' and 0 or is_marked and redis.pcall('ZADD', queue, place, entry)
+  if type(added) ~= 'number' then
+    local is_replica = added and string.find(added.err, 'READONLY', 1, true)
+    return is_replica and added or left
   end
   local in_queue = true
   if not held then
@@ -89,10 +91,11 @@ local function occupied(key, lease, ttl, mode, queue)
   -- A queue without a bound could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
     local lives = redis.pcall('PTTL', queue)
-    local is_kept = type(lives) == 'number' and lives >= left + 10000
-    if is_kept or redis.pcall('PEXPIRE', queue, left + 10000) == 1 then
-      return { left, ahead, tonumber(place) }
-    end
+    local longer = type(lives) == 'number' and math.max(lives, left + 10000)
+    local kept = longer and redis.pcall('PEXPIRE', queue, longer)
+    if kept == 1 then return { left, ahead, tonumber(place) } end
+    -- A replica may be behind its primary, where it may still be queued.
+    if type(kept) == 'table' and string.find(kept.err, 'READONLY', 1, true) then return kept end
   end
   redis.pcall('ZREM', queue, entry)
   return left

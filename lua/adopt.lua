@@ -35,6 +35,9 @@ for i, key in ipairs(KEYS) do
       end
     end
   end
+  if result == 0 or type(result) == 'string' then
+    -- part: primary.lua
+  end
   if results then results[i] = result end
 end
 return results or result

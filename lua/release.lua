@@ -66,6 +66,9 @@ for i = 1, n do
       result = string.sub(result, 1, 256)
     end
   end
+  if result == 0 or type(result) == 'string' then
+    -- part: primary.lua
+  end
   if results then results[i] = result end
   if result == 1 then done = done + 1 end
 end

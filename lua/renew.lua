@@ -16,7 +16,8 @@ for i, key in ipairs(KEYS) do
       result = string.sub(result, 1, 256)
     else
       result = redis.pcall('PEXPIRE', key, ttl, 'GT')
-      if result ~= 1 then
+      local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
+      if result ~= 1 and not is_replica then
         -- It has longer than that, or no end at all, or Redis is older than 7.0 and knows no GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
@@ -25,6 +26,9 @@ for i, key in ipairs(KEYS) do
         end
       end
     end
+  end
+  if result == 0 or type(result) == 'string' then
+    -- part: primary.lua
   end
   if results then results[i] = result end
   if result == 1 then renewed = renewed + 1 end

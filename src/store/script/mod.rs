@@ -26,11 +26,19 @@ static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
         include_str!("../../../lua/write.lua"),
         include_str!("../../../lua/read.lua"),
     ]
-    .map(|script| bare(&script.replace("-- part: serve.lua", SERVE)))
+    .map(|script| {
+        let whole = |script: String, (name, part): &(&str, &str)| {
+            script.replace(&format!("-- part: {name}"), part)
+        };
+        bare(&PARTS.iter().fold(script.to_owned(), whole))
+    })
 });
 
-/// The part that scripts share which serve a queue.
-const SERVE: &str = include_str!("../../../lua/serve.lua");
+/// What scripts share, and the names by which they include it.
+const PARTS: [(&str, &str); 2] = [
+    ("serve.lua", include_str!("../../../lua/serve.lua")),
+    ("primary.lua", include_str!("../../../lua/primary.lua")),
+];
 
 /// A script without its comments and indentation: Redis hashes the text each time it comes.
 pub(super) fn bare(script: &str) -> String {

@@ -8,17 +8,12 @@ use leasehold::{Client, LossReason};
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::{client, lock};
+use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, builder, clients_that_hear, in_redis, is_held,
     lease_of, millis, queue, secs, server, told_within, value_of, wait_for_line,
 };
-
-/// As a client sends it.
-fn release_script() -> String {
-    let serve = include_str!("../../../lua/serve.lua");
-    include_str!("../../../lua/release.lua").replace("-- part: serve.lua", serve)
-}
 
 /// A client that hears what Redis tells.
 fn hearing(server: &Server, recorder: &Arc<Recorder>) -> Client {
@@ -296,7 +291,7 @@ fn a_grant_that_is_let_go_by_force_at_once_is_not_believed_in() {
         both.atomic();
         for release in [owners, forced] {
             let keys = ["~fence", &key, &format!("~queue:{key}")].map(in_redis);
-            let eval = both.cmd("EVAL").arg(release_script());
+            let eval = both.cmd("EVAL").arg(&**RELEASE);
             eval.arg(3).arg(&keys).arg(release);
         }
         let done: [i64; 2] = both.query(&mut redis).unwrap();

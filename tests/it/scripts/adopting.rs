@@ -27,7 +27,7 @@ fn adopt_under(
     ttl: &str,
 ) -> Said {
     let args = [&holder(ADOPTER), from, micros, &lease(ADOPTER), ttl];
-    call(connection, ADOPT, &[key], &args).remove(0)
+    call(connection, &ADOPT, &[key], &args).remove(0)
 }
 
 /// The µs part of the token under which the key was granted.
@@ -135,7 +135,7 @@ fn a_ticket_is_good_once() {
     let args = [holder(0), lease(0), micros, lease(0), TTL.to_owned()];
     let args = args.each_ref().map(String::as_str);
     assert_eq!(
-        call(&mut redis, ADOPT, &["k"], &args),
+        call(&mut redis, &ADOPT, &["k"], &args),
         [Said::Text(value.clone())],
         "nor for the holder that gave it away"
     );
@@ -166,7 +166,7 @@ fn one_key_that_cannot_be_adopted_costs_the_others_nothing() {
     }
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     prepare(&server);
-    let together = call(&mut redis, ADOPT, &keys, &args);
+    let together = call(&mut redis, &ADOPT, &keys, &args);
     let wanted = [
         Said::Number(60_000),
         Said::Number(0),
@@ -184,7 +184,7 @@ fn one_key_that_cannot_be_adopted_costs_the_others_nothing() {
     prepare(&server);
     let alone = keys.iter().enumerate().map(|(n, key)| {
         let args = [args[0], TWO, MICROS, &lease(20 + n), TTL];
-        call(&mut redis, ADOPT, &[key], &args).remove(0)
+        call(&mut redis, &ADOPT, &[key], &args).remove(0)
     });
     assert_eq!(alone.collect::<Vec<_>>(), together);
 }
@@ -229,7 +229,7 @@ fn without_memory_nothing_is_adopted_and_the_ticket_stays_good() {
         1,
         "an inspection uses no memory"
     );
-    let renewed = call(&mut redis, RENEW, &["k"], &[&lease(0), TTL]);
+    let renewed = call(&mut redis, &RENEW, &["k"], &[&lease(0), TTL]);
     assert_eq!(ends(&renewed), ["done"]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
     adopted(&adopt(&mut redis, "k", &lease(0), TTL));

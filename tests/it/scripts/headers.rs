@@ -11,8 +11,8 @@ fn all() -> [(&'static str, &'static str); 8] {
     [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
-        ("renew", RENEW),
-        ("adopt", ADOPT),
+        ("renew", &RENEW),
+        ("adopt", &ADOPT),
         ("inspect", INSPECT),
         ("write", WRITE),
         ("read", READ),
@@ -65,8 +65,8 @@ fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
     let token = "00000000000000000017";
     for (script, fixed_args, per_key, absent) in [
         (&**RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
-        (ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
-        (ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
+        (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
+        (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
         (INSPECT, &[], &[], 0),
         (WRITE, &[], &[token, "text"], 1),
         (READ, &[], &[], 0),
@@ -91,7 +91,7 @@ fn headers_agree_with_the_code_below_them() {
     for (name, script) in [
         ("acquire", &**ACQUIRE),
         ("release", &RELEASE),
-        ("renew", RENEW),
+        ("renew", &RENEW),
     ] {
         let (header, _) = halves(script);
         // Called in the shape that the header draws, it answers in the shape that it promises.

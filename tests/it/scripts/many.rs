@@ -65,11 +65,11 @@ fn of_many_keys_at_once_each_goes_its_own_way() {
             left.collect::<Vec<_>>()
         };
         prepare();
-        let renewed = call(&mut redis, RENEW, &keys, &renews);
+        let renewed = call(&mut redis, &RENEW, &keys, &renews);
         let after = left();
         prepare();
         assert_eq!(
-            each(&mut redis, RENEW, &[ONE, TTL], &[]),
+            each(&mut redis, &RENEW, &[ONE, TTL], &[]),
             renewed,
             "{permissions}"
         );
@@ -102,7 +102,7 @@ fn a_key_that_may_not_be_used_spoils_the_call_for_all() {
     let keys = ["k1", "hidden", "k2"];
     acquire(&mut redis, &keys);
     say(&server, "ACL SETUSER default resetkeys ~k* ~p:*");
-    let renewed = call(&mut redis, RENEW, &keys, &[ONE, TTL].repeat(3));
+    let renewed = call(&mut redis, &RENEW, &keys, &[ONE, TTL].repeat(3));
     for said in [renewed, release(&mut redis, &keys, &[ONE; 3])].concat() {
         assert!(said.text().starts_with("NOPERM"), "{said:?}");
     }
@@ -123,7 +123,7 @@ fn many_keys_are_looked_at_and_deleted_at_once_and_nothing_that_is_anothers() {
     }
     let calls = || ["get", "mget", "del"].map(|name| server.calls(name).unwrap());
     let before = calls();
-    call(&mut redis, RENEW, &keys, &[ONE, TTL].repeat(8));
+    call(&mut redis, &RENEW, &keys, &[ONE, TTL].repeat(8));
     let twice = [&keys[..], &keys].concat();
     let said = release(&mut redis, &twice, &[ONE; 16]);
     assert_eq!(ends(&said), ["done"; 16], "also what is named twice");
@@ -181,7 +181,7 @@ fn what_went_well_for_all_keys_is_said_once() {
         let all = missing.is_none();
         acquire(&mut redis, &keys);
         ask(&server, &["DEL", missing.unwrap_or("")]);
-        let renewed = answer(&mut redis, RENEW, &keys, &renews);
+        let renewed = answer(&mut redis, &RENEW, &keys, &renews);
         let released = answer(&mut redis, &RELEASE, &fenced, &[ONE; 3]);
         for said in [renewed, released] {
             let one = if all { 1 } else { 3 };

@@ -9,6 +9,7 @@ mod inspecting;
 mod many;
 mod not_the_holder;
 mod queue;
+mod replicas;
 mod tokens;
 mod turns;
 
@@ -20,12 +21,12 @@ use redis::{Connection, PubSub, Value};
 use crate::support::{SOON, ask, server};
 
 const SERVE: &str = include_str!("../../../lua/serve.lua");
-static ACQUIRE: LazyLock<String> =
-    LazyLock::new(|| whole(include_str!("../../../lua/acquire.lua")));
-static RELEASE: LazyLock<String> =
-    LazyLock::new(|| whole(include_str!("../../../lua/release.lua")));
-const RENEW: &str = include_str!("../../../lua/renew.lua");
-const ADOPT: &str = include_str!("../../../lua/adopt.lua");
+const PRIMARY: &str = include_str!("../../../lua/primary.lua");
+type Script = LazyLock<String>;
+static ACQUIRE: Script = Script::new(|| whole(include_str!("../../../lua/acquire.lua")));
+pub static RELEASE: Script = Script::new(|| whole(include_str!("../../../lua/release.lua")));
+static RENEW: Script = Script::new(|| whole(include_str!("../../../lua/renew.lua")));
+static ADOPT: Script = Script::new(|| whole(include_str!("../../../lua/adopt.lua")));
 const INSPECT: &str = include_str!("../../../lua/inspect.lua");
 const WRITE: &str = include_str!("../../../lua/write.lua");
 const READ: &str = include_str!("../../../lua/read.lua");
@@ -52,10 +53,14 @@ fn has_selectors(server: &Server) -> bool {
     !matches!(server.command(&tried).unwrap(), Reply::Error(_))
 }
 
-/// A script with the part that it shares with another.
+/// A script with the parts that it shares with others.
 fn whole(script: &str) -> String {
-    assert_eq!(script.matches("-- part: serve.lua").count(), 1);
-    script.replace("-- part: serve.lua", SERVE)
+    let parts = [("serve", SERVE), ("primary", PRIMARY)];
+    parts
+        .iter()
+        .fold(script.to_owned(), |script, (name, part)| {
+            script.replace(&format!("-- part: {name}.lua"), part)
+        })
 }
 
 fn connect(server: &Server) -> Connection {
@@ -467,8 +472,8 @@ fn renew_touches_its_own_only_and_never_shortens() {
     };
     // As a Redis older than 7.0 does it, which refuses the option.
     let without_the_option = RENEW.replace("'GT'", "'none such'");
-    assert_ne!(without_the_option, RENEW);
-    for renew in [RENEW, &without_the_option] {
+    assert_ne!(without_the_option, *RENEW);
+    for renew in [RENEW.as_str(), &without_the_option] {
         prepare();
         let together = call(&mut redis, renew, &keys, &args);
         let wanted = [
@@ -508,7 +513,7 @@ fn without_memory_nothing_is_granted_and_what_is_held_lives_and_leaves() {
 
     let renewed = call(
         &mut redis,
-        RENEW,
+        &RENEW,
         &["own", "own2"],
         &[ONE, "90000"].repeat(2),
     );

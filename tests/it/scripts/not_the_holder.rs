@@ -77,7 +77,7 @@ impl Lock {
             assert!(matches!(come(lease, mode), Said::Queued { .. }));
         }
         let args = [&*holder(1), &ticket, &micros, &owner, ""];
-        let said = call(redis, ADOPT, &[&key], &args);
+        let said = call(redis, &ADOPT, &[&key], &args);
         assert!(matches!(said[0], Said::Number(_)), "{said:?}");
         Self {
             key,
@@ -123,13 +123,13 @@ fn attempt(numbers: &mut Numbers, locks: &[Lock]) -> (redis::Cmd, usize) {
     let (mut keys, mut args) = (Vec::new(), Vec::new());
     let script: &str = match kind {
         0 | 1 => &RELEASE,
-        2 => RENEW,
-        _ => ADOPT,
+        2 => &RENEW,
+        _ => &ADOPT,
     };
     if script == *RELEASE {
         keys.push(FENCE.to_owned());
     }
-    if script == ADOPT {
+    if *script == **ADOPT {
         args.push(holder(numbers.below(9)));
     }
     for _ in 0..n {
@@ -239,7 +239,7 @@ fn requests_under_other_leases_change_nothing() {
 /// The holders themselves are not refused: the attempts were what they should be.
 fn all_can_let_go(server: &Server, redis: &mut Connection, locks: &[Lock]) {
     for Lock { key, holder, .. } in locks {
-        let renewed = call(redis, RENEW, &[key], &[holder, "999000"]);
+        let renewed = call(redis, &RENEW, &[key], &[holder, "999000"]);
         assert_eq!(ends(&renewed), ["done"]);
         assert_eq!(ends(&release(redis, &[key], &[holder])), ["done"]);
         let now = text_of(server, key);

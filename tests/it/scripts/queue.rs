@@ -384,7 +384,7 @@ fn a_waiter_may_neither_release_nor_renew() {
     let shown = Said::Text(value.clone());
     assert_eq!(go(&mut redis, "k", 10), shown);
     assert_eq!(go(&mut redis, "k", 1), shown);
-    let waiting = call(&mut redis, RENEW, &["k"], &[&lease(1), "90000"]);
+    let waiting = call(&mut redis, &RENEW, &["k"], &[&lease(1), "90000"]);
     assert_eq!(waiting, [shown]);
     assert_eq!(value_of(&server), value);
     assert_eq!(queue_of(&server, "k"), entries(1, &[TTL]));

@@ -18,6 +18,7 @@ const RELEASE: &str = include_str!("../../../lua/release.lua");
 /// What the keys of queues begin with.
 const QUEUE: &[u8] = b"limit:~queue:";
 const SERVE: &str = include_str!("../../../lua/serve.lua");
+const PRIMARY: &str = include_str!("../../../lua/primary.lua");
 
 /// As the library has them.
 const LANES: usize = 2;
@@ -175,9 +176,10 @@ impl Limit {
     }
 }
 
-/// A script with the part that it shares.
+/// A script with the parts that it shares.
 fn whole(script: &str) -> String {
-    script.replace("-- part: serve.lua", SERVE)
+    let served = script.replace("-- part: serve.lua", SERVE);
+    served.replace("-- part: primary.lua", PRIMARY)
 }
 
 fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {

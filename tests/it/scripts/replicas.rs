@@ -1,0 +1,84 @@
+//! A replica may be behind its primary, so no script says of a lock there that it has gone.
+
+use redis::Connection;
+
+use super::{
+    ADOPT, FENCE, MICROS, ONE, RELEASE, RENEW, Said, TTL, TWO, acquire, call, come, connect,
+    queue_up, ttl_of,
+};
+use crate::support::{ask, server};
+
+/// What each script that ends or keeps a lock says of `key` for the lease [`TWO`], which has no lock.
+fn said(connection: &mut Connection, key: &str) -> [Said; 3] {
+    let one = |mut said: Vec<Said>| said.remove(0);
+    [
+        one(call(connection, &RELEASE, &[FENCE, key], &[TWO])),
+        one(call(connection, &RENEW, &[key], &[TWO, TTL])),
+        one(call(
+            connection,
+            &ADOPT,
+            &[key],
+            &["h", TWO, MICROS, ONE, TTL],
+        )),
+    ]
+}
+
+#[test]
+fn a_replica_does_not_say_that_a_lock_has_gone() {
+    let server = server();
+    let mut connection = connect(&server);
+    acquire(&mut connection, &["taken"]);
+    let value = ask(&server, &["GET", "taken"]);
+    for key in ["missing", "taken"] {
+        for said in said(&mut connection, key) {
+            assert!(!matches!(said, Said::Error(_)), "{key}: {said:?}");
+        }
+    }
+    assert_eq!(ask(&server, &["GET", "taken"]), value);
+    assert!((50_000..=60_000).contains(&ttl_of(&server, "taken")));
+    assert_eq!(ask(&server, &["EXISTS", "missing"]).as_int(), Some(0));
+    ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+    for key in ["missing", "taken"] {
+        for said in said(&mut connection, key) {
+            assert!(said.text().starts_with("READONLY"), "{key}: {said:?}");
+        }
+    }
+    let many: Vec<String> = (0..10).map(|n| format!("missing{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let args = [TWO, TTL].repeat(many.len());
+    for said in call(&mut connection, &RENEW, &many, &args) {
+        assert!(said.text().starts_with("READONLY"), "{said:?}");
+    }
+}
+
+/// Its ttl there looks as long as it is to be: no reason to say that it was renewed.
+#[test]
+fn a_replica_does_not_say_that_a_lock_was_renewed() {
+    let server = server();
+    let mut connection = connect(&server);
+    acquire(&mut connection, &["k"]);
+    ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+    let said = call(&mut connection, &RENEW, &["k"], &[ONE, "1"]);
+    assert!(said[0].text().starts_with("READONLY"), "{said:?}");
+}
+
+#[test]
+fn a_replica_does_not_say_that_a_lock_is_taken() {
+    let server = server();
+    let mut connection = connect(&server);
+    queue_up(&mut connection, "k", &[TTL]);
+    acquire(&mut connection, &["taken"]);
+    ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+    for (key, n, mode) in [
+        ("taken", 2, "+"),
+        ("taken", 2, ""),
+        ("k", 2, "+"),
+        ("k", 1, "-"),
+    ] {
+        let said = come(&mut connection, key, n, mode);
+        assert!(
+            said.text().starts_with("READONLY"),
+            "{key} {mode:?}: {said:?}"
+        );
+    }
+}
