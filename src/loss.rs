@@ -46,12 +46,6 @@ impl LossReason {
             by: HolderId::of_value(value),
         })
     }
-
-    /// Whether the key may still be there, ours and of no use to anybody.
-    pub(crate) fn may_leave_its_key(&self) -> bool {
-        // Who lets go by force tells before it does, and may then fail to.
-        !matches!(self, Self::Deleted | Self::TakenOver { .. })
-    }
 }
 
 impl fmt::Display for LossReason {

@@ -122,10 +122,10 @@ impl Transactions {
             return Ok(conn);
         }
         conn.leave();
-        let reason = LossReason::of_value(value.as_deref());
-        lease.lose(self.watchdog.now(), reason.clone());
-        self.check(lease)?;
-        Err(Error::lost(reason))
+        // This connection may lead to an old primary: a lane has the last word.
+        self.watchdog.confirm(lease)?;
+        let message = "its connection does not lead to the primary";
+        Err(Error::new(ErrorKind::Unavailable, message))
     }
 
     fn check(&self, lease: &Lease) -> Result<(), Error> {

@@ -84,6 +84,11 @@ impl Lease {
         }
     }
 
+    /// Its key is to be looked at again at `at`, if the lease is still held then.
+    pub(crate) fn watch_again(&self, at: Moment) {
+        self.state.lock().watch_at = Some(at);
+    }
+
     /// Replaces the timer by one for the next look, if the lease is still held. False if it is and
     /// there are no timers any more.
     pub(crate) fn rearm(

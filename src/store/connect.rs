@@ -2,7 +2,6 @@
 //! scripts that it loads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -12,7 +11,8 @@ use redis::{
 };
 
 use crate::error::{Error, ErrorKind};
-use crate::store::script::Kind;
+use crate::store::epoch::{Epoch, MadeIn};
+use crate::store::script::{self, Kind};
 
 /// Where Redis is and how long to wait for it.
 #[derive(Debug)]
@@ -21,8 +21,7 @@ pub(crate) struct Endpoint {
     connect_timeout: Duration,
     command_timeout: Duration,
     last_error: Mutex<Option<Error>>,
-    /// Raised whenever a connection breaks: those made before it may be dead without knowing.
-    epoch: Arc<AtomicU64>,
+    epoch: Arc<Epoch>,
 }
 
 /// Query parameters that redis-rs reads; it ignores all others, we do not.
@@ -78,7 +77,7 @@ impl Endpoint {
     /// Connects, loads the scripts, and sets the time-outs. Bounded by the connect time-out, per
     /// step; the resolver's own for a host's name comes on top.
     pub(crate) fn open(&self) -> Result<Wire, Error> {
-        let made_in = self.epoch.load(Ordering::Acquire);
+        let made_in = self.epoch.now();
         let refused = |e: RedisError| self.explain(e);
         let client = redis::Client::open(self.info.clone()).map_err(refused)?;
         let mut connection = client
@@ -107,6 +106,11 @@ impl Endpoint {
             made_in,
             epoch: Arc::clone(&self.epoch),
         })
+    }
+
+    /// Which of the connections made here are suspect.
+    pub(crate) fn epoch(&self) -> &Epoch {
+        &self.epoch
     }
 
     pub(crate) fn info(&self) -> &ConnectionInfo {
@@ -175,8 +179,8 @@ pub(crate) struct Wire {
     hashes: [String; Kind::ALL.len()],
     read_timeout: Duration,
     broken: bool,
-    made_in: u64,
-    epoch: Arc<AtomicU64>,
+    made_in: MadeIn,
+    epoch: Arc<Epoch>,
 }
 
 impl Wire {
@@ -212,7 +216,12 @@ impl Wire {
         loop {
             match self.connection.recv_response() {
                 Ok(Value::Push { .. }) => {}
-                Ok(value) => return Ok(value),
+                Ok(value) => {
+                    if script::is_out_of_place(&value) {
+                        self.epoch.suspect();
+                    }
+                    return Ok(value);
+                }
                 Err(error) => {
                     self.broke();
                     return Err(error);
@@ -226,9 +235,16 @@ impl Wire {
         self.broken = true;
     }
 
-    /// Another connection has broken since this one was made: it may be dead, too.
+    /// As [`discard`](Self::discard), for a reply that makes no sense: the others of the client may lead
+    /// to the same server.
+    pub(crate) fn distrust(&mut self) {
+        self.broken = true;
+        self.epoch.suspect();
+    }
+
+    /// Whether it is to be replaced before anything else is written on it.
     pub(crate) fn is_stale(&self) -> bool {
-        self.made_in < self.epoch.load(Ordering::Acquire)
+        self.epoch.is_stale(&self.made_in)
     }
 
     pub(crate) fn is_discarded(&self) -> bool {
@@ -242,7 +258,7 @@ impl Wire {
 
     fn broke(&mut self) {
         self.broken = true;
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.epoch.broke();
     }
 }
 

@@ -124,9 +124,14 @@ impl Link {
         }
     }
 
-    /// Nothing is owed on it, and it may be dead: another one broke since it was made.
+    /// It is to be replaced once all answers that are owed on it have been read.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.wire.is_stale()
+    }
+
+    /// It is to be replaced, and nothing is owed on it.
     pub(crate) fn is_suspect(&self) -> bool {
-        self.in_flight.is_empty() && self.wire.is_stale()
+        self.in_flight.is_empty() && self.is_stale()
     }
 
     /// Script calls whose answers have not been read.
@@ -214,15 +219,7 @@ impl Link {
             let (kind, n, by_text) = (exchange.kind, exchange.pendings.len(), exchange.by_text);
             let value = self.wire.receive(deadline.since(Moment::now()))?;
             let (outcomes, doubt) = match script::decode(kind, n, value) {
-                Decoded::Outcomes {
-                    outcomes,
-                    out_of_place,
-                } => {
-                    if out_of_place {
-                        self.wire.discard();
-                    }
-                    (outcomes, None)
-                }
+                Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::Doubtful(error) => (Few::new(), Some(error)),
                 Decoded::Apart => {
                     self.repeat(names, 1, by_text)?;
@@ -236,12 +233,12 @@ impl Link {
                     continue;
                 }
                 Decoded::NoScript => {
-                    self.wire.discard();
+                    self.wire.distrust();
                     let message = "NOSCRIPT in answer to a script's text";
                     return Err(Error::new(ErrorKind::Protocol, message));
                 }
                 Decoded::Nonsense(error) => {
-                    self.wire.discard();
+                    self.wire.distrust();
                     return Err(error);
                 }
             };

@@ -4,6 +4,7 @@ mod call;
 pub(crate) mod command;
 mod connect;
 mod delay;
+mod epoch;
 mod lane;
 #[cfg_attr(all(test, shuttle), path = "link/model.rs")]
 mod link;
@@ -70,6 +71,15 @@ pub(crate) trait Store: Send + Sync {
     /// How many releases are owed that could not be done yet, lane by lane.
     fn debts(&self) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// Something said that connections may lead to a server that is no longer the primary: each is replaced
+    /// before it is used again.
+    fn suspect_connections(&self) {}
+
+    /// Whether what a listener is told may come from another server than the answers to requests.
+    fn may_hear_another_server(&self) -> bool {
+        false
     }
 
     /// Waits until everything that was posted has been answered.

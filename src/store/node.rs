@@ -51,6 +51,13 @@ impl Node {
             &config.prefix,
             config.command_timeout,
         );
+        let wakeups = Arc::new(wakeups);
+        let told = Arc::downgrade(&wakeups);
+        endpoint.epoch().on_suspicion(move || {
+            if let Some(wakeups) = told.upgrade() {
+                wakeups.suspect();
+            }
+        });
         let common = Arc::new(Common {
             pool: link::pool(
                 &endpoint,
@@ -71,7 +78,7 @@ impl Node {
         Self {
             lanes: for_callers.chain(for_renewals).collect(),
             turn: AtomicUsize::new(0),
-            wakeups: Arc::new(wakeups),
+            wakeups,
             common,
         }
     }
@@ -133,6 +140,14 @@ impl Store for Node {
 
     fn debts(&self) -> Vec<usize> {
         self.lanes.iter().map(Lane::debts).collect()
+    }
+
+    fn suspect_connections(&self) {
+        self.common.endpoint.epoch().suspect();
+    }
+
+    fn may_hear_another_server(&self) -> bool {
+        true
     }
 
     fn flush(&self, deadline: Moment) -> Result<(), Error> {

@@ -24,6 +24,8 @@ pub(crate) struct Scripted {
     /// Releases of what others may wait for in Redis.
     pub(crate) passed_on: AtomicUsize,
     pub(crate) watched: AtomicUsize,
+    /// How often its connections were suspected.
+    pub(crate) suspected: AtomicUsize,
     /// Called when wake-ups are wanted.
     pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
@@ -87,6 +89,10 @@ impl Store for Scripted {
     fn watch(&self, _: Vec<Watched>) -> bool {
         self.watched.fetch_add(1, Ordering::SeqCst);
         false
+    }
+
+    fn suspect_connections(&self) {
+        self.suspected.fetch_add(1, Ordering::SeqCst);
     }
 
     fn stop_listening(&self) {}

@@ -188,7 +188,7 @@ impl TransactionConnection {
     }
 
     fn unexpected(&mut self, command: &str, answer: &Value) -> Error {
-        self.wire.discard();
+        self.wire.distrust();
         Error::new(ErrorKind::Protocol, format!("{command}: {answer:?}"))
     }
 

@@ -83,7 +83,13 @@ impl Waits {
                         }
                         QueuePlace::Taken(queued)
                     }
-                    None if stood => return Ok(Attempt::FellOut),
+                    None if stood => {
+                        if self.store.standing() == Standing::Told {
+                            // Perhaps it was skipped: its subscription may be on an old primary.
+                            self.store.suspect_connections();
+                        }
+                        return Ok(Attempt::FellOut);
+                    }
                     None if standing == Standing::None => QueuePlace::None,
                     None => QueuePlace::Full,
                 };

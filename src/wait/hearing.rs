@@ -50,10 +50,16 @@ impl Hearing {
         }
     }
 
-    /// A lease should have been found under the key, and was not.
+    /// A lease should have been found under the key, and was not. What was looked at may be an old primary,
+    /// or a replica that is behind: then a lane has the last word.
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
         let held = self.watchdog.watched(key);
-        if let Some(held) = held.filter(|held| held.terms().id == lease) {
+        let Some(held) = held.filter(|held| held.terms().id == lease) else {
+            return;
+        };
+        if self.store.may_hear_another_server() {
+            self.watchdog.confirm_later(held);
+        } else {
             held.lose(self.watchdog.now(), LossReason::of_value(value));
         }
     }

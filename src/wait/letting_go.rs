@@ -22,9 +22,8 @@ impl Waits {
         }
         let now = self.watchdog.now();
         let lost = self.watchdog.release(lease, now).err();
-        if lost.as_ref().is_none_or(LossReason::may_leave_its_key) {
-            self.store.post(release_of(lease));
-        }
+        // Also if it was lost: the server that said so may not have been the one that has the key.
+        self.store.post(release_of(lease));
         // Only now: who waits here then asks behind it.
         self.queues.let_go(lease);
         lost.is_some()
@@ -49,11 +48,9 @@ impl Waits {
         result
     }
 
-    /// A lease that is lost may still have its key.
+    /// A lease that is lost may still have its key, whatever the reason.
     pub(super) fn give_back_lost(&self, lease: &Lease, reason: LossReason) -> Error {
-        if reason.may_leave_its_key() {
-            self.store.post(release_of(lease));
-        }
+        self.store.post(release_of(lease));
         Error::lost(reason)
     }
 

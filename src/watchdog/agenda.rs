@@ -17,7 +17,7 @@ use crate::clock::{Clock, Moment};
 use crate::lease::{Lease, TimerNote};
 use crate::store::Chore;
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
-use crate::watchdog::renewals::Renewals;
+use crate::watchdog::renewals::{Renewals, Work};
 use crate::watchdog::wheel::{TimerId, Wheel};
 
 /// How soon what a store owes is seen to.
@@ -136,8 +136,13 @@ impl Agenda {
         self.renewals.add(leases);
     }
 
-    /// Waits for leases that are to be renewed together; nothing once stopped.
-    pub(crate) fn next_renewals(&self) -> Option<Vec<Arc<Lease>>> {
+    /// Has the workers ask whether `lease` is held.
+    pub(crate) fn confirm(&self, lease: Arc<Lease>) {
+        self.renewals.confirm(lease);
+    }
+
+    /// Waits for leases that are to be renewed or confirmed together; nothing once stopped.
+    pub(crate) fn next_renewals(&self) -> Option<Work> {
         self.renewals.next()
     }
 

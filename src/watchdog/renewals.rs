@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::lease::Lease;
+use crate::lease::{Lease, LeasesByKey};
 use crate::store::MAX_RENEWALS;
 use crate::sync::{Condvar, Mutex};
 
@@ -26,6 +26,13 @@ pub(super) const AT_A_TIME: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 
 /// The longer some have been waiting, the more are renewed at a time, the most of all after this: a slow network or
 /// a slow machine needs fewer round trips. Some ms of Redis, which any command time-out should leave room for.
 const LATE: Duration = Duration::from_millis(250);
+
+/// What a worker does next.
+pub(crate) enum Work {
+    Renew(Vec<Arc<Lease>>),
+    /// Ask whether they are held.
+    Confirm(LeasesByKey),
+}
 
 /// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
 /// extended while it waits here it may come once more.)
@@ -40,6 +47,8 @@ struct Waiting {
     /// By the end of validity when they came, then as they came.
     leases: BTreeMap<(Moment, u64), Arc<Lease>>,
     came: u64,
+    /// Those that seem to be lost. Bounded by the leases that are watched.
+    doubted: LeasesByKey,
     round: Option<Round>,
     ended: bool,
 }
@@ -54,6 +63,10 @@ struct Round {
 }
 
 impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.leases.is_empty() && self.doubted.len() == 0
+    }
+
     /// Each with the end of its validity.
     fn add(&mut self, leases: Vec<(Moment, Arc<Lease>)>) {
         for (until, lease) in leases {
@@ -98,14 +111,36 @@ impl Renewals {
         self.changed.notify_one();
     }
 
-    /// Waits for some, to be renewed together; nothing once ended.
-    pub(super) fn next(&self) -> Option<Vec<Arc<Lease>>> {
+    /// One that seems to be lost goes before all renewals: its holder waits to be told.
+    pub(super) fn confirm(&self, lease: Arc<Lease>) {
         let mut waiting = self.waiting.lock();
-        while waiting.leases.is_empty() && !waiting.ended {
+        let before = if waiting.ended {
+            Some(lease)
+        } else {
+            waiting.doubted.insert(lease)
+        };
+        drop(waiting);
+        drop(before);
+        self.changed.notify_one();
+    }
+
+    /// Waits for some, to be renewed or confirmed together; nothing once ended.
+    pub(super) fn next(&self) -> Option<Work> {
+        let mut waiting = self.waiting.lock();
+        while waiting.is_empty() && !waiting.ended {
             self.changed.wait(&mut waiting);
         }
         if waiting.ended {
             return None;
+        }
+        if waiting.doubted.len() > 0 {
+            let doubted = mem::take(&mut waiting.doubted);
+            let are_more = !waiting.is_empty();
+            drop(waiting);
+            if are_more {
+                self.changed.notify_one();
+            }
+            return Some(Work::Confirm(doubted));
         }
         let taken = waiting.take(Moment::now());
         let are_more = !waiting.leases.is_empty();
@@ -114,14 +149,17 @@ impl Renewals {
             // The other worker's.
             self.changed.notify_one();
         }
-        Some(taken)
+        Some(Work::Renew(taken))
     }
 
     /// Sends the workers away, now and from now on.
     pub(super) fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;
-        let left = mem::take(&mut waiting.leases);
+        let left = (
+            mem::take(&mut waiting.leases),
+            mem::take(&mut waiting.doubted),
+        );
         drop(waiting);
         self.changed.notify_all();
         // Where nothing is locked: leases own what their users put there.

@@ -24,11 +24,13 @@ use crate::store::{Chore, Command, RENEWAL_LANES, Reply, Request, Store};
 use crate::sync::Mutex;
 use crate::thread::Crew;
 use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
-use crate::watchdog::renewals::AT_A_TIME;
+use crate::watchdog::renewals::{AT_A_TIME, Work};
 use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// A renewal by this changes no ttl: it only asks, and only a primary answers it.
+const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 pub(crate) struct Watchdog {
     agenda: Arc<Agenda>,
@@ -289,9 +291,63 @@ impl Watchdog {
     }
 
     fn renew_all(&self) {
-        while let Some(leases) = self.agenda.next_renewals() {
-            self.renew(&leases);
+        while let Some(work) = self.agenda.next_renewals() {
+            match work {
+                Work::Renew(leases) => self.renew(&leases),
+                Work::Confirm(leases) => self.confirm_all(leases.iter().collect()),
+            }
         }
+    }
+
+    /// A lease seems to be lost: has a worker ask on a lane, and tells of the loss if that says the same.
+    pub(crate) fn confirm_later(&self, lease: Arc<Lease>) {
+        self.agenda.confirm(lease);
+    }
+
+    /// As [`confirm_later`](Self::confirm_later), and waits for the answer. An error if it is lost, or if
+    /// that could not be found out.
+    pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
+        let deadline = self.now().after(self.command_timeout);
+        let outcome = self.store.ask(renewal(lease, CONFIRMING_TTL), deadline);
+        self.confirmed(lease, outcome)
+    }
+
+    fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>) {
+        let now = self.now();
+        leases.retain(|lease| lease.live_for(now).is_some());
+        let deadline = now.after(self.command_timeout);
+        let command = |lease: &&Arc<Lease>| renewal(lease, CONFIRMING_TTL);
+        let mut requests: Vec<Request> = leases
+            .iter()
+            .map(|lease| Request::new(command(lease), deadline))
+            .collect();
+        self.store.execute(&mut requests);
+        for (lease, request) in leases.into_iter().zip(requests) {
+            if let Err(error) = self.confirmed(lease, request.into_outcome())
+                && !error.is_lease_lost()
+            {
+                // Not answered: its key is looked at again.
+                lease.watch_again(self.now().after(LONGEST_RETRY));
+                self.rearm(lease);
+            }
+        }
+    }
+
+    /// What a lane says of a lease that seems to be lost.
+    fn confirmed(&self, lease: &Lease, outcome: Result<Reply, Error>) -> Result<(), Error> {
+        let reason = match outcome? {
+            Reply::Done => {
+                // Two connections, two answers: one of them does not lead to the primary.
+                self.store.suspect_connections();
+                return Ok(());
+            }
+            Reply::Missing => LossReason::Deleted,
+            Reply::Taken { by } => LossReason::TakenOver { by },
+            _ => unreachable!("another command's answer to a renewal"),
+        };
+        let now = self.now();
+        lease.lose(now, reason.clone());
+        Err(Error::lost(lease.loss(now).unwrap_or(reason)))
     }
 
     fn renew(&self, leases: &[Arc<Lease>]) {

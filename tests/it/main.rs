@@ -36,6 +36,7 @@ mod scripts;
 mod shutdown;
 mod steady;
 mod support;
+mod switch_over;
 mod transactions;
 mod waiting;
 mod wake_ups;

@@ -235,6 +235,7 @@ impl<'a> Leadership<'a> {
         // By a panic, too: appointed then, it would neither lead nor pass it on.
         let _leaving = Leaving(call);
         while !call.is_over(deadline) {
+            self.drop_stale_link();
             let batch = self.next_batch();
             self.exchange(batch, deadline);
         }
@@ -244,6 +245,7 @@ impl<'a> Leadership<'a> {
     /// who can lead in its stead.
     fn settle(&mut self) {
         loop {
+            self.drop_stale_link();
             let batch = self.next_batch();
             let owed = self.link.as_ref().is_some_and(|link| link.owed() > 0);
             let deadline = Moment::now().after(self.lane.common.connect_timeout);
@@ -253,6 +255,17 @@ impl<'a> Leadership<'a> {
             if self.lane.state.lock().queue.first_caller().is_some() {
                 return;
             }
+        }
+    }
+
+    /// Gives up a connection that may lead to the wrong server, or be dead. What is owed on it is read
+    /// first. Done before a batch is taken: a release whose answer does not come goes in front of that.
+    fn drop_stale_link(&mut self) {
+        if self.link.as_ref().is_some_and(Link::is_stale) {
+            if let Err(error) = self.read() {
+                self.lose_link(&error);
+            }
+            self.link = None;
         }
     }
 
@@ -437,7 +450,7 @@ impl Drop for Leadership<'_> {
         let mut may_write = true;
         while let Some(mut state) = self.pass_on() {
             let owed = self.link.as_ref().map_or(0, Link::owed);
-            may_write &= self.link.is_some() && owed < MAX_OWED;
+            may_write &= self.link.as_ref().is_some_and(|link| !link.is_stale()) && owed < MAX_OWED;
             if may_write && !state.queue.is_empty() {
                 may_write = false;
                 // Under the same lock: nobody who waits has come in between.

@@ -1,6 +1,7 @@
 //! A lane on a real Redis, with faults that only the inside can see or make.
 
 mod owed;
+mod stale;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;

@@ -262,8 +262,12 @@ impl Link {
         }
     }
 
+    pub(crate) fn is_stale(&self) -> bool {
+        self.wire.is_stale()
+    }
+
     pub(crate) fn is_suspect(&self) -> bool {
-        self.in_flight.is_empty() && self.wire.is_stale()
+        self.in_flight.is_empty() && self.is_stale()
     }
 
     pub(crate) fn owed(&self) -> usize {

@@ -18,12 +18,8 @@ const LONGEST_FOUND: usize = 256;
 
 /// What came back for one script call.
 pub(crate) enum Decoded {
-    /// An outcome for each command; `out_of_place` says that another connection may lead to a
-    /// server that can do what this one cannot (a new primary).
-    Outcomes {
-        outcomes: Few<Outcome>,
-        out_of_place: bool,
-    },
+    /// An outcome for each command.
+    Outcomes(Few<Outcome>),
     /// An error that is not Redis' own (a proxy's, say): nobody knows what was done.
     Doubtful(Error),
     /// The call was refused for one of its keys: ask for each by itself.
@@ -58,17 +54,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
         }
         one => outcome(kind, one).and_then(|one| for_all(kind, one, n)),
     };
-    let out_of_place = match &value {
-        Value::Array(values) => values.iter().any(is_out_of_place),
-        one => is_out_of_place(one),
-    };
-    let Some(outcomes) = outcomes else {
-        return nonsense(kind, &value);
-    };
-    Decoded::Outcomes {
-        outcomes,
-        out_of_place,
-    }
+    outcomes.map_or_else(|| nonsense(kind, &value), Decoded::Outcomes)
 }
 
 /// What one result says of several commands: that all were granted, each with the next token, or that all
@@ -84,8 +70,17 @@ fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     }
 }
 
-fn is_out_of_place(result: &Value) -> bool {
-    let Value::ServerError(error) = result else {
+/// Whether a reply, or a part of it, says that another connection may lead to a server that can do what
+/// this one cannot: the new primary.
+pub(crate) fn is_out_of_place(reply: &Value) -> bool {
+    match reply {
+        Value::Array(parts) => parts.iter().any(is_refused_here),
+        one => is_refused_here(one),
+    }
+}
+
+fn is_refused_here(reply: &Value) -> bool {
+    let Value::ServerError(error) = reply else {
         return false;
     };
     let code = own_words(error).0;

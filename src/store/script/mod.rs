@@ -12,7 +12,7 @@ use crate::id::HolderId;
 use crate::store::command::{Command, Standing};
 
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
-pub(crate) use decode::{Decoded, decode};
+pub(crate) use decode::{Decoded, decode, is_out_of_place};
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use encode::{encode, encode_words};
 

@@ -24,6 +24,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, fence_counter};
 use crate::store::command::Standing;
 use crate::store::connect::Endpoint;
+use crate::store::epoch::MadeIn;
 use crate::store::{script, value};
 use crate::thread::Crew;
 
@@ -82,7 +83,7 @@ pub(crate) struct Wakeups {
 const AHEAD: u8 = 0;
 /// they come in;
 const LISTENING: u8 = 1;
-/// they are refused, or the connection is broken.
+/// they are refused, or the connection is broken, or suspect and about to be replaced.
 const AWAY: u8 = 2;
 
 #[derive(Default)]
@@ -95,6 +96,14 @@ struct State {
     /// To be looked at with the next command.
     to_look_at: Vec<Watched>,
     looked_at: Option<Moment>,
+}
+
+/// Why a connection is not listened to any more.
+#[derive(PartialEq)]
+enum Ended {
+    Broken,
+    /// It works, and may lead to an old primary.
+    Suspect,
 }
 
 enum Asked {
@@ -160,6 +169,24 @@ impl Wakeups {
         state.socket.is_some()
     }
 
+    /// The connection may lead to a server that is no longer the primary: has it replaced, and nobody
+    /// relies on it until then.
+    pub(crate) fn suspect(&self) {
+        let trusted =
+            self.stage
+                .compare_exchange(LISTENING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
+        if trusted.is_ok() {
+            // Its answer, or that there is none, wakes the thread.
+            self.ping(&mut self.state.lock());
+        }
+    }
+
+    fn ping(&self, state: &mut State) {
+        let mut bytes = Vec::new();
+        script::encode_words(&mut bytes, "PING", std::iter::empty());
+        self.ask(state, &bytes, Asked::Ping);
+    }
+
     /// Ends the thread.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
@@ -184,24 +211,25 @@ impl Wakeups {
         self.stage.store(AWAY, Ordering::Release);
     }
 
-    /// Looks at what has changed, if that was not done just now. Says how long to wait for more.
-    fn look_again(&self) -> Duration {
+    /// Looks at what has changed, if that was not done just now. Says how long to wait for more: until the
+    /// connection is to be replaced, if that is known.
+    fn look_again(&self, made_in: &MadeIn, heartbeat: Duration) -> Duration {
         let mut state = self.state.lock();
-        if state.to_look_at.is_empty() {
-            return if state.asked.is_empty() {
-                HEARTBEAT
-            } else {
-                self.timeout
-            };
-        }
         let now = Moment::now();
+        let replace_at = self.endpoint.epoch().replace_at(made_in);
+        let heartbeat = replace_at.map_or(heartbeat, |at| {
+            at.since(now).clamp(Duration::from_millis(1), heartbeat)
+        });
+        if state.to_look_at.is_empty() {
+            return heartbeat;
+        }
         let due = state.looked_at.map_or(now, |at| at.after(BETWEEN_LOOKS));
         if now < due {
             return due.since(now).max(Duration::from_millis(1));
         }
         state.looked_at = Some(now);
         self.look(&mut state);
-        self.timeout
+        heartbeat
     }
 
     /// Writes what is to be looked at.
@@ -246,6 +274,7 @@ impl Wakeups {
         let mut pause = FIRST_PAUSE;
         let mut told = false;
         while self.is_wanted() {
+            let made_in = self.endpoint.epoch().now();
             let opened = Subscription::open(
                 self.endpoint.info(),
                 &self.channel,
@@ -254,11 +283,15 @@ impl Wakeups {
             );
             match opened {
                 Ok((subscription, socket)) => {
-                    if self.install(socket) {
+                    if self.install(socket, &made_in) {
                         pause = FIRST_PAUSE;
                         told = false;
                         listener.all_changed();
-                        self.listen(subscription, listener);
+                        if self.listen(subscription, &made_in, listener) == Ended::Suspect {
+                            // Open until the next one is there: whoever publishes on its server finds
+                            // this client listening all the time.
+                            continue;
+                        }
                     }
                     self.disconnect(&mut self.state.lock());
                     self.rest(pause);
@@ -300,47 +333,75 @@ impl Wakeups {
         }
     }
 
-    fn install(&self, socket: Socket) -> bool {
+    fn install(&self, socket: Socket, made_in: &MadeIn) -> bool {
         let mut state = self.state.lock();
         if state.stopped {
             socket.shut_down();
             return false;
         }
-        state.socket = Some(socket);
-        self.stage.store(LISTENING, Ordering::Release);
+        if let Some(suspect) = state.socket.replace(socket) {
+            suspect.shut_down();
+        }
+        // Asked on the one before, or for it: all that matters is asked for anew.
+        state.asked.clear();
+        state.to_look_at.clear();
+        self.stage.store(LISTENING, Ordering::SeqCst);
+        if self.endpoint.epoch().replace_at(made_in).is_some() {
+            self.stage.store(AWAY, Ordering::SeqCst);
+        }
         true
     }
 
-    /// Hears until the connection ends.
-    fn listen(&self, mut subscription: Subscription, listener: &dyn Listener) {
+    /// Hears until the connection ends, or is to be replaced.
+    fn listen(
+        &self,
+        mut subscription: Subscription,
+        made_in: &MadeIn,
+        listener: &dyn Listener,
+    ) -> Ended {
+        let epoch = self.endpoint.epoch();
+        // A suspicion may come at any time, and is noticed after that at the latest.
+        let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
         let mut unanswered = 0;
-        loop {
-            let next = subscription.next(|| self.look_again());
+        let mut heard_at = Moment::now();
+        while !epoch.is_due(made_in) {
+            let next = subscription.next(|| self.look_again(made_in, tick));
             match next {
                 Ok(value) => {
                     unanswered = 0;
+                    heard_at = Moment::now();
+                    let lies_elsewhere = script::is_out_of_place(&value);
+                    let is_refused = matches!(value, Value::ServerError(_));
                     if !self.hear(value, listener) {
-                        return;
+                        if lies_elsewhere || !is_refused {
+                            epoch.suspect();
+                        }
+                        return Ended::Broken;
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Timeout => {
+                    if epoch.replace_at(made_in).is_some() {
+                        continue;
+                    }
                     let mut state = self.state.lock();
                     if !state.to_look_at.is_empty() {
                         continue;
                     }
                     if state.asked.is_empty() {
-                        let mut bytes = Vec::new();
-                        script::encode_words(&mut bytes, "PING", std::iter::empty());
-                        self.ask(&mut state, &bytes, Asked::Ping);
+                        if Moment::now().since(heard_at) < HEARTBEAT {
+                            continue;
+                        }
+                        self.ping(&mut state);
                         unanswered = 0;
                     } else if unanswered > 0 {
-                        return;
+                        return Ended::Broken;
                     }
                     unanswered += 1;
                 }
-                Err(_) => return,
+                Err(_) => return Ended::Broken,
             }
         }
+        Ended::Suspect
     }
 
     /// False if it makes no sense: the connection cannot be trusted.

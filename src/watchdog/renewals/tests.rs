@@ -32,7 +32,9 @@ fn what_ends_first_goes_first_whatever_came_along() {
     let renewals = Renewals::default();
     renewals.add(leases([30, 40]));
     renewals.add(leases([50, 10, 60, 20]));
-    let next = renewals.next().unwrap();
+    let Some(Work::Renew(next)) = renewals.next() else {
+        panic!("nothing to renew");
+    };
     assert_eq!(ttls(&next), [10, 20, 30, 40, 50, 60]);
 }
 
@@ -92,4 +94,21 @@ fn once_ended_there_is_nothing_to_renew() {
     renewals.add(lease.clone());
     assert!(renewals.next().is_none());
     assert_eq!(Arc::strong_count(&lease[0]), 1, "none is kept");
+}
+
+#[test]
+fn what_seems_to_be_lost_goes_first_and_once() {
+    let renewals = Renewals::default();
+    renewals.add(leases([30, 40]));
+    let doubted = leases([50]).remove(0);
+    renewals.confirm(Arc::clone(&doubted));
+    renewals.confirm(doubted);
+    let Some(Work::Confirm(first)) = renewals.next() else {
+        panic!("nothing to confirm");
+    };
+    assert_eq!(first.len(), 1);
+    let Some(Work::Renew(next)) = renewals.next() else {
+        panic!("nothing to renew");
+    };
+    assert_eq!(ttls(&next), [30, 40]);
 }

@@ -98,6 +98,53 @@ fn a_renewal_that_finds_the_lock_lost_is_told_of_as_a_loss_and_not_as_a_failure(
     assert_eq!(f.told.failed.load(Ordering::SeqCst), 0);
 }
 
+/// A lease that seems to be lost, and has not to be renewed for now.
+fn doubted(f: &Fixture) -> Arc<Lease> {
+    let terms = Terms::usual(Key::new("", "doubted", 16).unwrap(), f.clock.now());
+    let lease = Arc::new(Lease::new(terms, Arc::clone(&f.courier), None));
+    assert!(f.dog.watch(&lease));
+    lease
+}
+
+#[test]
+fn a_loss_that_a_lane_denies_puts_all_connections_under_suspicion() {
+    let f = fixture();
+    let lease = doubted(&f);
+    f.store.answer(|_| Ok(Reply::Done));
+    f.dog.confirm_all(vec![&lease]);
+    assert!(lease.loss(f.clock.now()).is_none());
+    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 1);
+    f.store.answer(|_| Ok(Reply::Missing));
+    f.dog.confirm_all(vec![&lease]);
+    assert_eq!(lease.loss(f.clock.now()), Some(LossReason::Deleted));
+    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 1);
+    // One that is over is not asked about.
+    f.dog.confirm_all(vec![&lease]);
+    f.courier.stop();
+}
+
+#[test]
+fn a_loss_that_no_lane_can_confirm_is_looked_at_again() {
+    let f = fixture();
+    let lease = doubted(&f);
+    // Past the moment from which it is watched.
+    f.clock.advance(Duration::from_millis(50));
+    f.dog.catch_up(&[]);
+    let watched = f.store.watched.load(Ordering::SeqCst);
+    f.store
+        .answer(|_| Err(Error::new(ErrorKind::Unavailable, "")));
+    f.dog.confirm_all(vec![&lease]);
+    assert!(lease.loss(f.clock.now()).is_none());
+    f.clock.advance(LONGEST_RETRY / 2);
+    f.dog.catch_up(&[]);
+    assert_eq!(f.store.watched.load(Ordering::SeqCst), watched);
+    f.clock
+        .advance(LONGEST_RETRY / 2 + Duration::from_millis(2));
+    f.dog.catch_up(&[]);
+    assert_eq!(f.store.watched.load(Ordering::SeqCst), watched + 1);
+    f.courier.stop();
+}
+
 /// Leases that are due, of which the watchdog has set the next timers.
 fn due(count: usize, dog: &Watchdog, courier: &Arc<Courier>) -> Vec<Arc<Lease>> {
     let now = dog.now();

@@ -128,6 +128,8 @@ fn a_key_that_may_no_longer_be_read_costs_no_connection() {
     assert!(eventually(SOON, || looks(&server) > before));
     let other = redis::Client::open(server.url()).unwrap();
     let mut other = other.get_connection_with_timeout(SOON).unwrap();
+    // Makes the connection on which a loss is confirmed.
+    seen.extend(secs(120)).unwrap();
     let made = connections_made(&server, || {
         for _ in 0..20 {
             let mut change = redis::cmd("PEXPIRE");

@@ -209,7 +209,7 @@ impl Redis {
         script::encode(&mut bytes, call, kind, &names, [command].into_iter());
         self.connection.send_packed_command(&bytes).unwrap();
         match script::decode(kind, 1, self.connection.recv_response().unwrap()) {
-            Decoded::Outcomes { mut outcomes, .. } => outcomes.remove(0),
+            Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
             Decoded::Nonsense(error) | Decoded::Doubtful(error) => Err(error),
             _ => unreachable!("one key, by text"),
         }

@@ -1,0 +1,123 @@
+//! A switch-over that closes no connection: two servers swap their roles behind one address. Connections
+//! made before lead to the old primary, which answers all that only reads.
+
+mod locks;
+mod notifications;
+mod storms;
+mod transactions;
+
+use leasehold::Client;
+use leasehold_testbed::{Proxy, Reply, Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{LONG_TTL, SOON, ask, clients_that_hear, in_redis, kill_connections};
+
+/// Two servers, and the address of the one that is the primary.
+struct Servers {
+    old: Server,
+    new: Server,
+    proxy: Proxy,
+}
+
+impl Servers {
+    /// `new` is a replica of `old`, and has all that it has.
+    fn start() -> Self {
+        let server = || {
+            let builder = Server::builder().arg("repl-diskless-sync-delay", "0");
+            builder.start().unwrap()
+        };
+        let (old, new) = (server(), server());
+        replicate(&new, &old);
+        let proxy = Proxy::start(old.port()).unwrap();
+        Self { old, new, proxy }
+    }
+
+    fn client(&self) -> Client {
+        let builder = steady(&self.proxy.url()).ttl(LONG_TTL);
+        builder.build().unwrap()
+    }
+
+    /// As a planned switch-over is done: nothing is written meanwhile, and nothing is lost.
+    fn switch_over(&self) {
+        ask(&self.old, &["CLIENT", "PAUSE", "60000", "WRITE"]);
+        self.promote_the_new();
+        replicate(&self.old, &self.new);
+        ask(&self.old, &["CLIENT", "UNPAUSE"]);
+    }
+
+    /// As [`switch_over`](Self::switch_over), but what is written on the new primary does not reach the
+    /// old one.
+    fn switch_over_apart(&self) {
+        self.promote_the_new();
+        ask(&self.old, &["REPLICAOF", "127.0.0.1", "1"]);
+    }
+
+    /// Once it has all that the old one has.
+    fn promote_the_new(&self) {
+        let caught_up = || offset(&self.new, "slave") == offset(&self.old, "master");
+        assert!(eventually(SOON, caught_up));
+        ask(&self.new, &["REPLICAOF", "NO", "ONE"]);
+        self.proxy.redirect(self.new.port());
+    }
+
+    /// The old primary loses a lock that the new one has.
+    fn drop_from_the_old(&self, key: &str) {
+        ask(&self.old, &["REPLICAOF", "127.0.0.1", "1"]);
+        ask(&self.old, &["CONFIG", "SET", "replica-read-only", "no"]);
+        ask(&self.old, &["DEL", &in_redis(key)]);
+        ask(&self.old, &["CONFIG", "SET", "replica-read-only", "yes"]);
+    }
+
+    /// Closes all connections to the old primary but those for notifications.
+    fn close_lanes(&self) {
+        kill_connections(&self.old);
+    }
+}
+
+/// Makes `one` a replica of `other`, with all that it has.
+fn replicate(one: &Server, other: &Server) {
+    ask(one, &["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+    let linked = || replication(one).contains("master_link_status:up");
+    assert!(eventually(SOON, linked), "{}", replication(one));
+}
+
+fn replication(server: &Server) -> String {
+    let info = ask(server, &["INFO", "replication"]);
+    info.as_text().unwrap().to_owned()
+}
+
+/// How far a server has come, as a `role`: `master` or `slave`.
+fn offset(server: &Server, role: &str) -> String {
+    let name = format!("{role}_repl_offset:");
+    let info = replication(server);
+    let offset = info.lines().find_map(|line| line.strip_prefix(&*name));
+    offset.unwrap().trim().to_owned()
+}
+
+/// How many connections get the messages of `client` on `server`.
+fn listening(server: &Server, client: &Client) -> i64 {
+    let channel = format!("leasehold/{}", client.holder_id());
+    let Reply::Array(reply) = ask(server, &["PUBSUB", "NUMSUB", &channel]) else {
+        panic!("PUBSUB NUMSUB answers with an array");
+    };
+    reply[1].as_int().unwrap()
+}
+
+/// The client listens on the new primary, and nowhere else.
+#[track_caller]
+fn assert_listens_on_the_new(servers: &Servers, client: &Client) {
+    let moved = || {
+        (
+            listening(&servers.old, client),
+            listening(&servers.new, client),
+        )
+    };
+    assert!(eventually(SOON, || moved() == (0, 1)), "{:?}", moved());
+}
+
+/// Has the client listen on the old primary: it holds a lock for longer than a moment.
+fn listen_on_the_old(servers: &Servers, client: &Client) -> leasehold::MutexGuard {
+    let guard = client.mutex("watched").lock().unwrap();
+    assert!(eventually(SOON, || clients_that_hear(&servers.old) > 0));
+    guard
+}

@@ -1,0 +1,103 @@
+//! The notification connection follows the primary, so that a client stays in the queues of its keys.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+
+use leasehold::Client;
+use leasehold_testbed::eventually;
+
+use super::{Servers, assert_listens_on_the_new, listen_on_the_old, listening};
+use crate::support::{SOON, Task, lock, millis, script_calls, secs, wait_for_line};
+
+#[test]
+fn one_refused_request_moves_the_notifications() {
+    let servers = Servers::start();
+    let client = servers.client();
+    let _held = listen_on_the_old(&servers, &client);
+    assert_eq!(listening(&servers.old, &client), 1);
+    servers.switch_over();
+    let before = script_calls(&servers.old) + script_calls(&servers.new);
+    lock(&client, "other").unlock().unwrap();
+    assert_listens_on_the_new(&servers, &client);
+    let requests = script_calls(&servers.old) + script_calls(&servers.new) - before;
+    // Its tries while the connections are younger than a second, half of them on either server.
+    assert!(requests < 100, "{requests} requests");
+}
+
+#[test]
+fn a_waiter_that_was_passed_over_moves_the_notifications() {
+    let servers = Servers::start();
+    let client = servers.client();
+    let _held = listen_on_the_old(&servers, &client);
+    servers.switch_over();
+    // Lanes lead to the new primary from now on: nothing is ever refused.
+    servers.close_lanes();
+    let other = servers.client();
+    let held = lock(&other, "k");
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&servers.new, "k", 1);
+    assert_eq!(listening(&servers.new, &client), 0);
+    held.unlock().unwrap();
+    // It is passed over here, and hears nothing of it.
+    let next = lock(&other, "k");
+    wait_for_line(&servers.new, "k", 1);
+    assert_listens_on_the_new(&servers, &client);
+    next.unlock().unwrap();
+    let guard = waiter.within(SOON, "its turn");
+    guard.check().unwrap();
+}
+
+#[test]
+fn the_old_client_gets_its_share_beside_new_ones() {
+    const NEW_CLIENTS: usize = 4;
+    const GRANTS: u64 = 800;
+    let servers = Servers::start();
+    let client = servers.client();
+    let _held = listen_on_the_old(&servers, &client);
+    lock(&client, "k").unlock().unwrap();
+    servers.switch_over();
+    let clients: Vec<Client> = (0..NEW_CLIENTS).map(|_| servers.client()).collect();
+    let all = clients.into_iter().chain([client]);
+    let (begin, total) = (Arc::new(Barrier::new(NEW_CLIENTS + 1)), Arc::default());
+    let tasks: Vec<_> = all
+        .map(|client| {
+            let (begin, total) = (Arc::clone(&begin), Arc::clone(&total));
+            let total: Arc<AtomicU64> = total;
+            Task::start(move || {
+                let (mutex, mut grants) = (client.mutex("k"), 0);
+                begin.wait();
+                while total.fetch_add(1, Ordering::SeqCst) < GRANTS {
+                    let guard = mutex.lock().unwrap();
+                    std::thread::sleep(millis(5));
+                    guard.unlock().unwrap();
+                    grants += 1;
+                }
+                grants
+            })
+        })
+        .collect();
+    let grants = tasks
+        .into_iter()
+        .map(|task| task.within(secs(60), "its share"));
+    let grants: Vec<u64> = grants.collect();
+    // A fifth would be fair. It loses a second until its connections are old enough to be replaced.
+    assert!(grants[NEW_CLIENTS] > GRANTS / 20, "{grants:?}");
+}
+
+/// Whoever publishes finds the client listening all the time, also while its connection is replaced.
+#[test]
+fn the_next_connection_is_there_before_the_suspect_one_ends() {
+    let servers = Servers::start();
+    let client = servers.client();
+    let _held = listen_on_the_old(&servers, &client);
+    servers.switch_over();
+    servers.proxy.refuse(true);
+    // Refused, so that it looks elsewhere, and there is nothing yet.
+    let waiter = client.mutex("other");
+    let task = Task::start(move || waiter.lock().unwrap());
+    servers.proxy.refuse(false);
+    drop(task.within(SOON, "the lock"));
+    assert_listens_on_the_new(&servers, &client);
+    assert!(eventually(SOON, || listening(&servers.old, &client) == 0));
+}

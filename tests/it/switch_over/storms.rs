@@ -1,0 +1,66 @@
+//! A server that refuses everything for long is not asked for a connection with each request.
+
+use std::time::Instant;
+
+use leasehold::{Client, ErrorKind};
+use leasehold_testbed::{Server, eventually};
+
+use crate::support::{
+    SOON, TIMEOUT, Task, ask, builder, clients_that_hear, lock, script_calls, secs, server,
+};
+
+/// Connections that a client uses here: two lanes, and one for notifications.
+const USED: u64 = 3;
+
+/// How many connections were made to it, but those of the tests themselves.
+fn made(server: &Server) -> u64 {
+    let stats = ask(server, &["INFO", "stats"]);
+    let text = stats.as_text().unwrap().to_owned();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("total_connections_received:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_read_only_server_costs_a_connection_per_second() {
+    const CLIENTS: usize = 10;
+    const THREADS: usize = 16;
+    let server = server();
+    let clients: Vec<Client> = (0..CLIENTS)
+        .map(|_| builder(&server.url()).patience(TIMEOUT).build().unwrap())
+        .collect();
+    // Each has its connection for notifications: it holds a lock for longer than a moment.
+    let held: Vec<_> = (0..CLIENTS)
+        .map(|n| lock(&clients[n], &format!("held{n}")))
+        .collect();
+    let heard = eventually(SOON, || clients_that_hear(&server) == CLIENTS);
+    assert!(heard);
+    ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
+    let (before, started) = ((made(&server), script_calls(&server)), Instant::now());
+    let tasks: Vec<_> = (0..CLIENTS * THREADS)
+        .map(|n| {
+            let mutex = clients[n % CLIENTS].mutex(&format!("k{n}"));
+            Task::start(move || {
+                while started.elapsed() < secs(3) {
+                    let error = mutex.try_lock().unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(secs(60), "being refused");
+    }
+    let seconds = started.elapsed().as_secs() + 1;
+    let refused = script_calls(&server) - before.1;
+    // Two of them are of the test.
+    let made = made(&server) - before.0 - 2;
+    let bound = CLIENTS as u64 * USED * (seconds + 1);
+    println!("{made} connections for {refused} requests in {seconds} s");
+    assert!(made <= bound, "{made} of {bound} connections");
+    assert!(made >= CLIENTS as u64, "{made} connections");
+    assert!(refused > 2 * bound, "too few to show anything: {refused}");
+    ask(&server, &["REPLICAOF", "NO", "ONE"]);
+    drop(held);
+}
