@@ -11,6 +11,8 @@
 //! - Who asks after a grant was seen to be valid gets a greater token, without exception; and so does
 //!   who is seen to hold it later, unless a grant was forgotten meanwhile. A lock that is adopted keeps
 //!   its token.
+//! - Neither a switch-over, for which the replica catches up while writes are held up, nor guards dropped in
+//!   an outage, nor a crowd on one key excuses anything.
 //! - Calls end by their deadlines, plus what the library says and `SLACK`, less the time that their
 //!   process stood still; and all do end.
 

@@ -333,3 +333,13 @@ fn what_a_thread_saw_itself_is_found() {
     let saw = thread(0).at(1, What::Wrong("pigs fly".to_owned()));
     assert!(found([saw], &[])[0].ends_with("saw that pigs fly"));
 }
+
+/// A switch-over, guards dropped in an outage, a crowd: none of them makes Redis forget anything.
+#[test]
+fn a_fault_without_an_effect_excuses_nothing() {
+    let one = || thread(0).holds(0, 1).sees(60, TTL - 60).told(80, "Deleted");
+    let two = || thread(1).holds(50, 2).lets_go(70);
+    let none = || [fault(40, 90, Effect::None)];
+    assert_eq!(found([one()], &none()), ["told of a loss that was none:"]);
+    assert!(found([one(), two()], &none()).contains(&OVERLAP.to_owned()));
+}

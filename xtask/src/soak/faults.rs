@@ -11,6 +11,7 @@ use super::chance::Chance;
 use super::messages::{KEYS, hot_keys, key_name};
 use super::process::Process;
 use super::records::now;
+use super::servers::Servers;
 use crate::stop::Stop;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,10 +29,23 @@ pub enum Kind {
     ProxyDelays,
     ProxyHolds,
     ProxyRefuses,
+    /// Primary and replica change places, and connections stay open.
+    SwitchedOver,
+    /// Many guards of one client are dropped while the server is stopped.
+    DroppedInOutage,
+    /// Hundreds of clients want one key.
+    Crowded,
 }
 
+/// Guards that are dropped in one outage.
+const MASS: usize = 20_000;
+/// Clients that want one key, of all processes together.
+const CROWD: usize = 200;
+/// For how long.
+const CROWD_TIME: Duration = Duration::from_secs(3);
+
 /// How often which is drawn.
-const KINDS: [(usize, Kind); 13] = [
+const KINDS: [(usize, Kind); 16] = [
     (4, Kind::ServerStopped),
     (3, Kind::ServerKilled),
     (2, Kind::ServerPaused),
@@ -45,6 +59,9 @@ const KINDS: [(usize, Kind); 13] = [
     (3, Kind::ProxyDelays),
     (4, Kind::ProxyHolds),
     (2, Kind::ProxyRefuses),
+    (6, Kind::SwitchedOver),
+    (2, Kind::DroppedInOutage),
+    (3, Kind::Crowded),
 ];
 
 /// What a fault did to the locks' world.
@@ -74,11 +91,13 @@ pub struct Fault {
 
 /// Everything that faults are done to.
 pub struct Subjects {
-    pub server: Server,
+    pub servers: Servers,
     /// Whether it has its data when it is restarted.
     pub remembers: bool,
     pub processes: Vec<Process>,
-    /// The last of the processes reach the server through one of these each.
+    /// The first of the processes reach the server through one of these each, which never fail ..
+    pub addresses: Vec<Proxy>,
+    /// .. and the last through these.
     pub proxies: Vec<Proxy>,
 }
 
@@ -88,6 +107,7 @@ enum Subject {
     Server,
     Process(usize),
     Proxy(usize),
+    Crowd,
 }
 
 /// A fault that lasts.
@@ -101,6 +121,8 @@ struct Ongoing {
 pub struct Faults {
     chance: Chance,
     ongoing: Vec<Ongoing>,
+    /// The next one needs all others to have ended.
+    wants_quiet: bool,
     pub done: Vec<Fault>,
 }
 
@@ -109,6 +131,7 @@ impl Faults {
         Self {
             chance,
             ongoing: Vec::new(),
+            wants_quiet: false,
             done: Vec::new(),
         }
     }
@@ -157,7 +180,14 @@ impl Faults {
     }
 
     fn begin_one(&mut self, subjects: &mut Subjects) -> anyhow::Result<()> {
+        if self.wants_quiet {
+            return self.drop_many_once_quiet(subjects);
+        }
         let kind = self.chance.weighted(&KINDS);
+        if kind == Kind::DroppedInOutage {
+            self.wants_quiet = true;
+            return Ok(());
+        }
         if kind == Kind::AllFlushed && subjects.remembers {
             return Ok(());
         }
@@ -174,6 +204,7 @@ impl Faults {
             Subject::Server => self.begin_on_server(kind, subjects)?,
             Subject::Process(process) => self.begin_on_process(kind, process, subjects)?,
             Subject::Proxy(proxy) => self.begin_on_proxy(kind, &subjects.proxies[proxy]),
+            Subject::Crowd => begin_crowd(subjects)?,
         };
         match lasts {
             Lasts::For(time) => self.ongoing.push(Ongoing {
@@ -187,6 +218,28 @@ impl Faults {
         Ok(())
     }
 
+    /// While nothing else is wrong: so that nothing but their time explains the loss of one of many locks.
+    fn drop_many_once_quiet(&mut self, subjects: &mut Subjects) -> anyhow::Result<()> {
+        if !self.ongoing.is_empty() {
+            return Ok(());
+        }
+        self.wants_quiet = false;
+        let process = self.chance.below(subjects.processes.len());
+        let process = &mut subjects.processes[process];
+        process.hold(MASS)?;
+        let from = now();
+        subjects.servers.primary.stop();
+        // Whatever comes of it, the server goes on then.
+        let time = self.time();
+        self.ongoing.push(Ongoing {
+            subject: Subject::Server,
+            kind: Kind::DroppedInOutage,
+            from,
+            until: Instant::now() + time,
+        });
+        process.drop_held()
+    }
+
     fn subject_of(&mut self, kind: Kind, subjects: &Subjects) -> Subject {
         match kind {
             Kind::ProcessStopped | Kind::ProcessKilled => {
@@ -195,6 +248,7 @@ impl Faults {
             Kind::ProxyCut | Kind::ProxyDelays | Kind::ProxyHolds | Kind::ProxyRefuses => {
                 Subject::Proxy(self.chance.below(subjects.proxies.len()))
             }
+            Kind::Crowded => Subject::Crowd,
             _ => Subject::Server,
         }
     }
@@ -219,7 +273,7 @@ impl Faults {
     }
 
     fn begin_on_server(&mut self, kind: Kind, subjects: &mut Subjects) -> anyhow::Result<Lasts> {
-        let server = &mut subjects.server;
+        let server = &mut subjects.servers.primary;
         let effect = match kind {
             Kind::ServerStopped => {
                 server.stop();
@@ -238,6 +292,16 @@ impl Faults {
             }
             Kind::ConnectionsKilled => {
                 self.kill_connections(server)?;
+                Effect::None
+            }
+            Kind::SwitchedOver => {
+                let Subjects {
+                    servers,
+                    addresses,
+                    proxies,
+                    ..
+                } = subjects;
+                servers.switch_over(addresses.iter().chain(proxies.iter()))?;
                 Effect::None
             }
             Kind::ScriptsFlushed => {
@@ -340,10 +404,12 @@ impl Faults {
                 effect = Effect::Stops { process };
             }
             Subject::Proxy(proxy) => mend(&subjects.proxies[proxy]),
+            // It ends by itself.
+            Subject::Crowd => {}
             Subject::Server => match ended.kind {
-                Kind::ServerStopped => subjects.server.resume(),
+                Kind::ServerStopped | Kind::DroppedInOutage => subjects.servers.primary.resume(),
                 Kind::ServerKilled => {
-                    subjects.server.restart()?;
+                    subjects.servers.primary.restart()?;
                     if !subjects.remembers {
                         effect = Effect::Forgets {
                             key: None,
@@ -352,12 +418,20 @@ impl Faults {
                     }
                 }
                 // CLIENT PAUSE ends by itself; at once, where the soak is stopped in its midst.
-                _ => drop(subjects.server.command(&["CLIENT", "UNPAUSE"])?),
+                _ => drop(subjects.servers.primary.command(&["CLIENT", "UNPAUSE"])?),
             },
         }
         self.note(ended.kind, ended.from, effect);
         Ok(())
     }
+}
+
+fn begin_crowd(subjects: &mut Subjects) -> anyhow::Result<Lasts> {
+    let each = CROWD.div_ceil(subjects.processes.len());
+    for process in &mut subjects.processes {
+        process.crowd(each, CROWD_TIME)?;
+    }
+    Ok(Lasts::For(CROWD_TIME))
 }
 
 enum Lasts {

@@ -55,13 +55,17 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
             }
         }
     }
-    let server = &subjects.server;
-    if !eventually(SOON, || {
-        connections(server).is_ok_and(|left| left.len() <= kept)
-    }) {
+    let server = &subjects.servers.primary;
+    // Also on the server that was the primary before.
+    let all = || {
+        let mut all = connections(server)?;
+        all.extend(connections(&subjects.servers.replica)?);
+        anyhow::Ok(all)
+    };
+    if !eventually(SOON, || all().is_ok_and(|left| left.len() <= kept)) {
         add(format!(
             "more than {kept} connections are left: {:#?}",
-            connections(server)?
+            all()?
         ));
     }
     for (key, ttl) in ttls(server)? {
@@ -83,13 +87,14 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
     Ok(found)
 }
 
-/// All but the one that asks.
+/// All but the one that asks, and those of the servers to each other.
 fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     let list = server.command(&["CLIENT", "LIST"])?;
     let list = list.as_text().context("CLIENT LIST is text")?;
     let of_clients = list
         .lines()
-        .filter(|line| !line.contains("cmd=client|list"));
+        .filter(|line| !line.contains("cmd=client|list"))
+        .filter(|line| !line.contains(" flags=S ") && !line.contains(" flags=M "));
     Ok(of_clients.map(str::to_owned).collect())
 }
 

@@ -18,7 +18,9 @@ const COLD_KEYS: usize = 60;
 /// Idle connections that the pool of a client may keep after its shutdown, if something keeps the client:
 /// with one lane and one transaction at a time, and two for renewals.
 pub const KEPT_CONNECTIONS: usize = 4;
-pub const KEYS: usize = HOT_KEYS + COLD_KEYS;
+/// Those that the usual threads want.
+pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
+pub const KEYS: usize = DRAWN_KEYS + 1;
 
 /// The first are wanted by everybody.
 pub const fn is_hot(key: usize) -> bool {
@@ -29,8 +31,17 @@ pub const fn hot_keys() -> usize {
     HOT_KEYS
 }
 
+/// The one that a crowd of clients wants.
+pub const fn crowd_key() -> usize {
+    DRAWN_KEYS
+}
+
 pub fn key_name(key: usize) -> String {
-    let kind = if is_hot(key) { "hot" } else { "cold" };
+    let kind = match key {
+        DRAWN_KEYS => "crowd",
+        key if is_hot(key) => "hot",
+        _ => "cold",
+    };
     format!("{kind}-{key}")
 }
 
@@ -52,12 +63,24 @@ pub struct Assignment {
 pub enum Order {
     /// Begin nothing new, end the client, and tell what is left.
     Finish,
+    /// Take so many locks that nobody else wants, and say so.
+    Hold { count: usize },
+    /// Drop them, and say so.
+    Drop,
+    /// Have so many clients, each with a thread, want one key for some ms.
+    Crowd { clients: usize, millis: u64 },
 }
 
 /// From a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     Ready,
+    /// So many of the locks that were ordered are held.
+    Holding {
+        count: usize,
+    },
+    /// All of them were dropped.
+    Dropped,
     /// All threads have ended, and the client.
     Finished {
         /// Names of threads of leasehold that are still there.

@@ -1,8 +1,8 @@
 //! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections
 //! and the processes fail, and what they write down is held against what the library promises.
 //!
-//! It goes in rounds. Each has a server, processes and records of its own; it ends with all faults, and
-//! is checked then. In every other one the server forgets everything when it is killed.
+//! It goes in rounds. Each has a primary with a replica, processes and records of its own; it ends with all
+//! faults, and is checked then. In every other one the server forgets everything when it is killed.
 
 mod chance;
 mod checks;
@@ -11,6 +11,7 @@ mod checks_tests;
 mod faults;
 mod history;
 mod left_behind;
+mod mass;
 mod messages;
 mod operations;
 mod plant;
@@ -18,6 +19,7 @@ mod process;
 mod records;
 mod report;
 mod round;
+mod servers;
 mod tickets;
 mod worker;
 

@@ -1,6 +1,8 @@
 //! What one thread does with locks, operation after operation, and what it writes down of it. Sees to
 //! it that each call and each look is told before or after it, as `records` says.
 
+mod crowd;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,7 +12,7 @@ use crossbeam_channel::bounded;
 use leasehold::{Client, Error, ErrorKind, LossReason, Mutex, MutexGuard};
 
 use super::chance::Chance;
-use super::messages::{KEYS, PATIENCE, hot_keys, key_name};
+use super::messages::{DRAWN_KEYS, PATIENCE, hot_keys, key_name};
 use super::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
 use super::tickets;
 use super::worker::{END, Place};
@@ -71,7 +73,7 @@ impl<'a> Thread<'a> {
             let key = if self.chance.one_in(2) {
                 self.chance.below(hot_keys())
             } else {
-                self.chance.below(KEYS)
+                self.chance.below(DRAWN_KEYS)
             };
             self.operate(operation, &client, key);
             let pause = self.chance.millis(0, 20);
@@ -108,6 +110,7 @@ impl<'a> Thread<'a> {
             Operation::ForceUnlock => self.force_unlock(&mutex, key),
             Operation::Forget => self.forget(key),
             Operation::Reopen => self.reopen(),
+            Operation::Crowd => unreachable!("it is never drawn"),
         }
     }
 
@@ -274,6 +277,10 @@ impl<'a> Thread<'a> {
 
     fn unlock(&mut self, guard: MutexGuard, key: usize) {
         self.stay(&guard);
+        self.unlock_now(guard, key);
+    }
+
+    fn unlock_now(&mut self, guard: MutexGuard, key: usize) {
         self.records.write(What::LettingGo);
         let allowed = Some(Duration::ZERO);
         let _ = self.call(Doing::Unlock, Some(key), allowed, || guard.unlock());

@@ -39,6 +39,41 @@ impl Process {
         self.current.name()
     }
 
+    /// Has it hold so many locks that nobody else wants. How many it has got.
+    pub fn hold(&mut self, count: usize) -> anyhow::Result<usize> {
+        self.current.order(&Order::Hold { count })?;
+        match self.hear_answer()? {
+            Message::Holding { count } => Ok(count),
+            other => bail!("{} said {other:?} instead of Holding", self.name()),
+        }
+    }
+
+    /// Has it drop them, and returns once it has.
+    pub fn drop_held(&mut self) -> anyhow::Result<()> {
+        self.current.order(&Order::Drop)?;
+        match self.hear_answer()? {
+            Message::Dropped => Ok(()),
+            other => bail!("{} said {other:?} instead of Dropped", self.name()),
+        }
+    }
+
+    /// Has so many of its clients want one key for some time.
+    pub fn crowd(&mut self, clients: usize, time: Duration) -> anyhow::Result<()> {
+        let millis = time.as_millis() as u64;
+        self.current.order(&Order::Crowd { clients, millis })
+    }
+
+    fn hear_answer(&self) -> anyhow::Result<Message> {
+        loop {
+            match self.current.hear(START)? {
+                // It was started anew, and nobody waited for that.
+                Some(Message::Ready) => {}
+                Some(answer) => return Ok(answer),
+                None => bail!("{} gives no answer", self.name()),
+            }
+        }
+    }
+
     pub fn finish(&mut self) -> anyhow::Result<()> {
         self.current.order(&Order::Finish)
     }
@@ -49,6 +84,7 @@ impl Process {
             Some(Message::Finished { threads, is_kept }) => Ok(Some((threads, is_kept))),
             // It was started anew, and nobody waited for that.
             Some(Message::Ready) => self.left_behind(limit),
+            Some(other) => Err(self.current.unexpected("Finished", &other)),
             None => Ok(None),
         }
     }

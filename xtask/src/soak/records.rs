@@ -36,6 +36,8 @@ pub enum Operation {
     ForceUnlock,
     Forget,
     Reopen,
+    /// By a client of many that want one key.
+    Crowd,
 }
 
 /// A call that can take time.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use leasehold_testbed::{Proxy, Server};
+use leasehold_testbed::Proxy;
 
 use super::chance::Chance;
 use super::checks;
@@ -17,6 +17,7 @@ use super::plant::{Plant, plant};
 use super::process::Process;
 use super::records::{self, now};
 use super::report::{self, Totals};
+use super::servers::Servers;
 use crate::stop::{Stop, Stopped};
 
 /// Draws of faults are told apart from those of threads.
@@ -109,22 +110,14 @@ impl Round {
 
     fn subjects(&self, folder: &Path) -> anyhow::Result<Subjects> {
         let remembers = !self.number.is_multiple_of(2);
-        let mut server = Server::builder();
-        if remembers {
-            // What was answered is in the file: a kill of the process, unlike one of the machine,
-            // leaves it there.
-            server = server
-                .arg("appendonly", "yes")
-                .arg("appendfsync", "no")
-                .arg("auto-aof-rewrite-percentage", "0");
-        }
-        let server = server.start().context("cannot start a private server")?;
+        let servers = Servers::start(remembers)?;
+        let address = |_| Proxy::start(servers.primary.port());
         let direct = self.processes / 2;
+        let addresses: Vec<Proxy> = (0..direct).map(address).collect::<Result<_, _>>()?;
         let proxies: Vec<Proxy> = (direct..self.processes)
-            .map(|_| Proxy::start(server.port()))
+            .map(address)
             .collect::<Result<_, _>>()?;
-        let urls = (0..direct).map(|_| server.url());
-        let urls = urls.chain(proxies.iter().map(Proxy::url));
+        let urls = addresses.iter().chain(&proxies).map(Proxy::url);
         let processes = urls.enumerate().map(|(process, url)| {
             Process::start(Assignment {
                 url,
@@ -138,9 +131,10 @@ impl Round {
         });
         let processes = processes.collect::<anyhow::Result<_>>()?;
         Ok(Subjects {
-            server,
+            servers,
             remembers,
             processes,
+            addresses,
             proxies,
         })
     }

@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use crossbeam_channel::Receiver;
@@ -15,11 +15,12 @@ use leasehold_load::child::{self, say};
 use leasehold_testbed::eventually;
 
 use super::chance::Chance;
+use super::mass::Mass;
 use super::messages::{
     Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, Order, PATIENCE,
 };
 use super::operations::Thread;
-use super::records::{Who, Writer};
+use super::records::{What, Who, Writer};
 
 /// Draws of clients are told apart from those of threads.
 const OF_CLIENTS: u64 = 1 << 32;
@@ -43,7 +44,27 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
             .map(|thread| scope.spawn(|| thread.run()))
             .collect();
         say(&Message::Ready)?;
-        let Order::Finish = orders.recv()?;
+        loop {
+            match orders.recv()? {
+                Order::Finish => break,
+                Order::Hold { count } => {
+                    let count = place.hold_many(count)?;
+                    say(&Message::Holding { count })?;
+                }
+                Order::Drop => {
+                    place.drop_many()?;
+                    say(&Message::Dropped)?;
+                }
+                Order::Crowd { clients, millis } => {
+                    let until = Instant::now() + Duration::from_millis(millis);
+                    for _ in 0..clients {
+                        let (thread, client) = place.one_of_a_crowd()?;
+                        // Not waited for one by one: the end of the scope waits for all.
+                        scope.spawn(move || thread.stand_in_crowd(&client, until));
+                    }
+                }
+            }
+        }
         place.is_ending.store(true, Ordering::Relaxed);
         for thread in running {
             thread.join().map_err(|_| anyhow!("a thread panicked"))?;
@@ -85,6 +106,10 @@ pub struct Place {
     /// There until the end.
     client: Mutex<(Option<Client>, Chance)>,
     is_ending: AtomicBool,
+    /// The number of the next thread.
+    next_thread: AtomicUsize,
+    /// The last that was ordered.
+    mass: Mutex<Option<Mass>>,
     /// What forgotten guards keep: those of no other client are forgotten.
     leaky: OnceLock<Client>,
 }
@@ -99,6 +124,8 @@ impl Place {
         let client = new_client(&assignment.url, ttl, &mut chance)?;
         Ok(Self {
             ttl,
+            next_thread: AtomicUsize::new(assignment.threads),
+            mass: Mutex::new(None),
             assignment,
             client: Mutex::new((Some(client), chance)),
             is_ending: AtomicBool::new(false),
@@ -122,6 +149,44 @@ impl Place {
         let writer = Writer::create(&self.assignment.folder, who)?;
         let chance = Chance::new(self.assignment.seed, &place);
         Ok(Thread::new(self, writer, chance))
+    }
+
+    /// A client of its own, and the thread that uses it.
+    fn one_of_a_crowd(&self) -> anyhow::Result<(Thread<'_>, Client)> {
+        let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
+        let settings = settings(&self.assignment.url, self.ttl);
+        let client = settings.lanes(1).transactions(1).build_lazy()?;
+        Ok((self.thread(number)?, client))
+    }
+
+    /// How many there are.
+    fn hold_many(&self, count: usize) -> anyhow::Result<usize> {
+        let mut mass = self.mass.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = mass.take() {
+            let _ = before.client.shutdown(END);
+        }
+        let Assignment { url, process, .. } = &self.assignment;
+        let mass = mass.insert(Mass::take(url, *process, count)?);
+        Ok(mass.len())
+    }
+
+    fn drop_many(&self) -> anyhow::Result<()> {
+        let mut mass = self.mass.lock().unwrap_or_else(PoisonError::into_inner);
+        let wrong = mass.as_mut().map_or_else(Vec::new, Mass::drop_all);
+        if !wrong.is_empty() {
+            let Assignment { process, life, .. } = self.assignment;
+            let thread = self.next_thread.fetch_add(1, Ordering::Relaxed);
+            let who = Who {
+                process,
+                life,
+                thread,
+            };
+            let mut records = Writer::create(&self.assignment.folder, who)?;
+            for wrong in wrong {
+                records.write(What::Wrong(wrong));
+            }
+        }
+        Ok(())
     }
 
     pub fn is_ending(&self) -> bool {
@@ -153,6 +218,10 @@ impl Place {
         if let Some(client) = self.lock().0.take() {
             let _ = client.shutdown(END);
         }
+        let mut mass = self.mass.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mass) = mass.take() {
+            let _ = mass.client.shutdown(END);
+        }
         if let Some(client) = self.leaky.get() {
             let _ = client.shutdown(END);
         }
@@ -171,7 +240,7 @@ fn new_client(url: &str, ttl: Duration, chance: &mut Chance) -> anyhow::Result<C
     Ok(client.build_lazy()?)
 }
 
-fn settings(url: &str, ttl: Duration) -> Builder {
+pub fn settings(url: &str, ttl: Duration) -> Builder {
     Client::builder(url)
         .ttl(ttl)
         .max_ttl(LONGEST_TTL)
