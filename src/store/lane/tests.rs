@@ -30,7 +30,13 @@ fn fixture() -> Fixture {
 
 fn with_timeout(timeout: Duration) -> Fixture {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), timeout, timeout).unwrap());
+    let url = server.url();
+    at(server, &url, timeout)
+}
+
+/// A lane to `server`, which is found at `url`.
+fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
+    let endpoint = Arc::new(Endpoint::new(url, timeout, timeout).unwrap());
     let rings = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&rings);
     let lane = Lane::for_callers(Arc::new(Common {

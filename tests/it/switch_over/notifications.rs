@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
 use leasehold::Client;
-use leasehold_testbed::eventually;
+use leasehold_testbed::{Server, eventually};
 
 use super::{Servers, assert_listens_on_the_new, listen_on_the_old, listening};
-use crate::support::{SOON, Task, lock, millis, script_calls, secs, wait_for_line};
+use crate::support::{SOON, Task, ask, lock, millis, script_calls, secs, wait_for_line};
 
 #[test]
 fn one_refused_request_moves_the_notifications() {
@@ -87,17 +87,39 @@ fn the_old_client_gets_its_share_beside_new_ones() {
 
 /// Whoever publishes finds the client listening all the time, also while its connection is replaced.
 #[test]
-fn the_next_connection_is_there_before_the_suspect_one_ends() {
+fn a_replaced_connection_leaves_no_gap() {
     let servers = Servers::start();
+    let server = &servers.old;
     let client = servers.client();
     let _held = listen_on_the_old(&servers, &client);
-    servers.switch_over();
-    servers.proxy.refuse(true);
-    // Refused, so that it looks elsewhere, and there is nothing yet.
-    let waiter = client.mutex("other");
-    let task = Task::start(move || waiter.lock().unwrap());
-    servers.proxy.refuse(false);
+    let before = id_of_notifications(server);
+    let direct = redis::Client::open(server.url()).unwrap();
+    let mut direct = direct.get_connection_with_timeout(SOON).unwrap();
+    let channel = format!("leasehold/{}", client.holder_id());
+    ask(server, &["REPLICAOF", "127.0.0.1", "1"]);
+    let mutex = client.mutex("other");
+    let task = Task::start(move || mutex.lock().unwrap());
+    let mut fewest = u64::MAX;
+    let replaced = eventually(SOON, || {
+        for _ in 0..100 {
+            let mut count = redis::cmd("PUBSUB");
+            count.arg("NUMSUB").arg(&channel);
+            let (_, listening): (String, u64) = count.query(&mut direct).unwrap();
+            fewest = fewest.min(listening);
+        }
+        listening(server, &client) == 1 && id_of_notifications(server) != before
+    });
+    assert!(replaced);
+    assert_eq!(fewest, 1);
+    ask(server, &["REPLICAOF", "NO", "ONE"]);
     drop(task.within(SOON, "the lock"));
-    assert_listens_on_the_new(&servers, &client);
-    assert!(eventually(SOON, || listening(&servers.old, &client) == 0));
+}
+
+/// That of the last connection for notifications.
+fn id_of_notifications(server: &Server) -> String {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().unwrap().lines();
+    let mut lines = lines.filter(|line| line.contains(" name=leasehold-wakeups "));
+    let last = lines.next_back().unwrap_or_default();
+    last.split(' ').next().unwrap_or_default().to_owned()
 }

@@ -1,8 +1,11 @@
 //! A connection that may be dead, or lead to the wrong server, is replaced before it is written on.
 
-use std::sync::atomic::Ordering;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use super::{Fixture, fixture};
+use super::*;
 
 impl Fixture {
     /// Another connection breaks.
@@ -46,4 +49,46 @@ fn a_release_is_not_written_on_a_stale_connection() {
     f.lane.settle();
     assert!(!f.exists("k"));
     assert_ne!(f.connection(), before);
+}
+
+/// Passes everything on to the server, but for the next reply once `armed`: that makes no sense.
+fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (port, to) = (listener.local_addr().unwrap().port(), server.port());
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
+            let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut from, &mut into));
+            let (armed, mut client, mut server) = (Arc::clone(&armed), client, server);
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(count @ 1..) = server.read(&mut bytes) {
+                    let reply = match armed.swap(false, Ordering::SeqCst) {
+                        true => b"+nonsense\r\n",
+                        false => &bytes[..count],
+                    };
+                    if client.write_all(reply).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn a_reply_without_sense_makes_all_connections_suspect() {
+    let armed = Arc::new(AtomicBool::new(false));
+    let server = Server::start().unwrap();
+    let port = talks_nonsense(&server, Arc::clone(&armed));
+    let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
+    let lease = f.acquire("k");
+    let epoch = f.lane.common.endpoint.epoch();
+    let made_in = epoch.now();
+    armed.store(true, Ordering::SeqCst);
+    let error = f.ask(f.release("k", lease), LONG).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(epoch.replace_at(&made_in).is_some());
 }
