@@ -2,6 +2,7 @@
 //! up, lose it, and are sent away.
 
 mod cancellation;
+mod notifications;
 mod transfer;
 
 use std::sync::Arc;

@@ -116,7 +116,12 @@ fn a_key_that_may_no_longer_be_read_costs_no_connection() {
     let (server, recorder) = (server(), Recorder::new());
     let client = client(&limited(&server, &["~*", "&*", "+@all"]), &recorder);
     let [hidden, seen] = ["hidden", "seen"].map(|key| client.mutex(key).lock().unwrap());
-    assert!(eventually(SOON, || looks(&server) > 0));
+    let both_watched = || {
+        let stats = ask(&server, &["INFO", "stats"]);
+        let mut lines = stats.as_text().unwrap().lines();
+        lines.any(|line| line.trim_end() == "tracking_total_keys:2")
+    };
+    assert!(eventually(SOON, both_watched));
     let rules = ["resetkeys", "~leasehold:seen", "~leasehold:~*"];
     ask(
         &server,
