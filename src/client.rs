@@ -437,7 +437,7 @@ impl Handle {
         self.waits.end();
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
-        self.delayed.end();
+        self.delayed.end(|| self.store.end_delays());
         // First the threads that tell of things: the courier runs what it was handed before its end.
         let ended = self.crew.has_ended_by(deadline);
         self.courier.stop();

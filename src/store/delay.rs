@@ -13,19 +13,24 @@ pub(crate) enum Delay {
     Began(Error),
     /// Redis has answered after all; or it was given up.
     Ended { confirmed: bool },
+    /// It waits in a lane's queue, and the lane tells of its end there.
+    Queued,
+    /// It was taken out of that queue again.
+    Taken,
 }
 
 /// Told the news, with the key and the fencing token. Quick; never blocks; takes no lock that is held
 /// while a store is asked for something: it may be called under a lane's.
 pub(crate) type DelayHook = Arc<dyn Fn(&Key, u64, Delay) + Send + Sync>;
 
-/// Goes along with a release. Dropped before that is confirmed, it tells that it was given up.
+/// Goes along with a release that is being written or read. Dropped before that is confirmed, it tells that it was given up.
 pub(crate) struct Follower {
     hook: DelayHook,
     key: Key,
     token: u64,
     began: bool,
     confirmed: bool,
+    laid_down: bool,
 }
 
 impl Follower {
@@ -36,7 +41,27 @@ impl Follower {
             token,
             began: false,
             confirmed: false,
+            laid_down: false,
         }
+    }
+
+    /// Of a release out of a lane's queue, which may have been told of before.
+    pub(crate) fn taken_up(hook: &DelayHook, key: &Key, token: u64, began: bool) -> Self {
+        if began {
+            hook(key, token, Delay::Taken);
+        }
+        let mut follower = Self::new(hook, key, token);
+        follower.began = began;
+        follower
+    }
+
+    /// Its release goes to a lane's queue: says whether that was told of as late.
+    pub(crate) fn lay_down(mut self) -> bool {
+        if self.began {
+            (self.hook)(&self.key, self.token, Delay::Queued);
+        }
+        self.laid_down = true;
+        self.began
     }
 
     /// It could not be done at once.
@@ -54,6 +79,9 @@ impl Follower {
 
 impl Drop for Follower {
     fn drop(&mut self) {
+        if self.laid_down {
+            return;
+        }
         let confirmed = self.confirmed;
         if !confirmed {
             self.delay(&Error::new(ErrorKind::Timeout, "the release was given up"));

@@ -134,9 +134,9 @@ impl Link {
         self.in_flight.is_empty() && self.is_stale()
     }
 
-    /// Script calls whose answers have not been read.
+    /// Commands whose answers have not been read.
     pub(crate) fn owed(&self) -> usize {
-        self.in_flight.len()
+        self.in_flight.iter().map(|one| one.pendings.len()).sum()
     }
 
     /// The keys that are being passed on to others, as far as that has not been answered.
@@ -290,10 +290,13 @@ impl Link {
         by_text: bool,
         mut pendings: Vec<Pending>,
     ) {
-        while !pendings.is_empty() {
-            let rest = pendings.split_off(pendings.len().min(at_once));
+        // Each in a place of its own size: one that was cut off would keep the room of the whole.
+        while pendings.len() > at_once {
+            let part = pendings.drain(..at_once).collect();
+            self.enqueue(names, kind, by_text, part);
+        }
+        if !pendings.is_empty() {
             self.enqueue(names, kind, by_text, pendings);
-            pendings = rest;
         }
     }
 

@@ -82,6 +82,9 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
+    /// The client ends: releases that wait to be written and were told of as late are told of as given up.
+    fn end_delays(&self) {}
+
     /// Waits until everything that was posted has been answered.
     fn flush(&self, _deadline: Moment) -> Result<(), Error> {
         Ok(())

@@ -104,6 +104,16 @@ impl Node {
             .min_by_key(|lane| self.lanes[*lane].get_ready())
             .expect("there are some")
     }
+
+    fn flush_once(&self, deadline: Moment) -> Result<(), Error> {
+        let mut flushes: Vec<Request> = (0..self.lanes.len())
+            .map(|lane| Request::new(Command::Flush { lane }, deadline))
+            .collect();
+        self.execute(&mut flushes);
+        flushes
+            .into_iter()
+            .try_for_each(|flush| flush.into_outcome().map(drop))
+    }
 }
 
 impl Store for Node {
@@ -150,14 +160,12 @@ impl Store for Node {
         true
     }
 
+    fn end_delays(&self) {
+        self.lanes.iter().for_each(Lane::end_delays);
+    }
+
     fn flush(&self, deadline: Moment) -> Result<(), Error> {
-        let mut flushes: Vec<Request> = (0..self.lanes.len())
-            .map(|lane| Request::new(Command::Flush { lane }, deadline))
-            .collect();
-        self.execute(&mut flushes);
-        flushes
-            .into_iter()
-            .try_for_each(|flush| flush.into_outcome().map(drop))
+        self.flush_once(deadline)
     }
 
     fn listen(&self, crew: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error> {

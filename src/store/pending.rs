@@ -4,19 +4,23 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
+use crate::id::LeaseId;
+use crate::key::Key;
 use crate::store::call::{Outcome, Ticket};
-use crate::store::command::{Command, Reply};
+use crate::store::command::{Command, Held, Reply};
 use crate::store::delay::{DelayHook, Follower};
 
-/// Pause before the first repetition of a debt; doubles each time.
+/// Pause before the first repetition; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// How often it doubles before it is as long as it can be.
+pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Pending {
     pub(crate) command: Command,
     pub(crate) ticket: Option<Ticket>,
-    /// How often it was written in vain.
-    attempts: u32,
+    /// How often it was tried in vain.
+    pub(crate) attempts: u32,
     /// It undoes an acquire that may still arrive: repeated until found or until its ttl has passed.
     ghost: bool,
     /// Tells if a guard's release is late.
@@ -26,10 +30,54 @@ pub(crate) struct Pending {
 /// What becomes of a command after its outcome.
 pub(crate) enum Next {
     Finished,
-    /// To be asked again at once, on another connection.
+    /// To be asked again as soon as there is a connection.
     Again(Pending),
-    /// To be asked again later, whoever asks.
-    Owed(Pending),
+    /// A release to be written again after a pause: Redis has refused it, or it is repeated in case.
+    Later(Pending),
+}
+
+/// A release that nobody waits for, as it waits to be written.
+pub(crate) struct Release {
+    pub(crate) key: Key,
+    pub(crate) lease: LeaseId,
+    pub(crate) until: Moment,
+    /// When to write it again, if it has to wait for that.
+    pub(crate) due: Moment,
+    pub(crate) held: Option<Held>,
+    /// The ttl with which it may be queued, in whole ms; never for what a guard held.
+    pub(crate) queued: Option<Duration>,
+    pub(crate) attempts: u32,
+    pub(crate) is_ghost: bool,
+    /// It was told of as late.
+    pub(crate) began: bool,
+}
+
+impl Release {
+    /// False for one that was tried and whose ttl has ended.
+    pub(crate) fn is_wanted(&self, now: Moment) -> bool {
+        self.attempts == 0 || now < self.until
+    }
+
+    /// To be written now, followed by `hook`.
+    pub(crate) fn into_pending(self, hook: Option<&DelayHook>) -> Pending {
+        let followed = hook.zip(self.held);
+        let follower = followed.map(|(hook, held)| {
+            Box::new(Follower::taken_up(hook, &self.key, held.token, self.began))
+        });
+        Pending {
+            command: Command::Release {
+                key: self.key,
+                lease: self.lease,
+                until: self.until,
+                held: self.held,
+                queued: self.queued,
+            },
+            ticket: None,
+            attempts: self.attempts,
+            ghost: self.is_ghost,
+            follower,
+        }
+    }
 }
 
 impl Pending {
@@ -63,34 +111,46 @@ impl Pending {
         }
     }
 
-    /// When to try a debt again, or to give it up.
-    pub(crate) fn due(&self, now: Moment) -> Moment {
-        let due = now.after(self.pause());
-        match self.command {
-            Command::Release { until, .. } => due.min(until),
-            _ => due,
-        }
+    /// How long to wait before it is tried again.
+    pub(crate) fn pause(&self) -> Duration {
+        pause_after(self.attempts)
+    }
+
+    /// What is left to be done once nobody waits for it: nothing, unless it is a release. `due` is when to
+    /// write it again, if that has to wait.
+    pub(crate) fn into_release(self, due: Option<Moment>) -> Option<Release> {
+        let Self {
+            command,
+            attempts,
+            ghost,
+            follower,
+            ..
+        } = self;
+        let Command::Release {
+            key,
+            lease,
+            until,
+            held,
+            queued,
+        } = command
+        else {
+            return None;
+        };
+        Some(Release {
+            key,
+            lease,
+            until,
+            due: due.map_or(until, |due| due.min(until)),
+            held,
+            queued,
+            attempts,
+            is_ghost: ghost,
+            began: follower.is_some_and(|follower| follower.lay_down()),
+        })
     }
 
     pub(crate) fn is_flush(&self) -> bool {
         matches!(self.command, Command::Flush { .. })
-    }
-
-    /// Whether it goes with the next batch even before it is due: all but the repetitions that are
-    /// made in case.
-    pub(crate) fn goes_along(&self) -> bool {
-        !self.ghost || self.attempts == 0
-    }
-
-    /// Whether it is a release that its owner waits or has waited for, not one in case.
-    pub(crate) fn is_promised(&self) -> bool {
-        !self.ghost
-    }
-
-    /// How long to wait before a debt is tried again.
-    fn pause(&self) -> Duration {
-        let factor = 1 << self.attempts.min(6);
-        (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
     }
 
     /// Redis has answered.
@@ -108,13 +168,13 @@ impl Pending {
             (Command::Release { until, .. }, Err(_)) if Moment::now() < *until => {
                 self.deliver(outcome);
                 self.attempts += 1;
-                Next::Owed(self)
+                Next::Later(self)
             }
             (Command::Release { until, .. }, Ok(Reply::Missing | Reply::Taken { .. }))
                 if self.ghost && Moment::now() < *until =>
             {
                 self.attempts += 1;
-                Next::Owed(self)
+                Next::Later(self)
             }
             (
                 Command::Acquire { .. } | Command::Adopt { .. },
@@ -157,7 +217,7 @@ impl Pending {
                 undo.map_or(Next::Finished, |undo| {
                     let mut ghost = Self::new(undo, None);
                     ghost.ghost = true;
-                    Next::Owed(ghost)
+                    Next::Again(ghost)
                 })
             }
             // Should the first one arrive after all, it must not undo what was written meanwhile.
@@ -172,7 +232,7 @@ impl Pending {
         self.deliver(Err(error.clone()));
         self.attempts += 1;
         match self.command {
-            Command::Release { until, .. } if Moment::now() < until => Next::Owed(self),
+            Command::Release { until, .. } if Moment::now() < until => Next::Again(self),
             _ => Next::Finished,
         }
     }
@@ -180,13 +240,23 @@ impl Pending {
     /// Hands the outcome to whoever waits; false if nobody does. What fails, or comes when its caller
     /// has left, is late.
     fn deliver(&mut self, outcome: Outcome) -> bool {
-        let failed = outcome.as_ref().err().cloned();
+        let failed = match &self.follower {
+            Some(_) => outcome.as_ref().err().cloned(),
+            None => None,
+        };
         let completed = self.ticket.take().map(|ticket| ticket.complete(outcome));
         let left = || Error::new(ErrorKind::Timeout, "no answer in time");
-        let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(left));
-        if let (Some(follower), Some(error)) = (&mut self.follower, late) {
-            follower.delay(&error);
+        if let Some(follower) = &mut self.follower {
+            let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(left));
+            if let Some(error) = late {
+                follower.delay(&error);
+            }
         }
         matches!(completed, Some(Ok(())))
     }
+}
+
+fn pause_after(attempts: u32) -> Duration {
+    let factor = 1 << attempts.min(MOST_DOUBLINGS);
+    (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
 }

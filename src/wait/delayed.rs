@@ -13,40 +13,63 @@ use crate::store::Delay;
 
 pub(crate) struct DelayedReleases {
     courier: Arc<Courier>,
-    /// Keys and fencing tokens of those that have not ended; nothing once the client has. The courier
-    /// is handed its errands under this lock, so that it gets them in their order.
-    open: Mutex<Option<HashSet<(Key, u64)>>>,
+    /// The courier is handed its errands under this lock, so that it gets them in their order.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Keys and fencing tokens of those that are being written or read and were told of as late. The lanes
+    /// know of those that wait to be written: bounded by what is in flight.
+    open: HashSet<(Key, u64)>,
+    /// From here on all count as open until their end is told.
+    ending: bool,
+    ended: bool,
 }
 
 impl DelayedReleases {
     pub(crate) fn new(courier: Arc<Courier>) -> Self {
         Self {
             courier,
-            open: Mutex::new(Some(HashSet::new())),
+            state: Mutex::default(),
         }
     }
 
     pub(crate) fn hear(&self, key: &Key, token: u64, delay: Delay) {
-        let mut open = self.open.lock();
-        let Some(open) = &mut *open else { return };
+        let mut state = self.state.lock();
+        if state.ended {
+            return;
+        }
         let release = (key.clone(), token);
         match delay {
             Delay::Began(error) => {
-                open.insert(release);
+                state.open.insert(release);
                 self.courier.report_later(key, token, move |events, lock| {
                     events.release_delayed(lock, &error);
                 });
             }
             Delay::Ended { confirmed } => {
-                open.remove(&release);
+                state.open.remove(&release);
                 self.tell_ended(release, confirmed);
+            }
+            Delay::Queued if state.ending => {}
+            Delay::Queued => {
+                state.open.remove(&release);
+            }
+            Delay::Taken => {
+                state.open.insert(release);
             }
         }
     }
 
-    /// The client ends: nobody sees to what is left, and nothing more is told.
-    pub(crate) fn end(&self) {
-        for release in self.open.lock().take().into_iter().flatten() {
+    /// The client ends: nobody sees to what is left, and nothing more is told. `end_queued` has those that
+    /// wait to be written told of.
+    pub(crate) fn end(&self, end_queued: impl FnOnce()) {
+        self.state.lock().ending = true;
+        end_queued();
+        let mut state = self.state.lock();
+        state.ended = true;
+        for release in std::mem::take(&mut state.open) {
             self.tell_ended(release, false);
         }
     }

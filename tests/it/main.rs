@@ -27,6 +27,7 @@ mod hand_offs;
 mod hand_overs;
 mod inspecting;
 mod leftovers;
+mod mass_releases;
 mod order;
 mod reentrant;
 mod release_events;

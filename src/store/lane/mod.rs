@@ -11,6 +11,7 @@
 #[cfg(shuttle)]
 mod model;
 mod queue;
+mod releases;
 mod state;
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -38,7 +39,8 @@ pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128
 /// The same of a lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
 /// lost is worse than a reply that comes some ms later.
 pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
-/// Unread answers to releases; beyond it those who release leave the writing to the background.
+/// Releases whose answers are unread; beyond it those who release leave the writing to the background. What is
+/// written no awaited request can overtake.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
 /// What the lanes of one client share.
@@ -80,9 +82,9 @@ impl Lane {
 
     fn new(common: Arc<Common>, at_a_time: usize) -> Self {
         Self {
-            common,
             at_a_time,
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State::new(common.delays.clone())),
+            common,
             #[cfg(test)]
             panic_next: std::sync::atomic::AtomicBool::new(false),
         }
@@ -127,7 +129,7 @@ impl Lane {
     ) {
         let leadership = {
             let mut state = self.state.lock();
-            state.queue.extend(pendings);
+            state.ask(pendings);
             self.claim(&mut state)
         };
         match leadership {
@@ -146,33 +148,36 @@ impl Lane {
     /// Writes a release without waiting for its answer, if the lane is idle and connected;
     /// otherwise leaves it to whoever leads, or to the background.
     pub(crate) fn post(&self, release: Command) {
-        let pending = self.pending(release, None);
+        let Some(release) = Pending::new(release, None).into_release(None) else {
+            return;
+        };
         let leadership = {
             let mut state = self.state.lock();
             // What was left behind by whoever stepped down is the background's, and this behind it.
-            let is_first = state.queue.is_empty();
-            state.queue.push_back(pending);
+            let is_first = !state.is_ready();
+            state.post(release);
             let owed = state.link.as_ref().map(Link::owed);
             match owed {
                 _ if state.led => return,
-                Some(owed) if is_first && owed < MAX_OWED => self.claim(&mut state),
-                _ => None,
+                Some(owed) if is_first && owed < MAX_OWED => {
+                    self.claim(&mut state).ok_or(Chore::Now)
+                }
+                _ => Err(chore_of(&state)),
             }
         };
         // To step down is to write it.
-        if leadership.is_none() {
-            (self.common.bell)(Chore::Now);
+        if let Err(chore) = leadership.map(drop) {
+            (self.common.bell)(chore);
         }
     }
 
-    /// Sees to answers that are owed and to debts that are due. True if something is left.
+    /// Sees to answers that are owed and to releases that are due. True if something is left.
     pub(crate) fn settle(&self) -> bool {
         let leadership = {
             let mut state = self.state.lock();
-            state.call_in_debts(Moment::now());
             let owed = state.link.as_ref().is_some_and(|link| link.owed() > 0);
-            if state.led || (state.queue.is_empty() && !owed) {
-                return state.led || !state.debts.is_empty();
+            if state.led || !(owed || state.is_due(Moment::now())) {
+                return state.led || state.has_work();
             }
             self.claim(&mut state)
         };
@@ -180,7 +185,12 @@ impl Lane {
             leadership.settle();
         }
         let state = self.state.lock();
-        state.led || !state.debts.is_empty() || !state.queue.is_empty()
+        state.led || state.has_work()
+    }
+
+    /// What waits to be written and was told of as late is told of as given up.
+    pub(crate) fn end_delays(&self) {
+        self.state.lock().end_delays();
     }
 
     /// Says how ready it is, having given up a connection that may have died with another one: to find that out
@@ -200,7 +210,7 @@ impl Lane {
 
     /// How many releases are to be written again.
     pub(crate) fn debts(&self) -> usize {
-        self.state.lock().debts.len()
+        self.state.lock().failed()
     }
 
     fn claim(&self, state: &mut State) -> Option<Leadership<'_>> {
@@ -252,7 +262,7 @@ impl<'a> Leadership<'a> {
             if (batch.is_empty() && !owed) || !self.exchange(batch, deadline) {
                 return;
             }
-            if self.lane.state.lock().queue.first_caller().is_some() {
+            if self.lane.state.lock().awaited.first_caller().is_some() {
                 return;
             }
         }
@@ -274,9 +284,12 @@ impl<'a> Leadership<'a> {
     fn next_batch(&mut self) -> Vec<Pending> {
         let mut batch = self.empty_batch();
         let mut state = self.lane.state.lock();
+        if self.link.is_some() {
+            state.connected();
+        }
         let mut passing_on = self.link.iter().flat_map(Link::passing_on);
         let at_a_time = self.lane.at_a_time;
-        if !passing_on.any(|key| state.queue.asks_for(key, at_a_time)) {
+        if !passing_on.any(|key| state.awaited.asks_for(key, at_a_time)) {
             state.next_batch(at_a_time, &mut batch);
         }
         drop(state);
@@ -293,7 +306,7 @@ impl<'a> Leadership<'a> {
     fn pass_on(&mut self) -> Option<MutexGuard<'a, State>> {
         loop {
             let mut state = self.lane.state.lock();
-            let Some(next) = state.queue.first_caller().map(Arc::clone) else {
+            let Some(next) = state.awaited.first_caller().map(Arc::clone) else {
                 return Some(state);
             };
             state.link = self.link.take();
@@ -360,15 +373,19 @@ impl<'a> Leadership<'a> {
 
     fn refuse(&self, batch: Vec<Pending>, error: &Error, in_a_hurry: bool) {
         let mut state = self.lane.state.lock();
-        let waiting = state.queue.take_all();
-        let all = batch.into_iter().chain(waiting);
-        if in_a_hurry {
-            state.queue.extend(all);
-            return;
-        }
-        for pending in all {
-            let next = pending.unsent(error);
+        let waiting = state.awaited.take_all();
+        for pending in batch.into_iter().chain(waiting) {
+            let next = if in_a_hurry {
+                Next::Again(pending)
+            } else {
+                pending.unsent(error)
+            };
             state.settle(next);
+        }
+        if !in_a_hurry {
+            let now = Moment::now();
+            state.delay_all(error, now);
+            state.back_off(now);
         }
     }
 
@@ -418,12 +435,13 @@ impl<'a> Leadership<'a> {
         // A connection that was cut tells nothing about the server; one that timed out does.
         let again = error.kind() == ErrorKind::Unavailable;
         let mut state = self.lane.state.lock();
-        let waiting = state.queue.take_all();
+        let waiting = state.awaited.take_all();
         for pending in in_flight {
             let next = pending.unanswered(error, again);
             state.settle(next);
         }
-        state.queue.extend(waiting);
+        state.awaited.extend(waiting);
+        state.back_off(Moment::now());
     }
 }
 
@@ -433,6 +451,15 @@ struct Leaving<'a>(&'a Call);
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.0.leave();
+    }
+}
+
+/// When the background can write what is left to it.
+fn chore_of(state: &State) -> Chore {
+    if state.may_connect(Moment::now()) {
+        Chore::Now
+    } else {
+        Chore::Soon
     }
 }
 
@@ -451,7 +478,7 @@ impl Drop for Leadership<'_> {
         while let Some(mut state) = self.pass_on() {
             let owed = self.link.as_ref().map_or(0, Link::owed);
             may_write &= self.link.as_ref().is_some_and(|link| !link.is_stale()) && owed < MAX_OWED;
-            if may_write && !state.queue.is_empty() {
+            if may_write && state.has_posted() {
                 may_write = false;
                 // Under the same lock: nobody who waits has come in between.
                 let mut batch = self.empty_batch();
@@ -468,10 +495,10 @@ impl Drop for Leadership<'_> {
             }
             state.link = self.link.take();
             state.led = false;
-            let chore = match (state.queue.is_empty(), state.debts.is_empty()) {
-                (false, _) => Some(Chore::Now),
-                (true, false) => Some(Chore::Soon),
-                (true, true) => (owed > 0).then_some(Chore::Soon),
+            let chore = if state.is_ready() {
+                Some(chore_of(&state))
+            } else {
+                (state.has_work() || owed > 0).then_some(Chore::Soon)
             };
             drop(state);
             if let Some(chore) = chore {

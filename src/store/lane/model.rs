@@ -102,7 +102,7 @@ impl World {
                 token: 7,
                 others_in_line: chance(2),
             }),
-            queued: Some(TTL),
+            queued: None,
         }
     }
 
@@ -159,7 +159,7 @@ impl World {
     fn assert_idle(&self) {
         let state = self.lane.state.lock();
         assert!(!state.led, "nobody leads, and the lane is led");
-        assert!(state.queue.is_empty(), "something waits for nobody");
+        assert!(!state.is_ready(), "something waits for nobody");
         assert_eq!(state.link.as_ref().map_or(0, Link::owed), 0);
     }
 }
@@ -254,7 +254,7 @@ fn run_unlucky(faults: Faults, limits: &[Duration]) {
     pass(2 * TTL);
     world.lane.settle();
     world.assert_idle();
-    assert!(world.lane.state.lock().debts.is_empty());
+    assert!(!world.lane.state.lock().has_work());
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn model_every_caller_gets_its_outcome_and_releases_come_before_what_follows() {
                 "a release was not written"
             );
         }
-        assert!(world.lane.state.lock().debts.is_empty());
+        assert!(!world.lane.state.lock().has_work());
     });
 }
 
@@ -290,6 +290,56 @@ fn model_what_is_posted_is_written_though_nobody_waits() {
         world.run(&[&one, &other]);
         world.assert_idle();
         assert!(keys.iter().all(|key| world.server.holder(key).is_none()));
+    });
+}
+
+#[test]
+fn model_an_acquire_overtakes_releases_of_other_keys_only() {
+    check(RUNS, || {
+        let world = World::new(Faults::default());
+        let post = |name: &str| {
+            let (key, lease) = (key(name), LeaseId::random());
+            world.server.give(&key, lease, Moment::now().after(TTL));
+            world.lane.post(world.release(&key, lease));
+            key
+        };
+        let many = || {
+            ["a", "b", "c", "d", "e"]
+                .into_iter()
+                .for_each(|name| drop(post(name)))
+        };
+        let one = || {
+            let (_, outcome) = world.acquire(&post("f"), TTL);
+            assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+        };
+        world.run(&[&many, &one]);
+        world.assert_idle();
+        let is_held = |name| world.server.holder(&key(name)).is_some();
+        assert!(!["a", "b", "c", "d", "e"].into_iter().any(is_held));
+    });
+}
+
+#[test]
+fn model_posted_releases_survive_broken_connections() {
+    let faults = Faults {
+        connecting: 2,
+        broken: 2,
+        panics: 0,
+    };
+    check(RUNS, move || {
+        let world = World::new(faults);
+        let keys = ["a", "b", "c", "d", "e", "f"].map(key);
+        let post = |key: &Key| {
+            let lease = LeaseId::random();
+            world.server.give(key, lease, Moment::now().after(TTL));
+            world.lane.post(world.release(key, lease));
+        };
+        let one = || keys[..3].iter().for_each(post);
+        let other = || keys[3..].iter().for_each(post);
+        world.run(&[&one, &other]);
+        world.assert_idle();
+        assert!(keys.iter().all(|key| world.server.holder(key).is_none()));
+        assert!(!world.lane.state.lock().has_work());
     });
 }
 
@@ -334,7 +384,13 @@ fn model_who_leaves_stands_in_no_line() {
             move || {
                 let (lease, outcome) = world.acquire(key, limit);
                 if outcome.is_ok() {
-                    world.lane.post(world.release(key, lease));
+                    world.lane.post(Command::Release {
+                        key: key.clone(),
+                        lease,
+                        until: Moment::now().after(TTL),
+                        held: None,
+                        queued: Some(TTL),
+                    });
                 }
             }
         };

@@ -1,60 +1,275 @@
 //! What a lane has to do: what waits to be written, in which order, and what becomes of what was not done.
 //! Does none of it.
 
-use crate::clock::Moment;
-use crate::store::lane::queue::Queue;
-use crate::store::link::Link;
-use crate::store::pending::{Next, Pending};
+use std::time::Duration;
 
-#[derive(Default)]
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::store::delay::{Delay, DelayHook};
+use crate::store::lane::queue::Queue;
+use crate::store::lane::releases::{Releases, Swept};
+use crate::store::link::Link;
+use crate::store::pending::{MOST_DOUBLINGS, Next, Pending, Release};
+
+/// Pause before the background tries to connect again; doubles with each attempt that fails.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long a sweep of all that is posted leaves before the next one: callers with short deadlines would cause
+/// one each.
+const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
+
 pub(super) struct State {
-    /// Somebody leads: the link is with them, and the queue is theirs to empty.
+    /// Somebody leads: the link is with them, and the queues are theirs to empty.
     pub(super) led: bool,
     pub(super) link: Option<Link>,
-    pub(super) queue: Queue,
-    pub(super) debts: Vec<Debt>,
+    pub(super) awaited: Queue,
+    /// Releases that nobody waits for, to be written as soon as there is a connection.
+    posted: Releases,
+    /// Releases that Redis has refused.
+    refused: Repeats,
+    /// Those that are repeated in case their acquire arrives late.
+    in_case: Repeats,
+    /// Told how releases fare.
+    hook: Option<DelayHook>,
+    /// Attempts to connect that have failed since the last one that did not.
+    failures: u32,
+    /// Not before this does the background try to connect.
+    connect_at: Option<Moment>,
+    swept_at: Option<Moment>,
 }
 
-/// A release to be written again at `due`, or as soon as there is a new connection.
-pub(super) struct Debt {
-    due: Moment,
-    pending: Pending,
+/// Releases that are written again after a pause: a queue for each length of it, which so is in the order in
+/// which they are due.
+#[derive(Default)]
+struct Repeats([Releases; MOST_DOUBLINGS as usize + 1]);
+
+impl Repeats {
+    fn push(&mut self, release: Release) {
+        let doublings = release.attempts.min(MOST_DOUBLINGS);
+        self.0[doublings as usize].push(release);
+    }
+
+    fn pop_due(&mut self, now: Moment) -> Option<Release> {
+        self.0.iter_mut().find_map(|queue| queue.pop_due(now))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(Releases::is_empty)
+    }
+
+    fn is_due(&self, now: Moment) -> bool {
+        let mut first = self.0.iter().filter_map(Releases::first_due);
+        first.any(|due| due <= now)
+    }
 }
 
 impl State {
-    /// Moves debts that are due to the front of the queue: they are older than all that waits.
-    pub(super) fn call_in_debts(&mut self, now: Moment) {
-        for debt in self.debts.extract_if(.., |debt| debt.due <= now) {
-            self.queue.push_front(debt.pending);
+    pub(super) fn new(hook: Option<DelayHook>) -> Self {
+        Self {
+            led: false,
+            link: None,
+            awaited: Queue::default(),
+            posted: Releases::default(),
+            refused: Repeats::default(),
+            in_case: Repeats::default(),
+            hook,
+            failures: 0,
+            connect_at: None,
+            swept_at: None,
         }
     }
 
-    /// Takes what is next to be written. Releases that failed before go along, whenever they are due,
-    /// so that no later acquire overtakes them; with a flush, all that is owed.
+    /// Queues what callers wait for. With a flush, all that is left is to be tried once more.
+    pub(super) fn ask(&mut self, pendings: impl IntoIterator<Item = Pending>) {
+        for pending in pendings {
+            if pending.is_flush() {
+                let repeats = self.refused.0.iter_mut().chain(&mut self.in_case.0);
+                for queue in repeats {
+                    while let Some(release) = queue.pop() {
+                        self.posted.push(release);
+                    }
+                }
+            }
+            self.awaited.push_back(pending);
+        }
+    }
+
+    /// Queues a release that nobody waits for.
+    pub(super) fn post(&mut self, release: Release) {
+        self.posted.push(release);
+    }
+
+    pub(super) fn has_posted(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
+    /// Whether something can be written at once, or as soon as there is a connection.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.awaited.is_empty() || self.has_posted()
+    }
+
+    /// Whether something waits to be written, due or not.
+    pub(super) fn has_work(&self) -> bool {
+        self.is_ready() || !self.refused.is_empty() || !self.in_case.is_empty()
+    }
+
+    /// Whether the background has something to write at `now`.
+    pub(super) fn is_due(&self, now: Moment) -> bool {
+        let is_ready = self.is_ready() || self.refused.is_due(now) || self.in_case.is_due(now);
+        is_ready && self.may_connect(now)
+    }
+
+    /// Whether there is a connection, or the background may try to make one.
+    pub(super) fn may_connect(&self, now: Moment) -> bool {
+        self.link.is_some() || self.connect_at.is_none_or(|at| at <= now)
+    }
+
+    /// A connection serves.
+    pub(super) fn connected(&mut self) {
+        self.failures = 0;
+        self.connect_at = None;
+    }
+
+    /// A connection could not be made, or broke. The first time another one is tried at once.
+    pub(super) fn back_off(&mut self, now: Moment) {
+        let doublings = self.failures.checked_sub(1);
+        self.failures = self.failures.saturating_add(1);
+        self.connect_at = doublings.map(|doublings| {
+            let pause = FIRST_PAUSE * (1 << doublings.min(8));
+            now.after(pause.min(LONGEST_PAUSE))
+        });
+    }
+
+    /// How many releases have failed and wait to be written again.
+    pub(super) fn failed(&self) -> usize {
+        let repeats = self.refused.0.iter().chain(&self.in_case.0);
+        self.posted.failed() + repeats.map(Releases::failed).sum::<usize>()
+    }
+
+    /// Whether Redis has refused releases that their owners waited for.
+    pub(super) fn owes_releases(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// Takes what is next to be written: awaited requests, `at_a_time` at most, and as many releases. Those
+    /// of the requests' keys go along, so that no acquire overtakes them; then come others, oldest first.
     pub(super) fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<Pending>) {
-        if self.queue.is_empty() {
+        if !self.has_work() {
             return;
         }
-        let flushes = !self.debts.is_empty() && self.queue.has_flush();
-        let along = |debt: &mut Debt| flushes || debt.pending.goes_along();
-        let debts = self.debts.extract_if(.., along);
-        batch.extend(debts.map(|debt| debt.pending));
-        // Always some of the queue, however much is owed: what is refused again comes back.
-        self.queue.take_first(at_a_time, batch);
-    }
-
-    pub(super) fn owes_releases(&self) -> bool {
-        self.debts.iter().any(|debt| debt.pending.is_promised())
+        let now = Moment::now();
+        let Self {
+            awaited,
+            posted,
+            refused,
+            in_case,
+            hook,
+            ..
+        } = self;
+        let mut room = at_a_time;
+        // One whose time is over is dropped, and so told of as given up.
+        let take = |batch: &mut Vec<Pending>, release: Release| {
+            let is_wanted = release.is_wanted(now);
+            let pending = release.into_pending(hook.as_ref());
+            if is_wanted {
+                batch.push(pending);
+            }
+            is_wanted
+        };
+        for request in awaited.take_first(at_a_time) {
+            if let Some(key) = request.command.key() {
+                for queue in std::iter::once(&mut *posted).chain(&mut refused.0) {
+                    while room > 0
+                        && let Some(release) = queue.take_of(key)
+                    {
+                        room -= usize::from(take(batch, release));
+                    }
+                }
+            }
+            batch.push(request);
+        }
+        // Neither kind may keep the other from being written.
+        let mut repeats = room.div_ceil(2);
+        while repeats > 0
+            && let Some(release) = refused.pop_due(now).or_else(|| in_case.pop_due(now))
+        {
+            let taken = usize::from(take(batch, release));
+            repeats -= taken;
+            room -= taken;
+        }
+        while room > 0
+            && let Some(release) = posted.pop()
+        {
+            room -= usize::from(take(batch, release));
+        }
+        if posted.is_empty() && awaited.has_flushes_only() {
+            batch.extend(awaited.take_flushes());
+        }
     }
 
     pub(super) fn settle(&mut self, next: Next) {
         match next {
             Next::Finished => {}
-            Next::Again(pending) => self.queue.push_back(pending),
-            Next::Owed(pending) => {
-                let due = pending.due(Moment::now());
-                self.debts.push(Debt { due, pending });
+            Next::Again(pending) if pending.ticket.is_some() => self.awaited.push_back(pending),
+            Next::Again(pending) => {
+                if let Some(release) = pending.into_release(None) {
+                    self.posted.push(release);
+                }
             }
+            Next::Later(pending) => {
+                let due = Moment::now().after(pending.pause());
+                let Some(release) = pending.into_release(Some(due)) else {
+                    return;
+                };
+                if release.is_ghost {
+                    self.in_case.push(release);
+                } else {
+                    self.refused.push(release);
+                }
+            }
+        }
+    }
+
+    /// What is posted cannot be written for now: tells that it is late, and gives up those whose ttl has
+    /// ended.
+    pub(super) fn delay_all(&mut self, error: &Error, now: Moment) {
+        let next = self.swept_at.map(|at| at.after(BETWEEN_SWEEPS));
+        if next.is_some_and(|next| now < next) {
+            return;
+        }
+        self.swept_at = Some(now);
+        self.sweep(|release, hook| {
+            *release.attempts = (*release.attempts).max(1);
+            if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.began) {
+                *release.began = true;
+                hook(release.key, token, Delay::Began(error.clone()));
+                hook(release.key, token, Delay::Queued);
+            }
+            now >= release.until
+        });
+    }
+
+    /// The client ends: what was told of as late is told of as given up, and no more.
+    pub(super) fn end_delays(&mut self) {
+        self.sweep(|release, hook| {
+            let told = release.held.take_if(|_| *release.began);
+            if let Some((hook, token)) = hook.zip(told) {
+                hook(release.key, token, Delay::Ended { confirmed: false });
+            }
+            false
+        });
+    }
+
+    /// Has `change` change each release, and gives up those of which it says so.
+    fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&DelayHook>) -> bool) {
+        let hook = self.hook.as_ref();
+        let repeats = self.refused.0.iter_mut().chain(&mut self.in_case.0);
+        for queue in std::iter::once(&mut self.posted).chain(repeats) {
+            queue.sweep(
+                |release| change(release, hook),
+                |given_up| drop(given_up.into_pending(hook)),
+            );
         }
     }
 }

@@ -122,7 +122,7 @@ impl Fixture {
 
     fn is_idle(&self) -> bool {
         let state = self.lane.state.lock();
-        !state.led && state.queue.is_empty() && state.debts.is_empty()
+        !state.led && !state.has_work()
     }
 }
 
@@ -194,7 +194,7 @@ fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
             let is_led = || {
                 let state = f.lane.state.lock();
                 // Its leader has the link.
-                (state.led && state.link.is_none()).then(|| state.queue.iter().len())
+                (state.led && state.link.is_none()).then(|| state.awaited.iter().count())
             };
             let is_in_queue = || is_led().is_some_and(|queued| queued == 1);
             let is_written = || is_led().is_some_and(|queued| queued == 0);
@@ -291,7 +291,14 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
             let f = &f;
             scope.spawn(move || f.acquire_within(name, LONG))
         });
-        assert!(eventually(LONG, || f.lane.state.lock().queue.iter().len() == 2));
+        assert!(eventually(LONG, || f
+            .lane
+            .state
+            .lock()
+            .awaited
+            .iter()
+            .count()
+            == 2));
         f.server.resume();
         first.join().unwrap().1.unwrap();
         let outcomes = two.map(|thread| thread.join());
@@ -346,7 +353,7 @@ fn a_release_that_is_refused_is_tried_again_later_and_not_at_once() {
     f.server
         .command(&["ACL", "SETUSER", "default", "+del"])
         .unwrap();
-    // Due or not, it goes along with what is asked next, so that nothing overtakes it.
+    // Due or not, it goes along with the next request for its key, so that this does not overtake it.
     f.acquire("a");
     assert!(f.is_idle());
 }
@@ -376,6 +383,7 @@ fn listening() -> (DelayHook, Arc<Mutex<Vec<String>>>) {
             let news = match delay {
                 Delay::Began(error) => format!("{:?}", error.kind()),
                 Delay::Ended { confirmed } => format!("{confirmed}"),
+                Delay::Queued | Delay::Taken => return,
             };
             told.lock().push(format!("{} {token} {news}", key.name()));
         })
@@ -415,10 +423,10 @@ fn a_release_that_fails_again_and_again_is_told_of_once_and_confirmed_once() {
     let cut = Error::new(ErrorKind::Unavailable, "");
     let mut release = held("a").followed(Some(&hook));
     for attempt in 0..3 {
-        let (Next::Owed(owed) | Next::Again(owed)) = release.unanswered(&cut, attempt == 0) else {
+        let Next::Again(again) = release.unanswered(&cut, attempt == 0) else {
             panic!("it is owed until its ttl has ended");
         };
-        release = owed;
+        release = again;
     }
     assert_eq!(*told.lock(), ["a 7 Unavailable"]);
     release.answered(Ok(Reply::Missing));
@@ -439,15 +447,18 @@ fn a_release_done_at_the_first_or_second_attempt_is_not_told_of() {
 }
 
 #[test]
-fn a_debt_is_due_when_its_ttl_ends_at_the_latest() {
+fn a_repetition_is_due_when_the_ttl_ends_at_the_latest() {
     let now = Moment::now();
-    let mut release = held("a");
-    let Command::Release { until, .. } = &mut release.command else {
+    let mut pending = held("a");
+    let Command::Release { until, .. } = &mut pending.command else {
         unreachable!("it is a release");
     };
     *until = now.after(Duration::from_millis(5));
-    assert_eq!(release.due(now), now.after(Duration::from_millis(5)));
-    assert!(held("b").due(now) < now.after(LONG));
+    let until = *until;
+    let release = pending.into_release(Some(now.after(LONG))).unwrap();
+    assert_eq!(release.due, until);
+    let release = held("b").into_release(Some(now)).unwrap();
+    assert_eq!(release.due, now);
 }
 
 #[test]
@@ -486,7 +497,7 @@ fn many_refused_releases_keep_nobody_from_being_served() {
     f.server
         .command(&["ACL", "SETUSER", "default", "+del"])
         .unwrap();
-    f.acquire("yet another");
+    while f.lane.settle() {}
     assert!(names.iter().all(|name| !f.exists(name)));
 }
 

@@ -18,7 +18,7 @@ fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_fo
     f.lane.state.lock().led = true;
     f.lane.post(f.release("a", LeaseId::random()));
     let mut state = f.lane.state.lock();
-    assert_eq!(state.queue.iter().len(), 1);
+    assert!(state.has_posted());
     assert_eq!(f.rings.load(Ordering::SeqCst), 0);
     state.led = false;
 }
@@ -32,38 +32,134 @@ fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
         f.lane.post(f.release("b", LeaseId::random()));
     }
     drop(leadership);
-    assert_eq!(f.owed(), 1);
-    let queued = f.lane.state.lock().queue.iter().len();
-    assert_eq!(queued, 2 * MAX_BATCH);
+    assert_eq!(f.owed(), MAX_BATCH);
     assert_eq!(f.rings.load(Ordering::SeqCst), 1);
     f.lane.post(f.release("b", LeaseId::random()));
-    assert_eq!(f.owed(), 1, "nor does the next one that lets go");
+    assert_eq!(f.owed(), MAX_BATCH, "nor does the next one that lets go");
     assert_eq!(f.rings.load(Ordering::SeqCst), 2);
+    let mut queued = Vec::new();
+    while f.lane.state.lock().has_posted() {
+        f.lane.state.lock().next_batch(MAX_BATCH, &mut queued);
+    }
+    assert_eq!(queued.len(), 2 * MAX_BATCH + 1);
+}
+
+fn next(state: &mut State) -> Vec<Pending> {
+    let mut batch = Vec::new();
+    state.next_batch(MAX_BATCH, &mut batch);
+    batch
+}
+
+fn awaited(command: Command) -> (Arc<Call>, Pending) {
+    let call = Call::new(1);
+    let ticket = Ticket::new(&call, 0);
+    (call, Pending::new(command, Some(ticket)))
+}
+
+/// A lane's state with so many releases that wait to be written.
+fn with_posted(count: usize) -> State {
+    let mut state = State::new(None);
+    for n in 0..count {
+        let release = held(&n.to_string()).into_release(None);
+        state.post(release.unwrap());
+    }
+    state
+}
+
+#[test]
+fn an_awaited_request_is_in_the_next_batch() {
+    let mut state = with_posted(100 * MAX_BATCH);
+    let (_call, acquire) = awaited(acquire_of("x"));
+    state.ask([acquire]);
+    let batch = next(&mut state);
+    let acquires = batch.iter().filter(|one| one.ticket.is_some());
+    assert_eq!((acquires.count(), batch.len()), (1, 1 + MAX_BATCH));
+}
+
+#[test]
+fn awaited_requests_leave_room_for_releases() {
+    let mut state = with_posted(MAX_BATCH);
+    let (_calls, acquires): (Vec<_>, Vec<_>) = (0..2 * MAX_BATCH)
+        .map(|n| awaited(acquire_of(&format!("x{n}"))))
+        .unzip();
+    state.ask(acquires);
+    assert_eq!(next(&mut state).len(), 2 * MAX_BATCH);
+    assert!(!state.has_posted());
+}
+
+#[test]
+fn an_acquire_takes_earlier_releases_of_its_key_along() {
+    let last = 100 * MAX_BATCH - 1;
+    let mut state = with_posted(last + 1);
+    let again = held(&last.to_string()).into_release(None);
+    state.post(again.unwrap());
+    let refused = held(&last.to_string()).answered(Err(Error::new(ErrorKind::Denied, "")));
+    state.settle(refused);
+    let (_call, acquire) = awaited(acquire_of(&last.to_string()));
+    state.ask([acquire]);
+    let batch = next(&mut state);
+    let of_key = |one: &&Pending| one.command.key() == Some(&key(&last.to_string()));
+    assert_eq!(batch.iter().filter(of_key).count(), 4);
+    assert!(!state.owes_releases());
+    let mut left = 0;
+    while state.has_posted() {
+        let batch = next(&mut state);
+        assert_eq!(batch.iter().filter(of_key).count(), 0);
+        left += batch.len();
+    }
+    assert_eq!(left, last - (MAX_BATCH - 3));
+}
+
+#[test]
+fn refused_releases_are_written_in_bounded_batches() {
+    let mut state = State::new(None);
+    for n in 0..10 * MAX_BATCH {
+        let refused = held(&n.to_string()).answered(Err(Error::new(ErrorKind::Denied, "")));
+        state.settle(refused);
+    }
+    let (_call, flush) = awaited(Command::Flush { lane: 0 });
+    state.ask([flush]);
+    let mut batches = Vec::new();
+    loop {
+        let batch = next(&mut state);
+        batches.push(batch.iter().filter(|one| !one.is_flush()).count());
+        if batch.iter().any(Pending::is_flush) {
+            break;
+        }
+    }
+    assert_eq!(batches, [MAX_BATCH; 10], "and the flush goes last");
+}
+
+#[test]
+fn releases_whose_ttl_ends_in_an_outage_are_given_up() {
+    let mut state = with_posted(2);
+    let mut over = held("over").into_release(None).unwrap();
+    over.until = Moment::now();
+    state.post(over);
+    let error = Error::new(ErrorKind::Unavailable, "");
+    state.delay_all(&error, Moment::now());
+    assert_eq!(state.failed(), 2);
+    state.delay_all(&error, Moment::now().after(LONG / 2));
+    assert_eq!((state.failed(), next(&mut state).len()), (2, 2));
 }
 
 #[test]
 fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
     let cut = Error::new(ErrorKind::Unavailable, "");
     let unanswered = Pending::new(acquire_of("a"), None).unanswered(&cut, false);
-    let Next::Owed(undo) = unanswered else {
+    let Next::Again(undo) = unanswered else {
         panic!("it may have been granted");
     };
-    let Next::Owed(repeated) = undo.unanswered(&cut, false) else {
-        panic!("it may still arrive");
-    };
-    let next = |state: &mut State| {
-        let mut batch = Vec::new();
-        state.next_batch(MAX_BATCH, &mut batch);
-        batch.len()
-    };
-    let mut state = State::default();
-    state.settle(Next::Owed(repeated));
-    state.queue.push_back(Pending::new(acquire_of("b"), None));
-    assert_eq!(next(&mut state), 1, "it is not due");
-    let (flush, call) = (Command::Flush { lane: 0 }, Call::new(1));
-    let ticket = Ticket::new(&call, 0);
-    state.queue.push_back(Pending::new(flush, Some(ticket)));
-    assert_eq!(next(&mut state), 2);
+    let later = undo.answered(Ok(Reply::Missing));
+    assert!(matches!(later, Next::Later(_)), "it may still arrive");
+    let mut state = State::new(None);
+    state.settle(later);
+    let (_call, acquire) = awaited(acquire_of("a"));
+    state.ask([acquire]);
+    assert_eq!(next(&mut state).len(), 1, "it is not due");
+    let (_call, flush) = awaited(Command::Flush { lane: 0 });
+    state.ask([flush]);
+    assert_eq!(next(&mut state).len(), 2);
 }
 
 #[test]
@@ -105,11 +201,11 @@ fn waits_on(of_eight: u32) -> bool {
     let patient = Call::new(1);
     let ticket = Ticket::new(&patient, 0);
     let waiting = Pending::new(acquire_of("patient"), Some(ticket));
-    f.lane.state.lock().queue.push_back(waiting);
+    f.lane.state.lock().ask([waiting]);
     let (_, outcome) = f.acquire_within("leader", timeout * of_eight / 8);
     outcome.unwrap_err();
     let state = f.lane.state.lock();
-    let mut tickets = state.queue.iter().filter_map(|p| p.ticket.as_ref());
+    let mut tickets = state.awaited.iter().filter_map(|p| p.ticket.as_ref());
     tickets.any(|ticket| Arc::ptr_eq(ticket.call(), &patient))
 }
 

@@ -1,0 +1,58 @@
+//! Thousands of guards dropped at once: awaited requests go first.
+
+use leasehold::{Client, MutexGuard};
+use leasehold_testbed::{Proxy, Server};
+
+use crate::steady::steady;
+use crate::support::{LONG_TTL, ask, held_keys, is_held, millis, secs, server};
+
+const MANY: usize = 4000;
+/// A delay at which so many releases take a second, a batch at a time.
+const SLOW: u64 = 20;
+
+fn hold_many(client: &Client) -> Vec<MutexGuard> {
+    let lock = |n| client.mutex(&format!("k{n}")).lock().unwrap();
+    (0..MANY).map(lock).collect()
+}
+
+fn keys(server: &Server) -> usize {
+    let size = ask(server, &["DBSIZE"]).as_int().unwrap();
+    usize::try_from(size).unwrap()
+}
+
+#[test]
+fn a_lock_waits_behind_one_batch_of_releases() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let client = steady(&proxy.url()).ttl(LONG_TTL).lanes(1).build().unwrap();
+    let guards = hold_many(&client);
+    proxy.delay(millis(SLOW));
+    drop(guards);
+    let guard = client.mutex("unrelated").lock().unwrap();
+    let left = keys(&server);
+    proxy.delay(millis(0));
+    // What was written before it, its own batch and some that were written since.
+    assert!(left > MANY - 8 * 128, "only {left} were still held");
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn a_lock_takes_the_release_of_its_key_along() {
+    let server = server();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let client = steady(&proxy.url()).ttl(LONG_TTL).lanes(1).build().unwrap();
+    let guards = hold_many(&client);
+    proxy.delay(millis(SLOW));
+    drop(guards);
+    let last = client.mutex(&format!("k{}", MANY - 1));
+    let guard = last.try_lock().unwrap().expect("its release went first");
+    let left = keys(&server);
+    proxy.delay(millis(0));
+    assert!(left > MANY - 8 * 128, "only {left} were still held");
+    client.shutdown(secs(20)).unwrap();
+    assert!(
+        is_held(&server, guard.key()),
+        "the release was written twice"
+    );
+    assert_eq!(held_keys(&server).len(), 1);
+}

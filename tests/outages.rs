@@ -1,0 +1,97 @@
+//! What releases take from the heap while Redis is away, in a program of its own: the allocator counts for
+//! all threads of it.
+
+use std::alloc::System;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, MutexGuard};
+use leasehold_testbed::{Server, eventually};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Unless LEASEHOLD_GUARDS says otherwise.
+const GUARDS: usize = 20_000;
+const TIMEOUT: Duration = Duration::from_millis(500);
+const LONG: Duration = Duration::from_secs(60);
+/// What a pending release may take beyond its key.
+const MOST: usize = 100;
+/// What the client's threads and connections may take in an outage, however many releases are pending.
+const FIXED: usize = 512 * 1024;
+
+fn allocated() -> usize {
+    let stats = ALLOCATOR.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
+}
+
+fn hold(client: &Client, count: usize) -> Vec<MutexGuard> {
+    let lock = |n| client.mutex(&format!("k{n:06}")).lock();
+    (0..count).map(|n| lock(n).expect("it is free")).collect()
+}
+
+fn keys(server: &Server) -> i64 {
+    let size = server.command(&["DBSIZE"]).expect("Redis is there");
+    size.as_int().expect("it is a number")
+}
+
+fn are_released(server: &Server) -> bool {
+    // The fence counter stays.
+    eventually(LONG, || keys(server) == 1)
+}
+
+#[test]
+fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::error::Error>> {
+    let asked = std::env::var("LEASEHOLD_GUARDS").ok();
+    let count = asked.map_or(Ok(GUARDS), |count| count.parse())?;
+    let server = Server::start()?;
+    let client = Client::builder(&server.url())
+        .ttl(2 * LONG)
+        .connect_timeout(TIMEOUT)
+        .command_timeout(TIMEOUT)
+        .patience(LONG)
+        .build()?;
+    drop(hold(&client, count));
+    assert!(are_released(&server));
+    let before = allocated();
+    let guards = hold(&client, count);
+    let over = AtomicBool::new(false);
+    let (peak, took) = thread::scope(|scope| {
+        for n in 0..4 {
+            let mutex = client.mutex(&format!("other{n}"));
+            let over = &over;
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let _ = mutex.lock().map(drop);
+                }
+            });
+        }
+        server.stop();
+        drop(guards);
+        let dropped = Instant::now();
+        let mut peak = 0;
+        let mut is_away = true;
+        let mut back_at = None;
+        let ended = eventually(LONG, || {
+            peak = peak.max(allocated());
+            if is_away && dropped.elapsed() > 6 * TIMEOUT {
+                is_away = false;
+                back_at = Some(Instant::now());
+                server.resume();
+            }
+            // Those of the four threads come and go.
+            !is_away && keys(&server) <= 1 + 4
+        });
+        over.store(true, Ordering::Relaxed);
+        assert!(ended, "not all were released");
+        (peak, back_at.map(|at| at.elapsed()))
+    });
+    assert!(are_released(&server));
+    let key = "leasehold:k000000".len();
+    let each = (peak - before).saturating_sub(FIXED) / count;
+    println!("{} bytes for {count}, released in {took:?}", peak - before);
+    assert!(each <= key + MOST, "{each} bytes for each pending release");
+    Ok(())
+}
