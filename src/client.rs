@@ -28,9 +28,12 @@ use crate::watchdog::{Agenda, Watchdog};
 /// A client of one Redis: make one per process and clone it freely.
 ///
 /// Cheap to clone, usable from all threads. It owns a few connections and a fixed number of
-/// threads, however many locks are held or waited for. When the last clone (with the last
-/// [`Mutex`] and guard) goes, releases still under way are written and confirmed first, for at most
-/// about one command time-out.
+/// threads, however many locks are held or waited for.
+///
+/// When the last clone (with the last [`Mutex`] and guard) is dropped, releases still under way are written and
+/// confirmed first, for at most about one command time-out. What is not released by then, after an outage or
+/// after hundreds of thousands of guards, stays locked until its ttl ends: call [`shutdown`](Self::shutdown)
+/// first, which waits for as long as you allow.
 ///
 /// A fork takes no client along: in the child each of its calls fails with
 /// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Nor can the child make a new one then. Fork
@@ -283,6 +286,9 @@ impl Client {
     /// Ends the client, for all its clones: waiters return with `Shutdown`, renewals stop, every
     /// guard still held is lost with [`LossReason::Shutdown`](crate::LossReason::Shutdown), and
     /// releases under way are confirmed. On success the callbacks and events of all this have run.
+    ///
+    /// Returns as soon as all releases are confirmed. If Redis is away or refuses them, they are tried again until
+    /// `timeout` has passed. (Redis does some 100,000 releases a second: after a million of dropped guards, allow for that.)
     ///
     /// A lock that is held is never released by this; its key ends with its ttl, or when its guard
     /// is dropped. May be called again.

@@ -85,7 +85,7 @@ pub(crate) trait Store: Send + Sync {
     /// The client ends: releases that wait to be written and were told of as late are told of as given up.
     fn end_delays(&self) {}
 
-    /// Waits until everything that was posted has been answered.
+    /// Waits until everything that was posted has been done, for as long as `deadline` allows.
     fn flush(&self, _deadline: Moment) -> Result<(), Error> {
         Ok(())
     }

@@ -8,6 +8,7 @@ mod tests;
 use std::cell::LazyCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::config::Config;
@@ -20,11 +21,14 @@ use crate::store::lane::{Common, Lane};
 use crate::store::script::Names;
 use crate::store::wakeups::Wakeups;
 use crate::store::{Bell, DelayHook, Listener, Store, TransactionConnection, Watched, link};
+use crate::sync::park_timeout;
 use crate::thread::Crew;
 
 /// Lanes for renewals, and workers of the watchdog that use them: while the answers on the one are worked
 /// through, Redis has what came on the other.
 pub(crate) const RENEWAL_LANES: usize = 2;
+/// Between two attempts to have all releases done, while Redis is away or refuses them.
+const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) struct Node {
     /// The last ones are for renewals: callers' traffic can never hold them up.
@@ -165,7 +169,16 @@ impl Store for Node {
     }
 
     fn flush(&self, deadline: Moment) -> Result<(), Error> {
-        self.flush_once(deadline)
+        loop {
+            let flushed = self.flush_once(deadline);
+            let left = deadline.since(Moment::now());
+            match flushed {
+                Err(error) if error.is_unavailable() && !left.is_zero() => {
+                    park_timeout(left.min(FLUSH_PAUSE));
+                }
+                other => return other,
+            }
+        }
     }
 
     fn listen(&self, crew: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error> {

@@ -1,10 +1,12 @@
-//! Thousands of guards dropped at once: awaited requests go first.
+//! Thousands of guards dropped at once: awaited requests go first, and a shutdown waits for all releases.
 
 use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Proxy, Server};
 
 use crate::steady::steady;
-use crate::support::{LONG_TTL, ask, held_keys, is_held, millis, secs, server};
+use crate::support::{
+    LONG_TTL, TIMEOUT, Task, ask, builder, held_keys, is_held, millis, secs, server,
+};
 
 const MANY: usize = 4000;
 /// A delay at which so many releases take a second, a batch at a time.
@@ -55,4 +57,24 @@ fn a_lock_takes_the_release_of_its_key_along() {
         "the release was written twice"
     );
     assert_eq!(held_keys(&server).len(), 1);
+}
+
+#[test]
+fn shutdown_waits_for_releases_until_redis_returns() {
+    let server = server();
+    let builder = builder(&server.url()).connect_timeout(TIMEOUT);
+    let client = builder.ttl(LONG_TTL).build().unwrap();
+    let guards = hold_many(&client);
+    server.stop();
+    drop(guards);
+    let shutdown = {
+        let client = client.clone();
+        Task::start(move || client.shutdown(secs(30)))
+    };
+    // Long enough for each of its time-outs to pass.
+    std::thread::sleep(4 * TIMEOUT);
+    assert!(!shutdown.is_done(), "it gave up before its time");
+    server.resume();
+    shutdown.within(secs(30), "shutting down").unwrap();
+    assert_eq!(held_keys(&server), [""; 0]);
 }
