@@ -31,7 +31,7 @@ pub struct EventLock<'a> {
 /// `acquired`, `contended`, `unavailable` and `released` are called on the thread that asked, the
 /// others on the client's callback thread, never under a lock of the library. A panic in one is caught and
 /// dropped. Keep them short: a slow one delays its caller or the callbacks after it, never a
-/// renewal.
+/// renewal; and where too many wait, some are [missed](Self::events_missed).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -85,6 +85,10 @@ pub trait Events: Send + Sync + 'static {
     /// An attempt to take or to adopt a lock could not be made or was not answered. Called on the thread that
     /// asked, at every attempt.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
+    /// So many events were not told: 65,536 were waiting for the callback thread, which is slower than they
+    /// come. Those that had waited are still told, after this. [`lost`](Self::lost) is never missed, nor are
+    /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events that are told on the thread that asked.
+    fn events_missed(&self, count: u64) {}
     /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): who waits polls, and
     /// losses show at renewals. Told once per outage of them; tried again now and then.
     fn wake_ups_refused(&self, error: &Error) {}

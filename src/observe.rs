@@ -216,6 +216,13 @@ impl Events for Observer {
         });
     }
 
+    fn events_missed(&self, count: u64) {
+        #[cfg(feature = "metrics")]
+        quietly(|| metrics::counter!("leasehold_events_missed_total").increment(count));
+        #[cfg(feature = "tracing")]
+        quietly(|| tracing::warn!(target: "leasehold", count, "events missed"));
+    }
+
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {
         #[cfg(feature = "metrics")]
         quietly(|| metrics::counter!("leasehold_releases_delayed_total").increment(1));
@@ -310,6 +317,10 @@ pub(crate) fn describe() {
             (
                 "leasehold_releases_delayed_total",
                 "Releases not done at once",
+            ),
+            (
+                "leasehold_events_missed_total",
+                "Events for which callbacks were too slow",
             ),
         ];
         for (name, what) in counters {

@@ -2,11 +2,12 @@
 //! all threads of it.
 
 use std::alloc::System;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, MutexGuard};
+use leasehold::{Client, Events, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
@@ -42,12 +43,21 @@ fn are_released(server: &Server) -> bool {
     eventually(LONG, || keys(server) == 1)
 }
 
+/// Hears all events and does nothing.
+struct Silent;
+
+impl Events for Silent {}
+
 #[test]
 fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::error::Error>> {
     let asked = std::env::var("LEASEHOLD_GUARDS").ok();
     let count = asked.map_or(Ok(GUARDS), |count| count.parse())?;
     let server = Server::start()?;
-    let client = Client::builder(&server.url())
+    let mut builder = Client::builder(&server.url());
+    if std::env::var("LEASEHOLD_EVENTS").is_ok() {
+        builder = builder.events(Arc::new(Silent));
+    }
+    let client = builder
         .ttl(2 * LONG)
         .connect_timeout(TIMEOUT)
         .command_timeout(TIMEOUT)
@@ -58,27 +68,31 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
     let before = allocated();
     let guards = hold(&client, count);
     let over = AtomicBool::new(false);
-    let (peak, took) = thread::scope(|scope| {
+    let longest = AtomicU64::new(0);
+    let (peak, outage, took) = thread::scope(|scope| {
         for n in 0..4 {
             let mutex = client.mutex(&format!("other{n}"));
-            let over = &over;
+            let (over, longest) = (&over, &longest);
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    let _ = mutex.lock().map(drop);
+                    let asked = Instant::now();
+                    drop(mutex.lock().expect("it has patience"));
+                    longest.fetch_max(asked.elapsed().as_millis() as u64, Ordering::Relaxed);
                 }
             });
         }
+        let stopped = Instant::now();
         server.stop();
         drop(guards);
         let dropped = Instant::now();
         let mut peak = 0;
         let mut is_away = true;
-        let mut back_at = None;
+        let mut back_at = stopped;
         let ended = eventually(LONG, || {
             peak = peak.max(allocated());
             if is_away && dropped.elapsed() > 6 * TIMEOUT {
                 is_away = false;
-                back_at = Some(Instant::now());
+                back_at = Instant::now();
                 server.resume();
             }
             // Those of the four threads come and go.
@@ -86,12 +100,19 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
         });
         over.store(true, Ordering::Relaxed);
         assert!(ended, "not all were released");
-        (peak, back_at.map(|at| at.elapsed()))
+        (peak, back_at - stopped, back_at.elapsed())
     });
     assert!(are_released(&server));
     let key = "leasehold:k000000".len();
     let each = (peak - before).saturating_sub(FIXED) / count;
+    let longest = Duration::from_millis(longest.into_inner());
     println!("{} bytes for {count}, released in {took:?}", peak - before);
+    println!("the longest lock() took {longest:?}, the outage {outage:?}");
     assert!(each <= key + MOST, "{each} bytes for each pending release");
+    // One time-out more, and as much again as the test's threads may need for a turn.
+    assert!(
+        longest < outage + 10 * TIMEOUT,
+        "a lock waited for {longest:?}"
+    );
     Ok(())
 }

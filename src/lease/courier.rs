@@ -1,7 +1,15 @@
 //! The thread that runs user code nobody waits for: `on_lost` callbacks, events and what is observed.
 //! Nothing of the library waits for it, and a panic in user code does not end it.
+//!
+//! Callbacks and losses wait here without a bound of their own: there is one of them for each `on_lost`, and
+//! for each lock that is held. Other events recur, so they have one.
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -15,10 +23,15 @@ use crate::thread::Crew;
 
 type Errand = Box<dyn FnOnce() + Send>;
 
+/// Most events that wait for the thread, each with some 200 bytes. The number stands at
+/// [`Events::events_missed`], too.
+const MOST_EVENTS: usize = 65_536;
+
 /// Hands errands to the courier's thread. Sending never blocks: what user code cannot keep up with
 /// waits here.
 pub(crate) struct Courier {
     errands: Sender<Message>,
+    backlog: Arc<Backlog>,
     events: Option<Arc<dyn Events>>,
     when_lost: OnceLock<WhenLost>,
 }
@@ -28,16 +41,46 @@ type WhenLost = Box<dyn Fn(&Lease) + Send + Sync>;
 
 enum Message {
     Run(Errand),
+    Event(Errand),
     Stop,
+}
+
+#[derive(Default)]
+struct Backlog {
+    /// Events that wait.
+    waiting: AtomicUsize,
+    /// Events for which there was no room, and of which nothing has been told yet.
+    missed: AtomicU64,
+}
+
+impl Backlog {
+    /// False, and counted, if there is no room for one more event.
+    fn enter(&self) -> bool {
+        let has_room = self.waiting.fetch_add(1, Ordering::AcqRel) < MOST_EVENTS;
+        if !has_room {
+            self.leave();
+            self.missed.fetch_add(1, Ordering::AcqRel);
+        }
+        has_room
+    }
+
+    fn leave(&self) {
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Courier {
     /// Starts the thread.
     pub(crate) fn start(crew: &Crew, events: Option<Arc<dyn Events>>) -> Result<Arc<Self>, Error> {
         let (errands, inbox) = unbounded();
-        crew.spawn("leasehold-callbacks", move || deliver(&inbox))?;
+        let backlog = Arc::<Backlog>::default();
+        let (waiting, listener) = (Arc::clone(&backlog), events.clone());
+        crew.spawn("leasehold-callbacks", move || {
+            deliver(&inbox, &waiting, listener.as_deref());
+        })?;
         Ok(Arc::new(Self {
             errands,
+            backlog,
             events,
             when_lost: OnceLock::new(),
         }))
@@ -49,11 +92,12 @@ impl Courier {
         let (errands, inbox) = unbounded();
         let courier = Self {
             errands,
+            backlog: Arc::default(),
             events: None,
             when_lost: OnceLock::new(),
         };
         let deliver = move || {
-            while let Ok(Message::Run(errand)) = inbox.try_recv() {
+            while let Ok(Message::Run(errand) | Message::Event(errand)) = inbox.try_recv() {
                 errand();
             }
         };
@@ -76,11 +120,18 @@ impl Courier {
         }
     }
 
+    /// As [`run`](Self::run), of what recurs: where too much of it waits, it is counted only.
+    fn run_event(&self, event: impl FnOnce() + Send + 'static) {
+        if self.backlog.enter() {
+            let _ = self.errands.send(Message::Event(Box::new(event)));
+        }
+    }
+
     /// Tells of an event on the courier's thread; costs nothing when nobody listens.
     pub(crate) fn tell_later(&self, event: impl FnOnce(&dyn Events) + Send + 'static) {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
-            self.run(move || event(&*events));
+            self.run_event(move || event(&*events));
         }
     }
 
@@ -92,11 +143,34 @@ impl Courier {
         fencing_token: u64,
         event: impl Fn(&dyn Events, EventLock<'_>) + Send + 'static,
     ) {
-        if !observe::IS_ON && self.events.is_none() {
-            return;
+        if let Some(report) = self.report(key, fencing_token, event) {
+            self.run_event(report);
+        }
+    }
+
+    /// As [`report_later`](Self::report_later), of the loss of a lock, which is never missed.
+    pub(super) fn report_loss(
+        &self,
+        key: &Key,
+        fencing_token: u64,
+        event: impl Fn(&dyn Events, EventLock<'_>) + Send + 'static,
+    ) {
+        if let Some(report) = self.report(key, fencing_token, event) {
+            self.run(report);
+        }
+    }
+
+    fn report(
+        &self,
+        key: &Key,
+        fencing_token: u64,
+        event: impl Fn(&dyn Events, EventLock<'_>) + Send + 'static,
+    ) -> Option<impl FnOnce() + Send + 'static> {
+        if !self.is_heard() {
+            return None;
         }
         let (key, events) = (key.clone(), self.events.clone());
-        self.run(move || {
+        Some(move || {
             let key = key.name();
             let lock = EventLock { key, fencing_token };
             if observe::IS_ON {
@@ -105,13 +179,13 @@ impl Courier {
             if let Some(events) = events {
                 event(&*events, lock);
             }
-        });
+        })
     }
 
     /// Tells what is observed, on the courier's thread; costs nothing when nothing is.
     pub(crate) fn observe_later(&self, tell: impl FnOnce() + Send + 'static) {
         if observe::IS_ON {
-            self.run(tell);
+            self.run_event(tell);
         }
     }
 
@@ -133,8 +207,23 @@ impl Courier {
     }
 }
 
-fn deliver(inbox: &Receiver<Message>) {
-    while let Ok(Message::Run(errand)) = inbox.recv() {
+fn deliver(inbox: &Receiver<Message>, backlog: &Backlog, events: Option<&dyn Events>) {
+    while let Ok(message) = inbox.recv() {
+        let errand = match message {
+            Message::Run(errand) => errand,
+            Message::Event(errand) => {
+                backlog.leave();
+                errand
+            }
+            Message::Stop => return,
+        };
         let _ = catch_unwind(AssertUnwindSafe(errand));
+        let missed = backlog.missed.swap(0, Ordering::AcqRel);
+        if missed > 0 {
+            let told: [&dyn Events; 1] = [&Observer];
+            for events in told.into_iter().chain(events) {
+                let _ = catch_unwind(AssertUnwindSafe(|| events.events_missed(missed)));
+            }
+        }
     }
 }

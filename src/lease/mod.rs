@@ -390,7 +390,7 @@ impl Lease {
         self.courier.lost(self);
         let (key, token) = (&self.terms.key, self.terms.token);
         let lost = move |events: &dyn Events, lock: EventLock<'_>| events.lost(lock, &reason);
-        self.courier.report_later(key, token, lost);
+        self.courier.report_loss(key, token, lost);
     }
 }
 

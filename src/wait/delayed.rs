@@ -81,3 +81,89 @@ impl DelayedReleases {
         });
     }
 }
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+    use crate::event::Events;
+    use crate::thread::Crew;
+
+    const ENDED: Delay = Delay::Ended { confirmed: false };
+
+    struct Listener(Mutex<Sender<u64>>);
+
+    impl Events for Listener {
+        fn release_ended(&self, lock: EventLock<'_>, _: bool) {
+            self.0.lock().send(lock.fencing_token).unwrap();
+        }
+    }
+
+    fn delayed() -> (DelayedReleases, Receiver<u64>) {
+        let (told, hears) = channel();
+        let listener = Arc::new(Listener(Mutex::new(told)));
+        let courier = Courier::start(&Crew::new(), Some(listener)).unwrap();
+        (DelayedReleases::new(courier), hears)
+    }
+
+    fn hear(delayed: &DelayedReleases, token: u64, delays: impl IntoIterator<Item = Delay>) {
+        let key = Key::new("", "k", 16).unwrap();
+        for delay in delays {
+            delayed.hear(&key, token, delay);
+        }
+    }
+
+    fn began() -> Delay {
+        Delay::Began(Error::new(ErrorKind::Unavailable, ""))
+    }
+
+    #[test]
+    fn releases_in_a_queue_take_no_room_here() {
+        let (delayed, hears) = delayed();
+        let open = || delayed.state.lock().open.len();
+        for token in 0..1000 {
+            hear(&delayed, token, [began(), Delay::Queued]);
+        }
+        assert_eq!(open(), 0);
+        hear(&delayed, 0, [Delay::Taken]);
+        assert_eq!(open(), 1);
+        hear(&delayed, 0, [ENDED]);
+        assert_eq!(
+            (open(), hears.recv_timeout(Duration::from_secs(20))),
+            (0, Ok(0))
+        );
+        delayed.courier.stop();
+    }
+
+    #[test]
+    fn each_open_release_is_told_of_once_at_the_end() {
+        let (delayed, hears) = delayed();
+        for token in [1, 2] {
+            hear(&delayed, token, [began(), Delay::Queued]);
+        }
+        for token in [3, 4, 5] {
+            hear(&delayed, token, [began()]);
+        }
+        delayed.end(|| {
+            // Out of the queue, into it, and done, before the queue is looked through.
+            hear(&delayed, 1, [Delay::Taken]);
+            hear(&delayed, 3, [Delay::Queued]);
+            hear(&delayed, 4, [ENDED]);
+            for queued in [2, 3] {
+                hear(&delayed, queued, [ENDED]);
+            }
+            // Into the queue after that.
+            hear(&delayed, 5, [Delay::Queued]);
+        });
+        hear(&delayed, 5, [Delay::Taken, ENDED]);
+        delayed.courier.stop();
+        drop(delayed);
+        let mut told: Vec<u64> = hears.iter().collect();
+        told.sort_unstable();
+        assert_eq!(told, [1, 2, 3, 4, 5]);
+    }
+}

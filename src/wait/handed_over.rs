@@ -6,18 +6,30 @@ use std::collections::HashMap;
 use crate::clock::Moment;
 use crate::id::LeaseId;
 
-/// Each with the end of its key, after which it is forgotten.
+/// Fewer are not looked through for those that are to be forgotten.
+const FEW: usize = 64;
+
+/// Bounded by the keys: each is there until the end of its key, and is forgotten when as many more have come.
 #[derive(Default)]
-pub(super) struct HandedOver(HashMap<LeaseId, Moment>);
+pub(super) struct HandedOver {
+    /// Each with the end of its key.
+    until: HashMap<LeaseId, Moment>,
+    /// How many there were when they were last looked through.
+    kept: usize,
+}
 
 impl HandedOver {
     pub(super) fn insert(&mut self, lease: LeaseId, until: Moment, now: Moment) {
-        self.0.retain(|_, until| *until > now);
-        self.0.insert(lease, until);
+        // Not each time: of very many, that would take as long as all the rest.
+        if self.until.len() >= FEW.max(2 * self.kept) {
+            self.until.retain(|_, until| *until > now);
+            self.kept = self.until.len();
+        }
+        self.until.insert(lease, until);
     }
 
     pub(super) fn contains(&self, lease: LeaseId) -> bool {
-        self.0.contains_key(&lease)
+        self.until.contains_key(&lease)
     }
 }
 
@@ -37,7 +49,23 @@ mod tests {
         handed_over.insert(first, later, now);
         handed_over.insert(second, later.after(Duration::from_secs(1)), now);
         assert!(handed_over.contains(first) && handed_over.contains(second));
-        handed_over.insert(LeaseId::random(), later, later);
+        for _ in 0..FEW {
+            handed_over.insert(LeaseId::random(), later, later);
+        }
         assert!(!handed_over.contains(first) && handed_over.contains(second));
+    }
+
+    #[test]
+    fn twice_as_many_as_there_are_keys_are_kept() {
+        let mut handed_over = HandedOver::default();
+        let start = Moment::now();
+        let keys = 1000;
+        for n in 0..20 * keys {
+            let now = start.after(Duration::from_millis(n));
+            let until = now.after(Duration::from_millis(keys));
+            handed_over.insert(LeaseId::random(), until, now);
+            let most = 2 * keys as usize + 2;
+            assert!(handed_over.until.len() <= most);
+        }
     }
 }

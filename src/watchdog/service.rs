@@ -9,6 +9,7 @@ mod model;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
@@ -37,6 +38,8 @@ pub(crate) struct Watchdog {
     store: Arc<dyn Store>,
     courier: Arc<Courier>,
     watched: WatchedLeases,
+    /// Leases that wait for the worker to have them watched: no more than there is room for.
+    to_watch: AtomicUsize,
     /// Until the thread is needed that works it off.
     checks: Mutex<Option<Receiver<Job>>>,
     command_timeout: Duration,
@@ -54,6 +57,7 @@ impl Watchdog {
             store,
             courier,
             watched: WatchedLeases::default(),
+            to_watch: AtomicUsize::new(0),
             checks: Mutex::new(None),
             command_timeout,
         })
@@ -171,9 +175,14 @@ impl Watchdog {
         while let Some(due) = self.agenda.next() {
             let (renewals, watches) = self.attend(due);
             self.agenda.renew(renewals);
-            if !watches.is_empty() {
-                self.agenda.give(Job::Watch(watches));
-            }
+            self.watch_later(watches);
+        }
+    }
+
+    fn watch_later(&self, leases: Vec<Arc<Lease>>) {
+        if !leases.is_empty() {
+            self.to_watch.fetch_add(leases.len(), Ordering::AcqRel);
+            self.agenda.give(Job::Watch(leases));
         }
     }
 
@@ -195,7 +204,8 @@ impl Watchdog {
     fn attend(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
         let (mut renewals, mut checks, mut watches) = (Vec::new(), Vec::new(), Vec::new());
-        let room = self.watched.room();
+        let to_watch = self.to_watch.load(Ordering::Acquire);
+        let room = self.watched.room().saturating_sub(to_watch);
         for timer in due {
             let Timer::Lease(lease) = timer else {
                 self.agenda.give(Job::Settle);
@@ -247,7 +257,10 @@ impl Watchdog {
         while let Ok(job) = inbox.recv() {
             match job {
                 Job::Check(leases) => self.check(leases),
-                Job::Watch(leases) => self.watch_keys(&leases),
+                Job::Watch(leases) => {
+                    self.watch_keys(&leases);
+                    self.to_watch.fetch_sub(leases.len(), Ordering::AcqRel);
+                }
                 Job::Settle => {
                     self.agenda.answer();
                     if self.store.settle() {

@@ -9,6 +9,9 @@
 //! Decides nothing about locks: a [`Listener`] does.
 
 mod subscription;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,6 +44,9 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Keys looked at by one command.
 const MAX_KEYS: usize = 256;
+/// Most commands without an answer. A server that leaves more of them is too slow to be heard of: the connection
+/// is given up, and who waits polls until there is another one.
+const MOST_ASKED: usize = 16_384;
 
 /// A key to look at; with a lease, if it is one that should be found there.
 #[derive(Clone, Debug)]
@@ -93,7 +99,8 @@ struct State {
     socket: Option<Socket>,
     /// What was asked, in the order in which the answers come.
     asked: VecDeque<Asked>,
-    /// To be looked at with the next command.
+    /// To be looked at with the next command. Bounded by the keys that are watched: Redis tells of a change of each
+    /// once until it is looked at again.
     to_look_at: Vec<Watched>,
     looked_at: Option<Moment>,
 }
@@ -264,9 +271,11 @@ impl Wakeups {
             state.to_look_at.clear();
             return;
         };
-        match socket.send(bytes) {
-            Ok(()) => state.asked.push_back(asked),
-            Err(_) => self.disconnect(state),
+        let has_room = state.asked.len() < MOST_ASKED;
+        if has_room && socket.send(bytes).is_ok() {
+            state.asked.push_back(asked);
+        } else {
+            self.disconnect(state);
         }
     }
 

@@ -229,3 +229,24 @@ fn a_renewal_that_hangs_holds_up_no_other() {
     assert!(crew.has_ended_by(Moment::now().after(long)));
     assert_eq!(seen, [Ok(()); 2]);
 }
+
+#[test]
+fn no_more_leases_wait_to_be_watched_than_there_is_room_for() {
+    let f = fixture();
+    let room = f.dog.watched.room();
+    let queued = |round: usize| {
+        for n in 0..room {
+            let key = Key::new("", &format!("{round}/{n}"), 16).unwrap();
+            let lease = Lease::new(Terms::usual(key, f.clock.now()), f.courier.clone(), None);
+            assert!(f.dog.watch(&Arc::new(lease)));
+        }
+        f.clock.advance(Duration::from_millis(100));
+        let (_, watches) = f.dog.attend(f.dog.agenda.due());
+        let count = watches.len();
+        f.dog.watch_later(watches);
+        count
+    };
+    assert_eq!([queued(0), queued(1)], [room, 0]);
+    f.dog.stop();
+    f.courier.stop();
+}

@@ -214,3 +214,23 @@ fn a_leader_in_a_hurry_says_nothing_of_the_connection_to_who_can_wait_for_it() {
     assert!(waits_on(1));
     assert!(!waits_on(7), "it had time enough to know");
 }
+
+#[test]
+fn the_background_connects_twice_a_second_at_most() {
+    let mut state = with_posted(1);
+    let now = Moment::now();
+    let mut pauses = Vec::new();
+    for _ in 0..8 {
+        state.back_off(now);
+        let waits = |ms: &u64| !state.is_due(now.after(Duration::from_millis(*ms)));
+        pauses.push(
+            [0, 99, 199, 399, 499, 500]
+                .iter()
+                .filter(|ms| waits(ms))
+                .count(),
+        );
+    }
+    assert_eq!(pauses, [0, 2, 3, 4, 5, 5, 5, 5]);
+    state.connected();
+    assert!(state.is_due(now), "a connection serves");
+}
