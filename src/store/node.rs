@@ -27,8 +27,10 @@ use crate::thread::Crew;
 /// Lanes for renewals, and workers of the watchdog that use them: while the answers on the one are worked
 /// through, Redis has what came on the other.
 pub(crate) const RENEWAL_LANES: usize = 2;
-/// Between two attempts to have all releases done, while Redis is away or refuses them.
-const FLUSH_PAUSE: Duration = Duration::from_millis(50);
+/// Between the first two attempts to have all releases done, while Redis is away or refuses them. It doubles with
+/// each, so that a server which refuses many is not asked for all of them without a rest.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Node {
     /// The last ones are for renewals: callers' traffic can never hold them up.
@@ -169,12 +171,14 @@ impl Store for Node {
     }
 
     fn flush(&self, deadline: Moment) -> Result<(), Error> {
+        let mut pause = FIRST_PAUSE;
         loop {
             let flushed = self.flush_once(deadline);
             let left = deadline.since(Moment::now());
             match flushed {
                 Err(error) if error.is_unavailable() && !left.is_zero() => {
-                    park_timeout(left.min(FLUSH_PAUSE));
+                    park_timeout(left.min(pause));
+                    pause = (2 * pause).min(LONGEST_PAUSE);
                 }
                 other => return other,
             }

@@ -234,3 +234,26 @@ fn the_background_connects_twice_a_second_at_most() {
     state.connected();
     assert!(state.is_due(now), "a connection serves");
 }
+
+#[test]
+fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
+    for is_over in [false, true] {
+        let (hook, told) = listening();
+        let mut state = State::new(Some(hook));
+        state.post(held("a").into_release(None).unwrap());
+        let error = Error::new(ErrorKind::Unavailable, "");
+        let now = Moment::now();
+        state.delay_all(&error, now);
+        state.delay_all(&error, now.after(Duration::from_secs(1)));
+        assert_eq!(*told.lock(), ["a 7 Unavailable"]);
+        if is_over {
+            state.end_delays();
+            state.end_delays();
+        }
+        let ended = if is_over { "a 7 false" } else { "a 7 true" };
+        for release in next(&mut state) {
+            release.answered(Ok(Reply::Done));
+        }
+        assert_eq!(*told.lock(), ["a 7 Unavailable", ended]);
+    }
+}
