@@ -16,8 +16,8 @@ use crate::store::connect::{Connector, Endpoint};
 use crate::store::pending::Pending;
 use crate::store::script::{self, Call, Decoded, Kind, Names};
 
-/// Keys in one script call: bounds for how long it keeps Redis from everybody else. What is written at a
-/// time is no more, but for renewals and what is written again.
+/// Keys in one script call: bounds for how long it keeps Redis from everybody else. A longer batch of one kind is
+/// cut.
 const MAX_KEYS: usize = 128;
 
 /// How many used batches are kept for the next ones: those are of a few kinds at most. Longer ones are

@@ -1,7 +1,7 @@
 //! A lane: one connection and the queue of requests that share it (group commit).
 //!
-//! Whoever comes to an idle lane leads it: writes what waits there as one batch, reads the answers,
-//! hands them out, and passes leadership on to the next who waits. One batch is in flight at a time,
+//! Whoever comes to an idle lane leads it: writes a batch of what waits there, awaited requests first, reads the
+//! answers, hands them out, and passes leadership on to the next who waits. One batch is in flight at a time,
 //! and behind it only releases whose answers nobody waits for. All about one key but its renewals goes
 //! through one lane, so it is executed in the order it was written.
 //!
@@ -33,8 +33,8 @@ use crate::store::script::Names;
 use crate::store::{Bell, Chore, DelayHook};
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// Commands that a lane of callers writes at a time: what a connection has sent, Redis may do before it
-/// turns to the others.
+/// Awaited requests that a lane of callers writes at a time, and releases that nobody awaits: what a connection
+/// has sent, Redis may do before it turns to the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// The same of a lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
 /// lost is worse than a reply that comes some ms later.
@@ -64,7 +64,7 @@ pub(crate) enum Readiness {
 
 pub(crate) struct Lane {
     common: Arc<Common>,
-    /// Commands written at a time.
+    /// Awaited requests written at a time, and as many releases.
     at_a_time: usize,
     state: Mutex<State>,
     #[cfg(test)]
