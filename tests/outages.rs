@@ -2,12 +2,11 @@
 //! all threads of it.
 
 use std::alloc::System;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Events, MutexGuard};
+use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
@@ -43,21 +42,12 @@ fn are_released(server: &Server) -> bool {
     eventually(LONG, || keys(server) == 1)
 }
 
-/// Hears all events and does nothing.
-struct Silent;
-
-impl Events for Silent {}
-
 #[test]
 fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::error::Error>> {
     let asked = std::env::var("LEASEHOLD_GUARDS").ok();
     let count = asked.map_or(Ok(GUARDS), |count| count.parse())?;
     let server = Server::start()?;
-    let mut builder = Client::builder(&server.url());
-    if std::env::var("LEASEHOLD_EVENTS").is_ok() {
-        builder = builder.events(Arc::new(Silent));
-    }
-    let client = builder
+    let client = Client::builder(&server.url())
         .ttl(2 * LONG)
         .connect_timeout(TIMEOUT)
         .command_timeout(TIMEOUT)
