@@ -21,7 +21,10 @@ impl Servers {
     /// `remembers` says that a server that is killed has its data when it is restarted.
     pub fn start(remembers: bool) -> anyhow::Result<Self> {
         let start = || {
-            let mut server = Server::builder().arg("repl-diskless-sync-delay", "0");
+            let mut server = Server::builder()
+                .arg("repl-diskless-sync-delay", "0")
+                // Otherwise a restart could bring back what the server was sent as a replica once.
+                .arg("rdb-del-sync-files", "yes");
             if remembers {
                 // What was answered is in the file: a kill of the process, unlike one of the machine,
                 // leaves it there.
