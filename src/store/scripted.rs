@@ -24,6 +24,8 @@ pub(crate) struct Scripted {
     /// Releases of what others may wait for in Redis.
     pub(crate) passed_on: AtomicUsize,
     pub(crate) watched: AtomicUsize,
+    /// How waiters are to join; as `Told` if nothing is said.
+    pub(crate) standing: Mutex<Option<Standing>>,
     /// How often its connections were suspected.
     pub(crate) suspected: AtomicUsize,
     /// Called when wake-ups are wanted.
@@ -77,7 +79,7 @@ impl Store for Scripted {
     }
 
     fn standing(&self) -> Standing {
-        Standing::Told
+        self.standing.lock().unwrap_or(Standing::Told)
     }
 
     fn want_wakeups(&self) {

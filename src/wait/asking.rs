@@ -31,7 +31,10 @@ pub(super) enum Attempt {
 
 /// Where a caller is in the queue of a lock that is taken.
 pub(super) enum QueuePlace {
-    Taken(Queued),
+    Taken {
+        queued: Queued,
+        notified: bool,
+    },
     /// It asked to join, and there was no room.
     Full,
     /// It did not ask to join.
@@ -77,11 +80,15 @@ impl Waits {
             Ok(Reply::Contended { expires_in, queued }) => {
                 let place = match queued {
                     Some(queued) => {
-                        if !wait.place.note_queued(lease, queued.since) {
+                        let notified = wait.place.note_queued(lease, queued.since, standing);
+                        if notified.is_none() {
                             // The client was shut down meanwhile, or the line was left by all.
                             self.give_back(key.clone(), lease, ttl);
                         }
-                        QueuePlace::Taken(queued)
+                        QueuePlace::Taken {
+                            queued,
+                            notified: notified.unwrap_or(false),
+                        }
                     }
                     None if stood => {
                         if self.store.standing() == Standing::Told {

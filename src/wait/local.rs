@@ -18,6 +18,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
+use crate::store::Standing;
 use crate::sync::{Mutex, MutexGuard};
 use crate::wait::handed_over::HandedOver;
 
@@ -70,6 +71,8 @@ pub(crate) struct Claim {
     asked: bool,
     /// When it joined the queue of Redis, by the clock of Redis in µs.
     since: Option<u64>,
+    /// It joined to be notified of its grant; otherwise it has to poll.
+    notified: bool,
     /// It is one of the first in that queue, and its key is watched.
     watches: bool,
 }
@@ -427,6 +430,7 @@ impl Place<'_> {
             granted: None,
             asked: true,
             since: None,
+            notified: false,
             watches: false,
         };
         let claimed = line
@@ -435,16 +439,24 @@ impl Place<'_> {
         (fresh, claimed, line.claim.replace(fresh_claim))
     }
 
-    /// Notes when `lease` joined the queue of Redis. False if the line asks for it no more.
-    pub(crate) fn note_queued(&self, lease: LeaseId, since: u64) -> bool {
+    /// Notes that `lease` is in the queue of Redis, as the answer to a request with this standing says. Returns
+    /// whether it will be notified of its grant; nothing if the line asks for it no more.
+    #[must_use]
+    pub(crate) fn note_queued(
+        &self,
+        lease: LeaseId,
+        since: u64,
+        standing: Standing,
+    ) -> Option<bool> {
         let mut shard = self.queues.shard(self.key);
         let line = shard.lines.get_mut(self.key);
         let claim = line.and_then(|line| line.claim.as_mut());
-        let Some(claim) = claim.filter(|claim| claim.lease == lease) else {
-            return false;
-        };
+        let claim = claim.filter(|claim| claim.lease == lease)?;
         (claim.since, claim.asked) = (Some(since), false);
-        true
+        if standing != Standing::Kept {
+            claim.notified = standing != Standing::Polling;
+        }
+        Some(claim.notified)
     }
 
     /// The key is watched for what the line asks for.

@@ -406,12 +406,16 @@ impl Waits {
                 }
                 let is_told = self.store.standing() == Standing::Told;
                 wait.rest = match place {
-                    QueuePlace::Taken(queued) if is_told => Rest::queued(queued, expires_at, now),
+                    // An entry that joined to poll is not notified, whatever has become possible since.
+                    QueuePlace::Taken {
+                        queued,
+                        notified: true,
+                    } if is_told => Rest::queued(queued, expires_at, now),
                     QueuePlace::Full => Rest::Queued {
                         watch_at: None,
                         ask_at: now.after(pause::jittered(LONGEST_TRUST)).min(expires_at),
                     },
-                    QueuePlace::Taken(_) | QueuePlace::None => Rest::Polling,
+                    QueuePlace::Taken { .. } | QueuePlace::None => Rest::Polling,
                 };
                 wait.met = Some(None);
             }

@@ -173,6 +173,24 @@ fn only_the_first_two_waiters_watch_the_key() {
 }
 
 #[test]
+fn a_waiter_that_joined_to_poll_polls_on() {
+    let f = fixture();
+    *f.store.standing.lock() = Some(Standing::Polling);
+    f.answer_after(Duration::ZERO, Ok(contended(true)));
+    let store = Arc::clone(&f.store);
+    f.answer(move |_| {
+        // From now on there is a notification connection.
+        *store.standing.lock() = None;
+        Ok(contended(true))
+    });
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let asked = [Standing::Polling, Standing::Kept, Standing::Kept];
+    assert_eq!(*f.store.asked.lock(), asked);
+    assert_eq!(f.watched(), 0, "it relies on no notification");
+}
+
+#[test]
 fn a_waiter_that_lost_its_place_joins_again_at_it() {
     let f = fixture();
     for is_queued in [true, false] {
@@ -197,7 +215,7 @@ fn what_stands_in_line_is_given_back_when_the_client_ends() {
     let (f, key) = (fixture(), key());
     let place = f.queues.join(&key, OPTIONS, None);
     let (lease, ..) = place.claim(LeaseId::random(), f.clock.now());
-    assert!(place.note_queued(lease, 1));
+    assert!(place.note_queued(lease, 1, Standing::Told).is_some());
     f.waits.end();
     assert_eq!(*f.store.released.lock(), [lease]);
 }
