@@ -92,6 +92,10 @@ impl Call {
         state.missing == 0 || state.left
     }
 
+    pub(crate) fn is_complete(&self) -> bool {
+        self.state.lock().missing == 0
+    }
+
     /// What comes in from now on is not the caller's own any more, and it cannot be appointed.
     pub(crate) fn leave(&self) {
         self.state.lock().left = true;
@@ -162,6 +166,12 @@ impl Ticket {
     pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
         self.used = true;
         self.call.complete(self.index, outcome)
+    }
+
+    /// Leaves the error with the caller, though it waits no more.
+    pub(crate) fn give_up(mut self, error: Error) {
+        self.used = true;
+        self.call.state.lock().outcomes[self.index] = Some(Err(error));
     }
 
     pub(crate) fn is_waited_for(&self) -> bool {

@@ -136,12 +136,28 @@ impl Lane {
             Some(mut leadership) => leadership.lead(call, deadline),
             None => self.follow(call, deadline),
         }
+        self.withdraw_unsent(call);
     }
 
     fn follow(&self, call: &Arc<Call>, deadline: Moment) {
         while call.wait(deadline) == Woken::Appointed {
             let link = self.state.lock().link.take();
             Leadership::new(self, link).lead(call, deadline);
+        }
+    }
+
+    /// Answers what `call` asked for and nobody has written, where no connection can be made: its outcome is
+    /// not unknown. A release stays in the queue.
+    fn withdraw_unsent(&self, call: &Arc<Call>) {
+        if call.is_complete() {
+            return;
+        }
+        let Some(error) = self.common.endpoint.last_error() else {
+            return;
+        };
+        let unsent = self.state.lock().awaited.withdraw(call);
+        for ticket in unsent.into_iter().filter_map(|pending| pending.ticket) {
+            ticket.give_up(error.clone());
         }
     }
 
@@ -156,18 +172,23 @@ impl Lane {
             // What was left behind by whoever stepped down is the background's, and this behind it.
             let is_first = !state.is_ready();
             state.post(release);
-            let owed = state.link.as_ref().map(Link::owed);
-            match owed {
-                _ if state.led => return,
-                Some(owed) if is_first && owed < MAX_OWED => {
-                    self.claim(&mut state).ok_or(Chore::Now)
-                }
-                _ => Err(chore_of(&state)),
+            if state.led {
+                return;
+            }
+            let has_room = state
+                .link
+                .as_ref()
+                .is_some_and(|link| link.owed() < MAX_OWED);
+            if is_first && has_room {
+                self.claim(&mut state).ok_or(Chore::Now)
+            } else {
+                Err(chore_of(&state))
             }
         };
-        // To step down is to write it.
-        if let Err(chore) = leadership.map(drop) {
-            (self.common.bell)(chore);
+        match leadership {
+            // Dropping it writes the batch.
+            Ok(leadership) => drop(leadership),
+            Err(chore) => (self.common.bell)(chore),
         }
     }
 

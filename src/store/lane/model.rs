@@ -100,7 +100,7 @@ impl World {
             until: Moment::now().after(TTL),
             held: Some(Held {
                 token: 7,
-                others_in_line: chance(2),
+                others_queued: chance(2),
             }),
             queued: None,
         }

@@ -39,6 +39,20 @@ impl Queue {
         pendings.into_iter().chain(flushes)
     }
 
+    /// Takes out what `call` asked for, but for releases.
+    pub(super) fn withdraw(&mut self, call: &Arc<Call>) -> Vec<Pending> {
+        let is_its_own = |pending: &Pending| {
+            let ticket = pending.ticket.as_ref();
+            let is_release = matches!(pending.command, Command::Release { .. });
+            !is_release && ticket.is_some_and(|ticket| Arc::ptr_eq(ticket.call(), call))
+        };
+        let (own, others): (Vec<_>, _) = std::mem::take(&mut self.pendings)
+            .into_iter()
+            .partition(is_its_own);
+        self.pendings = VecDeque::from(others);
+        own
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.pendings.is_empty() && self.flushes.is_empty()
     }

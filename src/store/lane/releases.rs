@@ -64,7 +64,7 @@ impl Slot {
             },
             back,
             origin: match release.held {
-                Some(held) if held.others_in_line => Origin::HeldBeforeOthers,
+                Some(held) if held.others_queued => Origin::HeldBeforeOthers,
                 Some(_) => Origin::Held,
                 None if release.is_ghost => Origin::Ghost,
                 None => Origin::Unheld,
@@ -87,7 +87,7 @@ impl Slot {
             due: self.due,
             held: self.is_held().then_some(Held {
                 token: self.detail,
-                others_in_line: self.origin == Origin::HeldBeforeOthers,
+                others_queued: self.origin == Origin::HeldBeforeOthers,
             }),
             queued: is_queued.then(|| Duration::from_millis(self.detail - 1)),
             attempts: u32::from(self.attempts),
@@ -129,7 +129,7 @@ impl Releases {
 
     pub(super) fn push(&mut self, release: Release) {
         if self.len >= 2 * self.buckets.len() {
-            self.index_anew();
+            self.grow_index();
         }
         let bucket = release.key.part(self.buckets.len());
         let back = self.distance(self.buckets[bucket]).unwrap_or(0);
@@ -206,7 +206,7 @@ impl Releases {
         None
     }
 
-    /// Has `change` change each, and takes those of which it says so.
+    /// Calls `change` for each release, and passes those for which it returns true to `take`.
     pub(super) fn sweep(
         &mut self,
         mut change: impl FnMut(&mut Swept<'_>) -> bool,
@@ -236,17 +236,17 @@ impl Releases {
                 }
             }
         }
-        self.rest_if_empty();
+        self.free_if_empty();
     }
 
     fn taken(&mut self, release: &Release) {
         self.count -= 1;
         self.failed -= usize::from(release.attempts > 0);
-        self.rest_if_empty();
+        self.free_if_empty();
     }
 
     /// Gives what a long queue took back to the heap.
-    fn rest_if_empty(&mut self) {
+    fn free_if_empty(&mut self) {
         if self.count > 0 {
             return;
         }
@@ -286,7 +286,7 @@ impl Releases {
     }
 
     /// Doubles the index.
-    fn index_anew(&mut self) {
+    fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
         // One that is not in use any more.

@@ -15,8 +15,7 @@ use crate::store::pending::{MOST_DOUBLINGS, Next, Pending, Release};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a sweep of all that is posted leaves before the next one: callers with short deadlines would cause
-/// one each.
+/// Least time between two sweeps of all releases: each caller whose deadline passes would cause one.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
 pub(super) struct State {
@@ -39,8 +38,8 @@ pub(super) struct State {
     swept_at: Option<Moment>,
 }
 
-/// Releases that are written again after a pause: a queue for each length of it, which so is in the order in
-/// which they are due.
+/// Releases that are written again after a pause. One queue for each length of pause, so that each queue is
+/// sorted by the time at which its releases are due.
 #[derive(Default)]
 struct Repeats([Releases; MOST_DOUBLINGS as usize + 1]);
 
@@ -231,8 +230,8 @@ impl State {
         }
     }
 
-    /// What is posted cannot be written for now: tells that it is late, and gives up those whose ttl has
-    /// ended.
+    /// No release can be written for now: tells the hook that each is late, once, and gives up those whose ttl
+    /// has ended. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
     pub(super) fn delay_all(&mut self, error: &Error, now: Moment) {
         let next = self.swept_at.map(|at| at.after(BETWEEN_SWEEPS));
         if next.is_some_and(|next| now < next) {
@@ -240,6 +239,7 @@ impl State {
         }
         self.swept_at = Some(now);
         self.sweep(|release, hook| {
+            // It counts as tried: such a release is given up at the end of its ttl (`Release::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
             if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.began) {
                 *release.began = true;
@@ -250,7 +250,7 @@ impl State {
         });
     }
 
-    /// The client ends: what was told of as late is told of as given up, and no more.
+    /// The client ends: tells the hook that each late release was given up, and nothing more of it.
     pub(super) fn end_delays(&mut self) {
         self.sweep(|release, hook| {
             let told = release.held.take_if(|_| *release.began);
@@ -261,7 +261,7 @@ impl State {
         });
     }
 
-    /// Has `change` change each release, and gives up those of which it says so.
+    /// Calls `change` for each release, and gives up those for which it returns true.
     fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&DelayHook>) -> bool) {
         let hook = self.hook.as_ref();
         let repeats = self.refused.0.iter_mut().chain(&mut self.in_case.0);

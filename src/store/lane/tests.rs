@@ -183,7 +183,7 @@ fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
     if let Command::Release { held, .. } = &mut release {
         *held = Some(Held {
             token: 7,
-            others_in_line: true,
+            others_queued: true,
         });
     }
     for (asked, waits) in [("a", true), ("b", false)] {
@@ -398,7 +398,7 @@ fn held(name: &str) -> Pending {
         until: Moment::now().after(LONG),
         held: Some(Held {
             token: 7,
-            others_in_line: false,
+            others_queued: false,
         }),
         queued: None,
     };

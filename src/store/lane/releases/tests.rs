@@ -34,7 +34,7 @@ fn a_release_takes_72_bytes_and_4_of_the_index() {
 fn a_packed_release_is_the_same_when_taken_out() {
     let held = Held {
         token: 7,
-        others_in_line: true,
+        others_queued: true,
     };
     let ttl = Duration::from_millis(5000);
     for (held, queued) in [(None, None), (None, Some(ttl)), (Some(held), None)] {
@@ -53,7 +53,7 @@ fn a_packed_release_is_the_same_when_taken_out() {
                 (taken.lease, taken.queued, taken.is_ghost),
                 (lease, queued, is_ghost)
             );
-            let details = |held: Held| (held.token, held.others_in_line);
+            let details = |held: Held| (held.token, held.others_queued);
             assert_eq!(taken.held.map(details), held.map(details));
         }
     }

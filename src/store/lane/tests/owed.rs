@@ -216,7 +216,7 @@ fn a_leader_in_a_hurry_says_nothing_of_the_connection_to_who_can_wait_for_it() {
 }
 
 #[test]
-fn the_background_connects_twice_a_second_at_most() {
+fn attempts_to_connect_back_off_to_500_ms() {
     let mut state = with_posted(1);
     let now = Moment::now();
     let mut pauses = Vec::new();
@@ -256,4 +256,17 @@ fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
         }
         assert_eq!(*told.lock(), ["a 7 Unavailable", ended]);
     }
+}
+
+#[test]
+fn a_request_that_was_not_written_has_no_unknown_outcome() {
+    // Nobody listens there.
+    let server = Server::start().unwrap();
+    let f = at(server, "redis://127.0.0.1:1", Duration::from_millis(200));
+    let (_, failed) = f.acquire_within("k", LONG);
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Unavailable);
+    // Its caller leaves before anything is done.
+    let (_, unsent) = f.acquire_within("k", Duration::ZERO);
+    assert_eq!(unsent.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(f.lane.state.lock().awaited.is_empty());
 }
