@@ -2,13 +2,13 @@
 --   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter.
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
 --   A caller that has to wait may join the key's queue, which lua/serve.lua describes. ` +` at the end of
---   a lock's value says that the lock has a queue. A queue outlives its lock by ten seconds: a request
---   that finds the key free and a queue serves the queue first.
+--   a lock's value tells its release to serve the queue. Each request of a waiter has the queue expire ten
+--   seconds after the lock at the earliest; a request that finds the key free serves the queue first.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each that is asked for with a queue mode
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode: empty: it does not wait;
 --   `-`: it may be in the queue already, and does not join; `0`: it joins, and polls; `+`: it joins, and is
---   told of its grant, which then has the ttl; `+` and µs: the same, at the place in the queue of that time.
+--   told of its grant, which then has the ttl; `0` or `+` and µs: the same, at the place of that time.
 -- Returns: for one lock key its result, for several an array of them, or if all were granted the first
 --   one's, from which the others count up. A result is a string: granted, the µs part of its fencing
 --   token; a number: contended, ms until it expires; an array: queued, ms until it expires, the number of
@@ -32,7 +32,7 @@ end
 local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
 local granted, behind = 0, n + 1
 
-local function occupied(key, lease, ttl, mode, queue)
+local function join_or_confirm(key, lease, ttl, mode, queue)
   local held = redis.pcall('GET', key)
   if held and held.err then return { err = 'FOREIGN ' .. held.err } end
   if held and string.sub(held, 1, 4) ~= 'lh1 ' then
@@ -50,7 +50,7 @@ local function occupied(key, lease, ttl, mode, queue)
   end
   if mode == '' or type(left) ~= 'number' then return left end
 
-  local entry, place = lease .. ',' .. (mode == '0' and 0 or ttl) .. ',' .. holder, nil
+  local entry, place = lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder, nil
   if mode == '-' then
     place = redis.pcall('ZSCORE', queue, entry)
     if not place then
@@ -121,7 +121,7 @@ for i = 1, n do
     local is_queued = queue and (mode == '-' or redis.pcall('EXISTS', queue) == 1)
     result = not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
-      result = occupied(key, lease, ttl, mode, queue)
+      result = join_or_confirm(key, lease, ttl, mode, queue)
       -- The key is free, and its queue cannot be used: it may hold something else.
       if result == 0 and queue and mode ~= '-' then
         result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0

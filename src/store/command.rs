@@ -94,7 +94,7 @@ impl Command {
                 key,
                 held: Some(held),
                 ..
-            } if held.others_in_line => Some(key),
+            } if held.others_queued => Some(key),
             _ => None,
         }
     }
@@ -126,7 +126,7 @@ impl Command {
 pub(crate) struct Held {
     pub(crate) token: u64,
     /// Others may be queued for its key in Redis.
-    pub(crate) others_in_line: bool,
+    pub(crate) others_queued: bool,
 }
 
 /// Whether an acquire that finds the key taken joins its queue.
@@ -138,10 +138,17 @@ pub(crate) enum Standing {
     Polling,
     /// It joins. It is granted the key when its turn comes, and notified.
     Told,
-    /// As `Told`, at the place of a lease that was queued since then and is no longer.
-    Again { since: u64 },
+    /// As `Polling` or `Told`, at the place of a lease that was queued since then and is no longer.
+    Again { since: u64, polls: bool },
     /// It joined before, and may still be queued. It does not join again.
     Kept,
+}
+
+impl Standing {
+    /// Whether it joins without being notified.
+    pub(crate) fn polls(self) -> bool {
+        matches!(self, Self::Polling | Self::Again { polls: true, .. })
+    }
 }
 
 /// What Redis said to one command.

@@ -95,6 +95,8 @@ impl Store for Scripted {
 
     fn suspect_connections(&self) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
+        // As it is until there is another notification connection.
+        *self.standing.lock() = Some(Standing::Polling);
     }
 
     fn stop_listening(&self) {}

@@ -31,7 +31,7 @@ pub(super) enum Attempt {
 
 /// Where a caller is in the queue of a lock that is taken.
 pub(super) enum QueuePlace {
-    Taken {
+    Joined {
         queued: Queued,
         notified: bool,
     },
@@ -85,7 +85,7 @@ impl Waits {
                             // The client was shut down meanwhile, or the line was left by all.
                             self.give_back(key.clone(), lease, ttl);
                         }
-                        QueuePlace::Taken {
+                        QueuePlace::Joined {
                             queued,
                             notified: notified.unwrap_or(false),
                         }
@@ -136,7 +136,10 @@ impl Waits {
         }
         let standing = match (claimed, self.store.standing()) {
             (Claimed::Kept, _) => Standing::Kept,
-            (Claimed::Again { since }, Standing::Told) => Standing::Again { since },
+            (Claimed::Again { since }, standing @ (Standing::Told | Standing::Polling)) => {
+                let polls = standing.polls();
+                Standing::Again { since, polls }
+            }
             (_, standing) => standing,
         };
         (lease, standing)
@@ -184,12 +187,12 @@ impl Waits {
         &self,
         terms: Terms,
         check: Option<Check>,
-        others_in_line: bool,
+        others_queued: bool,
     ) -> Result<Arc<Lease>, Error> {
         let (key, id, ttl) = (terms.key.clone(), terms.id, terms.ttl());
         let since = terms.since;
         let lease = Lease::new(terms, Arc::clone(&self.courier), check);
-        let lease = Arc::new(lease.with_others_in_line(others_in_line));
+        let lease = Arc::new(lease.with_others_queued(others_queued));
         // Nobody is told of the loss of a lock that nobody had.
         if lease.live_for(since).is_none() {
             self.give_back(key, id, ttl);

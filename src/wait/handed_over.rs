@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::clock::Moment;
 use crate::id::LeaseId;
 
-/// Fewer are not looked through for those that are to be forgotten.
+/// With fewer entries none is removed.
 const FEW: usize = 64;
 
 /// Bounded by the keys: each is there until the end of its key, and is forgotten when as many more have come.

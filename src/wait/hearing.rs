@@ -50,8 +50,8 @@ impl Hearing {
         }
     }
 
-    /// A lease should have been found under the key, and was not. What was looked at may be an old primary,
-    /// or a replica that is behind: then a lane has the last word.
+    /// The key was read without its lease. The read may have come from an old primary or a replica that is
+    /// behind, so a lane confirms the loss.
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
         let held = self.watchdog.watched(key);
         let Some(held) = held.filter(|held| held.terms().id == lease) else {
@@ -68,7 +68,7 @@ impl Hearing {
 impl Listener for Hearing {
     fn granted(&self, key: &Key, lease: LeaseId, token: u64) {
         if !self.queues.granted(key, lease, token) {
-            // The waiter has left; should its own release have missed it, nobody else lets go.
+            // The waiter has left. Its own release may have come before the grant, so release it here.
             self.store.post(Command::Release {
                 key: key.clone(),
                 lease,

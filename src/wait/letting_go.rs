@@ -22,7 +22,7 @@ impl Waits {
         }
         let now = self.watchdog.now();
         let lost = self.watchdog.release(lease, now).err();
-        // Also if it was lost: the server that said so may not have been the one that has the key.
+        // Also after a loss: the server that reported it may not be the primary.
         self.store.post(release_of(lease));
         // Only now: who waits here then asks behind it.
         self.queues.let_go(lease);
@@ -84,8 +84,8 @@ impl Waits {
         }
     }
 
-    /// Undoes what Redis has of a lease that is not held: a grant, or a place in the queue. From here on nobody
-    /// asks under its id: an answer could give the lock to a lease that the release then ends.
+    /// Undoes what Redis has of a lease that is not held: a grant, or a place in the queue. Removes the
+    /// claim first, so that no later request uses the id: its grant would be ended by this release.
     pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.disclaim(&key, lease);
         let until = self.watchdog.now().after(ttl);
@@ -107,7 +107,7 @@ pub(super) fn release_of(lease: &Lease) -> Command {
         until: lease.key_until(),
         held: Some(Held {
             token: lease.terms().token,
-            others_in_line: lease.has_others_in_line(),
+            others_queued: lease.has_others_queued(),
         }),
         queued: None,
     }

@@ -50,8 +50,7 @@ struct Shard {
 struct Line {
     waiters: VecDeque<Arc<Waiter>>,
     claim: Option<Claim>,
-    /// When the last claim joined the queue of Redis that was dropped while its waiter waited on: its place,
-    /// for the next one.
+    /// The place in µs of the last claim that left the queue of Redis ungranted. The next claim joins there.
     since: Option<u64>,
     /// The lease that was last ended here by another client's will, before anybody entered on it.
     forced: Option<(LeaseId, HolderId)>,
@@ -336,7 +335,7 @@ impl Shard {
         line.is_some_and(|line| !line.waiters.is_empty())
     }
 
-    /// Returns the holder, to be dropped after the lock.
+    /// Removes the holder and wakes the first waiter. Returns the holder, to be dropped after the mutex is released.
     #[must_use]
     fn let_go(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let holder = self.holders.remove(lease);
@@ -416,7 +415,7 @@ impl Place<'_> {
         };
         let options = self.waiter.options;
         if line.claim.is_some_and(|claim| claim.asked) {
-            // By a thread that was handed the lock before its answer came.
+            // The thread that sent its request was handed the lock before the answer came.
             return (fresh, Claimed::Fresh, None);
         }
         if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
@@ -454,12 +453,12 @@ impl Place<'_> {
         let claim = claim.filter(|claim| claim.lease == lease)?;
         (claim.since, claim.asked) = (Some(since), false);
         if standing != Standing::Kept {
-            claim.notified = standing != Standing::Polling;
+            claim.notified = !standing.polls();
         }
         Some(claim.notified)
     }
 
-    /// The key is watched for what the line asks for.
+    /// Notes that the key of the line's claim is watched.
     pub(crate) fn note_watched(&self) {
         let mut shard = self.queues.shard(self.key);
         let line = shard.lines.get_mut(self.key);

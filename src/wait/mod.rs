@@ -58,7 +58,7 @@ pub(crate) struct Wanted {
 
 /// How long a waiter is queued before its key is watched.
 const TURN_COMES_SOON: Duration = Duration::from_millis(20);
-/// So many of the first waiters of a key watch it, so that each change of it costs a bounded number of requests.
+/// How many of the first waiters of a key have it watched: each change of the key costs a request for each.
 const WATCHING: u64 = 2;
 /// How long one of the first waiters relies on notifications before it asks again: bounds the cost of a lost one.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
@@ -68,7 +68,7 @@ const NEAR: u64 = 8;
 /// When a lock expires its waiters ask one after another, so far apart: usually the first request serves the
 /// queue for all of them.
 const ASK_APART: Duration = Duration::from_millis(20);
-/// The last of them asks so much later at most. Their queue lives for longer than that.
+/// The last waiter asks at most this long after the expiry. Less than the ten seconds that the queue lives on.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
 /// In how many places there are ids and options for leases.
@@ -358,21 +358,16 @@ impl Waits {
             Woken::Late => {
                 let now = self.watchdog.now();
                 wait.rest = match wait.rest {
-                    Rest::Queued {
-                        watch_at: Some(at),
-                        ask_at,
-                    } if at <= now && now < ask_at => {
-                        if self.watch(wait) {
+                    Rest::Queued { watch_at, ask_at } if now < ask_at => {
+                        let is_due = watch_at.is_some_and(|at| at <= now);
+                        if is_due && !self.watch(wait) {
+                            Rest::None
+                        } else {
                             Rest::Queued {
-                                watch_at: None,
+                                watch_at: watch_at.filter(|_| !is_due),
                                 ask_at,
                             }
-                        } else {
-                            Rest::None
                         }
-                    }
-                    Rest::Queued { watch_at, ask_at } if now < ask_at => {
-                        Rest::Queued { watch_at, ask_at }
                     }
                     _ => Rest::None,
                 };
@@ -407,7 +402,7 @@ impl Waits {
                 let is_told = self.store.standing() == Standing::Told;
                 wait.rest = match place {
                     // An entry that joined to poll is not notified, whatever has become possible since.
-                    QueuePlace::Taken {
+                    QueuePlace::Joined {
                         queued,
                         notified: true,
                     } if is_told => Rest::queued(queued, expires_at, now),
@@ -415,7 +410,7 @@ impl Waits {
                         watch_at: None,
                         ask_at: now.after(pause::jittered(LONGEST_TRUST)).min(expires_at),
                     },
-                    QueuePlace::Taken { .. } | QueuePlace::None => Rest::Polling,
+                    QueuePlace::Joined { .. } | QueuePlace::None => Rest::Polling,
                 };
                 wait.met = Some(None);
             }

@@ -128,7 +128,7 @@ impl Fixture {
 }
 
 #[test]
-fn who_stands_in_line_for_a_moment_has_the_key_watched_and_who_does_not_polls() {
+fn a_queued_waiter_watches_its_key() {
     for in_line in [true, false] {
         let f = fixture();
         f.answer_after(Duration::ZERO, Ok(contended(in_line)));
@@ -198,7 +198,10 @@ fn a_waiter_that_lost_its_place_joins_again_at_it() {
     }
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
-    let again = Standing::Again { since: 5 };
+    let again = Standing::Again {
+        since: 5,
+        polls: true,
+    };
     let asked = [Standing::Told, Standing::Kept, again];
     assert_eq!(*f.store.asked.lock(), asked);
     // Another wait begins at the end of the queue.
@@ -207,11 +210,11 @@ fn a_waiter_that_lost_its_place_joins_again_at_it() {
     });
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
-    assert_eq!(f.store.asked.lock().last(), Some(&Standing::Told));
+    assert_eq!(f.store.asked.lock().last(), Some(&Standing::Polling));
 }
 
 #[test]
-fn what_stands_in_line_is_given_back_when_the_client_ends() {
+fn shutdown_gives_queued_claims_back() {
     let (f, key) = (fixture(), key());
     let place = f.queues.join(&key, OPTIONS, None);
     let (lease, ..) = place.claim(LeaseId::random(), f.clock.now());

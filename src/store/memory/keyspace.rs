@@ -140,7 +140,7 @@ impl Keyspace {
         let own = Waiter {
             since: 0,
             lease,
-            ttl: (standing != Standing::Polling).then_some(ttl),
+            ttl: (!standing.polls()).then_some(ttl),
             holder: step.by.clone(),
         };
         let is_queued = self.queues.contains_key(key) && standing != Standing::None;
@@ -234,7 +234,7 @@ impl Keyspace {
             expires_at: now,
         });
         let since = match (standing, queue.waiters.last()) {
-            (Standing::Again { since }, _) => since,
+            (Standing::Again { since, .. }, _) => since,
             (_, Some(newest)) => micros.max(newest.since + 1),
             (_, None) => micros,
         };

@@ -53,7 +53,7 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Acquire, "queue and (mode == '-' or redis.pcall('EXISTS', queue) == 1)", "mode == '-'"),
         (Kind::Acquire, "if held and string.sub(held, 5, 36) == lease then", "if false then"),
         (Kind::Acquire, "if mode == '' or type(left) ~= 'number' then return left end", ""),
-        (Kind::Acquire, "lease .. ',' .. (mode == '0' and 0 or ttl) .. ',' .. holder, nil", "lease .. ',' .. ttl .. ',' .. holder, nil"),
+        (Kind::Acquire, "lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder, nil", "lease .. ',' .. ttl .. ',' .. holder, nil"),
         (Kind::Acquire, "entry = lease .. ',0,' .. holder", ""),
         (Kind::Acquire, "if type(place) ~= 'string' then return left end", ""),
         (Kind::Acquire, "not held or string.find(held, ' ', 55, true)", "true"),

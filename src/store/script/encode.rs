@@ -74,7 +74,10 @@ fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
                 Standing::Kept => out.text("-"),
                 Standing::Polling => out.text("0"),
                 Standing::Told => out.text("+"),
-                Standing::Again { since } => out.text(&format!("+{since}")),
+                Standing::Again { since, polls } => {
+                    let mode = if *polls { '0' } else { '+' };
+                    out.text(&format!("{mode}{since}"));
+                }
             }
         }
         Command::Release {

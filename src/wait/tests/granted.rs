@@ -76,7 +76,13 @@ fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
     let denied = f.acquire_on(options, Until::Forever).unwrap_err();
     assert_eq!(denied.kind(), ErrorKind::Denied);
     assert_eq!(f.store.released.lock().len(), 1, "the late grant");
-    let anew = [Standing::Told, Standing::Again { since: 5 }];
+    let anew = [
+        Standing::Told,
+        Standing::Again {
+            since: 5,
+            polls: false,
+        },
+    ];
     assert_eq!(f.asked(), anew, "under another lease id, at its place");
 }
 

@@ -32,7 +32,7 @@ fn who_waits_rides_out_an_outage() {
 }
 
 #[test]
-fn who_only_tries_and_finds_others_in_line_is_told_at_once_what_is_known() {
+fn who_only_tries_and_finds_others_queued_is_told_at_once_what_is_known() {
     let (f, key) = (fixture(), key());
     let _before = f.queues.join(&key, OPTIONS, None);
     assert!(f.acquire(Until::Now).unwrap().is_none());

@@ -106,7 +106,8 @@ fn headers_agree_with_the_code_below_them() {
             ("-", "`-`:"),
             ("0", "`0`:"),
             ("+", "`+`:"),
-            ("+1795263780943818", "`+` and µs:"),
+            ("+1795263780943818", "`0` or `+` and µs:"),
+            ("01795263780943818", "`0` or `+` and µs:"),
         ] {
             let argument = |word: &str| match word.trim_start_matches("and ") {
                 "lease id" => ONE,
@@ -204,7 +205,7 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
                     "serve(",
                     &["key, queue, micros", "key, KEYS[n + 1 + i], micros"][..],
                 ),
-                ("occupied(", &["key, lease, ttl, mode, queue)"]),
+                ("join_or_confirm(", &["key, lease, ttl, mode, queue)"]),
             ] {
                 let mut given = line.split(call).skip(1);
                 let fine = given.all(|args| keys.iter().any(|keys| args.starts_with(keys)));

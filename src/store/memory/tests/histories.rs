@@ -70,8 +70,18 @@ fn command() -> impl Strategy<Value = Command> {
         Standing::Polling,
         Standing::Told,
         Standing::Told,
-        Standing::Again { since: 5 },
-        Standing::Again { since: 7 },
+        Standing::Again {
+            since: 5,
+            polls: false,
+        },
+        Standing::Again {
+            since: 7,
+            polls: false,
+        },
+        Standing::Again {
+            since: 7,
+            polls: true,
+        },
         Standing::Kept,
         Standing::Kept,
     ]);
