@@ -31,9 +31,9 @@ use crate::watchdog::{Agenda, Watchdog};
 /// threads, however many locks are held or waited for.
 ///
 /// When the last clone (with the last [`Mutex`] and guard) is dropped, releases still under way are written and
-/// confirmed first, for at most about one command time-out. What is not released by then, after an outage or
-/// after hundreds of thousands of guards, stays locked until its ttl ends: call [`shutdown`](Self::shutdown)
-/// first, which waits for as long as you allow.
+/// confirmed first, for at most about one command time-out. Locks that are not released by then (in an outage, or
+/// after hundreds of thousands of guards) stay taken until their ttl ends. To wait longer, call
+/// [`shutdown`](Self::shutdown) first.
 ///
 /// A fork takes no client along: in the child each of its calls fails with
 /// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Nor can the child make a new one then. Fork
@@ -288,7 +288,8 @@ impl Client {
     /// releases under way are confirmed. On success the callbacks and events of all this have run.
     ///
     /// Returns as soon as all releases are confirmed. If Redis is away or refuses them, they are tried again until
-    /// `timeout` has passed. (Redis does some 100,000 releases a second: after a million of dropped guards, allow for that.)
+    /// `timeout` has passed. After very many dropped guards, allow for the time that Redis takes for their
+    /// releases: docs/performance.md says how long.
     ///
     /// A lock that is held is never released by this; its key ends with its ttl, or when its guard
     /// is dropped. May be called again.
@@ -444,7 +445,7 @@ impl Handle {
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
         self.delayed.end(|| self.store.end_delays());
-        // First the threads that tell of things: the courier runs what it was handed before its end.
+        // The other threads end first: until then they hand callbacks to the courier, which runs all of them.
         let ended = self.crew.has_ended_by(deadline);
         self.courier.stop();
         let told = self.callbacks.has_ended_by(deadline);

@@ -85,9 +85,9 @@ pub trait Events: Send + Sync + 'static {
     /// An attempt to take or to adopt a lock could not be made or was not answered. Called on the thread that
     /// asked, at every attempt.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
-    /// So many events were not told: 65,536 were waiting for the callback thread, which is slower than they
-    /// come. Those that had waited are still told, after this. [`lost`](Self::lost) is never missed, nor are
-    /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events that are told on the thread that asked.
+    /// `count` events were dropped since the last call, because 65,536 others were waiting for the callback
+    /// thread. Called on that thread; the events that wait follow. [`lost`](Self::lost),
+    /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events on the thread that asked are never dropped.
     fn events_missed(&self, count: u64) {}
     /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): who waits polls, and
     /// losses show at renewals. Told once per outage of them; tried again now and then.

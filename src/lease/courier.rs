@@ -120,7 +120,7 @@ impl Courier {
         }
     }
 
-    /// As [`run`](Self::run), of what recurs: where too much of it waits, it is counted only.
+    /// As [`run`](Self::run), for events, which recur: with [`MOST_EVENTS`] waiting it drops the event and counts it.
     fn run_event(&self, event: impl FnOnce() + Send + 'static) {
         if self.backlog.enter() {
             let _ = self.errands.send(Message::Event(Box::new(event)));

@@ -69,7 +69,7 @@ struct State {
     /// It is not to be handed off within the client.
     bound: bool,
     /// Others may be in the queue of its key in Redis.
-    others_in_line: bool,
+    others_queued: bool,
     /// The watchdog's own note: which of its timers is this lease's.
     timer: Option<TimerNote>,
     rare: Option<Box<Rare>>,
@@ -179,7 +179,7 @@ impl Lease {
                 watched: false,
                 ttl_changing: false,
                 bound: false,
-                others_in_line: false,
+                others_queued: false,
                 timer: None,
                 rare,
             }),
@@ -276,7 +276,7 @@ impl Lease {
             watched: false,
             ttl_changing: false,
             bound: false,
-            others_in_line: state.others_in_line,
+            others_queued: state.others_queued,
             timer: None,
             rare: Rare::of(None, options.hold_near_its_end(now)),
         };
@@ -298,13 +298,13 @@ impl Lease {
     }
 
     /// Whether others may be in the queue of its key in Redis.
-    pub(crate) fn with_others_in_line(mut self, others: bool) -> Self {
-        self.state.get_mut().others_in_line = others;
+    pub(crate) fn with_others_queued(mut self, others: bool) -> Self {
+        self.state.get_mut().others_queued = others;
         self
     }
 
-    pub(crate) fn has_others_in_line(&self) -> bool {
-        self.state.lock().others_in_line
+    pub(crate) fn has_others_queued(&self) -> bool {
+        self.state.lock().others_queued
     }
 
     /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of

@@ -235,14 +235,14 @@ impl Wire {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), for a reply that makes no sense: the others of the client may lead
-    /// to the same server.
+    /// As [`discard`](Self::discard), for a reply that makes no sense: other connections of the client may lead
+    /// to the same server, so they become suspect.
     pub(crate) fn distrust(&mut self) {
         self.broken = true;
         self.epoch.suspect();
     }
 
-    /// Whether it is to be replaced before anything else is written on it.
+    /// Whether to replace this connection before the next write.
     pub(crate) fn is_stale(&self) -> bool {
         self.epoch.is_stale(&self.made_in)
     }
@@ -319,7 +319,7 @@ pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str,
         }
         _ => None,
     };
-    // Behind the number of the line.
+    // Redis puts the line number of the script, then `: `, before the error.
     let Some((_, own)) = wrapped.and_then(|wrapped| wrapped.split_once(": ")) else {
         return (code, detail);
     };

@@ -23,7 +23,8 @@ pub(crate) enum Delay {
 /// while a store is asked for something: it may be called under a lane's.
 pub(crate) type DelayHook = Arc<dyn Fn(&Key, u64, Delay) + Send + Sync>;
 
-/// Goes along with a release that is being written or read. Dropped before that is confirmed, it tells that it was given up.
+/// Tells the hook what becomes of a release while it is written and read. Dropping an unconfirmed one tells the
+/// hook that the release was given up, unless it went to a lane's queue (`lay_down`).
 pub(crate) struct Follower {
     hook: DelayHook,
     key: Key,
@@ -45,7 +46,7 @@ impl Follower {
         }
     }
 
-    /// Of a release out of a lane's queue, which may have been told of before.
+    /// For a release out of a lane's queue. `began`: the hook knows that it is late.
     pub(crate) fn taken_up(hook: &DelayHook, key: &Key, token: u64, began: bool) -> Self {
         if began {
             hook(key, token, Delay::Taken);
@@ -55,7 +56,7 @@ impl Follower {
         follower
     }
 
-    /// Its release goes to a lane's queue: says whether that was told of as late.
+    /// Ends this because its release goes to a lane's queue. True if the hook knows that the release is late.
     pub(crate) fn lay_down(mut self) -> bool {
         if self.began {
             (self.hook)(&self.key, self.token, Delay::Queued);

@@ -16,8 +16,7 @@ use crate::store::connect::{Connector, Endpoint};
 use crate::store::pending::Pending;
 use crate::store::script::{self, Call, Decoded, Kind, Names};
 
-/// Keys in one script call: bounds for how long it keeps Redis from everybody else. A longer batch of one kind is
-/// cut.
+/// Most keys in one script call, which blocks Redis for all others. A batch with more takes several calls.
 const MAX_KEYS: usize = 128;
 
 /// How many used batches are kept for the next ones: those are of a few kinds at most. Longer ones are
@@ -290,7 +289,7 @@ impl Link {
         by_text: bool,
         mut pendings: Vec<Pending>,
     ) {
-        // Each in a place of its own size: one that was cut off would keep the room of the whole.
+        // Collected: `split_off` would leave each part the capacity of the whole batch.
         while pendings.len() > at_once {
             let part = pendings.drain(..at_once).collect();
             self.enqueue(names, kind, by_text, part);

@@ -10,7 +10,7 @@ use crate::store::call::{Outcome, Ticket};
 use crate::store::command::{Command, Held, Reply};
 use crate::store::delay::{DelayHook, Follower};
 
-/// Pause before the first repetition; doubles each time.
+/// Half of the pause after the first failed attempt; doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// How often it doubles before it is as long as it can be.
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
@@ -113,7 +113,8 @@ impl Pending {
 
     /// How long to wait before it is tried again.
     pub(crate) fn pause(&self) -> Duration {
-        pause_after(self.attempts)
+        let factor = 1 << self.attempts.min(MOST_DOUBLINGS);
+        (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
     }
 
     /// What is left to be done once nobody waits for it: nothing, unless it is a release. `due` is when to
@@ -254,9 +255,4 @@ impl Pending {
         }
         matches!(completed, Some(Ok(())))
     }
-}
-
-fn pause_after(attempts: u32) -> Duration {
-    let factor = 1 << attempts.min(MOST_DOUBLINGS);
-    (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
 }

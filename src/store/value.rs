@@ -1,5 +1,5 @@
 //! The value of a lock's key, as far as it can be read from its text. Only the scripts write it:
-//! `lh1 <lease> <granted at, µs> <holder>`, and ` +` behind that if the lock has a queue.
+//! `lh1 <lease> <granted at, µs> <holder>`, and ` +` behind that if its release has to serve a queue.
 
 use crate::id::{HolderId, LeaseId};
 

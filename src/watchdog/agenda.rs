@@ -136,9 +136,9 @@ impl Agenda {
         self.renewals.add(leases);
     }
 
-    /// Has the workers ask whether `lease` is held.
-    pub(crate) fn confirm(&self, lease: Arc<Lease>) {
-        self.renewals.confirm(lease);
+    /// Queues `lease` for a worker that asks whether it is held.
+    pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
+        self.renewals.queue_confirmation(lease);
     }
 
     /// Waits for leases that are to be renewed or confirmed together; nothing once stopped.

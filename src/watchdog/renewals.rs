@@ -111,8 +111,8 @@ impl Renewals {
         self.changed.notify_one();
     }
 
-    /// One that seems to be lost goes before all renewals: its holder waits to be told.
-    pub(super) fn confirm(&self, lease: Arc<Lease>) {
+    /// Queues a lease that seems to be lost, before all renewals, to be confirmed by a worker.
+    pub(super) fn queue_confirmation(&self, lease: Arc<Lease>) {
         let mut waiting = self.waiting.lock();
         let before = if waiting.ended {
             Some(lease)

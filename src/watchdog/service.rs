@@ -30,7 +30,7 @@ use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// A renewal by this changes no ttl: it only asks, and only a primary answers it.
+/// A renewal by this changes no ttl: it only asks whether the lease is held. A replica refuses it (from Redis 7 on).
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 pub(crate) struct Watchdog {
@@ -312,9 +312,9 @@ impl Watchdog {
         }
     }
 
-    /// A lease seems to be lost: has a worker ask on a lane, and tells of the loss if that says the same.
+    /// For a lease that seems to be lost: queues a request on a lane, which ends the lease if it is lost there too.
     pub(crate) fn confirm_later(&self, lease: Arc<Lease>) {
-        self.agenda.confirm(lease);
+        self.agenda.queue_confirmation(lease);
     }
 
     /// As [`confirm_later`](Self::confirm_later), and waits for the answer. An error if it is lost, or if

@@ -194,22 +194,25 @@ fn threads_with_other_terms_wait_for_another_client_and_get_their_own() {
     assert_all_become_free(&server);
 }
 
-/// So many in line, as clients have left behind that have gone.
+/// Puts waiters whose clients have gone before all others in the queue.
 fn leave_behind(server: &Server, key: &str, entries: usize) {
-    let entry = " 0123456789abcdef0123456789abcdef,60000,somebody/7/0badcafe";
-    ask(server, &["APPEND", &in_redis(key), &entry.repeat(entries)]);
+    let queue = in_redis(&format!("~queue:{key}"));
+    for n in 0..entries {
+        let entry = format!("{n:032x},60000,somebody/7/0badcafe");
+        ask(server, &["ZADD", &queue, &n.to_string(), &entry]);
+    }
 }
 
 #[test]
 fn clients_that_have_gone_are_passed_over() {
     let server = server();
     let (holder, waiting) = (client(&server), client(&server));
-    // So that there is room in line, and so that there is not.
     for entries in [1, 40, 300] {
         let held = holder.mutex("k").lock().unwrap();
         leave_behind(&server, "k", entries);
         let mutex = waiting.mutex("k");
-        let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, "k", entries + 1);
         held.check().unwrap();
         held.unlock().unwrap();
         let guard = waiter.within(SOON, "its turn");

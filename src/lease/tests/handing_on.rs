@@ -28,11 +28,11 @@ fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
 
 #[test]
 fn the_next_holder_knows_of_the_line_in_redis_as_the_first_did() {
-    for others_in_line in [false, true] {
+    for others_queued in [false, true] {
         let mut f = lease(|_| {});
-        f.lease = f.lease.with_others_in_line(others_in_line);
+        f.lease = f.lease.with_others_queued(others_queued);
         let next = next_of(&f, f.at(1)).unwrap();
-        assert_eq!(next.has_others_in_line(), others_in_line);
+        assert_eq!(next.has_others_queued(), others_queued);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Wake-ups: what Redis tells a client without being asked. One connection and one thread per client,
 //! opened when somebody first has to wait, or holds a lock for longer than a moment.
 //!
-//! Two kinds come in. A *grant* is published by whoever lets go of a key that one of this client's
-//! leases is queued for. A *change* is told by the server (`CLIENT TRACKING`) when a key that was
+//! Two kinds come in. A *grant* is published by the script that grants a key to a queued lease of this
+//! client (lua/serve.lua): a release, or another waiter's request.
+//! A *change* is told by the server (`CLIENT TRACKING`) when a key that was
 //! looked at here is written to, deleted, evicted or expires, by whoever it may be; it uses the
 //! watching up. Both are hints: nothing waits for them without a bound.
 //!
@@ -44,8 +45,8 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Keys looked at by one command.
 const MAX_KEYS: usize = 256;
-/// Most commands without an answer. A server that leaves more of them is too slow to be heard of: the connection
-/// is given up, and who waits polls until there is another one.
+/// Most commands without an answer. With more the server is too slow: the connection is closed, and waiters poll
+/// until there is another one.
 const MOST_ASKED: usize = 16_384;
 
 /// A key to look at; with a lease, if it is one that should be found there.
@@ -351,10 +352,11 @@ impl Wakeups {
         if let Some(suspect) = state.socket.replace(socket) {
             suspect.shut_down();
         }
-        // Asked on the one before, or for it: all that matters is asked for anew.
+        // Requests on the replaced connection get no answer; `all_changed` asks for what matters again.
         state.asked.clear();
         state.to_look_at.clear();
         self.stage.store(LISTENING, Ordering::SeqCst);
+        // In this order: a suspicion after the check finds LISTENING and sets AWAY itself (`suspect`).
         if self.endpoint.epoch().replace_at(made_in).is_some() {
             self.stage.store(AWAY, Ordering::SeqCst);
         }
@@ -379,10 +381,10 @@ impl Wakeups {
                 Ok(value) => {
                     unanswered = 0;
                     heard_at = Moment::now();
-                    let lies_elsewhere = script::is_out_of_place(&value);
+                    let is_not_primary = script::is_out_of_place(&value);
                     let is_refused = matches!(value, Value::ServerError(_));
                     if !self.hear(value, listener) {
-                        if lies_elsewhere || !is_refused {
+                        if is_not_primary || !is_refused {
                             epoch.suspect();
                         }
                         return Ended::Broken;

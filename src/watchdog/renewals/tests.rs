@@ -101,8 +101,8 @@ fn what_seems_to_be_lost_goes_first_and_once() {
     let renewals = Renewals::default();
     renewals.add(leases([30, 40]));
     let doubted = leases([50]).remove(0);
-    renewals.confirm(Arc::clone(&doubted));
-    renewals.confirm(doubted);
+    renewals.queue_confirmation(Arc::clone(&doubted));
+    renewals.queue_confirmation(doubted);
     let Some(Work::Confirm(first)) = renewals.next() else {
         panic!("nothing to confirm");
     };

@@ -79,9 +79,9 @@ pub fn in_line(server: &Server, key: &str) -> usize {
     queue(server, key).len()
 }
 
-/// Waits until so many stand in line.
+/// Waits until the queue of the lock in Redis has `of` waiters.
 #[track_caller]
 pub fn wait_for_line(server: &Server, key: &str, of: usize) {
     let there = eventually(SOON, || in_line(server, key) == of);
-    assert!(there, "not {of} in line: {:?}", value_of(server, key));
+    assert!(there, "not {of} queued: {:?}", queue(server, key));
 }
