@@ -144,8 +144,10 @@ mod tests {
             // What it was sent is in its file, too.
             servers.primary.kill();
             servers.primary.restart().unwrap();
-            let found = servers.primary.command(&["EXISTS", "k"]).unwrap();
-            assert_eq!(found.as_int(), Some(i64::from(remembers)));
+            let exists = || servers.primary.command(&["EXISTS", "k"]).unwrap().as_int();
+            // Until then it answers that it is loading its file.
+            assert!(eventually(IN_STEP, || exists().is_some()));
+            assert_eq!(exists(), Some(i64::from(remembers)));
         }
     }
 }
