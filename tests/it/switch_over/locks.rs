@@ -58,7 +58,8 @@ fn a_key_that_goes_on_the_old_primary_is_no_loss() {
     servers.switch_over();
     servers.drop_from_the_old("k");
     assert_listens_on_the_new(&servers, &client);
-    guard.extend(LONG_TTL).unwrap();
+    // The connections for renewals may be replaced a second later.
+    assert!(eventually(SOON, || guard.extend(LONG_TTL).is_ok()));
     assert_eq!(recorder.count(What::Lost, "k"), 0);
     drop(guard);
     assert_all_become_free(&servers.new);
