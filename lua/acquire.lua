@@ -7,7 +7,8 @@
 --   Each key stands alone: one that cannot be used never costs the others their answer.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each that is asked for with a queue mode
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode: empty: it does not wait;
---   `-`: it may be in the queue already, and does not join; `0`: it joins, and polls; `+`: it joins, and is
+--   `-`: it may be in the queue already, and does not join; `-+`: the same, and if it polls there it is told
+--   from now on; `0`: it joins, and polls; `+`: it joins, and is
 --   told of its grant, which then has the ttl; `0` or `+` and µs: the same, at the place of that time.
 -- Returns: for one lock key its result, for several an array of them, or if all were granted the first
 --   one's, from which the others count up. A result is a string: granted, the µs part of its fencing
@@ -33,6 +34,7 @@ local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
 local granted, behind = 0, n + 1
 
 local function join_or_confirm(key, lease, ttl, mode, queue)
+  local waits = string.sub(mode, 1, 1) == '-'
   local held = redis.pcall('GET', key)
   if held and held.err then return { err = 'FOREIGN ' .. held.err } end
   if held and string.sub(held, 1, 4) ~= 'lh1 ' then
@@ -51,11 +53,13 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
   if mode == '' or type(left) ~= 'number' then return left end
 
   local entry, place = lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder, nil
-  if mode == '-' then
+  if waits then
     place = redis.pcall('ZSCORE', queue, entry)
     if not place then
-      entry = lease .. ',0,' .. holder
-      place = redis.pcall('ZSCORE', queue, entry)
+      local polls = lease .. ',0,' .. holder
+      place = redis.pcall('ZSCORE', queue, polls)
+      local is_told = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
+      if is_told then redis.pcall('ZREM', queue, polls) else entry = polls end
     end
     if type(place) ~= 'string' then return left end
   else
@@ -71,7 +75,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
   -- The mark tells the holder's release of the queue. A lock acquired past the queue has none yet.
   local is_marked = not held or string.find(held, ' ', 55, true)
     or type(redis.pcall('APPEND', key, ' +')) == 'number'
-  local added = mode == '-' and 0 or is_marked and redis.pcall('ZADD', queue, place, entry)
+  local added = waits and 0 or is_marked and redis.pcall('ZADD', queue, place, entry)
   if type(added) ~= 'number' then
     local is_replica = added and string.find(added.err, 'READONLY', 1, true)
     return is_replica and added or left
@@ -118,12 +122,12 @@ for i = 1, n do
     local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
     -- A request for what is queued already acquires no free key: its caller may be gone, and nobody would
     -- release it. Where others are queued, they come first.
-    local is_queued = queue and (mode == '-' or redis.pcall('EXISTS', queue) == 1)
+    local is_queued = queue and (string.sub(mode, 1, 1) == '-' or redis.pcall('EXISTS', queue) == 1)
     result = not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
       result = join_or_confirm(key, lease, ttl, mode, queue)
       -- The key is free, and its queue cannot be used: it may hold something else.
-      if result == 0 and queue and mode ~= '-' then
+      if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
         result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
       end
     end

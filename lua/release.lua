@@ -55,8 +55,10 @@ for i = 1, n do
     result = type(served) == 'string' and 1 or redis.pcall('DEL', key)
   elseif result ~= 1 then
     local ttl, holder = string.match(after or '', '^,(%d+),(.*)$')
-    local left = ttl and redis.pcall('ZREM', KEYS[n + 1 + i], ARGV[i], lease .. ',0,' .. holder)
+    local queue, gone = KEYS[n + 1 + i], 1
+    local left = ttl and redis.pcall('ZREM', queue, ARGV[i], lease .. ',0,' .. holder)
     if type(left) == 'number' and left > 0 then
+      -- part: near.lua
       result = 1
     elseif type(left) == 'table' then
       result = left

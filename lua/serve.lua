@@ -6,11 +6,13 @@
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nothing if nobody waits; an error: the key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
-  -- Waiters whose clients have gone are skipped, so many at a time: the next request skips more.
-  for _ = 1, 1000 do
+  local gone = 0
+  -- Ends with the queue, which has a bound.
+  while true do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end
     if not first[1] then return nil end
+    gone = gone + 1
     local lease, ttl, holder = string.match(first[1], '^(%x+),(%d+),(%S+)$')
     if lease and #lease == 32 then
       local channel, is_own = 'leasehold/' .. holder, lease == own_lease
@@ -22,10 +24,14 @@ local function serve(key, queue, micros, own_lease, own_ttl)
         local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. more
         local set = redis.pcall('SET', key, value, 'PX', is_own and own_ttl or polls and 100 or ttl)
         if set.err then return set end
-        if is_own or polls then return lease end
-        local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. micros .. ' ' .. key)
-        -- A waiter that must not be told polls in the end.
-        if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
+        if not is_own and not polls then
+          local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. micros .. ' ' .. key)
+          -- A waiter that must not be told loses its turn soon.
+          if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
+        end
+        if more ~= '' then
+          -- part: near.lua
+        end
         return lease
       end
     end

@@ -140,8 +140,9 @@ pub(crate) enum Standing {
     Told,
     /// As `Polling` or `Told`, at the place of a lease that was queued since then and is no longer.
     Again { since: u64, polls: bool },
-    /// It joined before, and may still be queued. It does not join again.
-    Kept,
+    /// It joined before, and may still be queued. It does not join again. If it joined to poll, it is
+    /// notified from now on where that is possible.
+    Kept { notified: bool },
 }
 
 impl Standing {

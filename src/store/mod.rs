@@ -73,6 +73,11 @@ pub(crate) trait Store: Send + Sync {
         Vec::new()
     }
 
+    /// The number of what notifications come by: another one when they may have been missed.
+    fn hearing(&self) -> u64 {
+        0
+    }
+
     /// Something said that connections may lead to a server that is no longer the primary: each is replaced
     /// before it is used again.
     fn suspect_connections(&self) {}

@@ -93,7 +93,9 @@ impl Server {
         let mut notices = self.0.notices.lock();
         for news in self.0.memory.news() {
             let to = match &news {
-                News::Granted { to, .. } | News::Forced { to, .. } => vec![to.clone()],
+                News::Granted { to, .. } | News::Near { to, .. } | News::Forced { to, .. } => {
+                    vec![to.clone()]
+                }
                 News::Changed(key) => notices.watchers.remove(key).unwrap_or_default(),
             };
             for to in to {
@@ -152,6 +154,7 @@ impl Direct {
             Notice::News(News::Granted {
                 key, lease, token, ..
             }) => listener.granted(&key, lease, token),
+            Notice::News(News::Near { key, lease, .. }) => listener.near(&key, lease),
             Notice::News(News::Forced { key, lease, by, .. }) => listener.forced(&key, lease, by),
             Notice::News(News::Changed(key)) => {
                 if let Some(watched) = listener.changed(&key) {

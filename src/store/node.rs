@@ -158,6 +158,10 @@ impl Store for Node {
         self.lanes.iter().map(Lane::debts).collect()
     }
 
+    fn hearing(&self) -> u64 {
+        self.wakeups.hearing()
+    }
+
     fn suspect_connections(&self) {
         self.common.endpoint.epoch().suspect();
     }

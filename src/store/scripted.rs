@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::Error;
 use crate::id::LeaseId;
@@ -24,6 +24,7 @@ pub(crate) struct Scripted {
     /// Releases of what others may wait for in Redis.
     pub(crate) passed_on: AtomicUsize,
     pub(crate) watched: AtomicUsize,
+    pub(crate) hearing: AtomicU64,
     /// How waiters are to join; as `Told` if nothing is said.
     pub(crate) standing: Mutex<Option<Standing>>,
     /// How often its connections were suspected.
@@ -91,6 +92,10 @@ impl Store for Scripted {
     fn watch(&self, _: Vec<Watched>) -> bool {
         self.watched.fetch_add(1, Ordering::SeqCst);
         false
+    }
+
+    fn hearing(&self) -> u64 {
+        self.hearing.load(Ordering::SeqCst)
     }
 
     fn suspect_connections(&self) {

@@ -46,7 +46,7 @@ impl Waits {
     pub(super) fn attempt(&self, wait: &Wait<'_>, asked_at: Moment) -> Result<Attempt, Error> {
         let Wanted { key, options, .. } = wait.wanted;
         let (lease, standing) = self.stand(wait, asked_at);
-        let stood = standing == Standing::Kept;
+        let stood = matches!(standing, Standing::Kept { .. });
         let ttl = options.first_ttl();
         let command = Command::Acquire {
             key: key.clone(),
@@ -60,15 +60,18 @@ impl Waits {
         if let (Until::At(at), Some(None)) = (wait.until, &wait.met) {
             deadline = deadline.min(at);
         }
+        let hearing = self.store.hearing();
         let outcome = self.store.ask(command, deadline);
-        if !matches!(
+        let is_lost = stood && matches!(outcome, Ok(Reply::Contended { queued: None, .. }));
+        let is_claimed = matches!(
             outcome,
             Ok(Reply::Granted { .. }
                 | Reply::Contended {
                     queued: Some(_),
                     ..
                 })
-        ) {
+        );
+        if !is_claimed && !is_lost {
             // It is not queued; or that is unknown, and the store sees to its end.
             self.queues.disclaim(key, lease);
         }
@@ -80,7 +83,9 @@ impl Waits {
             Ok(Reply::Contended { expires_in, queued }) => {
                 let place = match queued {
                     Some(queued) => {
-                        let notified = wait.place.note_queued(lease, queued.since, standing);
+                        let notified =
+                            wait.place
+                                .note_queued(lease, queued.since, standing, hearing);
                         if notified.is_none() {
                             // The client was shut down meanwhile, or the line was left by all.
                             self.give_back(key.clone(), lease, ttl);
@@ -91,10 +96,14 @@ impl Waits {
                         }
                     }
                     None if stood => {
-                        if self.store.standing() == Standing::Told {
-                            // Perhaps it was skipped: its subscription may be on an old primary.
+                        // Was it skipped? Then its subscription may be on an old primary; unless it was away
+                        // for a moment, or everything was flushed.
+                        let relied_on = wait.place.relied_on();
+                        let is_told = self.store.standing() == Standing::Told;
+                        if is_told && relied_on == Some(self.store.hearing()) {
                             self.store.suspect_connections();
                         }
+                        self.queues.disclaim(key, lease);
                         return Ok(Attempt::FellOut);
                     }
                     None if standing == Standing::None => QueuePlace::None,
@@ -135,7 +144,9 @@ impl Waits {
             self.give_back(key, other.lease, other.options.first_ttl());
         }
         let standing = match (claimed, self.store.standing()) {
-            (Claimed::Kept, _) => Standing::Kept,
+            (Claimed::Kept, standing) => Standing::Kept {
+                notified: standing == Standing::Told,
+            },
             (Claimed::Again { since }, standing @ (Standing::Told | Standing::Polling)) => {
                 let polls = standing.polls();
                 Standing::Again { since, polls }

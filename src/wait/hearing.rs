@@ -79,6 +79,10 @@ impl Listener for Hearing {
         }
     }
 
+    fn near(&self, key: &Key, lease: LeaseId) {
+        self.queues.near(key, lease);
+    }
+
     fn forced(&self, key: &Key, lease: LeaseId, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
             held.lose(self.watchdog.now(), LossReason::ForceUnlocked { by });

@@ -72,6 +72,8 @@ pub(crate) struct Claim {
     since: Option<u64>,
     /// It joined to be notified of its grant; otherwise it has to poll.
     notified: bool,
+    /// What it heard notifications by when it was last seen in the queue: see `Store::hearing`.
+    heard_by: u64,
     /// It is one of the first in that queue, and its key is watched.
     watches: bool,
 }
@@ -243,6 +245,17 @@ impl LocalQueues {
         // It came to know by itself, and has it or has handed it over.
         let holder = shard.holders.get(key);
         holder.is_some_and(|holder| holder.terms().id == lease) || shard.handed_over.contains(lease)
+    }
+
+    /// `lease` is among the first in the queue of Redis: its waiter asks again before long.
+    pub(crate) fn near(&self, key: &Key, lease: LeaseId) {
+        let shard = self.shard(key);
+        if let Some(line) = shard.lines.get(key)
+            && line.claim.is_some_and(|claim| claim.lease == lease)
+            && let Some(first) = line.waiters.front()
+        {
+            first.nudge();
+        }
     }
 
     /// `lease` came to this client without a wait. Two cannot be held: the older one is lost.
@@ -430,6 +443,7 @@ impl Place<'_> {
             asked: true,
             since: None,
             notified: false,
+            heard_by: 0,
             watches: false,
         };
         let claimed = line
@@ -446,16 +460,25 @@ impl Place<'_> {
         lease: LeaseId,
         since: u64,
         standing: Standing,
+        hearing: u64,
     ) -> Option<bool> {
         let mut shard = self.queues.shard(self.key);
         let line = shard.lines.get_mut(self.key);
         let claim = line.and_then(|line| line.claim.as_mut());
         let claim = claim.filter(|claim| claim.lease == lease)?;
-        (claim.since, claim.asked) = (Some(since), false);
-        if standing != Standing::Kept {
-            claim.notified = !standing.polls();
-        }
+        (claim.since, claim.asked, claim.heard_by) = (Some(since), false, hearing);
+        claim.notified = match standing {
+            Standing::Kept { notified } => claim.notified || notified,
+            joined => !joined.polls(),
+        };
         Some(claim.notified)
+    }
+
+    /// What the line's claim relied on to be notified, if it did: see `Store::hearing`.
+    pub(crate) fn relied_on(&self) -> Option<u64> {
+        let shard = self.queues.shard(self.key);
+        let claim = shard.lines.get(self.key)?.claim?;
+        claim.notified.then_some(claim.heard_by)
     }
 
     /// Notes that the key of the line's claim is watched.

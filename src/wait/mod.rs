@@ -355,6 +355,12 @@ impl Waits {
                 }
                 wait.rest = Rest::None;
             }
+            Woken::Nudged => {
+                if let Rest::Queued { ask_at, .. } = &mut wait.rest {
+                    let soon = self.watchdog.now().after(pause::jittered(LONGEST_TRUST));
+                    *ask_at = soon.min(*ask_at);
+                }
+            }
             Woken::Late => {
                 let now = self.watchdog.now();
                 wait.rest = match wait.rest {

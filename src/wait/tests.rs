@@ -10,7 +10,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::lease::Terms;
-use crate::store::{Reply, Request, Scripted};
+use crate::store::{Command, Reply, Request, Scripted};
 use crate::thread::Crew;
 use crate::watchdog::Agenda;
 
@@ -173,21 +173,61 @@ fn only_the_first_two_waiters_watch_the_key() {
 }
 
 #[test]
-fn a_waiter_that_joined_to_poll_polls_on() {
+fn a_waiter_that_joined_to_poll_is_notified_once_it_can_be() {
     let f = fixture();
     *f.store.standing.lock() = Some(Standing::Polling);
+    for to_come in [Some(Standing::Polling), None] {
+        let store = Arc::clone(&f.store);
+        f.answer(move |_| {
+            *store.standing.lock() = to_come;
+            Ok(contended(true))
+        });
+    }
     f.answer_after(Duration::ZERO, Ok(contended(true)));
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let kept = [false, true, true].map(|notified| Standing::Kept { notified });
+    let asked = [&[Standing::Polling][..], &kept].concat();
+    assert_eq!(*f.store.asked.lock(), asked);
+    assert_eq!(f.watched(), 1, "only once it is notified");
+}
+
+#[test]
+fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
+    let f = fixture();
+    f.answer_after(OPTIONS.ttl, Ok(contended(true)));
     let store = Arc::clone(&f.store);
     f.answer(move |_| {
-        // From now on there is a notification connection.
-        *store.standing.lock() = None;
-        Ok(contended(true))
+        store.hearing.fetch_add(1, Ordering::SeqCst);
+        Ok(contended(false))
     });
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
-    let asked = [Standing::Polling, Standing::Kept, Standing::Kept];
-    assert_eq!(*f.store.asked.lock(), asked);
-    assert_eq!(f.watched(), 0, "it relies on no notification");
+    let again = Standing::Again {
+        since: 5,
+        polls: false,
+    };
+    let kept = Standing::Kept { notified: true };
+    assert_eq!(*f.store.asked.lock(), [Standing::Told, kept, again]);
+    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_waiter_that_comes_to_the_front_asks_before_long() {
+    let f = fixture();
+    let queues = Arc::clone(&f.queues);
+    f.answer(move |request| {
+        let Command::Acquire { key, lease, .. } = &request.command else {
+            panic!("{request:?}");
+        };
+        queues.near(key, *lease);
+        Ok(contended_behind(1000))
+    });
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    let started = std::time::Instant::now();
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    // Otherwise after more than half a minute.
+    assert!(started.elapsed() < Duration::from_secs(20));
 }
 
 #[test]
@@ -202,7 +242,7 @@ fn a_waiter_that_lost_its_place_joins_again_at_it() {
         since: 5,
         polls: true,
     };
-    let asked = [Standing::Told, Standing::Kept, again];
+    let asked = [Standing::Told, Standing::Kept { notified: true }, again];
     assert_eq!(*f.store.asked.lock(), asked);
     // Another wait begins at the end of the queue.
     f.queues.holders().iter().for_each(|lease| {
@@ -218,7 +258,7 @@ fn shutdown_gives_queued_claims_back() {
     let (f, key) = (fixture(), key());
     let place = f.queues.join(&key, OPTIONS, None);
     let (lease, ..) = place.claim(LeaseId::random(), f.clock.now());
-    assert!(place.note_queued(lease, 1, Standing::Told).is_some());
+    assert!(place.note_queued(lease, 1, Standing::Told, 0).is_some());
     f.waits.end();
     assert_eq!(*f.store.released.lock(), [lease]);
 }

@@ -7,6 +7,7 @@ mod child;
 mod conformance;
 mod contention_cost;
 mod contention_faults;
+mod contention_recovery;
 mod drop_order;
 mod early_loss;
 mod events;

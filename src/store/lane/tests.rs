@@ -151,7 +151,7 @@ fn what_others_write_under_a_key_costs_no_connection() {
             key: key("a"),
             lease,
             ttl: LONG,
-            standing: crate::store::Standing::Kept,
+            standing: crate::store::Standing::Kept { notified: false },
         };
         let outcome = f.ask(command, LONG);
         let error = outcome.expect_err(micros);

@@ -14,8 +14,8 @@ use crate::store::value::{self, LockValue};
 
 /// Waiters that a queue has room for.
 const MAX_QUEUE: usize = 10_000;
-/// Waiters of clients that have gone, skipped at a time.
-const MAX_SKIPPED: usize = 1000;
+/// So many of the first waiters ask each second.
+const NEAR: usize = 8;
 /// For how long a queue outlives its lock.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// For how long a key is kept for a waiter that polls.
@@ -74,6 +74,12 @@ pub(crate) enum News {
         key: Key,
         lease: LeaseId,
         token: u64,
+    },
+    /// `lease` has come among the first in its queue.
+    Near {
+        to: HolderId,
+        key: Key,
+        lease: LeaseId,
     },
     /// `lease` was ended by another client's will.
     Forced {
@@ -156,7 +162,7 @@ impl Keyspace {
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
             // A repeated request must not acquire a free key: its caller may be gone, and nobody would
             // release it.
-            None if standing == Standing::Kept || is_queued => None,
+            None if matches!(standing, Standing::Kept { .. }) || is_queued => None,
             None => {
                 let micros = self.grant(key, &own, ttl, false, step);
                 let token = token(micros);
@@ -171,15 +177,13 @@ impl Keyspace {
         };
         let stood = match standing {
             Standing::None => return contended(left, None),
-            Standing::Kept => {
-                let queue = self.queues.get(key);
+            Standing::Kept { notified } => {
                 let polls = Waiter {
                     ttl: None,
                     ..own.clone()
                 };
-                let entries = [own.clone(), polls];
-                let found = |entry: &Waiter| queue.is_some_and(|queue| queue.find(entry).is_some());
-                entries.into_iter().find(found)
+                let queue = self.queues.get_mut(key);
+                queue.and_then(|queue| queue.find_waiter(own, polls, notified))
             }
             Standing::Polling | Standing::Told | Standing::Again { .. } => {
                 self.join(key, &own, standing, step.now);
@@ -241,14 +245,10 @@ impl Keyspace {
         if let Some(place) = queue.find(own) {
             queue.waiters.remove(place);
         }
-        let own = Waiter {
+        queue.insert(Waiter {
             since,
             ..own.clone()
-        };
-        let behind = |waiter: &Waiter| (waiter.since, waiter.text()) > (own.since, own.text());
-        let place = queue.waiters.iter().position(behind);
-        let place = place.unwrap_or(queue.waiters.len());
-        queue.waiters.insert(place, own);
+        });
     }
 
     /// Gives the key to a waiter; returns the µs of its token.
@@ -281,7 +281,9 @@ impl Keyspace {
         own: Option<(LeaseId, Duration)>,
         step: &mut Step<'_>,
     ) -> Option<(LeaseId, u64)> {
-        for _ in 0..MAX_SKIPPED {
+        let mut gone = 0;
+        loop {
+            gone += 1;
             let queue = self.queues.get_mut(key)?;
             let first = queue.waiters.remove(0);
             if queue.waiters.is_empty() {
@@ -305,9 +307,22 @@ impl Keyspace {
                     token: token(micros),
                 });
             }
+            self.tell_near(key, gone, step);
             return Some((first.lease, micros));
         }
-        None
+    }
+
+    /// Tells the waiters that have come among the first, where `gone` before them have left the queue.
+    fn tell_near(&self, key: &Key, gone: usize, step: &mut Step<'_>) {
+        let waiters = self.queues.get(key).map_or(&[][..], |queue| &queue.waiters);
+        let near = waiters.iter().take(NEAR).skip(NEAR.saturating_sub(gone));
+        for waiter in near.filter(|waiter| waiter.ttl.is_some()) {
+            step.news.push(News::Near {
+                to: waiter.holder.clone(),
+                key: key.clone(),
+                lease: waiter.lease,
+            });
+        }
     }
 
     fn release(
@@ -349,6 +364,7 @@ impl Keyspace {
                 self.queues.remove(key);
             }
             if has_left {
+                self.tell_near(key, 1, step);
                 return Reply::Done;
             }
         }
@@ -554,6 +570,31 @@ impl Lock {
 }
 
 impl Queue {
+    /// The entry of a waiter that may have joined to be notified or to poll. `notified` turns the latter into
+    /// the former, at its place.
+    fn find_waiter(&mut self, told: Waiter, polls: Waiter, notified: bool) -> Option<Waiter> {
+        if self.find(&told).is_some() {
+            return Some(told);
+        }
+        let place = self.find(&polls)?;
+        if !notified {
+            return Some(polls);
+        }
+        let since = self.waiters.remove(place).since;
+        self.insert(Waiter {
+            since,
+            ..told.clone()
+        });
+        Some(told)
+    }
+
+    fn insert(&mut self, own: Waiter) {
+        let behind = |waiter: &Waiter| (waiter.since, waiter.text()) > (own.since, own.text());
+        let place = self.waiters.iter().position(behind);
+        self.waiters
+            .insert(place.unwrap_or(self.waiters.len()), own);
+    }
+
     fn find(&self, entry: &Waiter) -> Option<usize> {
         let same = |waiter: &Waiter| {
             (waiter.lease, waiter.ttl, &waiter.holder) == (entry.lease, entry.ttl, &entry.holder)

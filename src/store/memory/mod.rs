@@ -138,6 +138,11 @@ impl MemoryServer {
                     listener.granted(&key, lease, token);
                 }
             }
+            News::Near { to, key, lease } => {
+                if let Some(listener) = listener(&to) {
+                    listener.near(&key, lease);
+                }
+            }
             News::Forced { to, key, lease, by } => {
                 if let Some(listener) = listener(&to) {
                     listener.forced(&key, lease, by);

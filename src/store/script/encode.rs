@@ -71,7 +71,8 @@ fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
             out.millis(*ttl);
             match standing {
                 Standing::None => out.text(""),
-                Standing::Kept => out.text("-"),
+                Standing::Kept { notified: false } => out.text("-"),
+                Standing::Kept { notified: true } => out.text("-+"),
                 Standing::Polling => out.text("0"),
                 Standing::Told => out.text("+"),
                 Standing::Again { since, polls } => {

@@ -35,8 +35,9 @@ static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
 });
 
 /// What scripts share, and the names by which they include it.
-const PARTS: [(&str, &str); 2] = [
+const PARTS: [(&str, &str); 3] = [
     ("serve.lua", include_str!("../../../lua/serve.lua")),
+    ("near.lua", include_str!("../../../lua/near.lua")),
     ("primary.lua", include_str!("../../../lua/primary.lua")),
 ];
 

@@ -16,7 +16,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -60,6 +60,8 @@ pub(crate) struct Watched {
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, key: &Key, lease: LeaseId, token: u64);
+    /// `lease` is among the first waiters for `key`.
+    fn near(&self, key: &Key, lease: LeaseId);
     /// `lease`, which had `key`, was ended by another client's will.
     fn forced(&self, key: &Key, lease: LeaseId, by: HolderId);
     /// Something happened to `key`. What to look at now, if it still matters.
@@ -82,6 +84,7 @@ pub(crate) struct Wakeups {
     timeout: Duration,
     /// For those who only want to know.
     stage: AtomicU8,
+    hearing: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -132,6 +135,7 @@ impl Wakeups {
             prefix: prefix.to_owned(),
             timeout,
             stage: AtomicU8::new(AHEAD),
+            hearing: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -155,6 +159,11 @@ impl Wakeups {
             AHEAD => Standing::None,
             _ => Standing::Polling,
         }
+    }
+
+    /// The number of the connection and of the flushes that were heard on it.
+    pub(crate) fn hearing(&self) -> u64 {
+        self.hearing.load(Ordering::Acquire)
     }
 
     /// Somebody has to wait: connects, if that has not been done.
@@ -355,6 +364,7 @@ impl Wakeups {
         // Requests on the replaced connection get no answer; `all_changed` asks for what matters again.
         state.asked.clear();
         state.to_look_at.clear();
+        self.hearing.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
         // In this order: a suspicion after the check finds LISTENING and sets AWAY itself (`suspect`).
         if self.endpoint.epoch().replace_at(made_in).is_some() {
@@ -461,6 +471,7 @@ impl Wakeups {
                 true
             }
             Some(Value::Nil) => {
+                self.hearing.fetch_add(1, Ordering::AcqRel);
                 listener.all_changed();
                 true
             }
@@ -468,7 +479,7 @@ impl Wakeups {
         }
     }
 
-    /// `<lease> <µs part of the token> <key>`, or `<lease> !<holder> <key>`, as lua/release.lua
+    /// `<lease> <µs part of the token> <key>`, `<lease> ~ <key>` or `<lease> !<holder> <key>`, as lua/release.lua
     /// publishes it.
     fn hear_news(&self, data: &[Value], listener: &dyn Listener) -> bool {
         let [_, Value::BulkString(message)] = data else {
@@ -485,6 +496,8 @@ impl Wakeups {
         if let Some((key, lease, what)) = news {
             if let Some(by) = what.strip_prefix('!') {
                 listener.forced(&key, lease, HolderId::of_text(by));
+            } else if what == "~" {
+                listener.near(&key, lease);
             } else if let Some(token) = value::token(what) {
                 listener.granted(&key, lease, token);
             }

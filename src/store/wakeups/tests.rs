@@ -8,6 +8,7 @@ const LONG: Duration = Duration::from_secs(20);
 struct Deaf;
 
 impl Listener for Deaf {
+    fn near(&self, _: &Key, _: LeaseId) {}
     fn granted(&self, _: &Key, _: LeaseId, _: u64) {}
     fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
     fn changed(&self, _: &Key) -> Option<Watched> {

@@ -173,11 +173,11 @@ fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
     let asked = LeaseId::random();
     let (lease, stood, other) = one.claim(asked, Moment::now());
     assert!(lease == asked && stood == Claimed::Fresh && other.is_none());
-    assert!(one.note_queued(asked, 1, Standing::Told).is_some());
+    assert!(one.note_queued(asked, 1, Standing::Told, 0).is_some());
     assert!(one.leave().1.is_none());
     let (lease, stood, other) = two.claim(LeaseId::random(), Moment::now());
     assert!(lease == asked && stood == Claimed::Kept && other.is_none());
-    assert!(two.note_queued(asked, 1, Standing::Told).is_some());
+    assert!(two.note_queued(asked, 1, Standing::Told, 0).is_some());
     assert_eq!(two.leave().1.unwrap().lease, asked);
     assert_eq!(queues.lines(), 0);
 }
@@ -197,12 +197,12 @@ fn an_unanswered_request_is_left_to_its_caller() {
     let (lease, stood, other) = two.claim(fresh, Moment::now());
     assert!(lease == fresh && stood == Claimed::Fresh && other.is_none());
     assert!(
-        two.note_queued(fresh, 1, Standing::Told).is_none(),
+        two.note_queued(fresh, 1, Standing::Told, 0).is_none(),
         "it is given back"
     );
     assert!(two.leave().1.is_none());
     assert!(
-        one.note_queued(asked, 1, Standing::Told).is_none(),
+        one.note_queued(asked, 1, Standing::Told, 0).is_none(),
         "it is given back now"
     );
     assert!(one.leave().0.is_some());
@@ -216,12 +216,12 @@ fn an_unanswered_request_is_not_given_back_when_the_client_ends() {
         let asked = LeaseId::random();
         one.claim(asked, Moment::now());
         if again {
-            assert!(one.note_queued(asked, 1, Standing::Told).is_some());
+            assert!(one.note_queued(asked, 1, Standing::Told, 0).is_some());
             one.claim(LeaseId::random(), Moment::now());
         }
         assert!(queues.abandon_all().is_empty());
         assert!(
-            one.note_queued(asked, 1, Standing::Told).is_none(),
+            one.note_queued(asked, 1, Standing::Told, 0).is_none(),
             "its caller gives it back"
         );
     }
@@ -244,7 +244,7 @@ fn what_was_asked_for_on_other_terms_is_given_back() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
-    assert!(one.note_queued(asked, 1, Standing::Told).is_some());
+    assert!(one.note_queued(asked, 1, Standing::Told, 0).is_some());
     let others = Options {
         ttl: Duration::from_secs(5),
         ..OPTIONS
@@ -277,7 +277,7 @@ fn what_is_let_go_by_force_before_anybody_enters_is_asked_for_anew() {
     assert_eq!(one.wait(soon()), Woken::Called);
     assert!(queues.forced(&key, asked, &operator()).is_none());
     assert_eq!(one.wait(soon()), Woken::Called);
-    assert!(one.note_queued(asked, 1, Standing::Told).is_none() && is_first(&one));
+    assert!(one.note_queued(asked, 1, Standing::Told, 0).is_none() && is_first(&one));
     assert_eq!(two.wait(soon()), Woken::Late, "it is not its turn");
 }
 

@@ -20,6 +20,8 @@ pub(super) struct Waiter {
 struct State {
     /// Latched: a wake-up that comes before the sleep is not lost.
     woken: bool,
+    /// To look at how long it sleeps.
+    nudged: bool,
     handed: Option<Arc<Lease>>,
 }
 
@@ -28,6 +30,8 @@ struct State {
 pub(crate) enum Woken {
     Called,
     Cancelled,
+    /// It is to sleep for a shorter time.
+    Nudged,
     /// The time is up.
     Late,
 }
@@ -44,6 +48,11 @@ impl Waiter {
 
     pub(super) fn wake(&self) {
         self.state.lock().woken = true;
+        self.ring();
+    }
+
+    pub(super) fn nudge(&self) {
+        self.state.lock().nudged = true;
         self.ring();
     }
 
@@ -78,6 +87,9 @@ impl Waiter {
             loop {
                 if std::mem::take(&mut state.woken) || state.handed.is_some() {
                     return Woken::Called;
+                }
+                if std::mem::take(&mut state.nudged) {
+                    return Woken::Nudged;
                 }
                 let left = until.since(clock.now());
                 if left.is_zero() {

@@ -43,7 +43,10 @@ fn a_grant_that_was_told_of_is_confirmed_where_all_of_its_ttl_is_promised_or_muc
         f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 9 }));
         let terms = f.acquire_on(options, Until::Forever).unwrap().unwrap();
         assert_eq!(terms.token, 9);
-        assert_eq!(f.asked(), [Standing::Told, Standing::Kept]);
+        assert_eq!(
+            f.asked(),
+            [Standing::Told, Standing::Kept { notified: true }]
+        );
     }
 }
 

@@ -174,9 +174,8 @@ fn undeclared(code: &str) -> Vec<&str> {
                 ["key", "counter", "KEYS[i + 1]"].contains(&first)
             }
             "'PTTL'" | "'PEXPIRE'" | "'EXISTS'" => ["key", "queue"].contains(&first),
-            "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZREVRANGE'" | "'ZSCORE'" => {
-                first == "queue"
-            }
+            "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZREVRANGE'"
+            | "'ZSCORE'" => first == "queue",
             "'ZREM'" => ["queue", "KEYS[n + 1 + i]"].contains(&first),
             _ => false,
         }

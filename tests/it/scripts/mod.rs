@@ -21,6 +21,7 @@ use redis::{Connection, PubSub, Value};
 use crate::support::{SOON, ask, server};
 
 const SERVE: &str = include_str!("../../../lua/serve.lua");
+const NEAR: &str = include_str!("../../../lua/near.lua");
 const PRIMARY: &str = include_str!("../../../lua/primary.lua");
 type Script = LazyLock<String>;
 static ACQUIRE: Script = Script::new(|| whole(include_str!("../../../lua/acquire.lua")));
@@ -55,7 +56,7 @@ fn has_selectors(server: &Server) -> bool {
 
 /// A script with the parts that it shares with others.
 fn whole(script: &str) -> String {
-    let parts = [("serve", SERVE), ("primary", PRIMARY)];
+    let parts = [("serve", SERVE), ("near", NEAR), ("primary", PRIMARY)];
     parts
         .iter()
         .fold(script.to_owned(), |script, (name, part)| {

@@ -322,52 +322,53 @@ fn enqueue_gone(server: &leasehold_testbed::Server, key: &str, waiters: usize) {
 }
 
 #[test]
-fn a_release_skips_a_thousand_waiters_and_then_frees() {
+fn all_waiters_whose_clients_have_gone_are_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
-    for (gone, is_granted) in [(999, true), (1000, false), (1500, false)] {
-        queue_up(&mut redis, "k", &[TTL]);
-        enqueue_gone(&server, "k", gone);
-        let turn = pass(&mut redis, "k", 0);
-        assert_eq!(turn.value.is_some(), is_granted, "{gone}");
-        assert_eq!(heard(&server, &mut ear).len(), usize::from(is_granted));
-        if !is_granted {
-            let left = queue_of(&server, "k").len();
-            assert_eq!(left, gone - 1000 + 1);
-            // The next request skips the others.
-            let said = come(&mut redis, "k", 2, "+");
-            assert!(matches!(said, Said::Queued { ahead: 0, .. }), "{said:?}");
-            assert_eq!(heard(&server, &mut ear).len(), 1);
-            let value = text_of(&server, "k").unwrap();
-            assert!(value.starts_with(&format!("lh1 {}", lease(1))), "{value}");
-        }
-        ask(&server, &["FLUSHALL"]);
-    }
+    queue_up(&mut redis, "k", &[TTL]);
+    enqueue_gone(&server, "k", 9_999);
+    assert!(pass(&mut redis, "k", 0).value.is_some());
+    assert_eq!(heard(&server, &mut ear).len(), 1);
+    assert_eq!(queue_of(&server, "k"), [""; 0]);
+    ask(&server, &["FLUSHALL"]);
+    enqueue_gone(&server, "k", 2500);
+    assert_eq!(kinds(&[come(&mut redis, "k", 2, "+")]), ["granted"]);
+    assert_eq!(queue_of(&server, "k"), [""; 0]);
 }
 
+/// The first eight ask each second. A waiter that comes among them does not know it.
 #[test]
-fn an_acquire_skips_a_thousand_waiters_and_then_waits() {
+fn waiters_that_come_to_the_front_are_told() {
     let server = server();
-    let mut redis = connect(&server);
-    queue_up(&mut redis, "k", &[TTL]);
-    enqueue_gone(&server, "k", 2500);
-    ask(&server, &["DEL", "k"]);
-    for (mode, ahead) in [("+", 1501), ("-", 501)] {
-        let said = come(&mut redis, "k", 2, mode);
-        let Said::Queued {
-            left: 0,
-            ahead: seen,
-            ..
-        } = said
-        else {
-            panic!("it is free and not granted: {said:?}");
-        };
-        assert_eq!(seen, ahead);
-        assert_eq!(text_of(&server, "k"), None);
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let holders: Vec<String> = (1..=20).map(holder).collect();
+    let mut ear = listen(&mut clients, &holders);
+    let mut near = || {
+        let heard = heard(&server, &mut ear).into_iter();
+        let texts = heard.filter(|(_, text)| text.contains(" ~ "));
+        texts.collect::<Vec<_>>()
+    };
+    let told = |n: usize| {
+        let channel = format!("leasehold/{}", holder(n));
+        (channel, format!("{} ~ k", lease(n)))
+    };
+    queue_up(&mut redis, "k", &[TTL; 12]);
+    assert_eq!(near(), [], "those that join are told their places");
+    pass(&mut redis, "k", 0);
+    assert_eq!(near(), [told(9)]);
+    // Another one leaves.
+    let left = release(&mut redis, &["k"], &[&entry(3, TTL)]);
+    assert_eq!(ends(&left), ["done"]);
+    assert_eq!(near(), [told(10)]);
+    // Three at once, two of them gone.
+    enqueue_gone(&server, "k", 2);
+    pass(&mut redis, "k", 1);
+    assert_eq!(near(), [9, 10, 11].map(told));
+    for n in [2, 4, 5] {
+        pass(&mut redis, "k", n);
     }
-    assert_eq!(kinds(&[come(&mut redis, "k", 2, "-")]), ["granted"]);
-    assert_eq!(queue_of(&server, "k"), [""; 0]);
+    assert_eq!(near(), [told(12)], "nobody is behind");
 }
 
 #[test]

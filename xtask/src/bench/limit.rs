@@ -18,6 +18,7 @@ const RELEASE: &str = include_str!("../../../lua/release.lua");
 /// What the keys of queues begin with.
 const QUEUE: &[u8] = b"limit:~queue:";
 const SERVE: &str = include_str!("../../../lua/serve.lua");
+const NEAR: &str = include_str!("../../../lua/near.lua");
 const PRIMARY: &str = include_str!("../../../lua/primary.lua");
 
 /// As the library has them.
@@ -179,7 +180,8 @@ impl Limit {
 /// A script with the parts that it shares.
 fn whole(script: &str) -> String {
     let served = script.replace("-- part: serve.lua", SERVE);
-    served.replace("-- part: primary.lua", PRIMARY)
+    let near = served.replace("-- part: near.lua", NEAR);
+    near.replace("-- part: primary.lua", PRIMARY)
 }
 
 fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {

@@ -82,8 +82,8 @@ fn command() -> impl Strategy<Value = Command> {
             since: 7,
             polls: true,
         },
-        Standing::Kept,
-        Standing::Kept,
+        Standing::Kept { notified: false },
+        Standing::Kept { notified: true },
     ]);
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
@@ -119,5 +119,19 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::PutBack(Duration::from_secs(3600))),
     ];
-    vec(operation, 1..40)
+    // Sometimes so many wait that it matters which of them come to the front.
+    let crowd = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
+        let joins = move |n: usize| Operation::Ask {
+            by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
+            command: Command::Acquire {
+                key: key(0),
+                lease: lease(if n == 0 { 0 } else { 100 + n }),
+                ttl: Duration::from_millis(5_000),
+                standing: Standing::Told,
+            },
+        };
+        (0..waiters).map(joins).collect::<Vec<_>>()
+    });
+    let crowd = prop_oneof![3 => Just(Vec::new()), 1 => crowd];
+    (crowd, vec(operation, 1..40)).prop_map(|(crowd, others)| [crowd, others].concat())
 }

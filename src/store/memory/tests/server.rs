@@ -402,6 +402,7 @@ impl Twin {
                 let micros = of_redis.map_or(0, |(token, _)| token >> 10).to_string();
                 text(to, lease, &micros, key)
             }
+            News::Near { to, key, lease } if to.as_str() != CLIENTS[2] => text(to, lease, "~", key),
             News::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {
                 text(to, lease, &format!("!{by}"), key)
             }

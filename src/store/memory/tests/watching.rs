@@ -22,6 +22,8 @@ struct Curious(Mutex<Vec<bool>>);
 impl Listener for Curious {
     fn granted(&self, _: &Key, _: LeaseId, _: u64) {}
 
+    fn near(&self, _: &Key, _: LeaseId) {}
+
     fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
 
     fn changed(&self, key: &Key) -> Option<Watched> {

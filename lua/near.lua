@@ -1,0 +1,11 @@
+-- Purpose: tell the waiters that have come among the first eight of the queue, where `gone` waiters before
+--   them have left it: from now on they ask again each second. A part of the scripts that say
+--   `-- part: near.lua`. A queue of fewer waiters costs one command.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: nothing
+for _, entry in ipairs(redis.pcall('ZRANGE', queue, math.max(0, 8 - gone), 7)) do
+  local near, holder = string.match(entry, '^(%x+),[1-9]%d*,(%S+)$')
+  local channel = 'leasehold/' .. (holder or '')
+  if near then redis.pcall('PUBLISH', channel, near .. ' ~ ' .. key) end
+end

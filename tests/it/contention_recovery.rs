@@ -1,0 +1,91 @@
+//! Many clients, one thread each, that wait for one key: what befalls their notification connections, or
+//! their key, costs them little.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use leasehold::Client;
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, clients_that_hear, connections_made, in_redis, millis, queue,
+    script_calls, secs, server, wait_for_line,
+};
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
+}
+
+/// They reconnect, and that explains why they are no longer queued: no other connection is suspect.
+#[test]
+fn closed_notification_connections_alone_are_replaced() {
+    const CLIENTS: usize = 30;
+    let server = server();
+    let (stop, grants) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let tasks: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mutex = client(&server).mutex("k");
+            let (stop, grants) = (Arc::clone(&stop), Arc::clone(&grants));
+            Task::start(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let guard = mutex.lock().unwrap();
+                    grants.fetch_add(1, Ordering::SeqCst);
+                    thread::sleep(millis(5));
+                    drop(guard);
+                }
+            })
+        })
+        .collect();
+    let so_many_more = |more: usize| {
+        let wanted = grants.load(Ordering::SeqCst) + more;
+        let enough = || grants.load(Ordering::SeqCst) >= wanted;
+        assert!(eventually(secs(60), enough));
+    };
+    assert!(eventually(SOON, || clients_that_hear(&server) == CLIENTS));
+    so_many_more(3 * CLIENTS);
+    let made = connections_made(&server, || {
+        ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+        so_many_more(5 * CLIENTS);
+    });
+    // One each; and those of a client that asked in the very moment in which its connection was closed.
+    assert!(made <= 3 * CLIENTS as u64 / 2, "{made}");
+    stop.store(true, Ordering::SeqCst);
+    for task in tasks {
+        task.within(secs(60), "its last turn");
+    }
+}
+
+/// Behind hundreds of waiters it would not ask for half a minute.
+#[test]
+fn a_waiter_told_that_it_is_near_asks_soon() {
+    let server = server();
+    let [holder, waiting] = [(); 2].map(|()| client(&server));
+    let held = [holder.mutex("warm"), holder.mutex("k")].map(|mutex| mutex.lock().unwrap());
+    let warm = waiting.mutex("warm");
+    assert!(warm.try_lock_for(millis(300)).unwrap().is_none());
+    assert!(eventually(SOON, || clients_that_hear(&server) == 2));
+    let fill = "for n = 1, 400 do \
+        redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,gone/%d/0', n, n)) end \
+        redis.call('PEXPIRE', KEYS[1], 60000)";
+    ask(&server, &["EVAL", fill, "1", &in_redis("~queue:k")]);
+    let mutex = waiting.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 401);
+    let own = queue(&server, "k").pop().unwrap();
+    let mut words = own.split(',');
+    let (lease, address) = (words.next().unwrap(), words.next_back().unwrap());
+    let before = script_calls(&server);
+    let message = format!("{lease} ~ {}", in_redis("k"));
+    ask(
+        &server,
+        &["PUBLISH", &format!("leasehold/{address}"), &message],
+    );
+    assert!(eventually(SOON, || script_calls(&server) > before));
+    drop(held);
+    drop(waiter.within(SOON, "its turn, past the dead"));
+}
