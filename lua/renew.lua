@@ -17,12 +17,17 @@ for i, key in ipairs(KEYS) do
     else
       result = redis.pcall('PEXPIRE', key, ttl, 'GT')
       local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
+      local is_old = type(result) == 'table'
       if result ~= 1 and not is_replica then
         -- It has longer than that, or no end at all, or Redis is older than 7.0 and knows no GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
-          local shorter = result < tonumber(ttl)
-          result = shorter and redis.pcall('PEXPIRE', key, ttl) or 1
+          if result < tonumber(ttl) then
+            result = redis.pcall('PEXPIRE', key, ttl)
+          else
+            -- Without GT nothing has been written yet, which a replica would refuse.
+            result = is_old and redis.pcall('PEXPIRE', key, result + 1) or 1
+          end
         end
       end
     end

@@ -30,7 +30,7 @@ use crate::watchdog::watched::{WatchedLeases, watched};
 
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// A renewal by this changes no ttl: it only asks whether the lease is held. A replica refuses it (from Redis 7 on).
+/// A renewal by this changes no ttl: it only asks whether the lease is held. A replica refuses it.
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 pub(crate) struct Watchdog {

@@ -79,7 +79,7 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Release, "ARGV[i], lease .. ',0,' .. holder)", "lease .. ',0,' .. holder)"),
         (Kind::Release, "== 'lh1 ' .. lease then", "== 'lh1 ' .. lease or result then"),
         (Kind::Renew, "~= 'lh1 ' .. lease then", "== '' then"),
-        (Kind::Renew, "local shorter = result < tonumber(ttl)", "local shorter = true"),
+        (Kind::Renew, "if result < tonumber(ttl) then", "if true then"),
         (Kind::Renew, "= ARGV[2 * i - 1], ARGV[2 * i]", "= ARGV[2 * i - 1], ARGV[2 * i] + 1000"),
         (Kind::Adopt, "if string.sub(result, 1, 36) == 'lh1 ' .. from then", "if true then"),
         (Kind::Adopt, "if micros ~= token then", "if not micros then"),

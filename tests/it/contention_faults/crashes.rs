@@ -265,6 +265,9 @@ fn who_dies_in_line_holds_up_nobody_while_a_tool_listens_to_all_channels() {
     let held = client.mutex(KEY).lock().unwrap();
     let mut waiters = Waiter::line(&server, 2);
     waiters[0].child.kill();
+    // That of the other waiter, and that of the holder.
+    let noticed = || wake_up_connections(&server) <= 2;
+    assert!(eventually(SOON, noticed), "Redis sees that it has gone");
     held.unlock().unwrap();
     waiters[1].has_its_turn(SLACK);
     assert_all_become_free(&server);

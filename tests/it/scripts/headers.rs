@@ -176,7 +176,7 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'PTTL'" | "'PEXPIRE'" | "'EXISTS'" => ["key", "queue"].contains(&first),
             "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZREVRANGE'"
             | "'ZSCORE'" => first == "queue",
-            "'ZREM'" => ["queue", "KEYS[n + 1 + i]"].contains(&first),
+            "'ZREM'" => ["key", "queue", "KEYS[n + 1 + i]"].contains(&first),
             _ => false,
         }
     };
