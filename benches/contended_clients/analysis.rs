@@ -1,4 +1,4 @@
-//! What follows from the logs of all workers for one window of time. Knows no server and no process.
+//! Derives the figures of one window of time from the logs of all workers. Knows no server and no process.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What happens to the workers during the run, and what the server shows of the key meanwhile. Counts its own
+//! Faults that the workers meet during the run, and looks at the key on the server meanwhile. Counts its own
 //! commands, so that they can be left out of what the workers cost.
 
 use std::error::Error;

@@ -91,7 +91,7 @@ enum Role {
     Worker(Assignment),
 }
 
-/// What the server counted.
+/// The server's own counts.
 struct Counts {
     /// During the window that is measured.
     served: Served,

@@ -21,7 +21,7 @@ const STEP: usize = 8;
 const END_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What all workers are started with.
+/// The settings that all workers start with.
 pub struct Setup {
     pub url: String,
     pub hold: Duration,
@@ -35,7 +35,7 @@ struct Worker {
     is_stopped: bool,
 }
 
-/// What became of a worker.
+/// The end of a worker.
 pub struct Career {
     pub turns: Turns,
     /// When it was killed, in ns.

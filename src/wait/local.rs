@@ -72,16 +72,16 @@ pub(crate) struct Claim {
     since: Option<u64>,
     /// It joined to be notified of its grant; otherwise it has to poll.
     notified: bool,
-    /// What it heard notifications by when it was last seen in the queue: see `Store::hearing`.
+    /// The number of the connection that would notify it when it was last seen in the queue: see `Store::hearing`.
     heard_by: u64,
     /// It is one of the first in that queue, and its key is watched.
     watches: bool,
 }
 
-/// What to ask Redis for.
+/// How a waiter asks Redis for the lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claimed {
-    /// What may be queued already.
+    /// The lease that may be queued already.
     Kept,
     /// Something new, at the place of a claim that was queued since then.
     Again {
@@ -474,7 +474,7 @@ impl Place<'_> {
         Some(claim.notified)
     }
 
-    /// What the line's claim relied on to be notified, if it did: see `Store::hearing`.
+    /// The connection that the line's claim relied on to be notified, if it did: see `Store::hearing`.
     pub(crate) fn relied_on(&self) -> Option<u64> {
         let shard = self.queues.shard(self.key);
         let claim = shard.lines.get(self.key)?.claim?;

@@ -27,7 +27,7 @@ pub(super) const AT_A_TIME: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 
 /// a slow machine needs fewer round trips. Some ms of Redis, which any command time-out should leave room for.
 const LATE: Duration = Duration::from_millis(250);
 
-/// What a worker does next.
+/// The next task of a worker.
 pub(crate) enum Work {
     Renew(Vec<Arc<Lease>>),
     /// Ask whether they are held.

@@ -38,15 +38,15 @@ struct Slot {
     attempts: u8,
 }
 
-/// What a release lets go of.
+/// The origin of the lease that a release ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// What a guard held.
+    /// A guard held it.
     Held,
     HeldBeforeOthers,
-    /// What no guard ever had.
+    /// No guard ever held it.
     Unheld,
-    /// What an acquire that may still arrive may take.
+    /// An acquire that may still arrive may take it.
     Ghost,
 }
 
@@ -310,7 +310,7 @@ impl Releases {
     }
 }
 
-/// What a sweep may see and change of a release.
+/// The parts of a release that a sweep may see and change.
 pub(super) struct Swept<'a> {
     pub(super) key: &'a Key,
     pub(super) until: Moment,

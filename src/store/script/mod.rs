@@ -34,7 +34,7 @@ static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
     })
 });
 
-/// What scripts share, and the names by which they include it.
+/// The parts that scripts share, and the names by which they include them.
 const PARTS: [(&str, &str); 3] = [
     ("serve.lua", include_str!("../../../lua/serve.lua")),
     ("near.lua", include_str!("../../../lua/near.lua")),

@@ -15,7 +15,7 @@ use leasehold_load::Locker;
 
 const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/release.lua");
-/// What the keys of queues begin with.
+/// The keys of queues begin with this.
 const QUEUE: &[u8] = b"limit:~queue:";
 const SERVE: &str = include_str!("../../../lua/serve.lua");
 const NEAR: &str = include_str!("../../../lua/near.lua");
