@@ -2,6 +2,9 @@
 --   A part of lua/acquire.lua and lua/release.lua: it stands where they say `-- part: serve.lua`.
 --   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a client that polls>,<holder>`,
 --   sorted by the time in µs at which each waiter joined.
+--   A client that was stopped still listens. So a waiter that joined more than a second ago, or a third of its
+--   ttl, gets the key for a quarter of its ttl, of at least 500 ms and at most 2 s, and `?` tells it to confirm
+--   the grant with an acquire. A waiter confirms such a grant anyway, as its validity counts from its join.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nothing if nobody waits; an error: the key is not granted
@@ -13,19 +16,26 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     if first.err then return first end
     if not first[1] then return nil end
     gone = gone + 1
-    local lease, ttl, holder = string.match(first[1], '^(%x+),(%d+),(%S+)$')
+    local lease, asked, holder = string.match(first[1], '^(%x+),(%d+),(%S+)$')
     if lease and #lease == 32 then
       local channel, is_own = 'leasehold/' .. holder, lease == own_lease
-      local polls = ttl == '0'
+      local polls, ttl, mark = asked == '0', asked, ''
+      if is_own then
+        ttl = own_ttl
+      elseif polls then
+        ttl = 100
+      elseif tonumber(asked) > 500 and micros - first[2] > 1000 * math.min(asked / 3, 1000) then
+        ttl, mark = math.min(math.max(math.floor(asked / 4), 500), 2000), '?'
+      end
       -- Not by what PUBLISH returns: that counts listeners to all channels, too.
       local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
       if listeners ~= 0 then
         local more = redis.pcall('EXISTS', queue) == 1 and ' +' or ''
         local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. more
-        local set = redis.pcall('SET', key, value, 'PX', is_own and own_ttl or polls and 100 or ttl)
+        local set = redis.pcall('SET', key, value, 'PX', ttl)
         if set.err then return set end
         if not is_own and not polls then
-          local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. micros .. ' ' .. key)
+          local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. mark .. micros .. ' ' .. key)
           -- A waiter that must not be told loses its turn soon.
           if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
         end

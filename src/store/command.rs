@@ -181,6 +181,23 @@ pub(crate) enum Reply {
     Value(Vec<u8>),
 }
 
+/// A grant to a waiter, as its message tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) token: u64,
+    /// It lasts for a moment only, until the waiter confirms it with an acquire.
+    pub(crate) to_confirm: bool,
+}
+
+#[cfg(test)]
+impl Grant {
+    /// One of tests and models, where they do not say otherwise.
+    pub(crate) const USUAL: Self = Self {
+        token: 7,
+        to_confirm: false,
+    };
+}
+
 /// The place of a waiter in the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queued {

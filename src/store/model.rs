@@ -152,8 +152,8 @@ impl Direct {
     fn deliver(&self, listener: &dyn Listener, notice: Notice) {
         match notice {
             Notice::News(News::Granted {
-                key, lease, token, ..
-            }) => listener.granted(&key, lease, token),
+                key, lease, grant, ..
+            }) => listener.granted(&key, lease, grant),
             Notice::News(News::Near { key, lease, .. }) => listener.near(&key, lease),
             Notice::News(News::Forced { key, lease, by, .. }) => listener.forced(&key, lease, by),
             Notice::News(News::Changed(key)) => {

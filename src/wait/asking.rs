@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::LeaseId;
 use crate::lease::{Check, Lease, Terms};
-use crate::store::{Command, Queued, Reply, Standing};
+use crate::store::{Command, Grant, Queued, Reply, Standing};
 use crate::wait::local::{Claim, Claimed};
 use crate::wait::{Until, Wait, Waits, Wanted};
 
@@ -169,22 +169,23 @@ impl Waits {
         }
     }
 
-    /// Takes what Redis granted while it was waited for, if that is good for long enough: its
-    /// validity counts from when it was first asked for, since it is not known when it was granted.
+    /// Takes what Redis granted while it was waited for, unless it has to be confirmed, or is not good for long
+    /// enough: its validity counts from when it was first asked for, since it is not known when it was granted.
     pub(super) fn enter(
         &self,
         wait: &Wait<'_>,
         claim: &Claim,
-        token: u64,
+        grant: Grant,
         now: Moment,
     ) -> Result<Option<Arc<Lease>>, Error> {
         let options = wait.wanted.options;
         let whole_ttl_promised = options.renew_every.is_none() || options.max_hold.is_some();
         let spent = now.since(claim.asked_at);
-        if whole_ttl_promised || claim.options != options || spent > options.ttl / 3 {
+        let is_short = grant.to_confirm || spent > options.ttl / 3;
+        if whole_ttl_promised || claim.options != options || is_short {
             return Ok(None);
         }
-        let terms = self.terms(wait.wanted, claim.lease, token, claim.asked_at);
+        let terms = self.terms(wait.wanted, claim.lease, grant.token, claim.asked_at);
         match self.granted(terms, wait.wanted.check.clone(), true) {
             Ok(lease) => Ok(Some(lease)),
             Err(late) if late.is_unavailable() => Ok(None),

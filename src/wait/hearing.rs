@@ -9,7 +9,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::loss::LossReason;
-use crate::store::{Command, Listener, Store, Watched, has_queue, holds};
+use crate::store::{Command, Grant, Listener, Store, Watched, has_queue, holds};
 use crate::wait::local::LocalQueues;
 use crate::watchdog::Watchdog;
 
@@ -66,8 +66,8 @@ impl Hearing {
 }
 
 impl Listener for Hearing {
-    fn granted(&self, key: &Key, lease: LeaseId, token: u64) {
-        if !self.queues.granted(key, lease, token) {
+    fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) {
+        if !self.queues.granted(key, lease, grant) {
             // The waiter has left. Its own release may have come before the grant, so release it here.
             self.store.post(Command::Release {
                 key: key.clone(),

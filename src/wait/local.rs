@@ -18,7 +18,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
-use crate::store::Standing;
+use crate::store::{Grant, Standing};
 use crate::sync::{Mutex, MutexGuard};
 use crate::wait::handed_over::HandedOver;
 
@@ -64,8 +64,7 @@ pub(crate) struct Claim {
     pub(crate) options: Options,
     /// When it was first asked for: it was granted after that, if it was.
     pub(crate) asked_at: Moment,
-    /// The fencing token, once it was granted.
-    pub(crate) granted: Option<u64>,
+    pub(crate) granted: Option<Grant>,
     /// A request under it has no answer yet: its caller gives back what comes of it.
     asked: bool,
     /// When it joined the queue of Redis, by the clock of Redis in µs.
@@ -110,7 +109,7 @@ pub(crate) enum Turn {
     /// Ask Redis.
     First,
     /// Take what Redis has granted.
-    Granted(Claim, u64),
+    Granted(Claim, Grant),
 }
 
 impl LocalQueues {
@@ -233,12 +232,12 @@ impl LocalQueues {
 
     /// Redis has granted `key` to `lease`, which should be queued for one of ours. False if
     /// nobody knows of it.
-    pub(crate) fn granted(&self, key: &Key, lease: LeaseId, token: u64) -> bool {
+    pub(crate) fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) -> bool {
         let mut shard = self.shard(key);
         if let Some(line) = shard.lines.get_mut(key)
             && let Some(claim) = line.claim.as_mut().filter(|claim| claim.lease == lease)
         {
-            claim.granted = Some(token);
+            claim.granted = Some(grant);
             line.wake();
             return true;
         }
@@ -405,9 +404,9 @@ impl Place<'_> {
             return Turn::Behind;
         };
         if let Some(claim) = line.claim
-            && let Some(token) = claim.granted
+            && let Some(grant) = claim.granted
         {
-            return Turn::Granted(claim, token);
+            return Turn::Granted(claim, grant);
         }
         let holder = shard.holders.get(self.key);
         let live = holder.and_then(|lease| lease.live_for(now));
@@ -432,7 +431,11 @@ impl Place<'_> {
             return (fresh, Claimed::Fresh, None);
         }
         if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
-            (claim.granted, claim.watches, claim.asked) = (None, false, true);
+            if claim.granted.take().is_some() {
+                // It was told, so a place that it has lost since says nothing against its connection.
+                claim.notified = false;
+            }
+            (claim.watches, claim.asked) = (false, true);
             return (claim.lease, Claimed::Kept, None);
         }
         let fresh_claim = Claim {

@@ -295,8 +295,8 @@ impl Waits {
             }
             let now = if first { come_at } else { self.watchdog.now() };
             let turn = wait.place.turn(now);
-            if let Turn::Granted(claim, token) = &turn {
-                if let Some(lease) = self.enter(wait, claim, *token, now)? {
+            if let Turn::Granted(claim, grant) = &turn {
+                if let Some(lease) = self.enter(wait, claim, *grant, now)? {
                     return Ok(Some(Got::Granted(lease)));
                 }
                 wait.rest = Rest::None;

@@ -10,7 +10,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::lease::Terms;
-use crate::store::{Command, Reply, Request, Scripted};
+use crate::store::{Command, Grant, Reply, Request, Scripted};
 use crate::thread::Crew;
 use crate::watchdog::Agenda;
 
@@ -203,6 +203,35 @@ fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
     });
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let again = Standing::Again {
+        since: 5,
+        polls: false,
+    };
+    let kept = Standing::Kept { notified: true };
+    assert_eq!(*f.store.asked.lock(), [Standing::Told, kept, again]);
+    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
+}
+
+/// Its machine stood still for longer than the grant lasted.
+#[test]
+fn a_place_lost_after_its_grant_raises_no_suspicion() {
+    let f = fixture();
+    let queues = Arc::clone(&f.queues);
+    let grant = Grant {
+        to_confirm: true,
+        ..Grant::USUAL
+    };
+    f.answer(move |request| {
+        let Command::Acquire { key, lease, .. } = &request.command else {
+            panic!("{request:?}");
+        };
+        assert!(queues.granted(key, *lease, grant));
+        Ok(contended(true))
+    });
+    f.answer_after(Duration::ZERO, Ok(contended(false)));
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    let terms = f.acquire(Until::Forever).unwrap().unwrap();
+    assert_eq!(terms.token, 8);
     let again = Standing::Again {
         since: 5,
         polls: false,

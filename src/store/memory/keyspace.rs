@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
-use crate::store::command::{Command, Queued, Reply, Standing};
+use crate::store::command::{Command, Grant, Queued, Reply, Standing};
 use crate::store::value::{self, LockValue};
 
 /// Waiters that a queue has room for.
@@ -20,6 +20,10 @@ const NEAR: usize = 8;
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// For how long a key is kept for a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
+/// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
+const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
+/// Until it does, it has the key for a quarter of its ttl, within these bounds.
+const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 /// The time of a grant has sixteen digits on the wire.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
 
@@ -73,7 +77,7 @@ pub(crate) enum News {
         to: HolderId,
         key: Key,
         lease: LeaseId,
-        token: u64,
+        grant: Grant,
     },
     /// `lease` has come among the first in its queue.
     Near {
@@ -100,6 +104,17 @@ pub(crate) struct Step<'a> {
     /// Whether a client can be told.
     pub(crate) listens: &'a dyn Fn(&HolderId) -> bool,
     pub(crate) news: &'a mut Vec<News>,
+}
+
+impl Waiter {
+    /// For how long it gets the key until it confirms that, if it has to.
+    fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
+        let [shortest, longest] = UNCONFIRMED;
+        let ttl = self.ttl.filter(|ttl| *ttl > shortest)?;
+        let waited = Duration::from_micros(now_micros.saturating_sub(self.since));
+        let quarter = Duration::from_millis(ttl.as_millis() as u64 / 4);
+        (waited > CONFIRMED_AFTER.min(ttl / 3)).then(|| quarter.clamp(shortest, longest))
+    }
 }
 
 impl Keyspace {
@@ -295,7 +310,9 @@ impl Keyspace {
                 // That client has gone.
                 continue;
             }
-            let asked = own_ttl.map(|(_, ttl)| ttl).or(first.ttl);
+            let now = self.micros(step.now);
+            let unconfirmed = first.unconfirmed_ttl(now).filter(|_| is_told);
+            let asked = own_ttl.map(|(_, ttl)| ttl).or(unconfirmed).or(first.ttl);
             let ttl = asked.unwrap_or(KEPT_FOR_POLLING);
             let more = self.queues.contains_key(key);
             let micros = self.grant(key, &first, ttl, more, step);
@@ -304,7 +321,10 @@ impl Keyspace {
                     to: first.holder,
                     key: key.clone(),
                     lease: first.lease,
-                    token: token(micros),
+                    grant: Grant {
+                        token: token(micros),
+                        to_confirm: unconfirmed.is_some(),
+                    },
                 });
             }
             self.tell_near(key, gone, step);

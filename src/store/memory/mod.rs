@@ -132,10 +132,10 @@ impl MemoryServer {
                 to,
                 key,
                 lease,
-                token,
+                grant,
             } => {
                 if let Some(listener) = listener(&to) {
-                    listener.granted(&key, lease, token);
+                    listener.granted(&key, lease, grant);
                 }
             }
             News::Near { to, key, lease } => {

@@ -26,7 +26,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, fence_counter};
-use crate::store::command::Standing;
+use crate::store::command::{Grant, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::epoch::MadeIn;
 use crate::store::{script, value};
@@ -59,7 +59,7 @@ pub(crate) struct Watched {
 /// Who is told. Called on the thread of the wake-ups; quick; may ask for more to be watched.
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
-    fn granted(&self, key: &Key, lease: LeaseId, token: u64);
+    fn granted(&self, key: &Key, lease: LeaseId, grant: Grant);
     /// `lease` is among the first waiters for `key`.
     fn near(&self, key: &Key, lease: LeaseId);
     /// `lease`, which had `key`, was ended by another client's will.
@@ -479,8 +479,8 @@ impl Wakeups {
         }
     }
 
-    /// `<lease> <µs part of the token> <key>`, `<lease> ~ <key>` or `<lease> !<holder> <key>`, as lua/release.lua
-    /// publishes it.
+    /// `<lease> <µs part of the token> <key>`, with `?` before the µs of a grant to confirm, `<lease> ~ <key>` or
+    /// `<lease> !<holder> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
     fn hear_news(&self, data: &[Value], listener: &dyn Listener) -> bool {
         let [_, Value::BulkString(message)] = data else {
             return false;
@@ -498,8 +498,12 @@ impl Wakeups {
                 listener.forced(&key, lease, HolderId::of_text(by));
             } else if what == "~" {
                 listener.near(&key, lease);
-            } else if let Some(token) = value::token(what) {
-                listener.granted(&key, lease, token);
+            } else {
+                let micros = what.strip_prefix('?');
+                let to_confirm = micros.is_some();
+                if let Some(token) = value::token(micros.unwrap_or(what)) {
+                    listener.granted(&key, lease, Grant { token, to_confirm });
+                }
             }
         }
         true

@@ -9,7 +9,7 @@ struct Deaf;
 
 impl Listener for Deaf {
     fn near(&self, _: &Key, _: LeaseId) {}
-    fn granted(&self, _: &Key, _: LeaseId, _: u64) {}
+    fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
     fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
     fn changed(&self, _: &Key) -> Option<Watched> {
         None

@@ -6,6 +6,7 @@ use crate::thread::Crew;
 
 const FAR: Duration = Duration::from_secs(600);
 const OPTIONS: Options = Options::USUAL;
+const GRANT: Grant = Grant::USUAL;
 
 fn key(name: &str) -> Key {
     Key::new("", name, 16).unwrap()
@@ -262,9 +263,9 @@ fn a_grant_that_comes_before_its_answer_is_kept() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
-    assert!(queues.granted(&key, asked, 9));
+    assert!(queues.granted(&key, asked, GRANT));
     assert_eq!(one.wait(far()), Woken::Called);
-    assert!(matches!(one.turn(Moment::now()), Turn::Granted(_, 9)));
+    assert!(matches!(one.turn(Moment::now()), Turn::Granted(_, GRANT)));
 }
 
 #[test]
@@ -273,7 +274,7 @@ fn what_is_let_go_by_force_before_anybody_enters_is_asked_for_anew() {
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
-    assert!(queues.granted(&key, asked, 9));
+    assert!(queues.granted(&key, asked, GRANT));
     assert_eq!(one.wait(soon()), Woken::Called);
     assert!(queues.forced(&key, asked, &operator()).is_none());
     assert_eq!(one.wait(soon()), Woken::Called);
@@ -315,12 +316,12 @@ fn who_has_a_lease_that_is_let_go_by_force_is_found() {
 fn a_grant_that_nobody_waits_for_is_told_apart_from_one_that_is_held() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let asked = LeaseId::random();
-    assert!(!queues.granted(&key, asked, 9), "nobody is there");
+    assert!(!queues.granted(&key, asked, GRANT), "nobody is there");
     let one = join(&queues, &key);
-    assert!(!queues.granted(&key, asked, 9), "nobody asked for it");
+    assert!(!queues.granted(&key, asked, GRANT), "nobody asked for it");
     assert!(one.leave_with(&lease_of(&key, asked)).is_none());
-    assert!(queues.granted(&key, asked, 9), "it knows already");
-    assert!(!queues.granted(&key, LeaseId::random(), 9));
+    assert!(queues.granted(&key, asked, GRANT), "it knows already");
+    assert!(!queues.granted(&key, LeaseId::random(), GRANT));
 }
 
 #[test]

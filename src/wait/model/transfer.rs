@@ -1,6 +1,7 @@
 //! Models of a grant that passes to another client.
 
 use super::*;
+use crate::store::Grant;
 
 /// A lease that `client` was granted while it was queued, and whose notification it has not heard yet.
 fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
@@ -24,12 +25,12 @@ fn model_late_grant_beside_hand_over_is_known() {
         let client = Client::new(&server, Standing::Told);
         let lease = client.waits.acquire(&wanted(), Until::Forever);
         let lease = lease.unwrap().unwrap();
-        let terms = lease.terms();
+        let (terms, grant) = (lease.terms(), Grant::USUAL);
         thread::scope(|scope| {
             scope.spawn(|| client.queues.hand_over(&lease));
-            assert!(client.queues.granted(&terms.key, terms.id, terms.token));
+            assert!(client.queues.granted(&terms.key, terms.id, grant));
         });
-        assert!(client.queues.granted(&terms.key, terms.id, terms.token));
+        assert!(client.queues.granted(&terms.key, terms.id, grant));
     });
 }
 

@@ -3,16 +3,22 @@
 use super::*;
 use crate::store::Command;
 
+const GRANT: Grant = Grant::USUAL;
+
 impl Fixture {
     /// The next question puts the caller in line, and it is granted the lock before it hears so.
     fn grant_in_line(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
+        self.grant(GRANT, later, meanwhile);
+    }
+
+    fn grant(&self, grant: Grant, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
         let (clock, queues) = (self.clock.clone(), Arc::clone(&self.queues));
         self.answer(move |request| {
             let Command::Acquire { key, lease, .. } = &request.command else {
                 panic!("{request:?}");
             };
             clock.advance(later);
-            assert!(queues.granted(key, *lease, 7));
+            assert!(queues.granted(key, *lease, grant));
             meanwhile();
             Ok(contended(true))
         });
@@ -32,14 +38,22 @@ fn a_grant_that_was_told_of_is_entered_on_without_another_question() {
 }
 
 #[test]
-fn a_grant_that_was_told_of_is_confirmed_where_all_of_its_ttl_is_promised_or_much_is_spent() {
+fn a_grant_of_too_little_ttl_is_confirmed_before_it_is_used() {
     let unrenewed = Options {
         renew_every: None,
         ..OPTIONS
     };
-    for (options, later) in [(OPTIONS, OPTIONS.ttl / 2), (unrenewed, Duration::ZERO)] {
+    let unconfirmed = Grant {
+        to_confirm: true,
+        ..GRANT
+    };
+    for (options, later, grant) in [
+        (OPTIONS, OPTIONS.ttl / 2, GRANT),
+        (unrenewed, Duration::ZERO, GRANT),
+        (OPTIONS, Duration::ZERO, unconfirmed),
+    ] {
         let f = fixture();
-        f.grant_in_line(later, || {});
+        f.grant(grant, later, || {});
         f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 9 }));
         let terms = f.acquire_on(options, Until::Forever).unwrap().unwrap();
         assert_eq!(terms.token, 9);

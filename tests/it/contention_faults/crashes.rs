@@ -15,8 +15,8 @@ use crate::child::{self, Child};
 use crate::contention_faults::{KEY, unhurried};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, assert_all_become_free, millis, queue, secs, server, value_of,
-    wait_for_line, wake_up_connections,
+    LONG_TTL, SOON, Task, ask, assert_all_become_free, make_first_join_earlier, millis, queue,
+    secs, server, value_of, wait_for_line, wake_up_connections,
 };
 
 /// How much later than they should things may happen on a busy machine.
@@ -300,6 +300,34 @@ fn a_waiter_that_stands_still_loses_its_turn_and_knows_it() {
     second.unlock().unwrap();
     still.has_its_turn(SLACK);
     assert_tokens_rose(&server, 2);
+    assert_all_become_free(&server);
+}
+
+/// It has been waiting for so long that it may be stopped: it gets the key for two seconds at first.
+#[test]
+fn a_waiter_stopped_for_long_costs_less_than_its_ttl() {
+    let server = server_with_ttl(LONG_TTL);
+    let clients = [(); 2].map(|()| unhurried(&server.url()));
+    let held = clients[0].mutex(KEY).lock().unwrap();
+    let still = Waiter::start(&server);
+    wait_for_line(&server, KEY, 1);
+    let mutex = clients[1].mutex(KEY);
+    let second = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, KEY, 2);
+    still.stop();
+    make_first_join_earlier(&server, KEY, secs(3600));
+    held.unlock().unwrap();
+    let value = value_of(&server, KEY).unwrap();
+    assert!(value.contains(&still.holder), "it has the lock: {value}");
+    let second = second.within(LONG_TTL / 2, "entering after the one that is stopped");
+
+    still.resume();
+    second.check().unwrap();
+    wait_for_line(&server, KEY, 1);
+    assert_eq!(queue(&server, KEY).len(), 1, "it waits again");
+    second.unlock().unwrap();
+    still.has_its_turn(SLACK);
+    assert_tokens_rose(&server, 1);
     assert_all_become_free(&server);
 }
 

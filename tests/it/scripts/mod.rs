@@ -272,7 +272,11 @@ fn queue_of(server: &Server, key: &str) -> Vec<String> {
 
 /// Caller `n` asks for the key for [`TTL`], with this queue mode.
 fn come(connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
-    let args = [&holder(n), &lease(n), TTL, mode];
+    come_for(TTL, connection, key, n, mode)
+}
+
+fn come_for(ttl: &str, connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
+    let args = [&holder(n), &lease(n), ttl, mode];
     call(connection, &ACQUIRE, &[FENCE, key], &args).remove(0)
 }
 
@@ -281,8 +285,7 @@ fn join(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
     if ttl == "0" {
         return come(connection, key, n, "0");
     }
-    let args = [&holder(n), &lease(n), ttl, "+"];
-    call(connection, &ACQUIRE, &[FENCE, key], &args).remove(0)
+    come_for(ttl, connection, key, n, "+")
 }
 
 /// Caller `n` releases the key that it holds.

@@ -5,8 +5,9 @@ use redis::Connection;
 
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
-    TTL, come, connect, ends, entries, entry, eval, go, has_selectors, heard, holder, join, kinds,
-    lease, listen, queue_name, queue_of, queue_up, release, say, text_of, ttl_of, value,
+    TTL, come, come_for, connect, ends, entries, entry, eval, go, granted, has_selectors, heard,
+    holder, join, kinds, lease, listen, queue_name, queue_of, queue_up, release, say, text_of,
+    ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -294,19 +295,55 @@ fn an_entry_with_an_impossible_ttl_frees_the_key() {
     let mut redis = connect(&server);
     let mut clients = connect(&server);
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
-    for ttl in ["00", &"9".repeat(30)] {
-        let marked = value(&lease(0)) + " +";
-        ask(&server, &["SET", "k", &marked, "PX", TTL]);
-        enqueue(&server, "k", &[entry(1, ttl), entry(2, TTL)]);
-        assert_eq!(pass(&mut redis, "k", 0).value, None, "{ttl}");
-        assert_eq!(heard(&server, &mut ear), [], "{ttl}");
-        let said = join(&mut redis, "k", 3, TTL);
-        assert_eq!(kinds(&[said]), ["queued"], "{ttl}");
-        assert_eq!(
-            heard(&server, &mut ear).len(),
-            1,
-            "{ttl}: caller 2 is served"
+    let marked = value(&lease(0)) + " +";
+    ask(&server, &["SET", "k", &marked, "PX", TTL]);
+    enqueue(&server, "k", &[entry(1, "00"), entry(2, TTL)]);
+    assert_eq!(pass(&mut redis, "k", 0).value, None);
+    assert_eq!(heard(&server, &mut ear), []);
+    let said = join(&mut redis, "k", 3, TTL);
+    assert_eq!(kinds(&[said]), ["queued"]);
+    assert_eq!(heard(&server, &mut ear).len(), 1, "caller 2 is served");
+}
+
+/// A waiter that was stopped while it waited still listens.
+#[test]
+fn waiters_of_long_standing_confirm_their_grants() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[holder(1)]);
+    let second = 1_000_000;
+    // The ttl, the µs since its join, and the longest that it has the key before it confirms that.
+    for (ttl, waited, unconfirmed) in [
+        (60_000, 2 * second, Some(2_000)),
+        (60_000, -second, None),
+        (4_000, 2 * second, Some(1_000)),
+        (900, second / 2, Some(500)),
+        (900, -second, None),
+        (501, 2 * second, Some(500)),
+        (500, 2 * second, None),
+    ] {
+        let told = format!("ttl {ttl} after {waited} µs");
+        let asked = ttl.to_string();
+        granted(&come(&mut redis, "k", 0, "+"));
+        let (now, micros): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
+        let mode = format!("+{}", now * second + micros - waited);
+        come_for(&asked, &mut redis, "k", 1, &mode);
+        let turn = pass(&mut redis, "k", 0);
+        let micros = granted_to(1, &turn, false);
+        assert!(turn.left <= unconfirmed.unwrap_or(ttl), "{told}: {turn:?}");
+        assert!(
+            turn.left > unconfirmed.unwrap_or(ttl) / 2,
+            "{told}: {turn:?}"
         );
+        let mark = if unconfirmed.is_some() { "?" } else { "" };
+        let [(_, message)] = &heard(&server, &mut ear)[..] else {
+            panic!("{told}: one message");
+        };
+        assert_eq!(*message, format!("{} {mark}{micros} k", lease(1)), "{told}");
+        // Confirmed, it has its whole ttl.
+        let said = come_for(&asked, &mut redis, "k", 1, "-");
+        assert_eq!(granted(&said), micros, "{told}");
+        assert!(ttl_of(&server, "k") > ttl / 2, "{told}");
         ask(&server, &["FLUSHALL"]);
     }
 }

@@ -1,6 +1,8 @@
 //! What a server shows of its clients' work: calls that it counted, connections by their names, the
 //! queues of locks. Never asks a client.
 
+use std::time::Duration;
+
 use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{SOON, ask, in_redis, value_of};
@@ -72,6 +74,14 @@ pub fn queue(server: &Server, key: &str) -> Vec<String> {
     };
     let text = |waiter: &Reply| waiter.as_text().map(str::to_owned);
     waiters.iter().filter_map(text).collect()
+}
+
+/// The first waiter in the queue of the lock joined this much earlier.
+pub fn make_first_join_earlier(server: &Server, key: &str, earlier: Duration) {
+    let first = &queue(server, key)[0];
+    let queue = in_redis(&format!("~queue:{key}"));
+    let earlier = format!("-{}", earlier.as_micros());
+    ask(server, &["ZINCRBY", &queue, &earlier, first]);
 }
 
 /// How many are queued for the lock in Redis: one for each client, whatever its threads.

@@ -5,7 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::steady::steady;
-use crate::support::{LONG_TTL, Recorder, SOON, Task, What, millis, secs, server};
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, make_first_join_earlier, millis, secs,
+    server, wait_for_line,
+};
 
 #[test]
 fn threads_of_a_client_enter_in_the_order_they_came() {
@@ -35,6 +38,23 @@ fn threads_of_a_client_enter_in_the_order_they_came() {
         thread.within(SOON, "its turn");
     }
     assert_eq!(*order.lock().unwrap(), (0..25).collect::<Vec<_>>());
+}
+
+/// Redis grants it the lock for two seconds: it might be stopped.
+#[test]
+fn a_waiter_of_long_standing_has_its_whole_ttl() {
+    let server = server();
+    let clients = [(); 2].map(|()| steady(&server.url()).ttl(LONG_TTL).build().unwrap());
+    let held = clients[0].mutex("k").lock().unwrap();
+    let mutex = clients[1].mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 1);
+    make_first_join_earlier(&server, "k", secs(3600));
+    held.unlock().unwrap();
+    let guard = waiter.within(SOON, "its turn");
+    assert!(guard.remaining() > LONG_TTL / 2, "{guard:?}");
+    let left = ask(&server, &["PTTL", &in_redis("k")]).as_int().unwrap();
+    assert!(left > LONG_TTL.as_millis() as i64 / 2, "{left} ms");
 }
 
 #[test]

@@ -396,11 +396,12 @@ impl Twin {
                 to,
                 key,
                 lease,
-                token,
+                grant,
             } => {
-                let of_redis = self.tokens.iter().find(|(_, own)| *own == token);
-                let micros = of_redis.map_or(0, |(token, _)| token >> 10).to_string();
-                text(to, lease, &micros, key)
+                let of_redis = self.tokens.iter().find(|(_, own)| **own == grant.token);
+                let micros = of_redis.map_or(0, |(token, _)| token >> 10);
+                let mark = if grant.to_confirm { "?" } else { "" };
+                text(to, lease, &format!("{mark}{micros}"), key)
             }
             News::Near { to, key, lease } if to.as_str() != CLIENTS[2] => text(to, lease, "~", key),
             News::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {

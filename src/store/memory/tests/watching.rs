@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::{Command, Standing};
+use crate::store::command::{Command, Grant, Standing};
 use crate::store::memory::{Memory, MemoryServer};
 use crate::store::{Listener, Store, Watched};
 use crate::thread::Crew;
@@ -20,7 +20,7 @@ use crate::thread::Crew;
 struct Curious(Mutex<Vec<bool>>);
 
 impl Listener for Curious {
-    fn granted(&self, _: &Key, _: LeaseId, _: u64) {}
+    fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
 
     fn near(&self, _: &Key, _: LeaseId) {}
 
