@@ -7,18 +7,6 @@
 --   is 1: released; 0: not there; a string: not this owner's, what stands there; an error: refused.
 local counter, n = KEYS[1], #ARGV
 
--- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
-local function next_micros()
-  local last = redis.pcall('GET', counter)
-  if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
-    return nil
-  end
-  local time = redis.call('TIME')
-  local micros = string.format('%010d%06d', time[1], time[2])
-  if last and last >= micros then micros = string.format('%.0f', last + 1) end
-  return redis.pcall('SET', counter, micros).ok and micros
-end
-
 local results, result, done = n > 1 and {}, nil, 0
 if n >= 8 then
   -- Nearly always most of them are held, and nobody waits: two commands do for all of those. (With few
@@ -37,20 +25,28 @@ if n >= 8 then
 end
 for i = 1, n do
   local key, lease, after = KEYS[i + 1], ARGV[i], nil
-  if string.find(lease, '^[!,]', 33) then
+  if #lease > 32 and string.find(lease, '^[!,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
   -- 1 if it has gone already.
   result = results and results[i] or redis.pcall('GET', key)
-  if result and result ~= 1 and not result.err and string.sub(result, 1, 36) == 'lh1 ' .. lease then
+  if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
     if after and string.sub(after, 1, 1) == '!' then
       local channel = 'leasehold/' .. (string.match(result, '^%S+', 55) or '')
       redis.pcall('PUBLISH', channel, lease .. ' ' .. after .. ' ' .. key)
     end
-    local micros, served = string.find(result, ' ', 55, true) and next_micros(), nil
-    if micros then
+    local served = nil
+    if string.find(result, ' ', 55, true) then
+      -- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
+      local last, micros = redis.pcall('GET', counter), nil
+      if not last or not (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
+        local time = redis.call('TIME')
+        micros = string.format('%010d%06d', time[1], time[2])
+        if last and last >= micros then micros = string.format('%.0f', last + 1) end
+        micros = redis.pcall('SET', counter, micros).ok and micros
+      end
       -- part: serve.lua
-      served = serve(key, KEYS[n + 1 + i], micros)
+      served = micros and serve(key, KEYS[n + 1 + i], micros)
     end
     result = type(served) == 'string' and 1 or redis.pcall('DEL', key)
   elseif result ~= 1 then

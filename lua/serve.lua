@@ -1,5 +1,5 @@
 -- Purpose: grant a key to the first waiter of its queue whose client still listens, and tell that client.
---   A part of lua/acquire.lua and lua/release.lua: it stands where they say `-- part: serve.lua`.
+--   A part of lua/join.lua and lua/release.lua: it stands where they say `-- part: serve.lua`.
 --   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a client that polls>,<holder>`,
 --   sorted by the time in µs at which each waiter joined.
 --   A client that was stopped still listens. So a waiter that joined more than a second ago, or a third of its

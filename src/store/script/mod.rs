@@ -34,8 +34,9 @@ static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
     })
 });
 
-/// The parts that scripts share, and the names by which they include them.
-const PARTS: [(&str, &str); 3] = [
+/// The parts of scripts, and the names by which they include them. Each may include those behind it.
+const PARTS: [(&str, &str); 4] = [
+    ("join.lua", include_str!("../../../lua/join.lua")),
     ("serve.lua", include_str!("../../../lua/serve.lua")),
     ("near.lua", include_str!("../../../lua/near.lua")),
     ("primary.lua", include_str!("../../../lua/primary.lua")),

@@ -1,13 +1,13 @@
 //! The headers of the scripts, held against the code below them.
 
 use super::{
-    ACQUIRE, ADOPT, FENCE, INSPECT, ONE, READ, RELEASE, RENEW, SERVE, Said, TTL, TWO, WRITE, call,
-    connect, ends, kinds, value,
+    ACQUIRE, ADOPT, FENCE, INSPECT, JOIN, ONE, READ, RELEASE, RENEW, SERVE, Said, TTL, TWO, WRITE,
+    call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
-/// All scripts, and the part that some share.
-fn all() -> [(&'static str, &'static str); 8] {
+/// All scripts, and two parts of them.
+fn all() -> [(&'static str, &'static str); 9] {
     [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
@@ -16,6 +16,7 @@ fn all() -> [(&'static str, &'static str); 8] {
         ("inspect", INSPECT),
         ("write", WRITE),
         ("read", READ),
+        ("join", JOIN),
         ("serve", SERVE),
     ]
 }

@@ -20,6 +20,7 @@ use redis::{Connection, PubSub, Value};
 
 use crate::support::{SOON, ask, server};
 
+const JOIN: &str = include_str!("../../../lua/join.lua");
 const SERVE: &str = include_str!("../../../lua/serve.lua");
 const NEAR: &str = include_str!("../../../lua/near.lua");
 const PRIMARY: &str = include_str!("../../../lua/primary.lua");
@@ -56,7 +57,12 @@ fn has_selectors(server: &Server) -> bool {
 
 /// A script with the parts that it shares with others.
 fn whole(script: &str) -> String {
-    let parts = [("serve", SERVE), ("near", NEAR), ("primary", PRIMARY)];
+    let parts = [
+        ("join", JOIN),
+        ("serve", SERVE),
+        ("near", NEAR),
+        ("primary", PRIMARY),
+    ];
     parts
         .iter()
         .fold(script.to_owned(), |script, (name, part)| {

@@ -1,0 +1,77 @@
+-- Purpose: confirm a lease that was granted while it was queued, or let a waiter join the queue or find its place
+--   there. A part of lua/acquire.lua: it stands where that says `-- part: join.lua`, for a key that is taken or
+--   has a queue.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: a result of acquire, FOREIGN among them; 0: the key is free
+local function join_or_confirm(key, lease, ttl, mode, queue)
+  local waits = string.sub(mode, 1, 1) == '-'
+  local held = redis.pcall('GET', key)
+  if held and held.err then return { err = 'FOREIGN ' .. held.err } end
+  if held and string.sub(held, 1, 4) ~= 'lh1 ' then
+    return { err = 'FOREIGN ' .. string.gsub(string.sub(held, 1, 64), '[^ -~]', '?') }
+  end
+  if held and string.sub(held, 5, 36) == lease then
+    -- It was granted while it was queued.
+    local kept = redis.pcall('PEXPIRE', key, ttl)
+    return kept == 1 and string.sub(held, 38, 53) or kept
+  end
+  local left = held and redis.pcall('PTTL', key) or 0
+  if left == -1 then
+    local healed = redis.pcall('PEXPIRE', key, ttl)
+    left = healed == 1 and tonumber(ttl) or healed
+  end
+  if mode == '' or type(left) ~= 'number' then return left end
+
+  local entry, place = lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder, nil
+  if waits then
+    place = redis.pcall('ZSCORE', queue, entry)
+    if not place then
+      local polls = lease .. ',0,' .. holder
+      place = redis.pcall('ZSCORE', queue, polls)
+      local is_told = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
+      if is_told then redis.pcall('ZREM', queue, polls) else entry = polls end
+    end
+    if type(place) ~= 'string' then return left end
+  else
+    place = string.sub(mode, 2)
+    if place == '' then
+      local newest = redis.pcall('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+      place = micros
+      if newest and tonumber(newest) >= tonumber(micros) then
+        place = string.format('%.0f', newest + 1)
+      end
+    end
+  end
+  -- The mark tells the holder's release of the queue. A lock acquired past the queue has none yet.
+  local is_marked = not held or string.find(held, ' ', 55, true)
+    or type(redis.pcall('APPEND', key, ' +')) == 'number'
+  local added = waits and 0 or is_marked and redis.pcall('ZADD', queue, place, entry)
+  if type(added) ~= 'number' then
+    local is_replica = added and string.find(added.err, 'READONLY', 1, true)
+    return is_replica and added or left
+  end
+  local in_queue = true
+  if not held then
+    -- part: serve.lua
+    local written = redis.pcall('SET', counter, micros)
+    local served = written.err and written or serve(key, queue, micros, lease, ttl)
+    if type(served) == 'string' then used = micros end
+    if served == lease then return micros end
+    -- A queue that cannot be served does not keep the key from its caller.
+    in_queue = type(served) ~= 'table'
+    left = in_queue and served and redis.pcall('PTTL', key) or 0
+  end
+  local ahead = in_queue and redis.pcall('ZRANK', queue, entry)
+  -- A queue without a bound could fill the memory of Redis.
+  if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
+    local lives = redis.pcall('PTTL', queue)
+    local longer = type(lives) == 'number' and math.max(lives, left + 10000)
+    local kept = longer and redis.pcall('PEXPIRE', queue, longer)
+    if kept == 1 then return { left, ahead, tonumber(place) } end
+    -- A replica may be behind its primary, where it may still be queued.
+    if type(kept) == 'table' and string.find(kept.err, 'READONLY', 1, true) then return kept end
+  end
+  redis.pcall('ZREM', queue, entry)
+  return left
+end
