@@ -74,8 +74,8 @@ impl Endpoint {
         })
     }
 
-    /// Connects, loads the scripts, and sets the time-outs. Bounded by the connect time-out, per
-    /// step; the resolver's own for a host's name comes on top.
+    /// Connects, loads the scripts that the server does not know, and sets the time-outs. Bounded by the
+    /// connect time-out, per step; the resolver's own for a host's name comes on top.
     pub(crate) fn open(&self) -> Result<Wire, Error> {
         let made_in = self.epoch.now();
         let refused = |e: RedisError| self.explain(e);
@@ -88,24 +88,43 @@ impl Endpoint {
             connection.set_write_timeout(Some(timeout))
         };
         bounded(&connection, self.connect_timeout).map_err(refused)?;
-        let mut load = redis::pipe();
-        for kind in Kind::ALL {
-            load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
-        }
-        let hashes: [String; Kind::ALL.len()] = load.query(&mut connection).map_err(refused)?;
-        if !hashes.iter().all(|hash| is_script_hash(hash)) {
-            let message = format!("{}: does not answer as Redis does", self.info.addr());
-            return Err(Error::new(ErrorKind::Protocol, message));
-        }
+        self.load_missing(&mut connection)?;
         bounded(&connection, self.command_timeout).map_err(refused)?;
         Ok(Wire {
             connection,
-            hashes,
             read_timeout: self.command_timeout,
             broken: false,
             made_in,
             epoch: Arc::clone(&self.epoch),
         })
+    }
+
+    /// Asks which scripts the server knows and loads the others: hashes are much shorter than texts. Refuses a
+    /// server that does not answer as Redis does.
+    fn load_missing(&self, connection: &mut Connection) -> Result<(), Error> {
+        let refused = |e: RedisError| self.explain(e);
+        let mut exists = redis::cmd("SCRIPT");
+        exists.arg("EXISTS").arg(&Kind::ALL.map(Kind::hash));
+        let known = match connection.req_command(&exists).map_err(refused)? {
+            // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. SCRIPT LOAD meets any other error again.
+            Value::ServerError(_) => [false; Kind::ALL.len()],
+            reply => redis::from_redis_value(reply).map_err(|e| refused(e.into()))?,
+        };
+        let missing = Kind::ALL.into_iter().filter(|kind| !known[*kind as usize]);
+        let missing: Vec<Kind> = missing.collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut load = redis::pipe();
+        for kind in &missing {
+            load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
+        }
+        let hashes: Vec<String> = load.query(connection).map_err(refused)?;
+        if hashes.iter().ne(missing.iter().map(|kind| kind.hash())) {
+            let message = format!("{}: does not answer as Redis does", self.info.addr());
+            return Err(Error::new(ErrorKind::Protocol, message));
+        }
+        Ok(())
     }
 
     /// Which of the connections made here are suspect.
@@ -172,11 +191,9 @@ impl r2d2::ManageConnection for Connector {
     }
 }
 
-/// A connection that marks itself broken after any error, and the hashes its server knows.
+/// A connection that marks itself broken after any error.
 pub(crate) struct Wire {
     connection: Connection,
-    /// In the order of [`Kind::ALL`].
-    hashes: [String; Kind::ALL.len()],
     read_timeout: Duration,
     broken: bool,
     made_in: MadeIn,
@@ -184,10 +201,6 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    pub(crate) fn hash(&self, kind: Kind) -> &str {
-        &self.hashes[kind as usize]
-    }
-
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.put(bytes).map_err(no_answer)
     }
@@ -334,10 +347,6 @@ pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str,
 /// Whether an error of Redis may begin like this, rather than one of a proxy in between.
 pub(crate) fn is_code(word: &str) -> bool {
     word.bytes().all(|byte| byte.is_ascii_uppercase())
-}
-
-fn is_script_hash(text: &str) -> bool {
-    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// A URL without its user and password, for messages. Works on what is not a URL, too.

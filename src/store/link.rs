@@ -184,7 +184,7 @@ impl Link {
         let call = if by_text {
             Call::Text(kind.text())
         } else {
-            Call::Hash(self.wire.hash(kind))
+            Call::Hash(kind.hash())
         };
         let commands = pendings.iter().map(|pending| &pending.command);
         script::encode(&mut self.buffer, call, kind, names, commands);

@@ -24,6 +24,8 @@ pub enum Manner {
     Garbage,
     /// Answers every request with the same well-formed answer, which fits none of them.
     Parrot,
+    /// Knows no script, and loads each under another hash than Redis.
+    OtherHashes,
     /// Announces an answer and never ends it.
     Unending,
 }
@@ -106,14 +108,14 @@ fn serve(mut stream: TcpStream, manner: Manner, ended: &AtomicBool) {
     while !ended.load(Ordering::Acquire) {
         match stream.read(&mut buffer) {
             Ok(0) => return,
-            Ok(_) => answer(&mut stream, manner),
+            Ok(n) => answer(&mut stream, manner, &buffer[..n]),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(_) => return,
         }
     }
 }
 
-fn answer(stream: &mut TcpStream, manner: Manner) {
+fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
     match manner {
         Manner::Http => {
             let text = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 3\r\n\r\nno\n";
@@ -122,6 +124,16 @@ fn answer(stream: &mut TcpStream, manner: Manner) {
         }
         Manner::Garbage => say(stream, b"\0\x07\xff\xfe*$+-:\r\n\x1b[2J"),
         Manner::Parrot => say(stream, &b":42\r\n".repeat(16)),
+        Manner::OtherHashes if request.starts_with(b"*4\r\n$6\r\nCLIENT") => {
+            say(stream, b"+OK\r\n+OK\r\n");
+        }
+        Manner::OtherHashes if request.starts_with(b"*9\r\n$6\r\nSCRIPT\r\n$6\r\nEXISTS") => {
+            say(stream, format!("*7\r\n{}", ":0\r\n".repeat(7)).as_bytes());
+        }
+        Manner::OtherHashes if request.starts_with(b"*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD") => {
+            let hash = format!("$40\r\n{}\r\n", "0".repeat(40));
+            say(stream, hash.repeat(7).as_bytes());
+        }
         Manner::Unending => say(stream, b"$1000\r\nand so"),
         _ => {}
     }

@@ -5,6 +5,7 @@ mod bad_input;
 mod cancelling;
 mod child;
 mod conformance;
+mod connecting;
 mod contention_cost;
 mod contention_faults;
 mod contention_recovery;

@@ -16,7 +16,15 @@ pub(crate) use decode::{Decoded, decode, is_out_of_place};
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use encode::{encode, encode_words};
 
-static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
+/// A script, as a server is sent it and as it is called.
+struct Script {
+    text: String,
+    /// SHA-1 of the text, in hexadecimal digits.
+    hash: String,
+}
+
+/// In the order of [`Kind::ALL`].
+static SCRIPTS: LazyLock<[Script; Kind::ALL.len()]> = LazyLock::new(|| {
     [
         include_str!("../../../lua/release.lua"),
         include_str!("../../../lua/acquire.lua"),
@@ -30,7 +38,9 @@ static TEXTS: LazyLock<[String; Kind::ALL.len()]> = LazyLock::new(|| {
         let whole = |script: String, (name, part): &(&str, &str)| {
             script.replace(&format!("-- part: {name}"), part)
         };
-        bare(&PARTS.iter().fold(script.to_owned(), whole))
+        let text = bare(&PARTS.iter().fold(script.to_owned(), whole));
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Script { text, hash }
     })
 });
 
@@ -88,7 +98,12 @@ impl Kind {
     }
 
     pub(crate) fn text(self) -> &'static str {
-        &TEXTS[self as usize]
+        &SCRIPTS[self as usize].text
+    }
+
+    /// The hash under which Redis knows the script once it was sent its text.
+    pub(crate) fn hash(self) -> &'static str {
+        &SCRIPTS[self as usize].hash
     }
 
     /// Whether its first key is the fence counter.

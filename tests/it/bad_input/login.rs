@@ -2,9 +2,9 @@
 //! not there.
 
 use leasehold::ErrorKind;
-use leasehold_testbed::Server;
+use leasehold_testbed::{Reply, Server};
 
-use crate::support::{ask, builder, held_keys, server};
+use crate::support::{SOON, Task, ask, builder, held_keys, lock, server, wait_for_line};
 
 use super::{assert_all_say, errors_of, everything_said, hasty};
 
@@ -56,6 +56,61 @@ fn a_user_who_may_not_load_scripts_is_denied_at_once() {
     let server = server();
     let url = user(&server, &["~*", "+@all", "-script"]);
     assert_all_say(ErrorKind::Denied, &url);
+}
+
+/// The commands that README.md tells users to allow, but for transactions.
+fn documented_rights() -> Vec<String> {
+    let (_, rights) = include_str!("../../../README.md")
+        .split_once("an ACL user needs ")
+        .unwrap();
+    let (rights, _) = rights.split_once("Transactions need").unwrap();
+    let quoted = rights.split('`').skip(1).step_by(2);
+    let commands = quoted.filter(|word| !word.contains('*'));
+    commands.map(|command| format!("+{command}")).collect()
+}
+
+#[test]
+fn a_user_with_the_documented_rights_is_refused_nothing() {
+    let server = server();
+    let rights = documented_rights();
+    let mut permissions = vec!["~leasehold:*", "&leasehold/*"];
+    permissions.extend(rights.iter().map(String::as_str));
+    let url = user(&server, &permissions);
+    let (holder, waiter) = (builder(&url).build(), builder(&url).build());
+    let (holder, waiter) = (holder.unwrap(), waiter.unwrap());
+    let guard = lock(&holder, "k");
+    let waiting = Task::start(move || waiter.mutex("k").lock().map(drop));
+    wait_for_line(&server, "k", 1);
+    holder
+        .fenced_value("v")
+        .write(guard.fencing_token(), "x")
+        .unwrap();
+    holder.fenced_value("v").read().unwrap();
+    guard.unlock().unwrap();
+    waiting.within(SOON, "the waiter").unwrap();
+    let Reply::Array(refused) = ask(&server, &["ACL", "LOG"]) else {
+        panic!("ACL LOG answers with an array");
+    };
+    let commands = refused.iter().map(|entry| match entry {
+        Reply::Array(fields) => {
+            let mut fields = fields.chunks(2);
+            let object = fields.find(|field| field[0].as_text() == Some("object"));
+            object.unwrap()[1].as_text().unwrap()
+        }
+        _ => panic!("an entry of ACL LOG is an array"),
+    });
+    // CLIENT SETINFO tells Redis the name of the library, where that is allowed; Redis 6.2 logs no subcommand.
+    let mut needed = commands.filter(|command| !["client|setinfo", "client"].contains(command));
+    assert_eq!(needed.next(), None);
+}
+
+#[test]
+fn a_user_who_may_only_load_scripts_can_lock() {
+    let server = server();
+    let url = user(&server, &["~*", "&*", "+@all", "-script", "+script|load"]);
+    let client = builder(&url).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    assert_eq!(server.calls("script|exists").unwrap(), 0);
 }
 
 #[test]

@@ -65,3 +65,9 @@ fn a_server_that_answers_what_was_not_asked_is_not_taken_for_redis() {
     let fake = Fake::start(Manner::Parrot);
     assert_all_say(ErrorKind::Protocol, &fake.url());
 }
+
+#[test]
+fn a_server_that_gives_other_hashes_is_refused() {
+    let fake = Fake::start(Manner::OtherHashes);
+    assert_all_say(ErrorKind::Protocol, &fake.url());
+}

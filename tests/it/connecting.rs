@@ -1,0 +1,79 @@
+//! Requests with which a connection begins: none sends a script that the server knows.
+
+use leasehold_testbed::Server;
+
+use crate::support::{LONG_TTL, SOON, ask, builder, lock, server};
+
+/// The scripts in lua/ that are called; the others are parts of them.
+const SCRIPTS: u64 = 7;
+
+/// How many SCRIPT commands the server has carried out.
+fn script_commands(server: &Server) -> u64 {
+    // Redis 6.2 counts them together.
+    ["script", "script|exists", "script|load"]
+        .iter()
+        .map(|command| server.calls(command).unwrap())
+        .sum()
+}
+
+/// How many SCRIPT commands the server carries out during `work`.
+fn script_commands_during(server: &Server, work: impl FnOnce()) -> u64 {
+    let before = script_commands(server);
+    work();
+    script_commands(server) - before
+}
+
+/// Bytes that the server has received.
+fn received(server: &Server) -> u64 {
+    let stats = ask(server, &["INFO", "stats"]);
+    let mut lines = stats.as_text().expect("INFO answers with text").lines();
+    let bytes = lines.find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+    bytes.expect("the server counts them").parse().unwrap()
+}
+
+fn connect(server: &Server) {
+    drop(builder(&server.url()).build().unwrap());
+}
+
+#[test]
+fn only_the_first_connection_sends_the_scripts() {
+    const CONNECTIONS: u64 = 20;
+    let server = server();
+    let first = script_commands_during(&server, || connect(&server));
+    assert_eq!(first, 1 + SCRIPTS);
+    let before = received(&server);
+    let others = script_commands_during(&server, || {
+        (0..CONNECTIONS).for_each(|_| connect(&server));
+    });
+    assert_eq!(others, CONNECTIONS);
+    // What the test itself asks meanwhile is part of it.
+    let bytes = (received(&server) - before) / CONNECTIONS;
+    assert!(bytes < 800, "{bytes} for each connection");
+}
+
+#[test]
+fn a_connection_loads_only_missing_scripts() {
+    let server = server();
+    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let guard = lock(&client, "k");
+    ask(&server, &["SCRIPT", "FLUSH"]);
+    // Each is sent by its text, so the server knows two scripts again.
+    guard.unlock().unwrap();
+    let _guard = lock(&client, "k");
+    let commands = script_commands_during(&server, || connect(&server));
+    assert_eq!(commands, 1 + SCRIPTS - 2);
+}
+
+#[test]
+fn a_restarted_server_gets_no_unknown_hash() {
+    let mut server = server();
+    let client = builder(&server.url()).build().unwrap();
+    lock(&client, "k").unlock().unwrap();
+    server.restart().unwrap();
+    lock(&client, "k").unlock().unwrap();
+    drop(lock(&client, "k"));
+    client.shutdown(SOON).unwrap();
+    let errors = ask(&server, &["INFO", "errorstats"]);
+    let errors = errors.as_text().expect("INFO answers with text");
+    assert!(!errors.contains("NOSCRIPT"), "{errors}");
+}
