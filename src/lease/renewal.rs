@@ -81,6 +81,10 @@ impl Lease {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
             state.watched = enlist();
+            // Watched early, where a notification connection is new: its timer asks for no second look.
+            if state.watched {
+                state.watch_at = None;
+            }
         }
     }
 

@@ -387,6 +387,25 @@ fn a_lease_is_watched_once_it_was_held_for_a_moment() {
 }
 
 #[test]
+fn a_lease_watched_early_is_not_watched_again() {
+    let f = lease(|terms| terms.since = terms.asked_at);
+    let moment = f.asked_at.after(WATCHED_AFTER);
+    assert_eq!(f.lease.due(f.asked_at, note), nothing_before(moment));
+    // As at the start of a notification connection.
+    f.lease.watch(|| true);
+    assert_eq!(f.lease.due(moment, note), nothing_before(f.at(10)));
+}
+
+#[test]
+fn a_lease_without_room_early_is_offered_later() {
+    let f = lease(|terms| terms.since = terms.asked_at);
+    let moment = f.asked_at.after(WATCHED_AFTER);
+    f.lease.watch(|| false);
+    let due = f.lease.due(moment, note);
+    assert!(matches!(due, Due::Held { watch: true, .. }), "{due:?}");
+}
+
+#[test]
 fn a_lease_for_which_there_was_no_room_among_the_watched_is_offered_with_each_renewal() {
     let f = lease(|terms| terms.since = terms.asked_at);
     let is_offered = |at: Moment| match f.lease.due(at, note) {
