@@ -151,17 +151,21 @@ impl Subscription {
         subscribe.arg(channel);
         let mut look = redis::cmd("MGET");
         look.arg(any_key);
+        // Clients of a user that may not publish cannot tell one another of their grants: they would miss their
+        // turns, and suspect their connections. An empty message is ignored.
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(channel).arg("");
         let select = (settings.db() != 0).then_some(select);
         let commands = [hello].into_iter().chain(select);
         // All that will be asked, once: what is refused is known then. The subscription comes last,
         // since messages may follow it at once.
-        for command in commands.chain([redis::cmd("PING"), look, track, subscribe]) {
+        for command in commands.chain([redis::cmd("PING"), look, publish, track, subscribe]) {
             let packed = command.get_packed_command();
             writer.send(&packed).map_err(unavailable)?;
             match subscription.next(|| timeout)? {
                 Value::ServerError(error) => return Err(refusal(error.code(), error.details())),
                 Value::Push { .. } | Value::Map(_) | Value::Array(_) => {}
-                Value::SimpleString(_) | Value::Okay => {}
+                Value::SimpleString(_) | Value::Okay | Value::Int(_) => {}
                 other => {
                     let message = format!("unexpected answer to a subscription: {other:?}");
                     return Err(Error::new(ErrorKind::Protocol, message));

@@ -9,18 +9,20 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, connections_made, millis, secs, server,
-    told_within, wait_for_line, wake_up_connections,
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, clients_that_hear, connections_made,
+    millis, secs, server, told_within, wait_for_line, wake_up_connections,
 };
 
 /// What a user may lack so that nothing can be told.
-const LACKS: [&[&str]; 5] = [
+const LACKS: [&[&str]; 6] = [
     &["~*", "&*", "+@all", "-subscribe"],
     // Redis 6.2 cannot forbid CLIENT TRACKING alone.
     &["~*", "&*", "+@all", "-client"],
     // What is asked once it hears.
     &["~*", "&*", "+@all", "-mget"],
     &["~*", "&*", "+@all", "-ping"],
+    // Other clients of this user could not tell it of its grants.
+    &["~*", "&*", "+@all", "-publish"],
     // No channel at all, also not to publish on.
     &["~*", "resetchannels", "+@all"],
 ];
@@ -207,4 +209,38 @@ fn neither_who_is_told_nor_who_polls_starves_the_other() {
             "{by_polling} by who polls, {by_told} by who is told, server {n}"
         );
     }
+}
+
+#[test]
+fn clients_that_may_not_publish_keep_their_connections() {
+    const CLIENTS: usize = 6;
+    const TURNS: usize = 60;
+    let server = server();
+    let url = limited(&server, &["~*", "&*", "+@all", "-publish"]);
+    let recorders: [_; CLIENTS] = std::array::from_fn(|_| Recorder::new());
+    let clients = recorders.each_ref().map(|recorder| client(&url, recorder));
+    let (witness, turns) = (Arc::new(Witness::default()), Arc::default());
+    let held = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let held = held.mutex("k").lock().unwrap();
+    let tasks = clients.each_ref().map(|client| {
+        let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+        let turns = Arc::clone(&turns);
+        Task::start(move || take_turns(mutex, witness, turns, TURNS))
+    });
+    wait_for_line(&server, "k", CLIENTS);
+    // Each has made all its connections by now.
+    for recorder in &recorders {
+        recorder.wait_for(1, What::WakeUpsRefused, "");
+    }
+    assert!(
+        eventually(SOON, || clients_that_hear(&server) == 1),
+        "the holder"
+    );
+    let made = connections_made(&server, || {
+        held.unlock().unwrap();
+        for task in tasks {
+            task.within(secs(60), "all turns");
+        }
+    });
+    assert_eq!(made, 0);
 }
