@@ -155,8 +155,8 @@ impl Lane {
         let Some(error) = self.common.endpoint.last_error() else {
             return;
         };
-        let unsent = self.state.lock().awaited.withdraw(call);
-        for ticket in unsent.into_iter().filter_map(|pending| pending.ticket) {
+        let unsent = self.state.lock().withdraw(call);
+        for ticket in unsent.filter_map(|pending| pending.ticket) {
             ticket.give_up(error.clone());
         }
     }
@@ -371,7 +371,12 @@ impl<'a> Leadership<'a> {
     /// Makes sure of a connection. Without one everybody who waits is told, unless it was only the
     /// leader who could not wait for it.
     fn connect(&mut self, batch: Vec<Pending>, deadline: Moment) -> Result<Vec<Pending>, Error> {
+        if self.link.is_some() {
+            return Ok(batch);
+        }
         let common = &*self.lane.common;
+        // Callers that leave meanwhile find their requests there.
+        self.lane.state.lock().unsent.extend(batch);
         while self.link.is_none() {
             let left = deadline.since(Moment::now());
             match common.pool.get_timeout(left.min(common.connect_timeout)) {
@@ -384,18 +389,20 @@ impl<'a> Leadership<'a> {
                         let message = "no connection in time";
                         Error::new(ErrorKind::Unavailable, message).with_source(timeout)
                     });
-                    self.refuse(batch, &error, in_a_hurry);
+                    self.refuse(&error, in_a_hurry);
                     return Err(error);
                 }
             }
         }
-        Ok(batch)
+        let batch = self.lane.state.lock().unsent.take_all();
+        Ok(batch.collect())
     }
 
-    fn refuse(&self, batch: Vec<Pending>, error: &Error, in_a_hurry: bool) {
+    fn refuse(&self, error: &Error, in_a_hurry: bool) {
         let mut state = self.lane.state.lock();
+        let unsent = state.unsent.take_all();
         let waiting = state.awaited.take_all();
-        for pending in batch.into_iter().chain(waiting) {
+        for pending in unsent.chain(waiting) {
             let next = if in_a_hurry {
                 Next::Again(pending)
             } else {

@@ -1,10 +1,12 @@
 //! What a lane has to do: what waits to be written, in which order, and what becomes of what was not done.
 //! Does none of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::store::call::Call;
 use crate::store::delay::{Delay, DelayHook};
 use crate::store::lane::queue::Queue;
 use crate::store::lane::releases::{Releases, Swept};
@@ -23,6 +25,8 @@ pub(super) struct State {
     pub(super) led: bool,
     pub(super) link: Option<Link>,
     pub(super) awaited: Queue,
+    /// The leader's batch, while it makes a connection.
+    pub(super) unsent: Queue,
     /// Releases that nobody waits for, to be written as soon as there is a connection.
     posted: Releases,
     /// Releases that Redis has refused.
@@ -69,6 +73,7 @@ impl State {
             led: false,
             link: None,
             awaited: Queue::default(),
+            unsent: Queue::default(),
             posted: Releases::default(),
             refused: Repeats::default(),
             in_case: Repeats::default(),
@@ -92,6 +97,12 @@ impl State {
             }
             self.awaited.push_back(pending);
         }
+    }
+
+    /// Takes out what `call` asked for and nobody has written, but for releases.
+    pub(super) fn withdraw(&mut self, call: &Arc<Call>) -> impl Iterator<Item = Pending> + use<> {
+        let unsent = self.unsent.withdraw(call);
+        unsent.into_iter().chain(self.awaited.withdraw(call))
     }
 
     /// Queues a release that nobody waits for.

@@ -278,6 +278,46 @@ fn a_follower_that_leaves_has_its_late_grant_released() {
 }
 
 #[test]
+fn a_follower_withdraws_from_a_batch_without_connection() {
+    let mut f = fixture();
+    f.server.kill();
+    let call = Call::new(1);
+    let follower = Command::Acquire {
+        key: key("follower"),
+        lease: LeaseId::random(),
+        ttl: LONG,
+        standing: crate::store::Standing::None,
+    };
+    let pending = f.lane.pending(follower, Some(Ticket::new(&call, 0)));
+    f.lane.state.lock().ask([pending]);
+    let Fixture { server, lane, .. } = &mut f;
+    std::thread::scope(|scope| {
+        let command = Command::Acquire {
+            key: key("leader"),
+            lease: LeaseId::random(),
+            ttl: LONG,
+            standing: crate::store::Standing::None,
+        };
+        let leader = scope.spawn(|| lane.ask(command, Moment::now().after(LONG)));
+        // The leader has both requests, and waits for a connection that cannot be made.
+        let is_refused = || lane.common.endpoint.last_error().is_some();
+        assert!(eventually(LONG, || {
+            lane.state.lock().awaited.is_empty() && is_refused()
+        }));
+        // As when its deadline has passed.
+        call.leave();
+        lane.withdraw_unsent(&call);
+        let outcome = call.take_outcomes().next().unwrap();
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+        server.restart().unwrap();
+        let outcome = leader.join().unwrap();
+        assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
+    });
+    let set = f.server.calls("set").unwrap();
+    assert_eq!(set, 2, "the leader's key and the fence counter");
+}
+
+#[test]
 fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
     let f = fixture();
     f.acquire("warm-up");
