@@ -35,7 +35,7 @@ const SCRIPTED: [&str; 18] = [
     "zrange",
     "zrank",
     "zrem",
-    "zremrangebyscore",
+    "zrevrange",
     "zscore",
 ];
 
