@@ -40,20 +40,42 @@ pub(super) struct Redis {
     _server: Server,
 }
 
-/// What a clock in whole milliseconds may be off.
+/// What a clock in whole milliseconds may be off. A step that takes Redis longer is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
+/// How often a history runs at most, until all of its steps were short enough.
+const RUNS: usize = 100;
 
 /// What both were found to have after a step, and when.
 struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
-    values: [Option<String>; 2],
-    /// The waiters of their queues.
-    queues: [Vec<String>; 2],
-    /// When they expire.
-    ends: [Option<Moment>; 2],
+    looked: [Looked; 2],
     before: Moment,
     after: Moment,
+}
+
+/// What a key was found to have.
+struct Looked {
+    value: Option<String>,
+    /// When it expires.
+    end: Option<Moment>,
+    /// The waiters of its queue.
+    queue: Vec<String>,
+}
+
+impl Looked {
+    fn of(results: &[Value], at: Moment) -> Self {
+        let [value, left, queue] = results else {
+            panic!("{results:?}");
+        };
+        let left: i64 = redis::from_redis_value_ref(left).unwrap();
+        let left = u64::try_from(left).ok().map(Duration::from_millis);
+        Self {
+            value: redis::from_redis_value_ref(value).unwrap(),
+            end: left.map(|left| at.after(left)),
+            queue: redis::from_redis_value_ref(queue).unwrap(),
+        }
+    }
 }
 
 impl Redis {
@@ -81,32 +103,45 @@ impl Redis {
         }
     }
 
-    /// Runs a history on both; says how they differ.
+    /// Runs a history on both; says how they differ. A busy machine may stop Redis in the midst of a
+    /// step, and keys then expire at a time that Redis does not tell: the history runs again.
     pub(super) fn compare(
         &mut self,
         scripts: &Scripts,
         history: &[Operation],
     ) -> Result<(), String> {
+        let mut runs = std::iter::repeat_with(|| self.compare_once(scripts, history));
+        let compared = runs.by_ref().take(RUNS).flatten().next();
+        compared.expect("in one of its runs, Redis is not stopped")
+    }
+
+    /// Nothing if a step took too long.
+    fn compare_once(
+        &mut self,
+        scripts: &Scripts,
+        history: &[Operation],
+    ) -> Option<Result<(), String>> {
         redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
         let mut twin = Twin::default();
         for (n, operation) in history.iter().enumerate() {
-            let compared = self.step(scripts, &mut twin, operation);
-            compared.map_err(|how| format!("step {n}: {how}"))?;
+            if let Err(how) = self.step(scripts, &mut twin, operation)? {
+                return Some(Err(format!("step {n}: {how}")));
+            }
         }
-        Ok(())
+        Some(Ok(()))
     }
 
-    /// One operation on both.
+    /// One operation on both; nothing if it took too long.
     fn step(
         &mut self,
         scripts: &Scripts,
         twin: &mut Twin,
         operation: &Operation,
-    ) -> Result<(), String> {
+    ) -> Option<Result<(), String>> {
         let (by, command) = match operation {
             Operation::Pause(pause) => {
                 let _ = crossbeam_channel::never::<()>().recv_timeout(*pause);
-                return Ok(());
+                return Some(Ok(()));
             }
             Operation::Delete(key) => {
                 let mut delete = redis::cmd("DEL");
@@ -115,16 +150,16 @@ impl Redis {
                     .exec(&mut self.connection)
                     .unwrap();
                 twin.keyspace.remove(key);
-                return Ok(());
+                return Some(Ok(()));
             }
             Operation::PutBack(by) => {
                 self.put_back(*by);
                 twin.keyspace.put_back(*by);
-                return Ok(());
+                return Some(Ok(()));
             }
             Operation::Ask { by, command } => (holder(*by), command),
         };
-        let found = self.find(scripts, &by, command);
+        let found = self.find(scripts, &by, command)?;
         // Each key may have expired before the command, between it and the look at the values, or not
         // at all: whichever it was, the memory store has to do the same.
         let either = [found.before.before(GRAIN), found.after.after(GRAIN)];
@@ -136,65 +171,72 @@ impl Redis {
             match next.follow(&found, &by, command, at(choice, 0), looked_at) {
                 Ok(()) => {
                     *twin = next;
-                    return Ok(());
+                    return Some(Ok(()));
                 }
                 Err(difference) => how = difference,
             }
         }
-        Err(how)
+        Some(Err(how))
     }
 
-    fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Found {
-        let before = self.time();
-        let reply = self.ask(scripts, by, command);
+    /// What Redis replies and has then, in one transaction: nothing else takes its time in between. Nothing
+    /// if it took too long nevertheless.
+    fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Option<Found> {
+        let kind = Kind::of(command).unwrap();
+        let request = self.request(scripts, kind, by, command);
+        let mut look = redis::pipe();
+        for key in [0, 1].map(key) {
+            let queue = key.queue_parts().concat();
+            look.cmd("GET").arg(key.in_redis());
+            look.cmd("PTTL").arg(key.in_redis());
+            look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
+        }
+        let time = redis::cmd("TIME").get_packed_command();
+        let [multi, exec] = ["MULTI", "EXEC"].map(|name| redis::cmd(name).get_packed_command());
+        let look = look.get_packed_pipeline();
+        let transaction = [&multi, &time, &request, &look, &time, &exec].map(|part| &part[..]);
+        self.connection
+            .send_packed_command(&transaction.concat())
+            .unwrap();
+        let results = loop {
+            match self.connection.recv_response().unwrap() {
+                Value::Array(results) => break results,
+                // MULTI is answered with OK, each command with QUEUED.
+                Value::Okay | Value::SimpleString(_) => {}
+                other => panic!("{other:?}"),
+            }
+        };
         let published = self.published();
-        let queues = [0, 1].map(|n| self.queue(&key(n)));
-        let (values, ends, after) = self.look();
-        Found {
+        let [begun, reply, looked @ .., ended] = &results[..] else {
+            panic!("{results:?}");
+        };
+        let time = |value| moment(redis::from_redis_value_ref(value).unwrap());
+        let (before, after): (Moment, Moment) = (time(begun), time(ended));
+        if after.since(before) >= GRAIN {
+            return None;
+        }
+        let reply = match script::decode(kind, 1, reply.clone()) {
+            Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
+            Decoded::Nonsense(error) | Decoded::Doubtful(error) => Err(error),
+            _ => unreachable!("one key, by text"),
+        };
+        let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
+        Some(Found {
             reply,
             published,
-            values,
-            queues,
-            ends,
+            looked,
             before,
             after,
-        }
+        })
     }
 
-    /// What the keys hold, when they expire, and what time that is. On a busy machine Redis may be
-    /// stopped in the midst of it, and would then tell of ttls at another time than it says.
-    fn look(&mut self) -> ([Option<String>; 2], [Option<Moment>; 2], Moment) {
-        let mut look = redis::pipe();
-        look.atomic().cmd("TIME");
-        for n in [0, 1] {
-            look.cmd("GET").arg(key(n).in_redis());
-            look.cmd("PTTL").arg(key(n).in_redis());
-        }
-        look.cmd("TIME");
-        type Time = (u64, u64);
-        type Looked = (Time, Option<String>, i64, Option<String>, i64, Time);
-        loop {
-            let (begun, one, left_of_one, two, left_of_two, ended): Looked =
-                look.query(&mut self.connection).unwrap();
-            let (begun, ended) = (moment(begun), moment(ended));
-            if ended.since(begun) < GRAIN {
-                let end = |left: i64| {
-                    let left = Duration::from_millis(left.try_into().ok()?);
-                    Some(begun.after(left))
-                };
-                let ends = [end(left_of_one), end(left_of_two)];
-                return ([one, two], ends, ended);
-            }
-        }
-    }
-
-    fn queue(&mut self, key: &Key) -> Vec<String> {
-        let mut range = redis::cmd("ZRANGE");
-        range.arg(key.queue_parts().concat()).arg(0).arg(-1);
-        range.query(&mut self.connection).unwrap()
-    }
-
-    fn ask(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Result<Reply, Error> {
+    fn request(
+        &mut self,
+        scripts: &Scripts,
+        kind: Kind,
+        by: &HolderId,
+        command: &Command,
+    ) -> Vec<u8> {
         let key = command.key().map_or("", Key::in_redis);
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // What is no text is no lock.
@@ -203,16 +245,10 @@ impl Redis {
             holder: by.clone(),
             fence_counter: "p:~fence".to_owned(),
         };
-        let kind = Kind::of(command).unwrap();
         let mut bytes = Vec::new();
         let call = Call::Text(&scripts.0[kind as usize]);
         script::encode(&mut bytes, call, kind, &names, [command].into_iter());
-        self.connection.send_packed_command(&bytes).unwrap();
-        match script::decode(kind, 1, self.connection.recv_response().unwrap()) {
-            Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
-            Decoded::Nonsense(error) | Decoded::Doubtful(error) => Err(error),
-            _ => unreachable!("one key, by text"),
-        }
+        bytes
     }
 
     fn put_back(&mut self, by: Duration) {
@@ -295,18 +331,15 @@ impl Twin {
         if !self.same_reply(&found.reply, &reply, slack) {
             return Err(format!("Redis says {:?}, memory {reply:?}", found.reply));
         }
-        for (n, found) in found.queues.iter().enumerate() {
-            let own = self.keyspace.queue(&key(n));
-            if *found != own {
-                return Err(format!("Redis queues {found:?}, memory {own:?}"));
+        for (n, (looked, text)) in found.looked.iter().zip(texts).enumerate() {
+            let (value, queue, own) = (&looked.value, &looked.queue, self.keyspace.queue(&key(n)));
+            if *queue != own {
+                return Err(format!("Redis queues {queue:?}, memory {own:?}"));
             }
-        }
-        for (n, text) in texts.iter().enumerate() {
-            let value = &found.values[n];
             if !self.same_value(value.as_deref(), text.as_deref()) {
                 return Err(format!("Redis has {value:?}, memory {text:?}"));
             }
-            let Some(end) = found.ends[n] else { continue };
+            let Some(end) = looked.end else { continue };
             let own = self.keyspace.expires_at(&key(n));
             if own.is_none_or(|own| own.since(end) + end.since(own) > slack) {
                 return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
