@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use leasehold::ErrorKind;
 use leasehold_testbed::{Proxy, eventually};
 
+use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, assert_all_become_free, builder, expires_in,
     is_held, kill_connections, millis, secs, server, within,
@@ -134,7 +135,7 @@ fn connections_that_died_in_the_pool_fail_nobody() {
 fn a_shutdown_among_renewals_tells_every_guard() {
     let server = server();
     for _ in 0..20 {
-        let client = builder(&server.url()).ttl(millis(200)).build().unwrap();
+        let client = steady(&server.url()).ttl(millis(200)).build().unwrap();
         let guards: Vec<_> = (0..100)
             .filter_map(|n| client.mutex(&format!("k{n}")).try_lock().unwrap())
             .collect();

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, LossReason};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, Witness, ask, assert_all_become_free, expires_in, in_redis, millis, secs,
-    server, told_within, wait_for_line,
+    LONG_TTL, SOON, Task, Witness, ask, assert_all_become_free, expires_in, in_redis, millis,
+    queue, secs, server, told_within, value_of, wait_for_line,
 };
 
 /// For as much work as a test does, on the busiest of machines.
@@ -84,8 +84,8 @@ fn clients_with_other_terms_have_their_turn_in_the_same_order() {
 #[test]
 fn clients_that_lock_again_at_once_have_equal_shares() {
     const CLIENTS: usize = 3;
-    const TOTAL: usize = 300;
-    let server = server();
+    const TOTAL: usize = 90;
+    let server = Arc::new(server());
     let turns = Arc::new(AtomicUsize::new(0));
     let clients: [Client; CLIENTS] = [(); CLIENTS].map(|()| client(&server));
     // All wait when it begins.
@@ -95,6 +95,7 @@ fn clients_that_lock_again_at_once_have_equal_shares() {
         .enumerate()
         .map(|(n, client)| {
             let (mutex, turns) = (client.mutex("k"), Arc::clone(&turns));
+            let at = Arc::clone(&server);
             let task = Task::start(move || {
                 let mut own = 0;
                 loop {
@@ -103,6 +104,8 @@ fn clients_that_lock_again_at_once_have_equal_shares() {
                         return own;
                     }
                     own += 1;
+                    // However late the machine lets the others ask.
+                    wait_for_line(&at, "k", CLIENTS - 1);
                     drop(guard);
                 }
             });
@@ -115,50 +118,56 @@ fn clients_that_lock_again_at_once_have_equal_shares() {
         .into_iter()
         .map(|task| task.within(WORK, "all turns"))
         .collect();
-    let equal = TOTAL / CLIENTS;
-    let fair = shares.iter().all(|own| *own > equal / 2);
-    assert!(fair, "{shares:?}");
+    assert_eq!(shares, [TOTAL / CLIENTS; CLIENTS]);
+}
+
+/// Waits until another client than the holder is queued.
+fn wait_for_another(server: &Server) {
+    let value = value_of(server, "k").expect("it is held");
+    let holder = value.split(' ').nth(3).expect("it names its holder");
+    let is_anothers = |waiter: &String| !waiter.ends_with(&format!(",{holder}"));
+    let there = eventually(SOON, || queue(server, "k").iter().any(is_anothers));
+    assert!(there, "{value}: {:?}", queue(server, "k"));
 }
 
 #[test]
 fn a_client_with_many_threads_starves_no_other() {
     const THREADS: usize = 4;
-    const TOTAL: usize = 1_000;
-    let server = server();
-    let turns = Arc::new(AtomicUsize::new(0));
+    const TOTAL: usize = 200;
+    const HAND_OFFS: u32 = 4;
+    let server = Arc::new(server());
+    let turns = Arc::new(Mutex::new(Vec::new()));
     // All wait when it begins.
     let held = client(&server).mutex("k").lock().unwrap();
-    let shares = [1, 2].map(|in_line| {
-        let client = steady(&server.url()).ttl(LONG_TTL).hand_offs(4);
+    let tasks = [1, 2].map(|in_line| {
+        let client = steady(&server.url()).ttl(LONG_TTL).hand_offs(HAND_OFFS);
         let client = client.build().unwrap();
-        let share = Arc::new(AtomicUsize::new(0));
         let tasks = [(); THREADS].map(|()| {
             let mutex = client.mutex("k");
-            let (turns, share) = (Arc::clone(&turns), Arc::clone(&share));
+            let (turns, server) = (Arc::clone(&turns), Arc::clone(&server));
             Task::start(move || {
                 loop {
                     let guard = mutex.lock().unwrap();
-                    if turns.fetch_add(1, Ordering::SeqCst) >= TOTAL {
+                    if turns.lock().unwrap().len() >= TOTAL {
                         return;
                     }
-                    share.fetch_add(1, Ordering::SeqCst);
+                    turns.lock().unwrap().push(in_line);
+                    // However late the machine lets the other client ask.
+                    wait_for_another(&server);
                     drop(guard);
                 }
             })
         });
         wait_for_line(&server, "k", in_line);
-        (share, tasks)
+        tasks
     });
     drop(held);
-    let shares = shares.map(|(share, tasks)| {
-        for task in tasks {
-            task.within(WORK, "all turns");
-        }
-        share.load(Ordering::SeqCst)
-    });
-    // While one client's threads are kept from the processor, the other's go on: shares are equal
-    // on an idle machine only.
-    assert!(shares.iter().all(|share| *share > TOTAL / 20), "{shares:?}");
+    for task in tasks.into_iter().flatten() {
+        task.within(WORK, "all turns");
+    }
+    let turns = turns.lock().unwrap();
+    let in_a_row = turns.chunk_by(|one, next| one == next).map(<[_]>::len);
+    assert_eq!(in_a_row.max(), Some(HAND_OFFS as usize + 1), "{turns:?}");
 }
 
 #[test]

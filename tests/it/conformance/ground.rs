@@ -77,7 +77,7 @@ impl Ground for Redis {
     }
 
     fn ttl(&self) -> Duration {
-        secs(2)
+        secs(4)
     }
 
     fn pass(&self, time: Duration) {
