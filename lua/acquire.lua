@@ -2,14 +2,17 @@
 --   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter.
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
 --   A caller that has to wait may join the key's queue, which lua/serve.lua describes. ` +` at the end of
---   a lock's value tells its release to serve the queue. Each request of a waiter has the queue expire ten
---   seconds after the lock at the earliest; a request that finds the key free serves the queue first.
+--   a lock's value tells its release to serve the queue. Each request of a waiter keeps the queue for ten
+--   seconds beyond the lock's ttl; a request that finds the key free serves the queue first.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each that is asked for with a queue mode
--- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode: empty: it does not wait;
---   `-`: it may be in the queue already, and does not join; `-+`: the same, and if it polls there it is told
---   from now on; `0`: it joins, and polls; `+`: it joins, and is
---   told of its grant, which then has the ttl; `0` or `+` and µs: the same, at the place of that time.
+-- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode:
+--   empty: it does not wait;
+--   `0`: it joins the queue, and polls;
+--   `+`: it joins the queue, and is notified of its grant, which has the ttl;
+--   `0` or `+` and µs: the same, at the place of that time;
+--   `-`: it may be in the queue already, and does not join;
+--   `-+`: as `-`, and if it joined to poll, it is notified from now on.
 -- Returns: for one lock key its result, for several an array of them, or if all were granted the first
 --   one's, from which the others count up. A result is a string: granted, the µs part of its fencing
 --   token; a number: contended, ms until it expires; an array: queued, ms until it expires, the number of
@@ -50,14 +53,14 @@ for i = 1, n do
       micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
     end
     local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
-    -- A request for what is queued already acquires no free key: its caller may be gone, and nobody would
-    -- release it. Where others are queued, they come first.
+    -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release it.
+    -- Nor must a request that may wait while others are queued: they come first.
     local is_queued = queue and (mode == '-' or mode == '-+' or redis.pcall('EXISTS', queue) == 1)
     result = not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
       -- part: join.lua
       result = join_or_confirm(key, lease, ttl, mode, queue)
-      -- The key is free, and its queue cannot be used: it may hold something else.
+      -- The key is free, but its queue cannot be used: that key may hold another type.
       if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
         result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
       end

@@ -19,7 +19,7 @@ for i = 1, n do
     result = { err = 'FOREIGN ' .. string.gsub(string.sub(result, 1, 64), '[^ -~]', '?') }
   else
     local left = redis.pcall('PTTL', key)
-    -- As text a number of 10^14 and more would have an exponent.
+    -- `..` writes numbers of 10^14 and more with an exponent.
     left = type(left) == 'number' and string.format('%.0f', left) or left
     local queued = redis.pcall('ZCARD', queue)
     if type(queued) ~= 'number' then queued = 0 end

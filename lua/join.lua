@@ -43,7 +43,8 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
       end
     end
   end
-  -- The mark tells the holder's release of the queue. A lock acquired past the queue has none yet.
+  -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or
+  -- while nobody was queued, has none yet.
   local is_marked = not held or string.find(held, ' ', 55, true)
     or type(redis.pcall('APPEND', key, ' +')) == 'number'
   local added = waits and 0 or is_marked and redis.pcall('ZADD', queue, place, entry)

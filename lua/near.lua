@@ -1,6 +1,6 @@
--- Purpose: tell the waiters that have come among the first eight of the queue, where `gone` waiters before
---   them have left it: from now on they ask again each second. A part of the scripts that say
---   `-- part: near.lua`. A queue of fewer waiters costs one command.
+-- Purpose: notify the waiters that are among the first eight of the queue since `gone` waiters left it: from
+--   now on they ask again each second. A part of the scripts that say `-- part: near.lua`. A queue without
+--   such waiters costs one command.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing

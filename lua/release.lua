@@ -2,7 +2,7 @@
 --   lua/serve.lua describes, or delete it. A lease that is queued itself leaves the queue. All others stay.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
 -- ARGV: for each lock key: lease id: with `!` and a holder behind it, that holder takes the lock away, and
---   its owner is told; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
+--   its owner is notified; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
 -- Returns: for one lock key its result, for several an array of them, or 1: all were released. A result
 --   is 1: released; 0: not there; a string: not this owner's, what stands there; an error: refused.
 local counter, n = KEYS[1], #ARGV

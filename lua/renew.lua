@@ -4,7 +4,7 @@
 -- Returns: for one lock key its result, for several an array of them, or 1: all were renewed. A result
 --   is 1: renewed; 0: not there; a string: not this owner's, what stands there; an error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
--- What is not there is looked for once more: it may be no string.
+-- MGET returns nil for keys of other types, too, so check those with GET.
 local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
@@ -25,7 +25,7 @@ for i, key in ipairs(KEYS) do
           if result < tonumber(ttl) then
             result = redis.pcall('PEXPIRE', key, ttl)
           else
-            -- Without GT nothing has been written yet, which a replica would refuse.
+            -- Redis 6.2 refused GT before it wrote anything. This write makes a replica answer READONLY.
             result = is_old and redis.pcall('PEXPIRE', key, result + 1) or 1
           end
         end

@@ -3,14 +3,14 @@
 --   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a client that polls>,<holder>`,
 --   sorted by the time in µs at which each waiter joined.
 --   A client that was stopped still listens. So a waiter that joined more than a second ago, or a third of its
---   ttl, gets the key for a quarter of its ttl, of at least 500 ms and at most 2 s, and `?` tells it to confirm
---   the grant with an acquire. A waiter confirms such a grant anyway, as its validity counts from its join.
+--   ttl, gets the key for a quarter of its ttl, at least 500 ms and at most 2 s, and `?` tells it to confirm the
+--   grant with an acquire. (A third of its ttl after joining it does so anyway: its validity counts from then.)
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nothing if nobody waits; an error: the key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
   local gone = 0
-  -- Ends with the queue, which has a bound.
+  -- Ends when the queue is empty at the latest; the queue has a bound.
   while true do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end
@@ -27,7 +27,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       elseif tonumber(asked) > 500 and micros - first[2] > 1000 * math.min(asked / 3, 1000) then
         ttl, mark = math.min(math.max(math.floor(asked / 4), 500), 2000), '?'
       end
-      -- Not by what PUBLISH returns: that counts listeners to all channels, too.
+      -- PUBLISH cannot tell this: its result also counts clients that listen to patterns.
       local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
       if listeners ~= 0 then
         local more = redis.pcall('EXISTS', queue) == 1 and ' +' or ''
@@ -36,7 +36,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
         if set.err then return set end
         if not is_own and not polls then
           local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. mark .. micros .. ' ' .. key)
-          -- A waiter that must not be told loses its turn soon.
+          -- An ACL forbids the message: the waiter loses its turn soon.
           if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
         end
         if more ~= '' then

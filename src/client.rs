@@ -77,8 +77,9 @@ pub(crate) struct Handle {
     delayed: Arc<DelayedReleases>,
     pub(crate) transactions: Transactions,
     holder: HolderId,
-    /// All threads but the courier's, which ends after them.
+    /// All threads but the courier's.
     crew: Crew,
+    /// The courier's thread, which ends last.
     callbacks: Crew,
 }
 
@@ -439,7 +440,7 @@ impl Handle {
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = Moment::now().after(timeout);
-        // First, so that no lease is believed in whose place in line is then given back.
+        // First, so that no lease is used whose place in the queue is then given back.
         self.watchdog.stop();
         self.waits.end();
         let flushed = self.store.flush(deadline);

@@ -31,7 +31,7 @@ pub struct EventLock<'a> {
 /// `acquired`, `contended`, `unavailable` and `released` are called on the thread that asked, the
 /// others on the client's callback thread, never under a lock of the library. A panic in one is caught and
 /// dropped. Keep them short: a slow one delays its caller or the callbacks after it, never a
-/// renewal; and where too many wait, some are [missed](Self::events_missed).
+/// renewal. If too many wait, some are [dropped](Self::events_missed).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -86,10 +86,10 @@ pub trait Events: Send + Sync + 'static {
     /// asked, at every attempt.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
     /// `count` events were dropped since the last call, because 65,536 others were waiting for the callback
-    /// thread. Called on that thread; the events that wait follow. [`lost`](Self::lost),
+    /// thread. Called on that thread, before the events that still wait. [`lost`](Self::lost),
     /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events on the thread that asked are never dropped.
     fn events_missed(&self, count: u64) {}
-    /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): who waits polls, and
+    /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): waiters poll, and
     /// losses show at renewals. Told once per outage of them; tried again now and then.
     fn wake_ups_refused(&self, error: &Error) {}
 }

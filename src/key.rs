@@ -81,7 +81,7 @@ impl Key {
         &self.full
     }
 
-    /// What its queue's key in Redis consists of: prefix, `~queue:`, name.
+    /// The parts of its queue's key in Redis: prefix, `~queue:`, name.
     pub(crate) fn queue_parts(&self) -> [&str; 3] {
         let (prefix, name) = self.full.split_at(self.prefix as usize);
         [prefix, QUEUE, name]

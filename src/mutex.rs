@@ -329,8 +329,8 @@ impl Mutex {
         self.inspect().map(|found| found.is_some())
     }
 
-    /// Takes the lock away from whoever has it, and says from whom; nothing if it was free, or let go
-    /// in just that moment. The next waiter has it then.
+    /// Takes the lock away from its holder, and returns what was known of that hold; nothing if the lock was free,
+    /// or released in just that moment. The next waiter then gets the lock.
     ///
     /// For an operator's hand only: the holder may be at work, and goes on until it hears of it. It
     /// loses the lock at once with [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) if

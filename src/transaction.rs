@@ -122,7 +122,7 @@ impl Transactions {
             return Ok(conn);
         }
         conn.leave();
-        // This connection may lead to an old primary: a lane has the last word.
+        // This connection may lead to an old primary, so a lane has to confirm the loss.
         self.watchdog.confirm(lease)?;
         let message = "its connection does not lead to the primary";
         Err(Error::new(ErrorKind::Unavailable, message))

@@ -1,5 +1,5 @@
-//! What releases take from the heap while Redis is away, in a program of its own: the allocator counts for
-//! all threads of it.
+//! Heap memory of pending releases while Redis is away. A program of its own, since the allocator counts for all
+//! threads of a process.
 
 use std::alloc::System;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Unless LEASEHOLD_GUARDS says otherwise.
+/// How many guards are dropped, unless LEASEHOLD_GUARDS says otherwise.
 const GUARDS: usize = 20_000;
 const TIMEOUT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(60);
-/// What a pending release may take beyond its key.
+/// Bytes that a pending release may take beyond its key.
 const MOST: usize = 100;
-/// What the client's threads and connections may take in an outage, however many releases are pending.
+/// Bytes that the client's threads and connections may take in an outage, however many releases are pending.
 const FIXED: usize = 512 * 1024;
 
 fn allocated() -> usize {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::workers::Career;
 
-/// A request that this many of the same other client's grants came before is still in order: that client may have
-/// been ahead, and it may have asked again before the request reached the server.
+/// How many grants to one other client may come before a request that is still in order: that client may have been
+/// ahead, and it may have asked again before the request reached the server.
 pub const IN_ORDER: usize = 2;
 
 /// Times are in ns.

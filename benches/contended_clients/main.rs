@@ -86,7 +86,7 @@ struct Options {
 // What another process is started for. (A doc comment would be shown for the whole program.)
 #[derive(Subcommand)]
 enum Role {
-    /// Wants the key all the time
+    /// Locks and releases the key all the time
     #[command(hide = true)]
     Worker(Assignment),
 }

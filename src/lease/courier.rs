@@ -1,8 +1,8 @@
 //! The thread that runs user code nobody waits for: `on_lost` callbacks, events and what is observed.
 //! Nothing of the library waits for it, and a panic in user code does not end it.
 //!
-//! Callbacks and losses wait here without a bound of their own: there is one of them for each `on_lost`, and
-//! for each lock that is held. Other events recur, so they have one.
+//! Callbacks and losses wait here without a bound of their own: there is one callback for each `on_lost`, and one
+//! loss for each held lock. Other events recur, so at most `MOST_EVENTS` of them wait.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -23,8 +23,8 @@ use crate::thread::Crew;
 
 type Errand = Box<dyn FnOnce() + Send>;
 
-/// Most events that wait for the thread, each with some 200 bytes. The number stands at
-/// [`Events::events_missed`], too.
+/// How many events may wait for the thread, each with some 200 bytes. [`Events::events_missed`] documents the
+/// number, too.
 const MOST_EVENTS: usize = 65_536;
 
 /// Hands errands to the courier's thread. Sending never blocks: what user code cannot keep up with
@@ -49,12 +49,12 @@ enum Message {
 struct Backlog {
     /// Events that wait.
     waiting: AtomicUsize,
-    /// Events for which there was no room, and of which nothing has been told yet.
+    /// Dropped events that have not been reported yet.
     missed: AtomicU64,
 }
 
 impl Backlog {
-    /// False, and counted, if there is no room for one more event.
+    /// Takes room for one event. If there is none, counts the event as missed and returns false.
     fn enter(&self) -> bool {
         let has_room = self.waiting.fetch_add(1, Ordering::AcqRel) < MOST_EVENTS;
         if !has_room {
@@ -148,7 +148,7 @@ impl Courier {
         }
     }
 
-    /// As [`report_later`](Self::report_later), of the loss of a lock, which is never missed.
+    /// As [`report_later`](Self::report_later), for the loss of a lock: never dropped.
     pub(super) fn report_loss(
         &self,
         key: &Key,

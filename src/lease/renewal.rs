@@ -88,7 +88,7 @@ impl Lease {
         }
     }
 
-    /// Its key is to be looked at again at `at`, if the lease is still held then.
+    /// Notes that its key is to be read again at `at`, if the lease is still held then. Sets no timer.
     pub(crate) fn watch_again(&self, at: Moment) {
         self.state.lock().watch_at = Some(at);
     }

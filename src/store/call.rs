@@ -168,7 +168,7 @@ impl Ticket {
         self.call.complete(self.index, outcome)
     }
 
-    /// Leaves the error with the caller, though it waits no more.
+    /// Sets the error as the outcome, also for a caller that no longer waits but still reads its outcomes.
     pub(crate) fn give_up(mut self, error: Error) {
         self.used = true;
         self.call.state.lock().outcomes[self.index] = Some(Err(error));

@@ -27,7 +27,7 @@ pub(crate) enum Command {
         until: Moment,
         /// What a guard held of it; nothing if no guard ever had it.
         held: Option<Held>,
-        /// The ttl that it was asked for with, if it may be in the queue.
+        /// The ttl of its acquire, if it may be in the queue.
         queued: Option<Duration>,
     },
     /// Put the ttl back to its full length, if the key is still this lease's.
@@ -87,7 +87,7 @@ impl Command {
         }
     }
 
-    /// The key that this may pass on to whoever waits for it in Redis, and who will hear of that.
+    /// The key that this may pass on to a client that waits for it in Redis, and that is notified then.
     pub(crate) fn passes_on(&self) -> Option<&Key> {
         match self {
             Self::Release {
@@ -134,11 +134,11 @@ pub(crate) struct Held {
 pub(crate) enum Standing {
     /// It does not: this was only a try.
     None,
-    /// It joins. The key is kept for it for a moment when its turn comes: it cannot be notified, and polls.
+    /// It joins, and polls, since it cannot be notified. When its turn comes, the key is kept for a moment.
     Polling,
-    /// It joins. It is granted the key when its turn comes, and notified.
+    /// It joins. When its turn comes, it is granted the key and notified.
     Told,
-    /// As `Polling` or `Told`, at the place of a lease that was queued since then and is no longer.
+    /// As `Polling` or `Told`, at the place of a lease that joined at `since` and is no longer queued.
     Again { since: u64, polls: bool },
     /// It joined before, and may still be queued. It does not join again. If it joined to poll, it is
     /// notified from now on where that is possible.
@@ -146,7 +146,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// Whether it joins without being notified.
+    /// Whether it joins to poll.
     pub(crate) fn polls(self) -> bool {
         matches!(self, Self::Polling | Self::Again { polls: true, .. })
     }
@@ -181,17 +181,17 @@ pub(crate) enum Reply {
     Value(Vec<u8>),
 }
 
-/// A grant to a waiter, as its message tells of it.
+/// A grant to a waiter, as read from its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) token: u64,
-    /// It lasts for a moment only, until the waiter confirms it with an acquire.
+    /// The key has a short ttl until the waiter confirms the grant with an acquire.
     pub(crate) to_confirm: bool,
 }
 
 #[cfg(test)]
 impl Grant {
-    /// One of tests and models, where they do not say otherwise.
+    /// The grant that tests and models use by default.
     pub(crate) const USUAL: Self = Self {
         token: 7,
         to_confirm: false,

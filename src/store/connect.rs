@@ -127,7 +127,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Which of the connections made here are suspect.
+    /// Says which of the connections made here are suspect.
     pub(crate) fn epoch(&self) -> &Epoch {
         &self.epoch
     }
@@ -248,7 +248,7 @@ impl Wire {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), for a reply that makes no sense: other connections of the client may lead
+    /// As [`discard`](Self::discard), for a reply of an unexpected shape: other connections of the client may lead
     /// to the same server, so they become suspect.
     pub(crate) fn distrust(&mut self) {
         self.broken = true;
@@ -310,7 +310,7 @@ pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
         // An ACL lets the user run scripts, but not a command or key that this script uses.
-        // Redis up to 7.0, then later ones.
+        // First the words of Redis up to 7.0, then those of later ones.
         _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
@@ -318,10 +318,10 @@ pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
     Error::new(kind, format!("{code} {detail}"))
 }
 
-/// Code and detail of an error as Redis 7 words it. Before, the errors of commands inside a script are wrapped:
-/// `@user_script: 18: -OOM command not allowed ..`, or where the script raises them,
-/// `ERR Error running script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. Those without a code
-/// are `ERR` later.
+/// Code and detail of an error, as Redis 7 words them. Redis 6.2 wraps the errors of commands inside a script:
+/// `@user_script: 18: -OOM command not allowed ..`, or if the script raises them,
+/// `ERR Error running script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. It leaves out the code
+/// of some, for which Redis 7 says `ERR`.
 pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str, &'a str) {
     const MARK: &str = "@user_script:";
     let detail = detail.unwrap_or("");
@@ -344,7 +344,7 @@ pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str,
     }
 }
 
-/// Whether an error of Redis may begin like this, rather than one of a proxy in between.
+/// Whether an error of Redis may begin with `word`. Errors of a proxy in between begin otherwise.
 pub(crate) fn is_code(word: &str) -> bool {
     word.bytes().all(|byte| byte.is_ascii_uppercase())
 }

@@ -13,9 +13,9 @@ pub(crate) enum Delay {
     Began(Error),
     /// Redis has answered after all; or it was given up.
     Ended { confirmed: bool },
-    /// It waits in a lane's queue, and the lane tells of its end there.
+    /// It went to a lane's queue. Until it leaves that queue, the lane reports its end.
     Queued,
-    /// It was taken out of that queue again.
+    /// It left that queue to be written.
     Taken,
 }
 

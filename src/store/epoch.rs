@@ -1,5 +1,5 @@
-//! Which connections of a client are suspect: those made before another one broke, and those made before
-//! something said that their server may no longer be the primary. Makes and closes no connection.
+//! Says which connections of a client are suspect: those made before another one broke, and those made before
+//! a sign that their server is no longer the primary. Makes and closes no connection.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 
-/// A connection that is younger is not replaced for a suspicion. So each lane, each connection of a
+/// A connection younger than this is not replaced for a suspicion. So each lane, each connection of a
 /// transaction and the notification connection is replaced once per second at most, however often the
 /// server answers `READONLY`.
 pub(crate) const SHORTEST_LIFE: Duration = Duration::from_secs(1);
@@ -49,8 +49,8 @@ impl Epoch {
         self.breaks.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A reply said that its server is not the primary, or made no sense: connections made before it
-    /// may lead to that server.
+    /// There is a sign that a server is not the primary: connections made before it may lead to that
+    /// server.
     pub(crate) fn suspect(&self) {
         self.suspicions.fetch_add(1, Ordering::SeqCst);
         if let Some(on_suspicion) = self.on_suspicion.get() {
@@ -58,7 +58,7 @@ impl Epoch {
         }
     }
 
-    /// Has `hook` called at each suspicion, on the thread that has it. The first hook stays.
+    /// Has `hook` called at each suspicion, on the thread that raises it. A second hook is ignored.
     pub(crate) fn on_suspicion(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_suspicion.set(Box::new(hook));
     }
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection that was made so long ago.
+    /// A connection that was made `before` ago.
     fn made(epoch: &Epoch, before: Duration) -> MadeIn {
         MadeIn {
             at: Moment::now().before(before),

@@ -289,7 +289,7 @@ impl Link {
         by_text: bool,
         mut pendings: Vec<Pending>,
     ) {
-        // Collected: `split_off` would leave each part the capacity of the whole batch.
+        // Not `split_off`: it would leave each part the capacity of the whole batch.
         while pendings.len() > at_once {
             let part = pendings.drain(..at_once).collect();
             self.enqueue(names, kind, by_text, part);

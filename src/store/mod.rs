@@ -73,24 +73,25 @@ pub(crate) trait Store: Send + Sync {
         Vec::new()
     }
 
-    /// The number of what notifications come by: another one when they may have been missed.
+    /// A number that changes when notifications may have been missed: with each new connection for them, and
+    /// with each flush.
     fn hearing(&self) -> u64 {
         0
     }
 
-    /// Something said that connections may lead to a server that is no longer the primary: each is replaced
-    /// before it is used again.
+    /// Makes all connections suspect, since they may lead to a server that is no longer the primary: each is
+    /// replaced before it is used again, once it is a second old.
     fn suspect_connections(&self) {}
 
-    /// Whether what a listener is told may come from another server than the answers to requests.
+    /// Whether notifications may come from another server than the answers to requests.
     fn may_hear_another_server(&self) -> bool {
         false
     }
 
-    /// The client ends: releases that wait to be written and were told of as late are told of as given up.
+    /// At the end of the client: reports late releases that still wait to be written as given up.
     fn end_delays(&self) {}
 
-    /// Waits until everything that was posted has been done, for as long as `deadline` allows.
+    /// Waits until all posted releases are done, until `deadline` at the latest.
     fn flush(&self, _deadline: Moment) -> Result<(), Error> {
         Ok(())
     }

@@ -25,7 +25,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// What is on its way to clients.
+/// Messages on their way to clients.
 #[derive(Default)]
 struct Notices {
     sent: VecDeque<(HolderId, Notice)>,

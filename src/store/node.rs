@@ -27,8 +27,8 @@ use crate::thread::Crew;
 /// Lanes for renewals, and workers of the watchdog that use them: while the answers on the one are worked
 /// through, Redis has what came on the other.
 pub(crate) const RENEWAL_LANES: usize = 2;
-/// Between the first two attempts to have all releases done, while Redis is away or refuses them. It doubles with
-/// each, so that a server which refuses many is not asked for all of them without a rest.
+/// Pause between the first two attempts of a flush, while Redis is away or refuses releases. It doubles with each
+/// attempt, so that a server that refuses many releases is not asked for all of them without a pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 

@@ -12,7 +12,7 @@ use crate::store::delay::{DelayHook, Follower};
 
 /// Half of the pause after the first failed attempt; doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// How often it doubles before it is as long as it can be.
+/// How often the pause doubles before it has reached [`LONGEST_PAUSE`].
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -32,23 +32,23 @@ pub(crate) enum Next {
     Finished,
     /// To be asked again as soon as there is a connection.
     Again(Pending),
-    /// A release to be written again after a pause: Redis has refused it, or it is repeated in case.
+    /// A release to be written again after a pause: Redis has refused it, or an acquire may arrive late.
     Later(Pending),
 }
 
-/// A release that nobody waits for, as it waits to be written.
+/// A release that waits to be written, and for which no caller waits.
 pub(crate) struct Release {
     pub(crate) key: Key,
     pub(crate) lease: LeaseId,
     pub(crate) until: Moment,
-    /// When to write it again, if it has to wait for that.
+    /// When to write it again, if it is a repeat.
     pub(crate) due: Moment,
     pub(crate) held: Option<Held>,
-    /// The ttl with which it may be queued, in whole ms; never for what a guard held.
+    /// The ttl with which it may be queued, in whole ms; nothing if a guard held it.
     pub(crate) queued: Option<Duration>,
     pub(crate) attempts: u32,
     pub(crate) is_ghost: bool,
-    /// It was told of as late.
+    /// It was reported as late.
     pub(crate) began: bool,
 }
 
@@ -58,7 +58,7 @@ impl Release {
         self.attempts == 0 || now < self.until
     }
 
-    /// To be written now, followed by `hook`.
+    /// The request to write now. `hook` is told what becomes of it.
     pub(crate) fn into_pending(self, hook: Option<&DelayHook>) -> Pending {
         let followed = hook.zip(self.held);
         let follower = followed.map(|(hook, held)| {
@@ -117,8 +117,8 @@ impl Pending {
         (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
     }
 
-    /// What is left to be done once nobody waits for it: nothing, unless it is a release. `due` is when to
-    /// write it again, if that has to wait.
+    /// The release to write once no caller waits for it; nothing for other commands. `due`: when to write it again,
+    /// if it is a repeat.
     pub(crate) fn into_release(self, due: Option<Moment>) -> Option<Release> {
         let Self {
             command,
@@ -238,7 +238,7 @@ impl Pending {
         }
     }
 
-    /// Hands the outcome to whoever waits; false if nobody does. What fails, or comes when its caller
+    /// Hands the outcome to the caller; false if none waits. A release that fails, or is answered after its caller
     /// has left, is late.
     fn deliver(&mut self, outcome: Outcome) -> bool {
         let failed = match &self.follower {

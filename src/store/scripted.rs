@@ -25,7 +25,7 @@ pub(crate) struct Scripted {
     pub(crate) passed_on: AtomicUsize,
     pub(crate) watched: AtomicUsize,
     pub(crate) hearing: AtomicU64,
-    /// How waiters are to join; as `Told` if nothing is said.
+    /// How waiters are to join; `Told` if this is `None`.
     pub(crate) standing: Mutex<Option<Standing>>,
     /// How often its connections were suspected.
     pub(crate) suspected: AtomicUsize,

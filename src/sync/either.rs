@@ -6,8 +6,8 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use crate::sync::Either;
 
-/// Waits for a message of one of them, or the end of its senders; nothing after `timeout`. Where both are
-/// ready either may be taken.
+/// Waits until one of two channels has a message, which it takes, or has no sender any more. Nothing after
+/// `timeout`. If both are ready, it takes from any of them.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,

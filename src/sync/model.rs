@@ -115,7 +115,7 @@ pub(crate) fn park_timeout(timeout: Duration) {
 }
 
 /// As crossbeam's `select!` over two channels, which models send to by [`try_send`] only. Looking at the
-/// channels and falling asleep is one step, as it is there for whoever sends.
+/// channels and falling asleep is one step, as it is there for the sender.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,

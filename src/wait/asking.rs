@@ -72,7 +72,7 @@ impl Waits {
                 })
         );
         if !is_claimed && !is_lost {
-            // It is not queued; or that is unknown, and the store sees to its end.
+            // It is not queued; or that is unknown, and the store releases it.
             self.queues.disclaim(key, lease);
         }
         match outcome {
@@ -87,7 +87,7 @@ impl Waits {
                             wait.place
                                 .note_queued(lease, queued.since, standing, hearing);
                         if notified.is_none() {
-                            // The client was shut down meanwhile, or the line was left by all.
+                            // The client was shut down meanwhile, or all waiters have left the line.
                             self.give_back(key.clone(), lease, ttl);
                         }
                         QueuePlace::Joined {
@@ -96,8 +96,8 @@ impl Waits {
                         }
                     }
                     None if stood => {
-                        // Was it skipped? Then its subscription may be on an old primary; unless it was away
-                        // for a moment, or everything was flushed.
+                        // A grant may have skipped it, because its subscription is on an old primary. Not if
+                        // the subscription was away for a moment, or everything was flushed.
                         let relied_on = wait.place.relied_on();
                         let is_told = self.store.standing() == Standing::Told;
                         if is_told && relied_on == Some(self.store.hearing()) {
@@ -169,8 +169,9 @@ impl Waits {
         }
     }
 
-    /// Takes what Redis granted while it was waited for, unless it has to be confirmed, or is not good for long
-    /// enough: its validity counts from when it was first asked for, since it is not known when it was granted.
+    /// The lease of a grant that came as a message. Nothing if an acquire has to confirm the grant first: the message
+    /// says so, the whole ttl is promised, or too little validity is left. (Validity counts from the first request,
+    /// since the time of the grant is not known.)
     pub(super) fn enter(
         &self,
         wait: &Wait<'_>,

@@ -19,10 +19,10 @@ pub(crate) struct DelayedReleases {
 
 #[derive(Default)]
 struct State {
-    /// Keys and fencing tokens of those that are being written or read and were told of as late. The lanes
-    /// know of those that wait to be written: bounded by what is in flight.
+    /// Keys and fencing tokens of late releases that are being written or read: bounded by what is in flight. The
+    /// lanes know of late releases that wait to be written.
     open: HashSet<(Key, u64)>,
-    /// From here on all count as open until their end is told.
+    /// The client ends: a release that goes to a lane's queue stays open until its end is reported.
     ending: bool,
     ended: bool,
 }
@@ -62,8 +62,8 @@ impl DelayedReleases {
         }
     }
 
-    /// The client ends: nobody sees to what is left, and nothing more is told. `end_queued` has those that
-    /// wait to be written told of.
+    /// At the end of the client: reports all late releases as given up, and nothing after that. `end_queued` has the
+    /// lanes report those that wait to be written.
     pub(crate) fn end(&self, end_queued: impl FnOnce()) {
         self.state.lock().ending = true;
         end_queued();

@@ -9,18 +9,18 @@ use crate::id::LeaseId;
 /// With fewer entries none is removed.
 const FEW: usize = 64;
 
-/// Bounded by the keys: each is there until the end of its key, and is forgotten when as many more have come.
+/// Bounded by the keys: expired entries are removed whenever the number of entries has doubled.
 #[derive(Default)]
 pub(super) struct HandedOver {
     /// Each with the end of its key.
     until: HashMap<LeaseId, Moment>,
-    /// How many there were when they were last looked through.
+    /// How many were left when expired ones were last removed.
     kept: usize,
 }
 
 impl HandedOver {
     pub(super) fn insert(&mut self, lease: LeaseId, until: Moment, now: Moment) {
-        // Not each time: of very many, that would take as long as all the rest.
+        // Not at each call: with very many entries that would take longer than all the rest.
         if self.until.len() >= FEW.max(2 * self.kept) {
             self.until.retain(|_, until| *until > now);
             self.kept = self.until.len();

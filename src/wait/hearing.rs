@@ -113,7 +113,7 @@ impl Listener for Hearing {
             Some(lease) if value.is_some_and(|value| holds(value, *lease)) => {}
             Some(lease) => self.lost(key, *lease, value),
             None => {
-                // While somebody else has the lock and will serve its queue, there is nothing to do.
+                // If another client has the lock, and its release will serve the queue, there is nothing to do.
                 let claim = self.queues.watched_claim_of(key);
                 let waits_on = claim
                     .zip(value)

@@ -24,7 +24,7 @@ impl Waits {
         let lost = self.watchdog.release(lease, now).err();
         // Also after a loss: the server that reported it may not be the primary.
         self.store.post(release_of(lease));
-        // Only now: who waits here then asks behind it.
+        // Only now: the next local waiter then asks behind the release.
         self.queues.let_go(lease);
         lost.is_some()
     }
@@ -84,8 +84,8 @@ impl Waits {
         }
     }
 
-    /// Undoes what Redis has of a lease that is not held: a grant, or a place in the queue. Removes the
-    /// claim first, so that no later request uses the id: its grant would be ended by this release.
+    /// Releases a lease that is not held: its grant, or its place in the queue. Removes the claim first, so
+    /// that no later request uses the id: this release would end its grant.
     pub(super) fn give_back(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.disclaim(&key, lease);
         let until = self.watchdog.now().after(ttl);

@@ -40,7 +40,7 @@ pub(crate) struct LocalQueues {
 struct Shard {
     holders: LeasesByKey,
     lines: KeyMap<Line>,
-    /// The emptied line of whoever came last, for the next.
+    /// An emptied line, for the next key.
     spare: VecDeque<Arc<Waiter>>,
     handed_over: HandedOver,
 }
@@ -56,8 +56,8 @@ struct Line {
     forced: Option<(LeaseId, HolderId)>,
 }
 
-/// What was asked of Redis for the line, and may be queued there. It outlasts the waiter that
-/// asked: whoever is first goes on with it.
+/// The lease that was asked for on behalf of the line, and may be queued in Redis. It outlasts the waiter
+/// that asked: the first waiter goes on with it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub(crate) lease: LeaseId,
@@ -65,13 +65,13 @@ pub(crate) struct Claim {
     /// When it was first asked for: it was granted after that, if it was.
     pub(crate) asked_at: Moment,
     pub(crate) granted: Option<Grant>,
-    /// A request under it has no answer yet: its caller gives back what comes of it.
+    /// A request under it is unanswered: only its caller may give it back.
     asked: bool,
     /// When it joined the queue of Redis, by the clock of Redis in µs.
     since: Option<u64>,
     /// It joined to be notified of its grant; otherwise it has to poll.
     notified: bool,
-    /// The number of the connection that would notify it when it was last seen in the queue: see `Store::hearing`.
+    /// `Store::hearing` at the last request that found it in the queue.
     heard_by: u64,
     /// It is one of the first in that queue, and its key is watched.
     watches: bool,
@@ -82,7 +82,7 @@ pub(crate) struct Claim {
 pub(crate) enum Claimed {
     /// The lease that may be queued already.
     Kept,
-    /// Something new, at the place of a claim that was queued since then.
+    /// A new lease, at the place of a claim that joined at `since`.
     Again {
         since: u64,
     },
@@ -158,10 +158,10 @@ impl LocalQueues {
         }
     }
 
-    /// `lease` is not held any more: whoever waits first asks Redis now.
+    /// `lease` is not held any more: the first waiter asks Redis now.
     pub(crate) fn let_go(&self, lease: &Lease) {
         let holder = self.shard(&lease.terms().key).let_go(lease);
-        // After the lock.
+        // After the mutex is released.
         drop(holder);
     }
 
@@ -199,7 +199,7 @@ impl LocalQueues {
         }
         shard.tidy(key);
         let before = shard.holders.insert(Arc::clone(&next));
-        // Under the line's lock: who leaves finds itself in line or finds the lease.
+        // Under the line's lock: a leaving waiter finds itself in line or finds the lease.
         first.hand(next);
         drop(shard);
         first.ring();
@@ -241,7 +241,7 @@ impl LocalQueues {
             line.wake();
             return true;
         }
-        // It came to know by itself, and has it or has handed it over.
+        // A waiter learnt of the grant by an answer, and holds the lease or has handed it over.
         let holder = shard.holders.get(key);
         holder.is_some_and(|holder| holder.terms().id == lease) || shard.handed_over.contains(lease)
     }
@@ -300,13 +300,14 @@ impl LocalQueues {
         shards.flat_map(held).collect()
     }
 
-    /// What was asked of Redis for `key`, if its changes matter to it.
+    /// The claim on `key`, if that is watched for it.
     pub(crate) fn watched_claim_of(&self, key: &Key) -> Option<LeaseId> {
         let claim = self.shard(key).lines.get(key).and_then(|line| line.claim);
         claim.filter(|claim| claim.watches).map(|claim| claim.lease)
     }
 
-    /// `lease` is not queued in Redis, or not for long any more. Its place is kept for the next one.
+    /// Forgets the claim of `lease`, which is not queued in Redis or about to be released. The next claim joins at
+    /// its place.
     pub(crate) fn disclaim(&self, key: &Key, lease: LeaseId) {
         if let Some(line) = self.shard(key).lines.get_mut(key)
             && let Some(claim) = line.claim.take_if(|claim| claim.lease == lease)
@@ -376,7 +377,7 @@ impl Shard {
 }
 
 impl Line {
-    /// Takes the claim out; nothing if its caller gives it back.
+    /// Removes the claim. Returns it, unless its caller is to give it back.
     fn abandon(&mut self) -> Option<Claim> {
         self.claim.take().filter(|claim| !claim.asked)
     }
@@ -418,8 +419,8 @@ impl Place<'_> {
         self.waiter.handed()
     }
 
-    /// What to ask Redis for: what may be queued there on equal terms, or else `fresh`. With it, what was
-    /// queued there on other terms, to be given back.
+    /// The lease to ask Redis for: the claim, if its options are equal, or else `fresh`. And a claim with other
+    /// options, to be given back.
     pub(crate) fn claim(&self, fresh: LeaseId, now: Moment) -> (LeaseId, Claimed, Option<Claim>) {
         let mut shard = self.queues.shard(self.key);
         let Some(line) = shard.lines.get_mut(self.key) else {
@@ -432,7 +433,7 @@ impl Place<'_> {
         }
         if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
             if claim.granted.take().is_some() {
-                // It was told, so a place that it has lost since says nothing against its connection.
+                // It was notified: if it has lost its place since, its connection is not to blame.
                 claim.notified = false;
             }
             (claim.watches, claim.asked) = (false, true);
@@ -455,8 +456,8 @@ impl Place<'_> {
         (fresh, claimed, line.claim.replace(fresh_claim))
     }
 
-    /// Notes that `lease` is in the queue of Redis, as the answer to a request with this standing says. Returns
-    /// whether it will be notified of its grant; nothing if the line asks for it no more.
+    /// Notes that `lease` is in the queue of Redis, after the answer to a request with this standing. Returns
+    /// whether it will be notified of its grant; nothing if it is not the line's claim any more.
     #[must_use]
     pub(crate) fn note_queued(
         &self,
@@ -477,7 +478,7 @@ impl Place<'_> {
         Some(claim.notified)
     }
 
-    /// The connection that the line's claim relied on to be notified, if it did: see `Store::hearing`.
+    /// If the line's claim was to be notified: `Store::hearing` when it was last found in the queue.
     pub(crate) fn relied_on(&self) -> Option<u64> {
         let shard = self.queues.shard(self.key);
         let claim = shard.lines.get(self.key)?.claim?;
@@ -518,7 +519,7 @@ impl Place<'_> {
         drop(shard);
         let now = self.queues.clock.now();
         if let Some(before) = before {
-            // Redis has granted the lock anew: whoever still believes in it has lost it.
+            // Redis has granted the lock anew, so this client's older holder has lost it.
             before.lose(now, LossReason::Deleted);
         }
         if let Some((_, by)) = forced.filter(|(id, _)| *id == lease.terms().id) {
@@ -547,7 +548,7 @@ impl Place<'_> {
                 // There will be no answer.
                 claim.asked = false;
             }
-            // A wake-up that came for whoever leaves is for the next.
+            // A wake-up that came for the leaving waiter is for the next one.
             line.wake();
         }
         let abandoned = if line.waiters.is_empty() {

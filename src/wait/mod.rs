@@ -62,11 +62,11 @@ const TURN_COMES_SOON: Duration = Duration::from_millis(20);
 const WATCHING: u64 = 2;
 /// How long one of the first waiters relies on notifications before it asks again: bounds the cost of a lost one.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
-/// Waiters that ask again as often as that. Behind them, a waiter at twice the place asks half as often, so
+/// How many of the first waiters ask that often. Behind them, a waiter at twice the place asks half as often, so
 /// that the number of requests grows with the logarithm of the number of waiters.
 const NEAR: u64 = 8;
-/// When a lock expires its waiters ask one after another, so far apart: usually the first request serves the
-/// queue for all of them.
+/// How far apart the waiters of an expired lock ask, one after another: usually the first request serves the queue
+/// for all of them.
 const ASK_APART: Duration = Duration::from_millis(20);
 /// The last waiter asks at most this long after the expiry. Less than the ten seconds that the queue lives on.
 const ASK_LATEST: Duration = Duration::from_secs(5);
@@ -97,7 +97,7 @@ pub(crate) struct Waits {
     hand_offs: HandOffs,
 }
 
-/// How long whoever is first in line rests before it asks Redis again.
+/// How long the first waiter in line rests before it asks Redis again.
 enum Rest {
     /// It has not asked yet, or was woken.
     None,
@@ -112,7 +112,7 @@ enum Rest {
 }
 
 impl Rest {
-    /// At this place in the queue of a lock that expires at `expires_at`.
+    /// The rest of a waiter at this place in the queue of a lock that expires at `expires_at`.
     fn queued(queued: Queued, expires_at: Moment, now: Moment) -> Self {
         let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
         let share = queued.ahead.max(NEAR) as f64 / NEAR as f64;
@@ -227,7 +227,7 @@ impl Waits {
         let mut come_at = started;
         loop {
             let place = match until {
-                // Whoever waits here already is before us.
+                // Threads that wait here already come first.
                 Until::Now => match self.queues.join_if_empty(&wanted.key, wanted.options) {
                     Some(place) => place,
                     None => return self.behind_others(),
@@ -311,7 +311,7 @@ impl Waits {
                 Some(own) if may_ask => own.clone(),
                 _ => self.outage.ongoing(now),
             };
-            // Whoever comes to an empty line has one attempt in any case.
+            // A caller that finds an empty line has one attempt in any case.
             let owed = std::mem::take(&mut first) && may_ask;
             if !owed {
                 if let Some(verdict) = self.verdict(wait, now, ongoing.as_ref()) {
@@ -407,7 +407,7 @@ impl Waits {
                 }
                 let is_told = self.store.standing() == Standing::Told;
                 wait.rest = match place {
-                    // An entry that joined to poll is not notified, whatever has become possible since.
+                    // An entry that joined to poll is not notified, even if that is possible by now.
                     QueuePlace::Joined {
                         queued,
                         notified: true,

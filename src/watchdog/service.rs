@@ -132,7 +132,7 @@ impl Watchdog {
         self.rearm(next);
     }
 
-    /// A lease that is lost is watched no more, whoever keeps or has forgotten its guard.
+    /// A lost lease is not watched any more, even if its guard is kept or forgotten.
     pub(crate) fn forget(&self, lost: &Lease) {
         self.watched.remove(lost);
     }
@@ -346,11 +346,11 @@ impl Watchdog {
         }
     }
 
-    /// What a lane says of a lease that seems to be lost.
+    /// Handles a lane's answer about a lease that seems to be lost.
     fn confirmed(&self, lease: &Lease, outcome: Result<Reply, Error>) -> Result<(), Error> {
         let reason = match outcome? {
             Reply::Done => {
-                // Two connections, two answers: one of them does not lead to the primary.
+                // The lane denies the loss: one of the two connections does not lead to the primary.
                 self.store.suspect_connections();
                 return Ok(());
             }

@@ -148,7 +148,7 @@ fn assert_cheap(clients: usize, cost: &Served) {
         "{requests} requests per grant: {:?}",
         cost.calls
     );
-    // Of requests by any command; several that come together count once.
+    // Redis counts requests that arrive together as one read.
     let reads = cost.reads as f64 / grants;
     assert!(reads <= 5.0, "{reads} reads per grant: {:?}", cost.calls);
     let bytes = cost.bytes() as f64 / grants;

@@ -1,5 +1,5 @@
-//! Many clients, one thread each, that wait for one key: what befalls their notification connections, or
-//! their key, costs them little.
+//! Many clients, one thread each, wait for one key: closed notification connections cost them few new ones, and
+//! a waiter that comes to the front asks soon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// They reconnect, and that explains why they are no longer queued: no other connection is suspect.
+/// Clients that reconnect know why they are no longer queued, and suspect no other connection.
 #[test]
 fn closed_notification_connections_alone_are_replaced() {
     const CLIENTS: usize = 30;
@@ -60,7 +60,7 @@ fn closed_notification_connections_alone_are_replaced() {
     }
 }
 
-/// Behind hundreds of waiters it would not ask for half a minute.
+/// Without the message it would not ask for half a minute, behind hundreds of waiters.
 #[test]
 fn a_waiter_told_that_it_is_near_asks_soon() {
     let server = server();

@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 const MANY: usize = 4000;
-/// A delay at which so many releases take a second, a batch at a time.
+/// Delay in ms at which that many releases take about a second, a batch at a time.
 const SLOW: u64 = 20;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {

@@ -1,7 +1,7 @@
 //! A lane: one connection and the queue of requests that share it (group commit).
 //!
-//! Whoever comes to an idle lane leads it: writes a batch of what waits there, awaited requests first, reads the
-//! answers, hands them out, and passes leadership on to the next who waits. One batch is in flight at a time,
+//! The first caller at an idle lane leads it: it writes a batch of what waits there, awaited requests first, reads the
+//! answers, hands them out, and passes leadership on to the next waiting caller. One batch is in flight at a time,
 //! and behind it only releases whose answers nobody waits for. All about one key but its renewals goes
 //! through one lane, so it is executed in the order it was written.
 //!
@@ -33,14 +33,14 @@ use crate::store::script::Names;
 use crate::store::{Bell, Chore, DelayHook};
 use crate::sync::{self, Mutex, MutexGuard};
 
-/// Awaited requests that a lane of callers writes at a time, and releases that nobody awaits: what a connection
-/// has sent, Redis may do before it turns to the others.
+/// How many awaited requests, and how many releases that nobody awaits, a lane of callers writes at a time: Redis
+/// may run all that a connection has sent before it reads from the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// The same of a lane for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
 /// lost is worse than a reply that comes some ms later.
 pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
-/// Releases whose answers are unread; beyond it those who release leave the writing to the background. What is
-/// written no awaited request can overtake.
+/// With this many unread answers to releases, threads leave further releases to the background: an awaited request
+/// cannot overtake what is written.
 const MAX_OWED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 
 /// What the lanes of one client share.
@@ -146,8 +146,8 @@ impl Lane {
         }
     }
 
-    /// Answers what `call` asked for and nobody has written, where no connection can be made: its outcome is
-    /// not unknown. A release stays in the queue.
+    /// If no connection can be made, answers the requests of `call` that were not written: their outcome is known.
+    /// Releases stay in the queue.
     fn withdraw_unsent(&self, call: &Arc<Call>) {
         if call.is_complete() {
             return;
@@ -162,14 +162,14 @@ impl Lane {
     }
 
     /// Writes a release without waiting for its answer, if the lane is idle and connected;
-    /// otherwise leaves it to whoever leads, or to the background.
+    /// otherwise leaves it to the leader, or to the background.
     pub(crate) fn post(&self, release: Command) {
         let Some(release) = Pending::new(release, None).into_release(None) else {
             return;
         };
         let leadership = {
             let mut state = self.state.lock();
-            // What was left behind by whoever stepped down is the background's, and this behind it.
+            // The background writes what the last leader left behind, and this release after it.
             let is_first = !state.is_ready();
             state.post(release);
             if state.led {
@@ -209,7 +209,7 @@ impl Lane {
         state.led || state.has_work()
     }
 
-    /// What waits to be written and was told of as late is told of as given up.
+    /// Reports late releases that still wait to be written as given up.
     pub(crate) fn end_delays(&self) {
         self.state.lock().end_delays();
     }
@@ -289,8 +289,8 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Gives up a connection that may lead to the wrong server, or be dead. What is owed on it is read
-    /// first. Done before a batch is taken: a release whose answer does not come goes in front of that.
+    /// Drops a connection that may lead to the wrong server, or be dead, after reading the answers owed on it.
+    /// Called before a batch is taken, so that a release without an answer goes before an acquire of its key.
     fn drop_stale_link(&mut self) {
         if self.link.as_ref().is_some_and(Link::is_stale) {
             if let Err(error) = self.read() {
@@ -482,7 +482,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// When the background can write what is left to it.
+/// How soon the background can write what is left: at once, or after a pause between attempts to connect.
 fn chore_of(state: &State) -> Chore {
     if state.may_connect(Moment::now()) {
         Chore::Now

@@ -12,7 +12,7 @@ use crate::store::pending::Pending;
 #[derive(Default)]
 pub(super) struct Queue {
     pendings: VecDeque<Pending>,
-    /// Answered once nothing else is left to be written.
+    /// Flushes, which are answered once nothing else is left to be written.
     flushes: VecDeque<Pending>,
 }
 
@@ -25,7 +25,7 @@ impl Queue {
         }
     }
 
-    /// Takes the first `most`; no flush.
+    /// Takes the first `most` requests, without flushes.
     pub(super) fn take_first(&mut self, most: usize) -> impl Iterator<Item = Pending> {
         self.pendings.drain(..most.min(self.pendings.len()))
     }
@@ -39,7 +39,7 @@ impl Queue {
         pendings.into_iter().chain(flushes)
     }
 
-    /// Takes out what `call` asked for, but for releases.
+    /// Takes out the requests of `call`, except releases.
     pub(super) fn withdraw(&mut self, call: &Arc<Call>) -> Vec<Pending> {
         let is_its_own = |pending: &Pending| {
             let ticket = pending.ticket.as_ref();

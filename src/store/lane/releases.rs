@@ -1,8 +1,8 @@
 //! Releases that nobody waits for, first in, first out, with an index by key: an awaited request takes the
 //! earlier releases of its key along, and overtakes all others.
 //!
-//! An outage can leave a million of them, so each takes 72 bytes and 2 to 4 of the index beyond its key, and
-//! growing copies no more than the index.
+//! An outage can leave a million of them. So each takes 72 bytes, and 2 to 4 bytes in the index, beyond its key;
+//! and a growing queue copies only the index.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -28,10 +28,10 @@ struct Slot {
     lease: LeaseId,
     until: Moment,
     due: Moment,
-    /// The fencing token of what a guard held. Of anything else the ttl in ms with which it may be queued, and
-    /// one more; zero if it is not.
+    /// Of a lease that a guard held: its fencing token. Of any other: one more than the ttl in ms with which it may
+    /// be queued; zero if it is not queued.
     detail: u64,
-    /// How many slots before this one lies the previous one of its bucket; zero if there is none.
+    /// The distance in slots to the previous slot of its bucket; zero if there is none.
     back: u32,
     origin: Origin,
     began: bool,
@@ -43,10 +43,11 @@ struct Slot {
 enum Origin {
     /// A guard held it.
     Held,
+    /// A guard held it, and others may be queued for its key.
     HeldBeforeOthers,
     /// No guard ever held it.
     Unheld,
-    /// An acquire that may still arrive may take it.
+    /// An acquire that may still arrive may be granted it.
     Ghost,
 }
 
@@ -105,11 +106,11 @@ pub(super) struct Releases {
     gone: usize,
     /// Slots in use, empty ones among them.
     len: usize,
-    /// Releases.
+    /// Slots that hold a release.
     count: usize,
     /// Of these, those that have failed before.
     failed: usize,
-    /// The number of the next slot. Numbers wrap around; a number that is not in use is none.
+    /// The number of the next slot. Numbers wrap around; a number that is not in use stands for no slot.
     next: u32,
     /// By the key's hash: the newest slot of each bucket.
     buckets: Vec<u32>,
@@ -245,7 +246,7 @@ impl Releases {
         self.free_if_empty();
     }
 
-    /// Gives what a long queue took back to the heap.
+    /// Once the queue is empty, frees what a long one took from the heap.
     fn free_if_empty(&mut self) {
         if self.count > 0 {
             return;
@@ -268,7 +269,7 @@ impl Releases {
         }
     }
 
-    /// How far before the next slot lies the one with this number, if it is in use.
+    /// The distance from the next slot back to the slot `number`, if that is in use.
     fn distance(&self, number: u32) -> Option<u32> {
         let distance = self.next.wrapping_sub(number);
         (1..=self.len)
@@ -289,7 +290,7 @@ impl Releases {
     fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
-        // One that is not in use any more.
+        // A number that is not in use.
         self.buckets = vec![number.wrapping_sub(1); buckets];
         let (next, len) = (self.next, self.len as u32);
         let mut gone = self.gone;
@@ -314,7 +315,7 @@ impl Releases {
 pub(super) struct Swept<'a> {
     pub(super) key: &'a Key,
     pub(super) until: Moment,
-    /// The token of what a guard held; nothing more is told of it once this is taken.
+    /// The fencing token of a lease that a guard held. Once this is taken, no event reports the release.
     pub(super) held: &'a mut Option<u64>,
     pub(super) attempts: &'a mut u8,
     pub(super) began: &'a mut bool,

@@ -1,5 +1,5 @@
-//! What a lane has to do: what waits to be written, in which order, and what becomes of what was not done.
-//! Does none of it.
+//! The work of a lane: which requests wait to be written, in which order, and which are written again. Does no
+//! I/O.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::store::pending::{MOST_DOUBLINGS, Next, Pending, Release};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Least time between two sweeps of all releases: each caller whose deadline passes would cause one.
+/// Least time between two sweeps of all releases: without it, each caller that finds no connection would cause one.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
 pub(super) struct State {
-    /// Somebody leads: the link is with them, and the queues are theirs to empty.
+    /// A thread leads: it has the link, and takes the batches from the queues.
     pub(super) led: bool,
     pub(super) link: Option<Link>,
     pub(super) awaited: Queue,
@@ -31,13 +31,13 @@ pub(super) struct State {
     posted: Releases,
     /// Releases that Redis has refused.
     refused: Repeats,
-    /// Those that are repeated in case their acquire arrives late.
+    /// Releases that are repeated in case their acquire arrives late.
     in_case: Repeats,
-    /// Told how releases fare.
+    /// Told when a release is late, and how it ended.
     hook: Option<DelayHook>,
-    /// Attempts to connect that have failed since the last one that did not.
+    /// Failed attempts to connect since the last successful one.
     failures: u32,
-    /// Not before this does the background try to connect.
+    /// The background does not try to connect before this.
     connect_at: Option<Moment>,
     swept_at: Option<Moment>,
 }
@@ -84,7 +84,7 @@ impl State {
         }
     }
 
-    /// Queues what callers wait for. With a flush, all that is left is to be tried once more.
+    /// Queues requests that callers wait for. A flush makes all releases due at once.
     pub(super) fn ask(&mut self, pendings: impl IntoIterator<Item = Pending>) {
         for pending in pendings {
             if pending.is_flush() {
@@ -135,13 +135,13 @@ impl State {
         self.link.is_some() || self.connect_at.is_none_or(|at| at <= now)
     }
 
-    /// A connection serves.
+    /// Notes that there is a connection.
     pub(super) fn connected(&mut self) {
         self.failures = 0;
         self.connect_at = None;
     }
 
-    /// A connection could not be made, or broke. The first time another one is tried at once.
+    /// Notes that a connection could not be made, or broke. After the first failure the next attempt may come at once.
     pub(super) fn back_off(&mut self, now: Moment) {
         let doublings = self.failures.checked_sub(1);
         self.failures = self.failures.saturating_add(1);
@@ -157,13 +157,13 @@ impl State {
         self.posted.failed() + repeats.map(Releases::failed).sum::<usize>()
     }
 
-    /// Whether Redis has refused releases that their owners waited for.
+    /// Whether Redis has refused releases, other than those repeated in case.
     pub(super) fn owes_releases(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Takes what is next to be written: awaited requests, `at_a_time` at most, and as many releases. Those
-    /// of the requests' keys go along, so that no acquire overtakes them; then come others, oldest first.
+    /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases of the requests'
+    /// keys go before them, so that no acquire overtakes one; then come other releases, oldest first.
     pub(super) fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<Pending>) {
         if !self.has_work() {
             return;
@@ -178,7 +178,7 @@ impl State {
             ..
         } = self;
         let mut room = at_a_time;
-        // One whose time is over is dropped, and so told of as given up.
+        // A release whose ttl has ended is dropped, which reports it as given up.
         let take = |batch: &mut Vec<Pending>, release: Release| {
             let is_wanted = release.is_wanted(now);
             let pending = release.into_pending(hook.as_ref());
@@ -199,7 +199,7 @@ impl State {
             }
             batch.push(request);
         }
-        // Neither kind may keep the other from being written.
+        // At most half of the room is for repeats, so that they cannot keep posted releases from being written.
         let mut repeats = room.div_ceil(2);
         while repeats > 0
             && let Some(release) = refused.pop_due(now).or_else(|| in_case.pop_due(now))

@@ -14,7 +14,7 @@ use crate::store::value::{self, LockValue};
 
 /// Waiters that a queue has room for.
 const MAX_QUEUE: usize = 10_000;
-/// So many of the first waiters ask each second.
+/// How many of the first waiters ask each second.
 const NEAR: usize = 8;
 /// For how long a queue outlives its lock.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// Until it does, it has the key for a quarter of its ttl, within these bounds.
+/// Until it confirms the grant, it has the key for a quarter of its ttl, within these bounds.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 /// The time of a grant has sixteen digits on the wire.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
@@ -54,7 +54,7 @@ struct Lock {
 /// The waiters of a key, first come first served. Never empty.
 #[derive(Clone)]
 struct Queue {
-    /// In their order.
+    /// Sorted by the time at which they joined.
     waiters: Vec<Waiter>,
     expires_at: Moment,
 }
@@ -69,7 +69,7 @@ struct Waiter {
     holder: HolderId,
 }
 
-/// What is to be told to whom, in this order.
+/// A message to a client, or to the clients that watch a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// `lease`, which was queued, has the key.
@@ -79,7 +79,7 @@ pub(crate) enum News {
         lease: LeaseId,
         grant: Grant,
     },
-    /// `lease` has come among the first in its queue.
+    /// `lease` is now one of the first in its queue.
     Near {
         to: HolderId,
         key: Key,
@@ -107,7 +107,7 @@ pub(crate) struct Step<'a> {
 }
 
 impl Waiter {
-    /// For how long it gets the key until it confirms that, if it has to.
+    /// The ttl of a grant that it has to confirm; nothing if it need not.
     fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
         let ttl = self.ttl.filter(|ttl| *ttl > shortest)?;
@@ -288,8 +288,8 @@ impl Keyspace {
         self.last_micros
     }
 
-    /// Grants the key to its first waiter that can be told or polls, or that asks itself: `own`, with
-    /// its ttl. Returns the waiter's lease and the µs of its token.
+    /// Grants the key to the first waiter that listens, polls, or is the caller: `own`, with its ttl.
+    /// Returns the waiter's lease and the µs of its token.
     fn serve(
         &mut self,
         key: &Key,
@@ -332,7 +332,7 @@ impl Keyspace {
         }
     }
 
-    /// Tells the waiters that have come among the first, where `gone` before them have left the queue.
+    /// Tells the waiters that are among the first since `gone` waiters left the queue.
     fn tell_near(&self, key: &Key, gone: usize, step: &mut Step<'_>) {
         let waiters = self.queues.get(key).map_or(&[][..], |queue| &queue.waiters);
         let near = waiters.iter().take(NEAR).skip(NEAR.saturating_sub(gone));
@@ -590,8 +590,8 @@ impl Lock {
 }
 
 impl Queue {
-    /// The entry of a waiter that may have joined to be notified or to poll. `notified` turns the latter into
-    /// the former, at its place.
+    /// Finds the entry of a waiter that joined to be notified (`told`) or to poll (`polls`). With `notified`, an
+    /// entry that polls becomes one that is notified, at its place.
     fn find_waiter(&mut self, told: Waiter, polls: Waiter, notified: bool) -> Option<Waiter> {
         if self.find(&told).is_some() {
             return Some(told);

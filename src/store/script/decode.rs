@@ -13,7 +13,7 @@ use crate::store::connect;
 use crate::store::script::Kind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
 
-/// Bytes of what stands under a key that an error quotes.
+/// How many bytes of a key's value an error quotes.
 const LONGEST_FOUND: usize = 256;
 
 /// What came back for one script call.
@@ -48,7 +48,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
             values.iter().map(|result| outcome(kind, result)).collect()
         }
         Value::Array(_) if n > 1 => None,
-        // The call was refused as a whole.
+        // The answer to one command, or a refusal of the whole call.
         one if n == 1 || matches!(one, Value::ServerError(_)) => {
             outcome(kind, one).map(|one| smallvec![one; n])
         }
@@ -57,8 +57,8 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
     outcomes.map_or_else(|| nonsense(kind, &value), Decoded::Outcomes)
 }
 
-/// What one result says of several commands: that all were granted, each with the next token, or that all
-/// were done.
+/// The outcomes of several commands that one result stands for: all were granted, each with the next token,
+/// or all were done.
 fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     match (kind, one) {
         (_, Ok(Reply::Granted { token })) => {
@@ -183,7 +183,7 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
     Some(reply.ok_or_else(|| not_ours(NO_LOCK, found)))
 }
 
-/// An error that says what is missing under the key, and what stands there.
+/// An error that begins with `what` and quotes the value that was found.
 fn not_ours(what: &str, found: &[u8]) -> Error {
     let found = String::from_utf8_lossy(&found[..found.len().min(LONGEST_FOUND)]);
     Error::new(ErrorKind::Protocol, format!("{what}: {found:?}"))

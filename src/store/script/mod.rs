@@ -111,7 +111,7 @@ impl Kind {
         matches!(self, Self::Acquire | Self::Release)
     }
 
-    /// Whether the keys of the locks' queues follow those of the locks.
+    /// Whether the call also names the key of this lock's queue.
     pub(super) fn uses_queue(self, command: &Command) -> bool {
         match command {
             Command::Acquire { standing, .. } => *standing != Standing::None,

@@ -1,11 +1,11 @@
 //! Wake-ups: what Redis tells a client without being asked. One connection and one thread per client,
 //! opened when somebody first has to wait, or holds a lock for longer than a moment.
 //!
-//! Two kinds come in. A *grant* is published by the script that grants a key to a queued lease of this
-//! client (lua/serve.lua): a release, or another waiter's request.
-//! A *change* is told by the server (`CLIENT TRACKING`) when a key that was
-//! looked at here is written to, deleted, evicted or expires, by whoever it may be; it uses the
-//! watching up. Both are hints: nothing waits for them without a bound.
+//! Two kinds come in. A *message* is published by a script about one lease of this client: its key was granted
+//! to it (lua/serve.lua), it is near the front of its queue (lua/near.lua), or it was ended by force
+//! (lua/release.lua). A *change* is reported by the server (`CLIENT TRACKING`) when a key that was read here is
+//! written, deleted, evicted or expires, by anyone; the key is not watched any more until it is read again.
+//! Both are hints: nothing waits for them without a bound.
 //!
 //! Decides nothing about locks: a [`Listener`] does.
 
@@ -38,15 +38,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How long a server that refuses is left alone.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// How long a silent connection is believed to be alive. A thousand clients that wait for one key send a
-/// hundred PINGs a second then.
+/// How long a connection is silent before PING checks that it is alive. A thousand clients that wait for one
+/// key then send a hundred PINGs a second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Between looks that changes lead to. A tracking table that is too small makes each look a change.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Keys looked at by one command.
 const MAX_KEYS: usize = 256;
-/// Most commands without an answer. With more the server is too slow: the connection is closed, and waiters poll
-/// until there is another one.
+/// How many commands may be unanswered. With more the server is too slow: the connection is closed, and waiters
+/// poll until there is another one.
 const MOST_ASKED: usize = 16_384;
 
 /// A key to look at; with a lease, if it is one that should be found there.
@@ -56,7 +56,7 @@ pub(crate) struct Watched {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Who is told. Called on the thread of the wake-ups; quick; may ask for more to be watched.
+/// Handles notifications. Called on their thread; quick; may ask for more keys to be watched.
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, key: &Key, lease: LeaseId, grant: Grant);
@@ -82,8 +82,9 @@ pub(crate) struct Wakeups {
     channel: String,
     prefix: String,
     timeout: Duration,
-    /// For those who only want to know.
+    /// One of the stages below, to be read without the mutex.
     stage: AtomicU8,
+    /// See `Store::hearing`.
     hearing: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -103,13 +104,13 @@ struct State {
     socket: Option<Socket>,
     /// What was asked, in the order in which the answers come.
     asked: VecDeque<Asked>,
-    /// To be looked at with the next command. Bounded by the keys that are watched: Redis tells of a change of each
-    /// once until it is looked at again.
+    /// Keys to read with the next command. Bounded by the watched keys: Redis reports a change of a key once, until
+    /// the key is read again.
     to_look_at: Vec<Watched>,
     looked_at: Option<Moment>,
 }
 
-/// Why a connection is not listened to any more.
+/// Why `listen` returned.
 #[derive(PartialEq)]
 enum Ended {
     Broken,
@@ -155,13 +156,13 @@ impl Wakeups {
     pub(crate) fn standing(&self) -> Standing {
         match self.stage.load(Ordering::Acquire) {
             LISTENING => Standing::Told,
-            // Soon there will be a first connection: the next request will join.
+            // There will be a first connection soon: the next request joins the queue.
             AHEAD => Standing::None,
             _ => Standing::Polling,
         }
     }
 
-    /// The number of the connection and of the flushes that were heard on it.
+    /// Counts connections, and flushes that were heard: see `Store::hearing`.
     pub(crate) fn hearing(&self) -> u64 {
         self.hearing.load(Ordering::Acquire)
     }
@@ -186,14 +187,14 @@ impl Wakeups {
         state.socket.is_some()
     }
 
-    /// The connection may lead to a server that is no longer the primary: has it replaced, and nobody
-    /// relies on it until then.
+    /// Has the connection replaced, since it may lead to a server that is no longer the primary. Waiters poll
+    /// until then.
     pub(crate) fn suspect(&self) {
         let trusted =
             self.stage
                 .compare_exchange(LISTENING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
         if trusted.is_ok() {
-            // Its answer, or that there is none, wakes the thread.
+            // The answer, or its absence, makes the thread look at the suspicion.
             self.ping(&mut self.state.lock());
         }
     }
@@ -228,8 +229,8 @@ impl Wakeups {
         self.stage.store(AWAY, Ordering::Release);
     }
 
-    /// Looks at what has changed, if that was not done just now. Says how long to wait for more: until the
-    /// connection is to be replaced, if that is known.
+    /// Reads the keys that have changed, unless others were read just now. Returns how long to wait for more: no
+    /// longer than until the connection is to be replaced.
     fn look_again(&self, made_in: &MadeIn, heartbeat: Duration) -> Duration {
         let mut state = self.state.lock();
         let now = Moment::now();
@@ -265,8 +266,8 @@ impl Wakeups {
         self.ask(state, &bytes, Asked::Look(keys));
     }
 
-    /// A key that this user may not read spoils the answer for the others: looks at each by itself. Nothing is
-    /// told of that one.
+    /// Reads each key with a command of its own, after an ACL has refused the read of one of them. That one is not
+    /// reported.
     fn look_apart(&self, keys: Vec<Watched>) {
         if keys.len() > 1 {
             let mut state = self.state.lock();
@@ -307,7 +308,7 @@ impl Wakeups {
                         told = false;
                         listener.all_changed();
                         if self.listen(subscription, &made_in, listener) == Ended::Suspect {
-                            // Open until the next one is there: whoever publishes on its server finds
+                            // It stays open until the next one is there: scripts on its server find
                             // this client listening all the time.
                             continue;
                         }
@@ -373,7 +374,7 @@ impl Wakeups {
         true
     }
 
-    /// Hears until the connection ends, or is to be replaced.
+    /// Handles notifications until the connection ends, or is to be replaced.
     fn listen(
         &self,
         mut subscription: Subscription,
@@ -381,7 +382,7 @@ impl Wakeups {
         listener: &dyn Listener,
     ) -> Ended {
         let epoch = self.endpoint.epoch();
-        // A suspicion may come at any time, and is noticed after that at the latest.
+        // A suspicion may come at any time; the thread notices it within a tick.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
         let mut unanswered = 0;
         let mut heard_at = Moment::now();

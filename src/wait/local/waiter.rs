@@ -20,7 +20,7 @@ pub(super) struct Waiter {
 struct State {
     /// Latched: a wake-up that comes before the sleep is not lost.
     woken: bool,
-    /// To look at how long it sleeps.
+    /// It is to find out anew how long to sleep.
     nudged: bool,
     handed: Option<Arc<Lease>>,
 }

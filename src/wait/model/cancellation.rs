@@ -40,7 +40,7 @@ fn model_a_cancellation_ends_a_wait_behind_any_holder() {
         let server = Server::new();
         let clients = [Client::new(&server, Standing::Told)];
         let client = &clients[0];
-        // Never let go of before the wait is over.
+        // It is held until the wait is over.
         let own = chance(2).then(|| {
             let lease = client.waits.acquire(&wanted(), Until::Forever);
             lease.unwrap().unwrap()
@@ -59,7 +59,7 @@ fn model_a_cancellation_ends_a_wait_behind_any_holder() {
             let error = cancelled.map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled);
         };
-        // It calls off nothing that comes before it.
+        // Other wake-ups do not end the wait.
         let wakes = || client.queues.wake_all();
         let cancels = || try_send(&stop);
         run(&server, &clients, &[&waits, &wakes, &cancels]);

@@ -81,7 +81,7 @@ fn model_a_watched_lease_whose_key_goes_is_lost() {
         let work = Work::new();
         let watches = || client.watchdog.watch_keys(std::slice::from_ref(&lease));
         let deletes = || server.delete(&wanted().key);
-        // What it hears on a new connection counts as well.
+        // A new connection reports the loss as well.
         let loses = || client.store.reconnect();
         let waits = || assert!(work.run(client, Until::Forever));
         run(&server, &clients, &[&watches, &deletes, &loses, &waits]);

@@ -20,7 +20,7 @@ fn locks_of_the_new_primary_are_not_lost() {
     servers.close_lanes();
     let looked = looks(&servers.old);
     let guards: Vec<MutexGuard> = (0..5).map(|n| lock(&client, &format!("k{n}"))).collect();
-    // Their keys are looked at where the notifications come from: there are none of them there.
+    // The notification connection reads their keys on the old primary, which has none of them.
     assert!(eventually(SOON, || looks(&servers.old) > looked));
     assert_listens_on_the_new(&servers, &client);
     for guard in guards {
@@ -46,7 +46,7 @@ fn locks_held_across_the_switch_are_released_when_dropped() {
     assert_all_become_free(&servers.new);
 }
 
-/// Both of its connections lead to the old primary, and there the lock goes.
+/// All connections of the client lead to the old primary, where the lock is deleted.
 #[test]
 fn a_key_that_goes_on_the_old_primary_is_no_loss() {
     let (servers, recorder) = (Servers::start(), Recorder::new());
@@ -77,7 +77,7 @@ fn a_lock_reported_lost_is_released_all_the_same() {
         let lost = guard.lost_signal();
         ask(&server, &["DEL", &in_redis("k")]);
         assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
-        // What was seen was not the truth: it is there, on the server that counts.
+        // As if the read had come from another server: the primary still has the lock.
         ask(&server, &["SET", &in_redis("k"), &value, "PX", "60000"]);
         leave(guard);
         let gone = eventually(SOON, || !is_held(&server, "k"));

@@ -1,5 +1,5 @@
 //! A switch-over that closes no connection: two servers swap their roles behind one address. Connections
-//! made before lead to the old primary, which answers all that only reads.
+//! made before lead to the old primary, which still answers reads.
 
 mod locks;
 mod notifications;
@@ -37,7 +37,7 @@ impl Servers {
         builder.build().unwrap()
     }
 
-    /// As a planned switch-over is done: nothing is written meanwhile, and nothing is lost.
+    /// A planned switch-over: writes are paused meanwhile, and nothing is lost.
     fn switch_over(&self) {
         ask(&self.old, &["CLIENT", "PAUSE", "60000", "WRITE"]);
         self.promote_the_new();
@@ -52,7 +52,7 @@ impl Servers {
         ask(&self.old, &["REPLICAOF", "127.0.0.1", "1"]);
     }
 
-    /// Once it has all that the old one has.
+    /// Makes the new server the primary, once it has all data of the old one.
     fn promote_the_new(&self) {
         let caught_up = || offset(&self.new, "slave") == offset(&self.old, "master");
         assert!(eventually(SOON, caught_up));
@@ -60,7 +60,7 @@ impl Servers {
         self.proxy.redirect(self.new.port());
     }
 
-    /// The old primary loses a lock that the new one has.
+    /// Deletes a lock on the old primary only.
     fn drop_from_the_old(&self, key: &str) {
         ask(&self.old, &["REPLICAOF", "127.0.0.1", "1"]);
         ask(&self.old, &["CONFIG", "SET", "replica-read-only", "no"]);
@@ -86,7 +86,7 @@ fn replication(server: &Server) -> String {
     info.as_text().unwrap().to_owned()
 }
 
-/// How far a server has come, as a `role`: `master` or `slave`.
+/// The replication offset of a server, in its `role`: `master` or `slave`.
 fn offset(server: &Server, role: &str) -> String {
     let name = format!("{role}_repl_offset:");
     let info = replication(server);
@@ -103,7 +103,7 @@ fn listening(server: &Server, client: &Client) -> i64 {
     reply[1].as_int().unwrap()
 }
 
-/// The client listens on the new primary, and nowhere else.
+/// Waits until the client listens on the new primary, and nowhere else.
 #[track_caller]
 fn assert_listens_on_the_new(servers: &Servers, client: &Client) {
     let moved = || {

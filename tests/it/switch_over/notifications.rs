@@ -20,7 +20,7 @@ fn one_refused_request_moves_the_notifications() {
     lock(&client, "other").unlock().unwrap();
     assert_listens_on_the_new(&servers, &client);
     let requests = script_calls(&servers.old) + script_calls(&servers.new) - before;
-    // Its tries while the connections are younger than a second, half of them on either server.
+    // It is repeated while the connections are younger than a second, on either server half of the time.
     assert!(requests < 100, "{requests} requests");
 }
 
@@ -39,7 +39,7 @@ fn a_waiter_that_was_passed_over_moves_the_notifications() {
     wait_for_line(&servers.new, "k", 1);
     assert_eq!(listening(&servers.new, &client), 0);
     held.unlock().unwrap();
-    // It is passed over here, and hears nothing of it.
+    // The release skipped the waiter, whose client listens on the old primary.
     let next = lock(&other, "k");
     wait_for_line(&servers.new, "k", 1);
     assert_listens_on_the_new(&servers, &client);
@@ -85,7 +85,7 @@ fn the_old_client_gets_its_share_beside_new_ones() {
     assert!(grants[NEW_CLIENTS] > GRANTS / 20, "{grants:?}");
 }
 
-/// Whoever publishes finds the client listening all the time, also while its connection is replaced.
+/// A script finds the client listening all the time, also while its connection is replaced.
 #[test]
 fn a_replaced_connection_leaves_no_gap() {
     let servers = Servers::start();
@@ -115,7 +115,7 @@ fn a_replaced_connection_leaves_no_gap() {
     drop(task.within(SOON, "the lock"));
 }
 
-/// That of the last connection for notifications.
+/// The id of the newest notification connection.
 fn id_of_notifications(server: &Server) -> String {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();

@@ -12,7 +12,7 @@ use crate::support::{
 /// Connections that a client uses here: two lanes, and one for notifications.
 const USED: u64 = 3;
 
-/// How many connections were made to it, but those of the tests themselves.
+/// How many connections were made to the server so far, those of the test included.
 fn made(server: &Server) -> u64 {
     let stats = ask(server, &["INFO", "stats"]);
     let text = stats.as_text().unwrap().to_owned();

@@ -36,7 +36,7 @@ fn each_transaction_is_done_once_or_refused() {
     assert_all_become_free(&servers.new);
 }
 
-/// Its connection sees the lock go; the lock is there, on the new primary.
+/// The transaction's connection sees the lock deleted on the old primary; the new primary still has it.
 #[test]
 fn an_old_primary_without_the_lock_is_no_loss() {
     let servers = Servers::start();

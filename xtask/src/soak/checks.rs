@@ -8,8 +8,8 @@
 //! - A forgotten grant is believed in no longer than its ttl after it was forgotten.
 //! - Nobody is told before its time that Redis forgot a grant, unless it did.
 //! - A lock with a limit (its own ttl, `max_hold`) is not believed in beyond that.
-//! - Who asks after a grant was seen to be valid gets a greater token, without exception; and so does
-//!   who is seen to hold it later, unless a grant was forgotten meanwhile. A lock that is adopted keeps
+//! - A request after a grant was seen to be valid gets a greater token, without exception; and so does
+//!   a holder that is seen later, unless a grant was forgotten meanwhile. A lock that is adopted keeps
 //!   its token.
 //! - Neither a switch-over, for which the replica catches up while writes are held up, nor guards dropped in
 //!   an outage, nor a crowd on one key excuses anything.

@@ -41,10 +41,10 @@ pub enum Kind {
 const MASS: usize = 20_000;
 /// Clients that want one key, of all processes together.
 const CROWD: usize = 200;
-/// For how long.
+/// For how long a crowd competes.
 const CROWD_TIME: Duration = Duration::from_secs(3);
 
-/// How often which is drawn.
+/// The weight of each kind when a fault is drawn.
 const KINDS: [(usize, Kind); 16] = [
     (4, Kind::ServerStopped),
     (3, Kind::ServerKilled),

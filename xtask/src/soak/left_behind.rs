@@ -97,7 +97,7 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
     Ok(found)
 }
 
-/// All but the one that asks, and those of the servers to each other.
+/// The connections of clients: all but the one that asks, and those between the servers.
 fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     let list = server.command(&["CLIENT", "LIST"])?;
     let list = list.as_text().context("CLIENT LIST is text")?;
