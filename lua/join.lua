@@ -45,13 +45,15 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
   end
   -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or
   -- while nobody was queued, has none yet.
-  local is_marked = not held or string.find(held, ' ', 55, true)
-    or type(redis.pcall('APPEND', key, ' +')) == 'number'
-  local added = waits and 0 or is_marked and redis.pcall('ZADD', queue, place, entry)
-  if type(added) ~= 'number' then
-    local is_replica = added and string.find(added.err, 'READONLY', 1, true)
-    return is_replica and added or left
+  local marked = held and not string.find(held, ' ', 55, true) and redis.pcall('APPEND', key, ' +')
+  local refused = type(marked) == 'table' and marked
+  if not waits and not refused then
+    local added = redis.pcall('ZADD', queue, place, entry)
+    refused = type(added) == 'table' and added
   end
+  -- A replica may be behind its primary, where it may be queued.
+  if refused and string.find(refused.err, 'READONLY', 1, true) then return refused end
+  if refused and not waits then return left end
   local in_queue = true
   if not held then
     -- part: serve.lua

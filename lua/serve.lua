@@ -5,6 +5,8 @@
 --   A client that was stopped still listens. So a waiter that joined more than a second ago, or a third of its
 --   ttl, gets the key for a quarter of its ttl, at least 500 ms and at most 2 s, and `?` tells it to confirm the
 --   grant with an acquire. (A third of its ttl after joining it does so anyway: its validity counts from then.)
+--   Places below 10^15 are for waiters whose turn has come before, and whose answer came too late: they come
+--   first, and have longer to answer.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: the lease id that has the key now; nothing if nobody waits; an error: the key is not granted
@@ -20,11 +22,12 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     if lease and #lease == 32 then
       local channel, is_own = 'leasehold/' .. holder, lease == own_lease
       local polls, ttl, mark = asked == '0', asked, ''
+      local was_late = tonumber(first[2]) < 1000000000000000
       if is_own then
         ttl = own_ttl
       elseif polls then
-        ttl = 100
-      elseif tonumber(asked) > 500 and micros - first[2] > 1000 * math.min(asked / 3, 1000) then
+        ttl = was_late and 1000 or 100
+      elseif not was_late and tonumber(asked) > 500 and micros - first[2] > 1000 * math.min(asked / 3, 1000) then
         ttl, mark = math.min(math.max(math.floor(asked / 4), 500), 2000), '?'
       end
       -- PUBLISH cannot tell this: its result also counts clients that listen to patterns.

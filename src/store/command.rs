@@ -138,11 +138,21 @@ pub(crate) enum Standing {
     Polling,
     /// It joins. When its turn comes, it is granted the key and notified.
     Told,
-    /// As `Polling` or `Told`, at the place of a lease that joined at `since` and is no longer queued.
+    /// As `Polling` or `Told`, at the place of a lease that joined at `since` and is no longer queued, or in
+    /// front: see [`in_front`].
     Again { since: u64, polls: bool },
     /// It joined before, and may still be queued. It does not join again. If it joined to poll, it is
     /// notified from now on where that is possible.
     Kept { notified: bool },
+}
+
+/// Places before this one, in µs, are for waiters whose turn has come before, and whose answer came too late.
+pub(crate) const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
+
+/// The place at which a waiter joins again that joined at `since` and answered too late when its turn came. The
+/// order among such waiters stays.
+pub(crate) fn in_front(since: u64) -> u64 {
+    since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
 }
 
 impl Standing {

@@ -27,7 +27,9 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::thread::Crew;
 
-pub(crate) use command::{Adoption, Command, Grant, Held, Queued, Reply, Request, Standing};
+pub(crate) use command::{
+    Adoption, Command, Grant, Held, Queued, Reply, Request, Standing, in_front,
+};
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
 pub(crate) use lane::MAX_RENEWALS;

@@ -98,12 +98,11 @@ impl Waits {
                     None if stood => {
                         // A grant may have skipped it, because its subscription is on an old primary. Not if
                         // the subscription was away for a moment, or everything was flushed.
-                        let relied_on = wait.place.relied_on();
+                        let relied_on = wait.place.fell_out(lease);
                         let is_told = self.store.standing() == Standing::Told;
                         if is_told && relied_on == Some(self.store.hearing()) {
                             self.store.suspect_connections();
                         }
-                        self.queues.disclaim(key, lease);
                         return Ok(Attempt::FellOut);
                     }
                     None if standing == Standing::None => QueuePlace::None,

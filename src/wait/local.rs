@@ -18,7 +18,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
-use crate::store::{Grant, Standing};
+use crate::store::{Grant, Standing, in_front};
 use crate::sync::{Mutex, MutexGuard};
 use crate::wait::handed_over::HandedOver;
 
@@ -65,6 +65,8 @@ pub(crate) struct Claim {
     /// When it was first asked for: it was granted after that, if it was.
     pub(crate) asked_at: Moment,
     pub(crate) granted: Option<Grant>,
+    /// It was notified of a grant, now or before its last request.
+    was_granted: bool,
     /// A request under it is unanswered: only its caller may give it back.
     asked: bool,
     /// When it joined the queue of Redis, by the clock of Redis in µs.
@@ -237,7 +239,7 @@ impl LocalQueues {
         if let Some(line) = shard.lines.get_mut(key)
             && let Some(claim) = line.claim.as_mut().filter(|claim| claim.lease == lease)
         {
-            claim.granted = Some(grant);
+            (claim.granted, claim.was_granted) = (Some(grant), true);
             line.wake();
             return true;
         }
@@ -432,11 +434,7 @@ impl Place<'_> {
             return (fresh, Claimed::Fresh, None);
         }
         if let Some(claim) = line.claim.as_mut().filter(|claim| claim.options == options) {
-            if claim.granted.take().is_some() {
-                // It was notified: if it has lost its place since, its connection is not to blame.
-                claim.notified = false;
-            }
-            (claim.watches, claim.asked) = (false, true);
+            (claim.granted, claim.watches, claim.asked) = (None, false, true);
             return (claim.lease, Claimed::Kept, None);
         }
         let fresh_claim = Claim {
@@ -444,6 +442,7 @@ impl Place<'_> {
             options,
             asked_at: now,
             granted: None,
+            was_granted: false,
             asked: true,
             since: None,
             notified: false,
@@ -478,11 +477,21 @@ impl Place<'_> {
         Some(claim.notified)
     }
 
-    /// If the line's claim was to be notified: `Store::hearing` when it was last found in the queue.
-    pub(crate) fn relied_on(&self) -> Option<u64> {
-        let shard = self.queues.shard(self.key);
-        let claim = shard.lines.get(self.key)?.claim?;
-        claim.notified.then_some(claim.heard_by)
+    /// Forgets the line's claim of `lease`, which is missing from the queue of Redis. If its turn may have come, and
+    /// its answer too late, the next claim joins in front. Returns the connection that should have notified it of
+    /// its turn, if one should: see `Store::hearing`.
+    pub(crate) fn fell_out(&self, lease: LeaseId) -> Option<u64> {
+        let mut shard = self.queues.shard(self.key);
+        let line = shard.lines.get_mut(self.key)?;
+        let claim = line.claim.take_if(|claim| claim.lease == lease)?;
+        let relied_on = claim.notified && !claim.was_granted;
+        let since = claim.since.or(line.since);
+        line.since = if relied_on {
+            since
+        } else {
+            since.map(in_front)
+        };
+        relied_on.then_some(claim.heard_by)
     }
 
     /// Notes that the key of the line's claim is watched.

@@ -10,11 +10,13 @@ use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;
 use crate::lease::Terms;
-use crate::store::{Command, Grant, Reply, Request, Scripted};
+use crate::store::{Command, Grant, Reply, Request, Scripted, in_front};
 use crate::thread::Crew;
 use crate::watchdog::Agenda;
 
 const OPTIONS: Options = Options::USUAL;
+/// The place of a waiter.
+const SINCE: u64 = 1_800_000_000_000_005;
 /// Longer than any test lasts.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -84,7 +86,10 @@ fn contended(is_queued: bool) -> Reply {
 fn contended_behind(ahead: u64) -> Reply {
     Reply::Contended {
         expires_in: OPTIONS.ttl,
-        queued: Some(Queued { ahead, since: 5 }),
+        queued: Some(Queued {
+            ahead,
+            since: SINCE,
+        }),
     }
 }
 
@@ -141,7 +146,10 @@ fn a_queued_waiter_watches_its_key() {
 /// When a waiter at this place in the queue of a lock that expires after `ttl` asks again.
 fn asks_after(ahead: u64, ttl: Duration) -> Duration {
     let now = Moment::now();
-    let queued = Queued { ahead, since: 5 };
+    let queued = Queued {
+        ahead,
+        since: SINCE,
+    };
     match Rest::queued(queued, now.after(ttl), now) {
         Rest::Queued { ask_at, .. } => ask_at.since(now),
         _ => unreachable!("it is queued"),
@@ -204,7 +212,7 @@ fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = Standing::Again {
-        since: 5,
+        since: SINCE,
         polls: false,
     };
     let kept = Standing::Kept { notified: true };
@@ -212,33 +220,57 @@ fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
 }
 
-/// Its machine stood still for longer than the grant lasted.
+/// The grant ended before its confirmation came. The message comes before that is sent, or after it.
 #[test]
-fn a_place_lost_after_its_grant_raises_no_suspicion() {
-    let f = fixture();
-    let queues = Arc::clone(&f.queues);
-    let grant = Grant {
-        to_confirm: true,
-        ..Grant::USUAL
-    };
-    f.answer(move |request| {
-        let Command::Acquire { key, lease, .. } = &request.command else {
-            panic!("{request:?}");
+fn a_waiter_that_confirms_too_late_joins_in_front() {
+    for is_early in [true, false] {
+        let f = fixture();
+        let grant = Grant {
+            to_confirm: true,
+            ..Grant::USUAL
         };
-        assert!(queues.granted(key, *lease, grant));
-        Ok(contended(true))
-    });
+        for (is_queued, is_told) in [(true, is_early), (false, !is_early)] {
+            let queues = Arc::clone(&f.queues);
+            let clock = f.clock.clone();
+            f.answer(move |request| {
+                let Command::Acquire { key, lease, .. } = &request.command else {
+                    panic!("{request:?}");
+                };
+                if is_told {
+                    assert!(queues.granted(key, *lease, grant));
+                }
+                clock.advance(OPTIONS.ttl);
+                Ok(contended(is_queued))
+            });
+        }
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+        let terms = f.acquire(Until::Forever).unwrap().unwrap();
+        assert_eq!(terms.token, 8);
+        let again = Standing::Again {
+            since: in_front(SINCE),
+            polls: false,
+        };
+        let kept = Standing::Kept { notified: true };
+        let first = f.store.asked.lock()[0];
+        assert_eq!(*f.store.asked.lock(), [first, kept, again]);
+        let suspected = f.store.suspected.load(Ordering::SeqCst);
+        assert_eq!(suspected, 0, "it was notified");
+    }
+}
+
+#[test]
+fn a_waiter_that_polls_too_late_joins_in_front() {
+    let f = fixture();
+    *f.store.standing.lock() = Some(Standing::Polling);
+    f.answer_after(Duration::ZERO, Ok(contended(true)));
     f.answer_after(Duration::ZERO, Ok(contended(false)));
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
-    let terms = f.acquire(Until::Forever).unwrap().unwrap();
-    assert_eq!(terms.token, 8);
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = Standing::Again {
-        since: 5,
-        polls: false,
+        since: in_front(SINCE),
+        polls: true,
     };
-    let kept = Standing::Kept { notified: true };
-    assert_eq!(*f.store.asked.lock(), [Standing::Told, kept, again]);
-    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
+    assert_eq!(f.store.asked.lock().last(), Some(&again));
 }
 
 #[test]
@@ -268,7 +300,7 @@ fn a_waiter_that_lost_its_place_joins_again_at_it() {
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = Standing::Again {
-        since: 5,
+        since: SINCE,
         polls: true,
     };
     let asked = [Standing::Told, Standing::Kept { notified: true }, again];

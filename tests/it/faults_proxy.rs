@@ -7,9 +7,11 @@ use std::thread;
 use leasehold::{Builder, Client, ErrorKind, LossReason};
 use leasehold_testbed::{Proxy, Server, eventually};
 
+use crate::steady::steady;
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, lock, millis, secs, server, told_within, value_of, within,
+    is_held, lock, make_first_join_earlier, millis, secs, server, told_within, value_of,
+    wait_for_line, wake_up_connections, within,
 };
 
 fn proxied() -> (Server, Proxy) {
@@ -322,6 +324,51 @@ fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out_and_not_told_as_
     // It tells what it has to tell before it ends.
     client.shutdown(SOON).unwrap();
     assert_eq!(recorder.count(What::Lost, "a"), 0);
+}
+
+/// The ids of the connections on which clients are notified.
+fn notified_connections(server: &Server) -> Vec<String> {
+    let list = ask(server, &["CLIENT", "LIST", "TYPE", "PUBSUB"]).to_string();
+    let ids = list.lines().filter_map(|line| line.split(' ').next());
+    ids.map(str::to_owned).collect()
+}
+
+/// Its first grant ends before it can confirm it; it joins in front, and the next grant has the whole ttl.
+#[test]
+fn a_waiter_far_away_has_its_turn() {
+    let (server, proxy) = proxied();
+    let recorder = Recorder::new();
+    let far = steady(&proxy.url()).ttl(secs(2)).build().unwrap();
+    far.with_lock("warm", || ()).unwrap();
+    let near = [(); 3].map(|()| client(&server.url(), &recorder));
+    let held = lock(&near[0], "k");
+    let mutex = far.mutex("k");
+    let far = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 1);
+    let [second, third] = [1, 2].map(|n| {
+        let mutex = near[n].mutex("k");
+        let task = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, "k", n + 1);
+        task
+    });
+    // It is notified by now.
+    assert!(eventually(SOON, || wake_up_connections(&server) >= 4));
+    make_first_join_earlier(&server, "k", secs(3600));
+    proxy.delay(millis(300));
+    let before = notified_connections(&server);
+    held.unlock().unwrap();
+    let second = second.within(SOON, "the turn of the second");
+    wait_for_line(&server, "k", 2);
+    second.unlock().unwrap();
+    let far = far.within(SOON, "its second turn");
+    assert!(!third.is_done());
+    far.check().unwrap();
+    proxy.delay(millis(0));
+    far.unlock().unwrap();
+    third.within(SOON, "the last turn").unlock().unwrap();
+    let after = notified_connections(&server);
+    let is_kept = |id: &String| after.contains(id);
+    assert!(before.iter().all(is_kept), "{before:?}, then {after:?}");
 }
 
 /// Their second attempts are under way in a batch that another thread leads when they give up.

@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
 use crate::key::{Key, KeyMap};
-use crate::store::command::{Command, Grant, Queued, Reply, Standing};
+use crate::store::command::{Command, FIRST_USUAL_PLACE, Grant, Queued, Reply, Standing};
 use crate::store::value::{self, LockValue};
 
 /// Waiters that a queue has room for.
@@ -18,8 +18,9 @@ const MAX_QUEUE: usize = 10_000;
 const NEAR: usize = 8;
 /// For how long a queue outlives its lock.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
-/// For how long a key is kept for a waiter that polls.
+/// For how long a key is kept for a waiter that polls, and if it polled too late the last time.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
+const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
 /// Until it confirms the grant, it has the key for a quarter of its ttl, within these bounds.
@@ -107,10 +108,15 @@ pub(crate) struct Step<'a> {
 }
 
 impl Waiter {
+    /// Whether it answered too late when its turn came the last time.
+    fn was_late(&self) -> bool {
+        self.since < FIRST_USUAL_PLACE
+    }
+
     /// The ttl of a grant that it has to confirm; nothing if it need not.
     fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
-        let ttl = self.ttl.filter(|ttl| *ttl > shortest)?;
+        let ttl = self.ttl.filter(|ttl| *ttl > shortest && !self.was_late())?;
         let waited = Duration::from_micros(now_micros.saturating_sub(self.since));
         let quarter = Duration::from_millis(ttl.as_millis() as u64 / 4);
         (waited > CONFIRMED_AFTER.min(ttl / 3)).then(|| quarter.clamp(shortest, longest))
@@ -313,7 +319,12 @@ impl Keyspace {
             let now = self.micros(step.now);
             let unconfirmed = first.unconfirmed_ttl(now).filter(|_| is_told);
             let asked = own_ttl.map(|(_, ttl)| ttl).or(unconfirmed).or(first.ttl);
-            let ttl = asked.unwrap_or(KEPT_FOR_POLLING);
+            let kept = if first.was_late() {
+                KEPT_LONGER
+            } else {
+                KEPT_FOR_POLLING
+            };
+            let ttl = asked.unwrap_or(kept);
             let more = self.queues.contains_key(key);
             let micros = self.grant(key, &first, ttl, more, step);
             if is_told {

@@ -96,7 +96,7 @@ fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
     let anew = [
         Standing::Told,
         Standing::Again {
-            since: 5,
+            since: SINCE,
             polls: false,
         },
     ];

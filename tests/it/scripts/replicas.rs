@@ -4,7 +4,7 @@ use redis::Connection;
 
 use super::{
     ADOPT, FENCE, MICROS, ONE, RELEASE, RENEW, Said, TTL, TWO, acquire, call, come, connect,
-    queue_up, ttl_of,
+    queue_up, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -68,8 +68,13 @@ fn a_replica_does_not_say_that_a_lock_is_taken() {
     let mut connection = connect(&server);
     queue_up(&mut connection, "k", &[TTL]);
     acquire(&mut connection, &["taken"]);
+    // A `try_lock` took it past its queue, so its value has no mark.
+    queue_up(&mut connection, "past", &[TTL]);
+    ask(&server, &["SET", "past", &value(ONE), "PX", TTL]);
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     for (key, n, mode) in [
+        ("past", 2, "+"),
+        ("past", 1, "-"),
         ("taken", 2, "+"),
         ("taken", 2, ""),
         ("k", 2, "+"),

@@ -312,6 +312,7 @@ fn waiters_of_long_standing_confirm_their_grants() {
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[holder(1)]);
     let second = 1_000_000;
+    let since_1970 = 1_700_000_000 * second;
     // The ttl, the µs since its join, and the longest that it has the key before it confirms that.
     for (ttl, waited, unconfirmed) in [
         (60_000, 2 * second, Some(2_000)),
@@ -321,6 +322,8 @@ fn waiters_of_long_standing_confirm_their_grants() {
         (900, -second, None),
         (501, 2 * second, Some(500)),
         (500, 2 * second, None),
+        // It was late before.
+        (60_000, since_1970, None),
     ] {
         let told = format!("ttl {ttl} after {waited} µs");
         let asked = ttl.to_string();

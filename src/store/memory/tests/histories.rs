@@ -12,7 +12,7 @@ use super::LONGEST_PAUSE;
 use crate::clock::Moment;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::{Adoption, Command, Standing};
+use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, Standing};
 use crate::store::value;
 
 /// The last of the clients is one that nobody can tell anything.
@@ -68,10 +68,15 @@ fn command() -> impl Strategy<Value = Command> {
     let standing = select(vec![
         Standing::None,
         Standing::Polling,
+        Standing::Polling,
         Standing::Told,
         Standing::Told,
         Standing::Again {
             since: 5,
+            polls: false,
+        },
+        Standing::Again {
+            since: FIRST_USUAL_PLACE + 5,
             polls: false,
         },
         Standing::Again {

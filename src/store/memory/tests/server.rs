@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
-use crate::store::command::{Command, Queued, Reply};
+use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::memory::{Keyspace, News, Step};
 use crate::store::script::{self, Call, Decoded, Kind, Names, bare};
 use crate::store::value;
@@ -448,7 +448,7 @@ impl Twin {
 /// Whether these are the same place in a queue, which each tells by its own clock.
 fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
     let place = |queued: Option<Queued>| {
-        let is_asked_for = |since: &u64| *since < 1000;
+        let is_asked_for = |since: &u64| *since < FIRST_USUAL_PLACE + 1000;
         queued.map(|Queued { ahead, since }| (ahead, Some(since).filter(is_asked_for)))
     };
     place(redis) == place(memory)
