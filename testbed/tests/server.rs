@@ -256,7 +256,10 @@ fn helper_that_holds_servers() {
 
 /// Sends `signal` to a process that holds servers; gives back their ids and directories.
 fn servers_of_a_process_ended_by(signal: rustix::process::Signal) -> Vec<(u32, PathBuf)> {
-    let mut helper = Command::new(std::env::current_exe().unwrap())
+    // A shell makes what it starts in the background ignore Ctrl-C, and programs pass that on.
+    let mut helper = Command::new("env")
+        .arg("--default-signal=INT")
+        .arg(std::env::current_exe().unwrap())
         .args([
             "--ignored",
             "--exact",

@@ -99,7 +99,7 @@ fn model_a_forced_lease_is_not_believed_in() {
         let (client, key) = (&clients[0], wanted().key);
         let first = LeaseId::random();
         server.give(&key, first, Moment::now().after(OPTIONS.ttl));
-        let (forced, held) = (Mutex::default(), Mutex::new(None));
+        let (forced, held) = (Mutex::new(Vec::new()), Mutex::new(None));
         let waits = || {
             let lease = client.waits.acquire(&wanted(), Until::Forever);
             *held.lock() = lease.unwrap();
@@ -107,7 +107,7 @@ fn model_a_forced_lease_is_not_believed_in() {
         let forces = || {
             if let Some(lease) = server.holder(&key).filter(|lease| *lease != first) {
                 server.force(&key, lease, &by());
-                *forced.lock() = Some(lease);
+                forced.lock().push(lease);
             }
         };
         let frees = || {
@@ -116,7 +116,7 @@ fn model_a_forced_lease_is_not_believed_in() {
         };
         run(&server, &clients, &[&waits, &frees, &forces]);
         let lease = held.lock().take().expect("it was granted");
-        let is_forced = *forced.lock() == Some(lease.terms().id);
+        let is_forced = forced.lock().contains(&lease.terms().id);
         let reason = is_forced.then(|| LossReason::ForceUnlocked { by: by() });
         assert_eq!(lease.loss(Moment::now()), reason);
         let holder = (!is_forced).then(|| lease.terms().id);
