@@ -89,6 +89,8 @@ fn a_client_has_a_bounded_number_of_connections_and_leaves_none() {
         .ttl(secs(3))
         .renew_ratio(0.05);
     let client = client.build().unwrap();
+    // The one that looked whether the server is there.
+    assert!(eventually(SOON, || connections(&server) == 0));
     let tasks: Vec<_> = (0..24)
         .map(|n| {
             let mutex = client.mutex(&format!("k{n}"));
