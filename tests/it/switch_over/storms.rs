@@ -5,8 +5,9 @@ use std::time::Instant;
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Server, eventually};
 
+use crate::steady::steady;
 use crate::support::{
-    SOON, TIMEOUT, Task, ask, builder, clients_that_hear, lock, script_calls, secs, server,
+    SOON, TIMEOUT, Task, ask, clients_that_hear, lock, script_calls, secs, server,
 };
 
 /// Connections that a client uses here: two lanes, and one for notifications.
@@ -28,7 +29,7 @@ fn a_read_only_server_costs_a_connection_per_second() {
     const THREADS: usize = 16;
     let server = server();
     let clients: Vec<Client> = (0..CLIENTS)
-        .map(|_| builder(&server.url()).patience(TIMEOUT).build().unwrap())
+        .map(|_| steady(&server.url()).patience(TIMEOUT).build().unwrap())
         .collect();
     // Each has its connection for notifications: it holds a lock for longer than a moment.
     let held: Vec<_> = (0..CLIENTS)
