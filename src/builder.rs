@@ -82,7 +82,14 @@ impl Builder {
     }
 
     /// What all keys in Redis begin with. Clients exclude each other under the same prefix only.
-    /// At most 256 bytes. Defaults to `leasehold:`.
+    /// At most 256 bytes, without control characters and `~`. Defaults to `leasehold:`.
+    ///
+    /// On one Redis database, no prefix may be the beginning of another one. `a:` and `a:b:` share locks: `b:x`
+    /// under the first is `x` under the second. But each prefix has its own counter of fencing tokens and its own
+    /// queues. So a lock that is taken under both may get a token smaller than an earlier one if the clock of Redis
+    /// is set back, and its waiters are not served in order. Clients cannot detect this. End every prefix with the
+    /// same character (`t1` is the beginning of `t10`, `t1:` is not the beginning of `t10:`). The empty prefix is
+    /// the beginning of every other one.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.to_owned();
         self

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::event::Events;
+use crate::key::RESERVED;
 
 /// Shortest ttl: below it, a round trip alone could use up the lease.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
@@ -70,8 +71,12 @@ impl Default for Config {
 
 impl Config {
     pub(crate) fn validate(&self) -> Result<(), Error> {
-        if self.prefix.len() > MAX_PREFIX_BYTES || self.prefix.chars().any(char::is_control) {
-            let wanted = format!("at most {MAX_PREFIX_BYTES} bytes without control characters");
+        // Without `~` in any prefix, a key of the library tells its prefix: all before the first `~`.
+        let is_bad = |c: char| c.is_control() || c == RESERVED;
+        if self.prefix.len() > MAX_PREFIX_BYTES || self.prefix.contains(is_bad) {
+            let wanted = format!(
+                "at most {MAX_PREFIX_BYTES} bytes without control characters and {RESERVED:?}"
+            );
             let start: String = self.prefix.chars().take(32).collect();
             let given = format!("{start:?} ({} bytes)", self.prefix.len());
             return Err(Error::invalid("prefix", &wanted, given));
@@ -185,6 +190,7 @@ mod tests {
             (refused(|c| c.transactions = 0), "transactions must be 1 to"),
             (refused(|c| c.transactions = 65), "1 to 64, not 65"),
             (refused(|c| c.prefix = "a\n".to_owned()), "prefix"),
+            (refused(|c| c.prefix = "a~".to_owned()), "prefix"),
         ];
         for (message, part) in cases {
             assert!(message.contains(part), "{message:?} lacks {part:?}");

@@ -7,11 +7,20 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// First character of the library's own keys below the prefix; no lock's key may begin with it.
-const RESERVED: char = '~';
+/// First character of the library's own keys below the prefix. No prefix may contain it, and no name may begin
+/// with it.
+pub(crate) const RESERVED: char = '~';
 
+/// After the prefix in the key of the fence counter.
+const FENCE: &str = "~fence";
 /// Between the prefix and the name in the key of a lock's queue.
 const QUEUE: &str = "~queue:";
+/// Between the prefix and the name in the key of a fenced value.
+const VALUE: &str = "~value:";
+
+/// No name may contain these. A prefix may be the beginning of another one: `billing:~fence` under `app:` would be
+/// the fence counter of `app:billing:`. Redis compares bytes, so other cases and similar characters are harmless.
+const RESERVED_WORDS: [&str; 3] = [FENCE, QUEUE, VALUE];
 
 /// A valid key of a lock, as it stands in Redis: prefix and name in one.
 #[derive(Clone)]
@@ -42,14 +51,18 @@ impl Key {
                 "{name:?} begins with {RESERVED:?}, which is reserved"
             ));
         }
+        if let Some(word) = reserved_word(name) {
+            return refuse(format!(
+                "{name:?} contains {word:?}, which is reserved: under a longer prefix it is a key of the library"
+            ));
+        }
         Ok(Self::under(prefix, name))
     }
 
     /// The key of the fenced value that is called `name`.
     pub(crate) fn of_value(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
         Self::new("", name, max_bytes)?;
-        let prefix = format!("{prefix}{RESERVED}value:");
-        Ok(Self::under(&prefix, name))
+        Ok(Self::under(&[prefix, VALUE].concat(), name))
     }
 
     fn under(prefix: &str, name: &str) -> Self {
@@ -95,7 +108,16 @@ impl Key {
 
 /// The counter that makes fencing tokens of all locks under `prefix` strictly increasing.
 pub(crate) fn fence_counter(prefix: &str) -> String {
-    format!("{prefix}{RESERVED}fence")
+    [prefix, FENCE].concat()
+}
+
+fn reserved_word(name: &str) -> Option<&'static str> {
+    let mut starts = name.match_indices(RESERVED).map(|(at, _)| &name[at..]);
+    starts.find_map(|rest| {
+        RESERVED_WORDS
+            .into_iter()
+            .find(|word| rest.starts_with(word))
+    })
 }
 
 // A fixed, quick hash (FNV-1a, 32 bits): the spread over a few lanes and shards needs no more, and
@@ -171,6 +193,30 @@ mod tests {
         assert!(message("~fence").contains("reserved"));
         assert!(message(&"x".repeat(1 << 20)).contains("has 1048576 bytes, at most 1024"));
         assert!(Key::new("p:", &"x".repeat(1024), 1024).is_ok());
+    }
+
+    #[test]
+    fn no_name_is_a_key_of_the_library_under_a_longer_prefix() {
+        let (outer, inner) = ("app:", "app:billing:");
+        let lock = Key::new(inner, "k", 1024).unwrap();
+        let own = [
+            fence_counter(inner),
+            lock.queue_parts().concat(),
+            Key::of_value(inner, "k", 1024).unwrap().full.to_string(),
+        ];
+        for key in own {
+            let name = key.strip_prefix(outer).unwrap();
+            let error = Key::new(outer, name, 1024).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}");
+            assert!(Key::of_value(outer, name, 1024).is_err(), "{name}");
+            // Under the prefix of all keys, too.
+            assert!(Key::new("", &key, 1024).is_err(), "{key}");
+        }
+        assert_eq!(
+            message("billing:~fence"),
+            "invalid key: \"billing:~fence\" contains \"~fence\", which is reserved: under a longer prefix it is a \
+             key of the library"
+        );
     }
 
     #[test]

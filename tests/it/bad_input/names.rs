@@ -3,7 +3,7 @@
 use leasehold::{Error, ErrorKind};
 
 use crate::steady::steady;
-use crate::support::{is_held, millis, server};
+use crate::support::{ask, is_held, millis, server};
 
 use super::hasty;
 use crate::fakes::closed_port;
@@ -27,7 +27,24 @@ fn keys_that_cannot_be_names_are_refused_without_asking_redis() {
     let megabyte = "x".repeat(1 << 20);
     let long = "é".repeat(513);
     let names = [
-        "", "a\0b", "\0", "a\nb", "line\r\n", "tab\tb", "\u{7f}", "\u{85}", "~", "~fence", "~a",
+        "",
+        "a\0b",
+        "\0",
+        "a\nb",
+        "line\r\n",
+        "tab\tb",
+        "\u{7f}",
+        "\u{85}",
+        "~",
+        "~fence",
+        "~a",
+        "a~fence",
+        "a:~fence",
+        "é~fence",
+        "a~~fence",
+        "a~b~fence",
+        "a:~queue:b",
+        "a:~value:b",
     ];
     for name in names.into_iter().chain([megabyte.as_str(), &long]) {
         for error in refusals(name) {
@@ -60,7 +77,23 @@ fn odd_but_printable_keys_are_locks_like_any_other() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for name in [
-        " ", "a b", "a~", "ключ", "🔒", "{tag}:x", "*", "\"'`\\", "%s%d", "a:b:c",
+        " ",
+        "a b",
+        "a~",
+        "ключ",
+        "🔒",
+        "{tag}:x",
+        "*",
+        "\"'`\\",
+        "%s%d",
+        "a:b:c",
+        "a:~Fence",
+        "a:～fence",
+        "a:~\u{301}fence",
+        "a:~\u{200b}fence",
+        "a:~fenc",
+        "a:~queue",
+        "a:~values:b",
     ] {
         let guard = client.mutex(name).lock().unwrap();
         assert_eq!(guard.key(), name);
@@ -69,4 +102,50 @@ fn odd_but_printable_keys_are_locks_like_any_other() {
         guard.unlock().unwrap();
         assert!(!is_held(&server, name), "{name:?}");
     }
+}
+
+/// The attack: a user of `app:` who chooses names reaches for what belongs to `app:billing:`.
+#[test]
+fn names_reach_no_key_of_a_longer_prefix() {
+    let server = server();
+    let build = |prefix| steady(&server.url()).prefix(prefix).build().unwrap();
+    let (outer, inner) = (build("app:"), build("app:billing:"));
+    let own = ["billing:~fence", "billing:~queue:k", "billing:~value:k"];
+    for name in own {
+        let refusals = [
+            outer.mutex(name).try_lock().unwrap_err(),
+            outer.reentrant_mutex(name).try_lock().unwrap_err(),
+            outer.fenced_value(name).write(1, "a").unwrap_err(),
+            outer.mutex(name).force_unlock().unwrap_err(),
+        ];
+        for error in refusals {
+            assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}: {error}");
+        }
+    }
+    assert_eq!(ask(&server, &["DBSIZE"]).as_int(), Some(0));
+    let guard = inner.mutex("k").lock().unwrap();
+    let token = guard.fencing_token();
+    inner.fenced_value("k").write(token, "a").unwrap();
+    guard.unlock().unwrap();
+}
+
+/// Nested prefixes are a mistake that no client can see, and what it costs is bounded: a key in Redis has one
+/// holder still, and a fenced value refuses the smaller tokens of the other prefix.
+#[test]
+fn nested_prefixes_exclude_and_stale_tokens_are_refused() {
+    let server = server();
+    let build = |prefix| steady(&server.url()).prefix(prefix).build().unwrap();
+    let (outer, inner) = (build("a:"), build("a:b:"));
+    // Ahead of the clock, as after the clock was set back.
+    ask(&server, &["SET", "a:b:~fence", "4102444800000000"]);
+    let guard = inner.mutex("x").lock().unwrap();
+    assert!(outer.mutex("b:x").try_lock().unwrap().is_none());
+    let total = outer.fenced_value("total");
+    total.write(guard.fencing_token(), "17").unwrap();
+    guard.unlock().unwrap();
+
+    let guard = outer.mutex("b:x").lock().unwrap();
+    let error = total.write(guard.fencing_token(), "0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleToken);
+    assert_eq!(total.read().unwrap().as_deref(), Some(&b"17"[..]));
 }

@@ -60,6 +60,8 @@ fn a_client_with_a_setting_out_of_bounds_is_not_built() {
         ("max_key_bytes", "65537", |b| b.max_key_bytes(65_537)),
         ("prefix", "\"a\\nb\"", |b| b.prefix("a\nb")),
         ("prefix", "\"a\\0\"", |b| b.prefix("a\0")),
+        ("prefix", "\"a:~\"", |b| b.prefix("a:~")),
+        ("prefix", "\"a:~queue:\"", |b| b.prefix("a:~queue:")),
     ];
     for (field, value, change) in cases {
         // Nothing listens there: settings are judged before anybody connects.
