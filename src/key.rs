@@ -191,6 +191,8 @@ mod tests {
         assert!(message("a\0b").contains(r#""a\0b" holds the control character '\0'"#));
         assert!(message("a\nb").contains(r"'\n'"));
         assert!(message("~fence").contains("reserved"));
+        assert!(message("a~b~fence").contains("reserved"));
+        assert!(message("a~queue:b").contains("\"~queue:\", which is reserved"));
         assert!(message(&"x".repeat(1 << 20)).contains("has 1048576 bytes, at most 1024"));
         assert!(Key::new("p:", &"x".repeat(1024), 1024).is_ok());
     }
