@@ -82,25 +82,30 @@ fn what_came_out_of_a_line_is_let_go_as_what_others_wait_for() {
 
 #[test]
 fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
-    let f = fixture();
-    f.grant_in_line(Duration::ZERO, || {});
-    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
     // All of it is allowance for drift.
     let options = Options {
         ttl: Duration::from_millis(2),
         ..OPTIONS
     };
-    let denied = f.acquire_on(options, Until::Forever).unwrap_err();
-    assert_eq!(denied.kind(), ErrorKind::Denied);
-    assert_eq!(f.store.released.lock().len(), 1, "the late grant");
-    let anew = [
-        Standing::Told,
-        Standing::Again {
+    let kept = Standing::Kept { notified: true };
+    // Where a third of that passes before the waiter runs, it confirms the grant instead.
+    let is_in_time = (0..1000).any(|_| {
+        let f = fixture();
+        f.grant_in_line(Duration::ZERO, || {});
+        f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
+        let denied = f.acquire_on(options, Until::Forever).unwrap_err();
+        assert_eq!(denied.kind(), ErrorKind::Denied);
+        assert_eq!(f.store.released.lock().len(), 1, "the late grant");
+        let asked = f.asked();
+        let anew = Standing::Again {
             since: SINCE,
             polls: false,
-        },
-    ];
-    assert_eq!(f.asked(), anew, "under another lease id, at its place");
+        };
+        let is_known = asked == [Standing::Told, anew] || asked == [Standing::Told, kept];
+        assert!(is_known, "under another lease id, at its place: {asked:?}");
+        asked[1] == anew
+    });
+    assert!(is_in_time, "the machine is too slow for this test");
 }
 
 #[test]
