@@ -3,7 +3,7 @@
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
 --   A caller that has to wait may join the key's queue, which lua/serve.lua describes. ` +` at the end of
 --   a lock's value tells its release to serve the queue. Each request of a waiter keeps the queue for ten
---   seconds beyond the lock's ttl; a request that finds the key free serves the queue first.
+--   to twenty seconds beyond the lock's ttl; a request that finds the key free serves the queue first.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each that is asked for with a queue mode
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode:
@@ -55,11 +55,12 @@ for i = 1, n do
     local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
     -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release it.
     -- Nor must a request that may wait while others are queued: they come first.
-    local is_queued = queue and (mode == '-' or mode == '-+' or redis.pcall('EXISTS', queue) == 1)
+    local waiting = queue and redis.pcall('ZCARD', queue)
+    local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
     result = not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
     if not result then
       -- part: join.lua
-      result = join_or_confirm(key, lease, ttl, mode, queue)
+      result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
       -- The key is free, but its queue cannot be used: that key may hold another type.
       if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
         result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0

@@ -4,7 +4,7 @@
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: a result of acquire, FOREIGN among them; 0: the key is free
-local function join_or_confirm(key, lease, ttl, mode, queue)
+local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local waits = string.sub(mode, 1, 1) == '-'
   local held = redis.pcall('GET', key)
   if held and held.err then return { err = 'FOREIGN ' .. held.err } end
@@ -23,7 +23,8 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
   end
   if mode == '' or type(left) ~= 'number' then return left end
 
-  local entry, place = lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder, nil
+  local entry = lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder
+  local place, ahead, comes_last = nil, nil, false
   if waits then
     place = redis.pcall('ZSCORE', queue, entry)
     if not place then
@@ -36,11 +37,11 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
   else
     place = string.sub(mode, 2)
     if place == '' then
-      local newest = redis.pcall('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
       place = micros
-      if newest and tonumber(newest) >= tonumber(micros) then
-        place = string.format('%.0f', newest + 1)
-      end
+      -- The clock of Redis may have been set back since others joined.
+      comes_last = waiting == 0 or redis.pcall('ZCOUNT', queue, micros, 'inf') == 0
+      local newest = not comes_last and redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
+      if newest then place = string.format('%.0f', newest + 1) end
     end
   end
   -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or
@@ -50,12 +51,14 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
   if not waits and not refused then
     local added = redis.pcall('ZADD', queue, place, entry)
     refused = type(added) == 'table' and added
+    if comes_last and added == 1 then ahead = waiting end
   end
   -- A replica may be behind its primary, where it may be queued.
   if refused and string.find(refused.err, 'READONLY', 1, true) then return refused end
   if refused and not waits then return left end
   local in_queue = true
   if not held then
+    ahead = nil
     -- part: serve.lua
     local written = redis.pcall('SET', counter, micros)
     local served = written.err and written or serve(key, queue, micros, lease, ttl)
@@ -65,12 +68,16 @@ local function join_or_confirm(key, lease, ttl, mode, queue)
     in_queue = type(served) ~= 'table'
     left = in_queue and served and redis.pcall('PTTL', key) or 0
   end
-  local ahead = in_queue and redis.pcall('ZRANK', queue, entry)
+  ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
   -- A queue without a bound could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
-    local lives = redis.pcall('PTTL', queue)
-    local longer = type(lives) == 'number' and math.max(lives, left + 10000)
-    local kept = longer and redis.pcall('PEXPIRE', queue, longer)
+    local lives, kept = redis.pcall('PTTL', queue), 1
+    if type(lives) ~= 'number' then
+      kept = lives
+    elseif waits or lives < left + 10000 then
+      -- Not each time for those that join. One that asks again writes something, so that a replica refuses it.
+      kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
+    end
     if kept == 1 then return { left, ahead, tonumber(place) } end
     -- A replica may be behind its primary, where it may still be queued.
     if type(kept) == 'table' and string.find(kept.err, 'READONLY', 1, true) then return kept end

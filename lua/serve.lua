@@ -33,7 +33,8 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       -- PUBLISH cannot tell this: its result also counts clients that listen to patterns.
       local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
       if listeners ~= 0 then
-        local more = redis.pcall('EXISTS', queue) == 1 and ' +' or ''
+        local waiting = redis.pcall('ZCARD', queue)
+        local more = waiting ~= 0 and ' +' or ''
         local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. more
         local set = redis.pcall('SET', key, value, 'PX', ttl)
         if set.err then return set end
@@ -42,7 +43,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
           -- An ACL forbids the message: the waiter loses its turn soon.
           if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
         end
-        if more ~= '' then
+        if type(waiting) == 'number' and waiting > 8 - gone then
           -- part: near.lua
         end
         return lease

@@ -16,7 +16,7 @@ use crate::store::value::{self, LockValue};
 const MAX_QUEUE: usize = 10_000;
 /// How many of the first waiters ask each second.
 const NEAR: usize = 8;
-/// For how long a queue outlives its lock.
+/// For how long a queue outlives its lock at least. Once it would end earlier, it is kept for twice as long.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// For how long a key is kept for a waiter that polls, and if it polled too late the last time.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
@@ -120,6 +120,12 @@ impl Waiter {
         let waited = Duration::from_micros(now_micros.saturating_sub(self.since));
         let quarter = Duration::from_millis(ttl.as_millis() as u64 / 4);
         (waited > CONFIRMED_AFTER.min(ttl / 3)).then(|| quarter.clamp(shortest, longest))
+    }
+
+    /// As it stands in the queue of Redis.
+    fn text(&self) -> String {
+        let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
+        format!("{:?},{millis},{}", self.lease, self.holder)
     }
 }
 
@@ -242,8 +248,11 @@ impl Keyspace {
             queue.waiters.remove(ahead);
             return contended(Some(left), None);
         }
-        let expires_at = step.now.after(left + QUEUE_OUTLIVES);
-        queue.expires_at = queue.expires_at.max(expires_at);
+        let asks_again = matches!(standing, Standing::Kept { .. });
+        if asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES) {
+            let expires_at = step.now.after(left + 2 * QUEUE_OUTLIVES);
+            queue.expires_at = queue.expires_at.max(expires_at);
+        }
         let queued = Queued {
             ahead: ahead as u64,
             since: queue.waiters[ahead].since,
@@ -631,14 +640,6 @@ impl Queue {
             (waiter.lease, waiter.ttl, &waiter.holder) == (entry.lease, entry.ttl, &entry.holder)
         };
         self.waiters.iter().position(same)
-    }
-}
-
-impl Waiter {
-    /// As it stands in the queue of Redis.
-    fn text(&self) -> String {
-        let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
-        format!("{:?},{millis},{}", self.lease, self.holder)
     }
 }
 

@@ -175,7 +175,7 @@ fn undeclared(code: &str) -> Vec<&str> {
                 ["key", "counter", "KEYS[i + 1]"].contains(&first)
             }
             "'PTTL'" | "'PEXPIRE'" | "'EXISTS'" => ["key", "queue"].contains(&first),
-            "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZREVRANGE'"
+            "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZCOUNT'"
             | "'ZSCORE'" => first == "queue",
             "'ZREM'" => ["key", "queue", "KEYS[n + 1 + i]"].contains(&first),
             _ => false,
@@ -199,13 +199,16 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
             assert!(!queue || declared, "{line}");
             let channel = line.starts_with("local channel");
             assert!(!channel || line.contains(" = 'leasehold/' .. "), "{line}");
-            // What a function is told to use has been declared as well.
+            // A function is given declared keys as well.
             for (call, keys) in [
                 (
                     "serve(",
                     &["key, queue, micros", "key, KEYS[n + 1 + i], micros"][..],
                 ),
-                ("join_or_confirm(", &["key, lease, ttl, mode, queue)"]),
+                (
+                    "join_or_confirm(",
+                    &["key, lease, ttl, mode, queue, waiting)"],
+                ),
             ] {
                 let mut given = line.split(call).skip(1);
                 let fine = given.all(|args| keys.iter().any(|keys| args.starts_with(keys)));
