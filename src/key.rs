@@ -112,12 +112,7 @@ pub(crate) fn fence_counter(prefix: &str) -> String {
 }
 
 fn reserved_word(name: &str) -> Option<&'static str> {
-    let mut starts = name.match_indices(RESERVED).map(|(at, _)| &name[at..]);
-    starts.find_map(|rest| {
-        RESERVED_WORDS
-            .into_iter()
-            .find(|word| rest.starts_with(word))
-    })
+    RESERVED_WORDS.into_iter().find(|word| name.contains(word))
 }
 
 // A fixed, quick hash (FNV-1a, 32 bits): the spread over a few lanes and shards needs no more, and

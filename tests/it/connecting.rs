@@ -46,7 +46,7 @@ fn only_the_first_connection_sends_the_scripts() {
         (0..CONNECTIONS).for_each(|_| connect(&server));
     });
     assert_eq!(others, CONNECTIONS);
-    // What the test itself asks meanwhile is part of it.
+    // The requests of the test itself are part of it.
     let bytes = (received(&server) - before) / CONNECTIONS;
     assert!(bytes < 800, "{bytes} for each connection");
 }

@@ -45,19 +45,20 @@ pub fn connections(server: &Server) -> usize {
     list.as_text().expect("CLIENT LIST is text").lines().count() - 1
 }
 
+/// How many connections the server has accepted, that of this question among them.
+pub fn connections_accepted(server: &Server) -> u64 {
+    let stats = ask(server, &["INFO", "stats"]);
+    let lines = stats.as_text().expect("INFO answers with text").lines();
+    let mut counts = lines.filter_map(|line| line.strip_prefix("total_connections_received:"));
+    let count = counts.next().expect("the server counts them");
+    count.parse().expect("a count is a number")
+}
+
 /// How many connections the server accepts during `work`.
 pub fn connections_made(server: &Server, work: impl FnOnce()) -> u64 {
-    let count = || {
-        let stats = ask(server, &["INFO", "stats"]);
-        let lines = stats.as_text().expect("INFO answers with text").lines();
-        let mut counts = lines.filter_map(|line| line.strip_prefix("total_connections_received:"));
-        let count = counts.next().expect("the server counts them");
-        count.parse::<u64>().expect("a count is a number")
-    };
-    let before = count();
+    let before = connections_accepted(server);
     work();
-    // The second question has a connection of its own.
-    count() - before - 1
+    connections_accepted(server) - before - 1
 }
 
 /// The id of the lease that has the lock.

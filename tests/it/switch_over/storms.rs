@@ -3,25 +3,16 @@
 use std::time::Instant;
 
 use leasehold::{Client, ErrorKind};
-use leasehold_testbed::{Server, eventually};
+use leasehold_testbed::eventually;
 
 use crate::steady::steady;
 use crate::support::{
-    SOON, TIMEOUT, Task, ask, clients_that_hear, lock, script_calls, secs, server,
+    SOON, TIMEOUT, Task, ask, clients_that_hear, connections_accepted, lock, script_calls, secs,
+    server,
 };
 
 /// Connections that a client uses here: two lanes, and one for notifications.
 const USED: u64 = 3;
-
-/// How many connections were made to the server so far, those of the test included.
-fn made(server: &Server) -> u64 {
-    let stats = ask(server, &["INFO", "stats"]);
-    let text = stats.as_text().unwrap().to_owned();
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("total_connections_received:"));
-    line.unwrap().trim().parse().unwrap()
-}
 
 #[test]
 fn a_read_only_server_costs_a_connection_per_second() {
@@ -38,7 +29,10 @@ fn a_read_only_server_costs_a_connection_per_second() {
     let heard = eventually(SOON, || clients_that_hear(&server) == CLIENTS);
     assert!(heard);
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
-    let (before, started) = ((made(&server), script_calls(&server)), Instant::now());
+    let (before, started) = (
+        (connections_accepted(&server), script_calls(&server)),
+        Instant::now(),
+    );
     let tasks: Vec<_> = (0..CLIENTS * THREADS)
         .map(|n| {
             let mutex = clients[n % CLIENTS].mutex(&format!("k{n}"));
@@ -56,7 +50,7 @@ fn a_read_only_server_costs_a_connection_per_second() {
     let seconds = started.elapsed().as_secs() + 1;
     let refused = script_calls(&server) - before.1;
     // Two of them are of the test.
-    let made = made(&server) - before.0 - 2;
+    let made = connections_accepted(&server) - before.0 - 2;
     let bound = CLIENTS as u64 * USED * (seconds + 1);
     println!("{made} connections for {refused} requests in {seconds} s");
     assert!(made <= bound, "{made} of {bound} connections");

@@ -11,8 +11,8 @@ use leasehold_testbed::{Server, eventually};
 use super::{DATA, assert_writes, client, watch, write};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, clients_that_hear, connections, in_redis, millis,
-    secs, server,
+    LONG_TTL, Recorder, SOON, Task, What, ask, clients_that_hear, connections,
+    connections_accepted, in_redis, millis, secs, server,
 };
 
 /// A transaction whose closure hangs until `go_on` ends; returns once it does.
@@ -136,16 +136,6 @@ fn a_transaction_that_waits_gives_up_when_its_lock_is_lost_or_its_client_ends() 
     assert_eq!(ended, LossReason::Shutdown);
 }
 
-/// How often anybody has connected to the server.
-fn made(server: &Server) -> usize {
-    let stats = ask(server, &["INFO", "stats"]);
-    let text = stats.as_text().unwrap();
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("total_connections_received:"));
-    line.unwrap().trim().parse().unwrap()
-}
-
 #[test]
 fn a_connection_serves_one_transaction_after_another_however_they_end() {
     let server = server();
@@ -158,7 +148,7 @@ fn a_connection_serves_one_transaction_after_another_however_they_end() {
     assert_writes(&server, &guard);
     // One is made to watch the lock.
     assert!(eventually(SOON, || clients_that_hear(&server) == 1));
-    let before = made(&server);
+    let before = connections_accepted(&server);
     for n in 0..20 {
         let done = guard.transaction(|_, pipe| {
             pipe.set(DATA, n);
@@ -185,7 +175,7 @@ fn a_connection_serves_one_transaction_after_another_however_they_end() {
         assert_eq!(runs, 2);
     }
     // But the one that asks now.
-    assert_eq!(made(&server) - before, 1);
+    assert_eq!(connections_accepted(&server) - before, 1);
 }
 
 #[test]
@@ -195,11 +185,11 @@ fn a_connection_whose_closure_panicked_is_thrown_away() {
     let guard = client.mutex("k").lock().unwrap();
     assert_writes(&server, &guard);
     assert!(eventually(SOON, || clients_that_hear(&server) == 1));
-    let before = made(&server);
+    let before = connections_accepted(&server);
     for _ in 0..3 {
         let panics = || guard.transaction::<()>(|_, _| panic!("a closure's own"));
         catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
     }
     // The one that asks now, and two in the place of those of before.
-    assert_eq!(made(&server) - before, 3);
+    assert_eq!(connections_accepted(&server) - before, 3);
 }

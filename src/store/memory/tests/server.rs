@@ -40,7 +40,7 @@ pub(super) struct Redis {
     _server: Server,
 }
 
-/// What a clock in whole milliseconds may be off. A step that takes Redis longer is not compared.
+/// A clock in whole milliseconds is off by no more. A step that takes Redis longer is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
 /// How often a history runs at most, until all of its steps were short enough.
 const RUNS: usize = 100;
@@ -54,7 +54,7 @@ struct Found {
     after: Moment,
 }
 
-/// What a key was found to have.
+/// The state of a key after a step.
 struct Looked {
     value: Option<String>,
     /// When it expires.
