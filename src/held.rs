@@ -12,7 +12,8 @@ use crate::store::LockValue;
 /// # let client = leasehold::Client::open(&server.url())?;
 /// let guard = client.mutex("k").lock()?;
 /// let found = client.mutex("k").inspect()?.unwrap();
-/// println!("{} has had it for a while, lease {}", found.holder(), found.lease_id());
+/// println!("{} has had it for a while: {found:?}", found.holder());
+/// assert_eq!(found.lease_id().len(), 32);
 /// assert_eq!(found.holder(), client.holder_id());
 /// assert_eq!(found.fencing_token(), guard.fencing_token());
 /// assert!(found.expires_in() <= Some(std::time::Duration::from_secs(30)));
@@ -37,9 +38,10 @@ impl LockInfo {
         &self.value.holder
     }
 
-    /// The id of the grant, as it stands in Redis: 32 hexadecimal digits.
+    /// The id of the grant, as it stands in Redis: 32 hexadecimal digits. Keep it out of logs: with the fencing
+    /// token, it makes a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
     pub fn lease_id(&self) -> String {
-        format!("{:?}", self.value.lease)
+        self.value.lease.to_string()
     }
 
     pub(crate) fn lease(&self) -> LeaseId {

@@ -73,9 +73,17 @@ fn random<const N: usize>() -> [[u8; 16]; N] {
     bytes
 }
 
-impl fmt::Debug for LeaseId {
+/// All digits, for Redis and for tickets. Not for messages: with its token, a lease id makes a ticket.
+impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.encode(&mut [0; Self::DIGITS]))
+    }
+}
+
+/// The first eight digits: enough to tell leases apart, not to use one.
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", &self.encode(&mut [0; Self::DIGITS])[..8])
     }
 }
 
@@ -152,7 +160,8 @@ mod tests {
     fn lease_ids_are_32_digits_and_differ() {
         let (one, two) = (LeaseId::random(), LeaseId::random());
         assert_ne!(one, two);
-        assert_eq!(format!("{one:?}").len(), LeaseId::DIGITS);
+        assert_eq!(one.to_string().len(), LeaseId::DIGITS);
+        assert_eq!(format!("{one:?}"), format!("{}..", &one.to_string()[..8]));
         assert!((0.0..1.0).contains(&one.jitter()));
     }
 

@@ -30,6 +30,10 @@ impl Ticket {
         let invalid = |why: &str| Error::new(ErrorKind::InvalidTicket, why);
         // It comes out of a file or a pipe with the end of its line.
         let text = text.trim_end_matches(['\n', '\r']);
+        if text.contains(char::is_control) {
+            // An error that quotes the key must not quote a second ticket.
+            return Err(invalid("it is not one line of text"));
+        }
         let mut words = text.splitn(9, ' ');
         let mut word = || words.next().ok_or_else(|| invalid("it is cut short"));
         if word()? != VERSION {
@@ -101,7 +105,7 @@ impl fmt::Display for Ticket {
             ..
         } = self.options;
         let (lease, token, ttl) = (self.lease, self.token, ttl.as_millis());
-        write!(f, "{VERSION} {lease:?} {token} {ttl}")?;
+        write!(f, "{VERSION} {lease} {token} {ttl}")?;
         for duration in [renew_every, max_hold] {
             match duration {
                 // No pause at all would be none that can be kept.
@@ -164,7 +168,8 @@ mod tests {
                 plain
             );
         }
-        refused(&format!("{plain}\nx"), &config);
+        let two = refused(&format!("{plain}\n{plain}"), &config);
+        assert!(!two.contains(&plain.lease.to_string()), "{two}");
     }
 
     #[test]

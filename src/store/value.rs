@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn a_value_names_its_holder_and_its_queue() {
         let [holder, other] = [(); 2].map(|()| LeaseId::random());
-        let alone = format!("lh1 {holder:?} 1795263780943818 host/1/a");
+        let alone = format!("lh1 {holder} 1795263780943818 host/1/a");
         let value = format!("{alone} +");
         let value = value.as_bytes();
         assert!(holds(value, holder) && !holds(value, other) && !holds(b"lh1 short", holder));

@@ -144,7 +144,7 @@ fn what_others_write_under_a_key_costs_no_connection() {
     let before = f.connection();
     let lease = LeaseId::random();
     for micros in ["garbage", "-795263780943818", "\u{fffd}", ""] {
-        let value = format!("lh1 {lease:?} {micros}");
+        let value = format!("lh1 {lease} {micros}");
         let set = ["SET", "p:a", &value];
         f.server.command(&set).unwrap();
         let command = Command::Acquire {
@@ -159,7 +159,7 @@ fn what_others_write_under_a_key_costs_no_connection() {
         let outcome = f.ask(Command::Inspect { key: key("a") }, LONG);
         assert_eq!(outcome.expect_err(micros).kind(), ErrorKind::Protocol);
     }
-    let value = format!("lh1 {lease:?} 1795263780943818 host/1/a");
+    let value = format!("lh1 {lease} 1795263780943818 host/1/a");
     let set = ["SET", "p:a", &value, "PX", "900000000000000000"];
     f.server.command(&set).unwrap();
     let found = f.ask(Command::Inspect { key: key("a") }, LONG);

@@ -125,7 +125,7 @@ impl Waiter {
     /// As it stands in the queue of Redis.
     fn text(&self) -> String {
         let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
-        format!("{:?},{millis},{}", self.lease, self.holder)
+        format!("{},{millis},{}", self.lease, self.holder)
     }
 }
 
@@ -605,7 +605,7 @@ impl Lock {
             ..
         } = self;
         let mark = if *marked { " +" } else { "" };
-        format!("lh1 {lease:?} {micros} {holder}{mark}")
+        format!("lh1 {lease} {micros} {holder}{mark}")
     }
 }
 

@@ -85,10 +85,10 @@ fn arguments(out: &mut Encoder<'_>, names: &Names, command: &Command) {
             lease,
             queued: Some(ttl),
             ..
-        } => out.text(&format!("{lease:?},{},{}", ttl.as_millis(), names.holder)),
+        } => out.text(&format!("{lease},{},{}", ttl.as_millis(), names.holder)),
         Command::Release { lease, .. } => out.lease(*lease),
         Command::ForceUnlock { lease, .. } => {
-            out.text(&format!("{lease:?}!{}", names.holder));
+            out.text(&format!("{lease}!{}", names.holder));
         }
         Command::Renew { lease, ttl, .. } => {
             out.lease(*lease);

@@ -41,7 +41,7 @@ fn a_call_is_what_redis_reads() {
     );
     let wanted = format!(
         "*7\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n3\r\n$8\r\np:~fence\r\n$3\r\np:a\r\n\
-         $10\r\np:~queue:a\r\n$32\r\n{lease:?}\r\n"
+         $10\r\np:~queue:a\r\n$32\r\n{lease}\r\n"
     );
     assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
 }

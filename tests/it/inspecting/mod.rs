@@ -164,3 +164,16 @@ fn a_client_that_is_shut_down_or_cut_off_says_so() {
         assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
     }
 }
+
+#[test]
+fn the_debug_text_of_a_lock_makes_no_ticket() {
+    let server = server();
+    let client = client(&server);
+    let guard = lock(&client, "k");
+    let found = client.mutex("k").inspect().unwrap().unwrap();
+    let lease = lease_of(&server, "k").unwrap();
+    let seen = format!("{found:?} {found:#?} {guard:?} {:?}", client.held_locks());
+    assert!(!seen.contains(&lease[8..]), "{seen}");
+    assert!(!seen.contains(&lease[..16]), "{seen}");
+    assert!(seen.contains(client.holder_id().as_str()), "{seen}");
+}

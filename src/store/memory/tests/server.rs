@@ -419,10 +419,7 @@ impl Twin {
     /// What lua/release.lua publishes for it.
     fn published(&self, news: &News) -> Option<String> {
         let text = |to: &HolderId, lease: &LeaseId, what: &str, key: &Key| {
-            Some(format!(
-                "leasehold/{to}: {lease:?} {what} {}",
-                key.in_redis()
-            ))
+            Some(format!("leasehold/{to}: {lease} {what} {}", key.in_redis()))
         };
         match news {
             News::Granted {
