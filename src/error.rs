@@ -4,6 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::loss::LossReason;
+use crate::text::printable;
+
+/// How many bytes of a message are kept.
+const LONGEST_MESSAGE: usize = 500;
 
 /// What went wrong. Match on [`Error::kind`]; more kinds may come.
 ///
@@ -85,7 +89,8 @@ impl ErrorKind {
 /// The error of every fallible call of this crate.
 ///
 /// Opaque, so that it can grow: ask [`kind`](Error::kind), [`key`](Error::key), or the predicates.
-/// `Display` is one line for a log; `source()` leads to what the network or Redis said.
+/// `Display` is one line for a log; `source()` leads to what the network or Redis said. Control characters in text
+/// of others are escaped, and long text is cut.
 ///
 /// ```
 /// # use leasehold::Client;
@@ -149,10 +154,11 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout)
     }
 
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    /// The message may hold text of others: it is made [`printable`] here.
+    pub(crate) fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         Self(Box::new(Repr {
             kind,
-            message: message.into(),
+            message: printable(message.as_ref(), LONGEST_MESSAGE).into_owned(),
             key: None,
             reason: None,
             source: None,

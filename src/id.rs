@@ -6,6 +6,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::sync::Mutex;
+use crate::text::printable;
 
 /// One grant of one lock: 128 bits, random but for six, new with each attempt to be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -100,6 +101,9 @@ impl fmt::Debug for LeaseId {
 pub struct HolderId(Arc<str>);
 
 impl HolderId {
+    /// More bytes than any name that this library makes.
+    const LONGEST: usize = 128;
+
     pub(crate) fn of_this_process() -> Self {
         let host: String = host_name()
             .chars()
@@ -123,8 +127,9 @@ impl HolderId {
         text.split(' ').nth(2).map(Self::of_text)
     }
 
+    /// The name of a holder as it stands in Redis, where others may have written it.
     pub(crate) fn of_text(text: &str) -> Self {
-        Self(text.into())
+        Self(printable(text, Self::LONGEST).into())
     }
 
     /// The holder as text.

@@ -38,6 +38,7 @@ mod process;
 mod reentrant;
 mod store;
 mod sync;
+mod text;
 mod thread;
 mod transaction;
 mod wait;

@@ -7,6 +7,7 @@
     allow(unused_imports, unused_variables, dead_code)
 )]
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tracing::{Span, field::Empty, span::Entered};
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
 use crate::loss::LossReason;
+use crate::text::printable;
 
 /// Whether there is anything to tell. Where it is not, what leads there is compiled away.
 pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
@@ -37,6 +39,12 @@ fn end(span: Span, say: impl FnOnce(&Span)) {
     quietly(|| drop(span));
 }
 
+/// The name of a lock for spans and events: a program may let its users choose it.
+#[cfg(feature = "tracing")]
+fn named(key: &str) -> Cow<'_, str> {
+    printable(key, 1024)
+}
+
 /// A call that wants a lock, from its begin to its end.
 pub(crate) struct Wait {
     #[cfg(feature = "tracing")]
@@ -51,7 +59,7 @@ impl Wait {
                 tracing::debug_span!(
                     target: "leasehold",
                     "leasehold.wait",
-                    key,
+                    key = &*named(key),
                     token = Empty,
                     outcome = Empty,
                 )
@@ -95,7 +103,7 @@ impl Hold {
                 tracing::debug_span!(
                     target: "leasehold",
                     "leasehold.hold",
-                    key = lock.key,
+                    key = &*named(lock.key),
                     token = lock.fencing_token,
                     outcome = Empty,
                 )
@@ -195,7 +203,7 @@ impl Events for Observer {
         #[cfg(feature = "tracing")]
         quietly(|| {
             tracing::warn!(
-                target: "leasehold", key = lock.key, token = lock.fencing_token, %error,
+                target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %error,
                 "renewal failed"
             );
         });
@@ -210,7 +218,7 @@ impl Events for Observer {
         #[cfg(feature = "tracing")]
         quietly(|| {
             tracing::warn!(
-                target: "leasehold", key = lock.key, token = lock.fencing_token, %reason,
+                target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %reason,
                 "lock lost"
             );
         });
@@ -229,7 +237,7 @@ impl Events for Observer {
         #[cfg(feature = "tracing")]
         quietly(|| {
             tracing::warn!(
-                target: "leasehold", key = lock.key, token = lock.fencing_token, %error,
+                target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %error,
                 "release delayed"
             );
         });

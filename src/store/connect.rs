@@ -1,6 +1,7 @@
 //! How a connection to Redis is made, and what its errors mean. Knows nothing of locks but the
 //! scripts that it loads.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use redis::{
 use crate::error::{Error, ErrorKind};
 use crate::store::epoch::{Epoch, MadeIn};
 use crate::store::script::{self, Kind};
+use crate::text::printable;
 
 /// Where Redis is and how long to wait for it.
 #[derive(Debug)]
@@ -23,6 +25,9 @@ pub(crate) struct Endpoint {
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
 }
+
+/// How many bytes are kept of what a server said.
+const LONGEST_SAID: usize = 300;
 
 /// Query parameters that redis-rs reads; it ignores all others, we do not.
 const TCP_OPTIONS: &[&str] = &["protocol"];
@@ -146,10 +151,11 @@ impl Endpoint {
         let settings = self.info.redis_settings();
         if error.to_string().contains("refused to switch database") {
             let message = format!("url: {addr} has no database {}", settings.db());
-            return Error::new(ErrorKind::InvalidConfig, message).with_source(error);
+            return Error::new(ErrorKind::InvalidConfig, message).with_source(plain(error));
         }
         let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
         let kind = classify(&error);
+        let error = plain(error);
         match kind {
             // Nothing was asked yet, so no outcome is unknown: it just cannot be reached.
             ErrorKind::Timeout => about(
@@ -276,7 +282,29 @@ impl Wire {
 }
 
 fn no_answer(error: RedisError) -> Error {
-    Error::new(classify(&error), error.to_string()).with_source(error)
+    by_redis(classify(&error), error)
+}
+
+/// An error that says what redis-rs says.
+pub(crate) fn by_redis(kind: ErrorKind, error: RedisError) -> Error {
+    let error = plain(error);
+    Error::new(kind, error.to_string()).with_source(error)
+}
+
+/// `error` with its text made [`printable`].
+pub(crate) fn plain(error: RedisError) -> RedisError {
+    let text = error.to_string();
+    if matches!(printable(&text, LONGEST_SAID), Cow::Borrowed(_)) {
+        return error;
+    }
+    let detail = error.detail().unwrap_or(&text);
+    let detail = printable(detail, LONGEST_SAID).into_owned();
+    match (error.kind(), error.code()) {
+        (redis::ErrorKind::Extension, Some(code)) => {
+            redis::make_extension_error(printable(code, LONGEST_SAID).into_owned(), Some(detail))
+        }
+        (kind, _) => (kind, "the other side said", detail).into(),
+    }
 }
 
 /// What an error of redis-rs means to a caller.
@@ -341,6 +369,19 @@ pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str,
         Some(code) => (code, detail),
         None if is_code(code) => (code, detail),
         None => ("ERR", own),
+    }
+}
+
+/// What kind of reply `value` is. Its content may hold a lease, or anything else.
+pub(crate) fn shape(value: &Value) -> String {
+    match value {
+        Value::Nil => "nothing".to_owned(),
+        Value::Int(number) => format!("the number {number}"),
+        Value::BulkString(bytes) => format!("a string of {} bytes", bytes.len()),
+        Value::Array(items) => format!("an array of {} items", items.len()),
+        Value::SimpleString(_) | Value::Okay => "a status".to_owned(),
+        Value::ServerError(error) => format!("the error {:?}", error.code()),
+        _ => "a reply of another type".to_owned(),
     }
 }
 

@@ -10,7 +10,7 @@ use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Valu
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
-use crate::store::connect::{Connector, classify, refusal};
+use crate::store::connect::{Connector, by_redis, classify, plain, refusal, shape};
 use crate::store::script::encode_words;
 
 /// What would end the watching, or leave the connection in a state that its next user does not expect.
@@ -189,7 +189,7 @@ impl TransactionConnection {
 
     fn unexpected(&mut self, command: &str, answer: &Value) -> Error {
         self.wire.distrust();
-        Error::new(ErrorKind::Protocol, format!("{command}: {answer:?}"))
+        Error::new(ErrorKind::Protocol, format!("{command}: {}", shape(answer)))
     }
 
     fn ask(&mut self, packed: &[u8], skip: usize, count: usize) -> RedisResult<Vec<Value>> {
@@ -269,7 +269,7 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
         _ if error.kind() == redis::ErrorKind::Client => ErrorKind::Unsupported,
         kind => kind,
     };
-    Error::new(kind, error.to_string()).with_source(error)
+    by_redis(kind, error)
 }
 
 fn refused(error: &ServerError) -> Error {
@@ -300,6 +300,7 @@ fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
         if matches!(answer, Value::ServerError(_))
             && let Err(refusal) = answer.extract_error()
         {
+            let refusal = plain(refusal);
             let message = format!(
                 "command {} of {of} was refused, what others did stays: {refusal}",
                 index + 1

@@ -28,7 +28,12 @@ pub enum Manner {
     OtherHashes,
     /// Announces an answer and never ends it.
     Unending,
+    /// Answers every request with errors that hold control characters and more, and do not end soon.
+    Forging,
 }
+
+/// Text that forges a line of a log, and hides others, if it is shown as it is.
+pub const FORGED: &str = "x\n\u{1b}[2J\u{7f}\u{85}\u{9b}2J\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}\tx";
 
 /// A fake server; it ends when dropped.
 pub struct Fake {
@@ -133,6 +138,10 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
         Manner::OtherHashes if request.starts_with(b"*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD") => {
             let hash = format!("$40\r\n{}\r\n", "0".repeat(40));
             say(stream, hash.repeat(7).as_bytes());
+        }
+        Manner::Forging => {
+            let forged = format!("-LOADING {FORGED}{}\r\n", "x".repeat(100_000));
+            say(stream, forged.repeat(16).as_bytes());
         }
         Manner::Unending => say(stream, b"$1000\r\nand so"),
         _ => {}

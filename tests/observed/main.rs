@@ -70,6 +70,21 @@ fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
 }
 
 #[test]
+fn a_key_is_escaped_in_spans_and_warnings() {
+    let receivers = receivers();
+    let memory = Memory::new();
+    let client = memory.client().unwrap();
+    let guard = client.mutex("a\u{202e}\u{2028}b").lock().unwrap();
+    memory.advance(Duration::from_secs(31));
+    assert!(eventually(SOON, || !receivers.told("lock lost").is_empty()));
+    drop(guard);
+    for name in ["leasehold.wait", "leasehold.hold", "lock lost"] {
+        let told = receivers.told(name).remove(0).fields;
+        assert_eq!(told["key"], "a\\u{202e}\\u{2028}b", "{name}");
+    }
+}
+
+#[test]
 fn an_adoption_is_a_wait_for_a_lock() {
     let receivers = receivers();
     let memory = Memory::new();

@@ -69,6 +69,11 @@ struct Notebook(Arc<Mutex<Vec<Told>>>);
 struct Fill<'a>(&'a mut Fields);
 
 impl Visit for Fill<'_> {
+    /// As a subscriber does that writes plain text.
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         let text = format!("{value:?}").trim_matches('"').to_owned();
         self.0.insert(field.name(), text);

@@ -92,9 +92,7 @@ fn own_words(error: &ServerError) -> (&str, &str) {
 }
 
 fn nonsense(kind: Kind, value: &Value) -> Decoded {
-    let mut what = format!("{value:?}");
-    what.truncate(what.floor_char_boundary(200));
-    let message = format!("unexpected answer to {kind:?}: {what}");
+    let message = format!("unexpected answer to {kind:?}: {}", connect::shape(value));
     Decoded::Nonsense(Error::new(ErrorKind::Protocol, message))
 }
 

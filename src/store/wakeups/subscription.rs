@@ -7,11 +7,11 @@ use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use redis::{ConnectionAddr, ConnectionInfo, Parser, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, Parser, Value};
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::store::connect::{classify, refusal};
+use crate::store::connect::{by_redis, classify, refusal, shape};
 
 /// A socket of either kind; clones share it.
 pub(super) enum Socket {
@@ -167,7 +167,7 @@ impl Subscription {
                 Value::Push { .. } | Value::Map(_) | Value::Array(_) => {}
                 Value::SimpleString(_) | Value::Okay | Value::Int(_) => {}
                 other => {
-                    let message = format!("unexpected answer to a subscription: {other:?}");
+                    let message = format!("unexpected answer to a subscription: {}", shape(&other));
                     return Err(Error::new(ErrorKind::Protocol, message));
                 }
             }
@@ -187,12 +187,10 @@ impl Subscription {
             timeout: &mut self.timeout,
             before_waiting,
         };
-        self.parser.parse_value(source).map_err(|e| broke(&e))
+        self.parser
+            .parse_value(source)
+            .map_err(|e| by_redis(classify(&e), e))
     }
-}
-
-fn broke(error: &RedisError) -> Error {
-    Error::new(classify(error), error.to_string())
 }
 
 /// The parser asks it for more only when it has used up what it had.

@@ -14,7 +14,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
         "ground",
         &[
             "error", "key", "id", "clock", "event", "config", "loss", "observe", "process", "sync",
-            "thread",
+            "text", "thread",
         ],
     ),
     ("store", &["store"]),

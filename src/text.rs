@@ -1,0 +1,59 @@
+//! Text that others chose, made fit for a line of a log.
+
+use std::borrow::Cow;
+
+/// `text` on one line and in at most `longest` bytes: control characters, line separators and characters that
+/// change the direction of text are escaped, and `..` stands for what does not fit.
+pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
+    if text.len() <= longest && !text.contains(is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::new();
+    for c in text.chars() {
+        let end = shown.len();
+        if is_unsafe(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+        if shown.len() > longest {
+            shown.truncate(end);
+            shown.push_str("..");
+            break;
+        }
+    }
+    Cow::Owned(shown)
+}
+
+fn is_unsafe(c: char) -> bool {
+    let separates_lines = matches!(c, '\u{2028}' | '\u{2029}');
+    let sets_direction = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    c.is_control() || separates_lines || sets_direction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_characters_are_escaped_and_others_stay() {
+        assert_eq!(printable("a\n\u{1b}[2J", 99), "a\\n\\u{1b}[2J");
+        assert_eq!(
+            printable("\u{7f}\u{9b}\u{2028}", 99),
+            "\\u{7f}\\u{9b}\\u{2028}"
+        );
+        assert_eq!(printable("\u{202e}\u{2069}", 99), "\\u{202e}\\u{2069}");
+        assert_eq!(printable("ключ 🔒 \"\\", 99), "ключ 🔒 \"\\");
+    }
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        assert_eq!(printable("12345", 5), "12345");
+        assert_eq!(printable("123456", 5), "12345..");
+        assert_eq!(printable("1234é", 5), "1234..");
+        assert_eq!(printable("123\n", 4), "123..");
+    }
+}

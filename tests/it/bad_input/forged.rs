@@ -1,0 +1,152 @@
+//! Text that others chose: it stays on one line of a log, and is short.
+
+use std::error::Error as _;
+
+use leasehold::{Error, ErrorKind, LossReason};
+use leasehold_testbed::Server;
+
+use crate::fakes::{FORGED, Fake, Manner};
+use crate::steady::steady;
+use crate::support::{SOON, ask, in_redis, lock, server, told_within};
+
+/// Each text of an error and of its causes.
+fn texts_of(error: &Error) -> Vec<String> {
+    let mut texts = vec![error.to_string(), format!("{error:?}")];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        texts.extend([cause.to_string(), format!("{cause:?}")]);
+        source = cause.source();
+    }
+    texts
+}
+
+#[track_caller]
+fn assert_is_one_line(text: &str) {
+    assert!(text.len() < 3000, "{} bytes: {text:.200}", text.len());
+    let unsafe_ones: Vec<char> = text
+        .chars()
+        .filter(|c| c.is_control() || FORGED.contains(*c) && !c.is_ascii())
+        .collect();
+    assert!(unsafe_ones.is_empty(), "{unsafe_ones:?} in {text:?}");
+}
+
+/// The value of a lock whose holder's name is forged. Names have no space.
+fn forged_value() -> String {
+    let holder = format!("{}{}", FORGED.replace(' ', ""), "x".repeat(5000));
+    format!("lh1 0123456789abcdef0123456789abcdef 1795263780943818 {holder}")
+}
+
+fn forge(server: &Server, key: &str) {
+    ask(server, &["SET", &in_redis(key), &forged_value()]);
+}
+
+#[test]
+fn a_forged_holder_name_is_shown_escaped() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    forge(&server, "k");
+    let found = client.mutex("k").inspect().unwrap().unwrap();
+    assert!(found.holder().as_str().starts_with("x\\n\\u{1b}"));
+    for text in [
+        found.holder().to_string(),
+        format!("{:?}", found.holder()),
+        found.holder().as_str().to_owned(),
+        format!("{found:?}"),
+    ] {
+        assert_is_one_line(&text);
+    }
+}
+
+#[test]
+fn a_loss_to_a_forged_holder_is_one_line() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = lock(&client, "k");
+    forge(&server, "k");
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert!(matches!(&reason, LossReason::TakenOver { by: Some(_) }));
+    assert_is_one_line(&reason.to_string());
+    assert_is_one_line(&format!("{reason:?}"));
+    for text in texts_of(&guard.unlock().unwrap_err()) {
+        assert_is_one_line(&text);
+    }
+}
+
+#[test]
+fn a_ticket_taken_by_a_forged_holder_is_one_line() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let ticket = lock(&client, "k").hand_over().unwrap();
+    forge(&server, "k");
+    let error = client.adopt(&ticket).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotHeld);
+    texts_of(&error)
+        .iter()
+        .for_each(|text| assert_is_one_line(text));
+}
+
+#[test]
+fn a_server_error_is_shown_escaped_and_short() {
+    let fake = Fake::start(Manner::Forging);
+    let error = steady(&fake.url()).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("\\n\\u{1b}"), "{error}");
+    texts_of(&error)
+        .iter()
+        .for_each(|text| assert_is_one_line(text));
+}
+
+#[test]
+fn an_error_inside_a_transaction_is_shown_escaped() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = lock(&client, "k");
+    let script = format!("return redis.error_reply({:?})", "MY words");
+    let script = script.replace("words", &FORGED.replace('\n', "\\n"));
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(script).arg(0);
+    let read = guard.transaction(|connection, _| eval.query::<()>(connection));
+    let written = guard.transaction(|_, pipe| {
+        pipe.add_command(eval.clone());
+        Ok(())
+    });
+    // Redis quotes the name of a command that it does not know.
+    let unknown = guard.transaction(|_, pipe| {
+        pipe.cmd(&FORGED.replace('\n', ""));
+        Ok(())
+    });
+    for error in [read, written, unknown].map(Result::unwrap_err) {
+        assert!(error.to_string().contains("u{1b}"), "{error}");
+        texts_of(&error)
+            .iter()
+            .for_each(|text| assert_is_one_line(text));
+    }
+}
+
+#[test]
+fn names_and_tickets_are_shown_on_one_line() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let name = FORGED.replace(|c: char| c.is_control(), "");
+    ask(&server, &["SET", &in_redis(&name), "theirs"]);
+    let ticket = lock(&client, "k").hand_over().unwrap();
+    let mut words: Vec<&str> = ticket.split(' ').collect();
+    let number = format!("{FORGED}{}", "9".repeat(100_000));
+    words[3] = &number;
+    let endless = format!("leasehold:{}", "9".repeat(100_000));
+    for error in [
+        client.mutex(&name).lock().unwrap_err(),
+        client.mutex(FORGED).lock().unwrap_err(),
+        client.adopt(&words.join(" ")).unwrap_err(),
+        client
+            .adopt(&ticket.replace("leasehold:k", &number))
+            .unwrap_err(),
+        client
+            .adopt(&ticket.replace("leasehold:k", &endless[1..]))
+            .unwrap_err(),
+    ] {
+        texts_of(&error)
+            .iter()
+            .for_each(|text| assert_is_one_line(text));
+    }
+}
