@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{
-    Connection, ConnectionInfo, ConnectionLike, IntoConnectionInfo, RedisError, RedisResult, Value,
-    io::tcp::TcpSettings,
+    Connection, ConnectionAddr, ConnectionInfo, ConnectionLike, IntoConnectionInfo, RedisError,
+    RedisResult, Value, io::tcp::TcpSettings,
 };
 
 use crate::error::{Error, ErrorKind};
@@ -17,7 +17,6 @@ use crate::store::script::{self, Kind};
 use crate::text::printable;
 
 /// Where Redis is and how long to wait for it.
-#[derive(Debug)]
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
     connect_timeout: Duration,
@@ -39,31 +38,8 @@ impl Endpoint {
         connect_timeout: Duration,
         command_timeout: Duration,
     ) -> Result<Self, Error> {
-        let invalid = |why: &str| {
-            let message = format!("url {:?}: {why}", redacted(url));
-            Error::new(ErrorKind::InvalidConfig, message)
-        };
-        let parsed = redis::parse_redis_url(url)
-            .ok_or_else(|| invalid("must begin with redis:// or unix:// and be a valid URL"))?;
-        let known = match parsed.scheme() {
-            "rediss" | "valkeys" => return Err(invalid("TLS is not supported by this build")),
-            "redis" | "valkey" => TCP_OPTIONS,
-            _ => UNIX_OPTIONS,
-        };
-        for (option, value) in parsed.query_pairs() {
-            if !known.contains(&&*option) {
-                let value = if may_be_secret(&option) {
-                    "***"
-                } else {
-                    &*value
-                };
-                let why = format!("unknown option {option:?} with the value {value:?}");
-                return Err(invalid(&shortened(why)));
-            }
-        }
-        let info = parsed
-            .into_connection_info()
-            .map_err(|e| invalid(&e.to_string()))?;
+        let info = read_url(url)
+            .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}")))?;
         // Without it a release and the acquire behind it wait for each other's acknowledgement.
         let tcp = TcpSettings::default().set_nodelay(true);
         let settings = info
@@ -126,7 +102,7 @@ impl Endpoint {
         }
         let hashes: Vec<String> = load.query(connection).map_err(refused)?;
         if hashes.iter().ne(missing.iter().map(|kind| kind.hash())) {
-            let message = format!("{}: does not answer as Redis does", self.info.addr());
+            let message = format!("{}: does not answer as Redis does", address(&self.info));
             return Err(Error::new(ErrorKind::Protocol, message));
         }
         Ok(())
@@ -147,14 +123,18 @@ impl Endpoint {
     }
 
     fn explain(&self, error: RedisError) -> Error {
-        let addr = self.info.addr().to_string();
+        let addr = address(&self.info);
         let settings = self.info.redis_settings();
-        if error.to_string().contains("refused to switch database") {
+        let said = error.to_string();
+        if said.contains("refused to switch database") {
             let message = format!("url: {addr} has no database {}", settings.db());
             return Error::new(ErrorKind::InvalidConfig, message).with_source(plain(error));
         }
         let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
         let kind = classify(&error);
+        if repeats_login(&self.info, &said) {
+            return about(kind, LOGIN_REPEATED);
+        }
         let error = plain(error);
         match kind {
             // Nothing was asked yet, so no outcome is unknown: it just cannot be reached.
@@ -162,10 +142,16 @@ impl Endpoint {
                 ErrorKind::Unavailable,
                 &format!("no answer within {:?}", self.connect_timeout),
             ),
-            ErrorKind::Denied => {
-                let user = settings.username().unwrap_or("default");
-                about(kind, &format!("user {user:?} is refused"))
-            }
+            ErrorKind::Denied => match settings.username() {
+                // Without a password beside it, the password may stand where the user belongs.
+                Some(_) if settings.password().is_none_or(str::is_empty) => {
+                    about(kind, "no password was given")
+                }
+                user => {
+                    let user = user.unwrap_or("default");
+                    about(kind, &format!("user {user:?} is refused"))
+                }
+            },
             ErrorKind::Protocol => about(kind, "does not answer as Redis does"),
             _ => about(kind, &error.to_string()),
         }
@@ -291,13 +277,14 @@ pub(crate) fn by_redis(kind: ErrorKind, error: RedisError) -> Error {
     Error::new(kind, error.to_string()).with_source(error)
 }
 
-/// `error` with its text made [`printable`].
+/// `error` with its text made [`printable`], and without the arguments that Redis quotes: they may be secrets.
 pub(crate) fn plain(error: RedisError) -> RedisError {
     let text = error.to_string();
-    if matches!(printable(&text, LONGEST_SAID), Cow::Borrowed(_)) {
+    let shown = without_arguments(&text);
+    if shown == text && matches!(printable(shown, LONGEST_SAID), Cow::Borrowed(_)) {
         return error;
     }
-    let detail = error.detail().unwrap_or(&text);
+    let detail = without_arguments(error.detail().unwrap_or(&text));
     let detail = printable(detail, LONGEST_SAID).into_owned();
     match (error.kind(), error.code()) {
         (redis::ErrorKind::Extension, Some(code)) => {
@@ -305,6 +292,14 @@ pub(crate) fn plain(error: RedisError) -> RedisError {
         }
         (kind, _) => (kind, "the other side said", detail).into(),
     }
+}
+
+/// An error of the server without the arguments that Redis quotes of a command that it does not know: a password,
+/// or a lease id.
+fn without_arguments(said: &str) -> &str {
+    said.split(", with args beginning with")
+        .next()
+        .unwrap_or(said)
 }
 
 /// What an error of redis-rs means to a caller.
@@ -332,6 +327,7 @@ pub(crate) fn classify(error: &RedisError) -> ErrorKind {
 /// What an error reply of the server means to a caller.
 pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
     let (code, detail) = own_words(code, detail);
+    let detail = without_arguments(detail);
     let kind = match code {
         "DENIED" | "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
         "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
@@ -390,39 +386,78 @@ pub(crate) fn is_code(word: &str) -> bool {
     word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// A URL without its user and password, for messages. Works on what is not a URL, too.
-pub(crate) fn redacted(url: &str) -> String {
-    let mut text = match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme < at => {
-            format!("{}://***{}", &url[..scheme], &url[at..])
-        }
-        (_, Some(at)) => format!("***{}", &url[at..]),
-        _ => url.to_owned(),
+/// Where `url` leads and how to log in there, or why it cannot be used. The reasons quote nothing of it: in a URL
+/// that is not what it was meant to be, any part may belong to the password.
+fn read_url(url: &str) -> Result<ConnectionInfo, String> {
+    const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
+        than letters, digits and -._~ percent-encoded in user and password";
+    let parsed = redis::parse_redis_url(url).ok_or(SHAPE)?;
+    let known = match parsed.scheme() {
+        "rediss" | "valkeys" => return Err("TLS is not supported by this build".to_owned()),
+        "redis" | "valkey" => TCP_OPTIONS,
+        _ => UNIX_OPTIONS,
     };
-    if let Some((address, query)) = text.split_once('?') {
-        let options = query.split('&').map(|option| match option.split_once('=') {
-            Some(("db" | "protocol" | "user", _)) | None => option.to_owned(),
-            Some((name, _)) => format!("{name}=***"),
-        });
-        text = format!("{address}?{}", options.collect::<Vec<_>>().join("&"));
+    if parsed.fragment().is_some() {
+        return Err(format!("has a part behind a #, but {SHAPE}"));
     }
-    shortened(text)
+    if parsed
+        .query_pairs()
+        .any(|(name, _)| !known.contains(&&*name))
+    {
+        return Err(format!(
+            "has an unknown option; known are {}",
+            known.join(", ")
+        ));
+    }
+    let info = parsed
+        .into_connection_info()
+        .map_err(|error| match error.detail() {
+            Some(_) => "has an unknown version in its option protocol".to_owned(),
+            None => format!("{error}; it {SHAPE}"),
+        })?;
+    match info.addr() {
+        // `redis://user:password%40host`: the host would be shown.
+        ConnectionAddr::Tcp(host, _) if host.contains('%') => {
+            Err(format!("has a % in the host, but {SHAPE}"))
+        }
+        _ => Ok(info),
+    }
 }
 
-/// Whether an option of this name may have been meant for a password.
-fn may_be_secret(option: &str) -> bool {
-    let option = option.to_lowercase();
-    ["pass", "pw", "auth", "secret", "token", "cred", "key"]
-        .iter()
-        .any(|part| option.contains(part))
+/// A URL without user, password and options, for debug output.
+pub(crate) fn redacted(url: &str) -> String {
+    read_url(url).map_or_else(|_| "***".to_owned(), |info| address(&info))
 }
 
-fn shortened(mut text: String) -> String {
-    if text.len() > 200 {
-        text.truncate(text.floor_char_boundary(200));
-        text.push_str("..");
+/// The address for messages: `host:port`, or the path of a socket up to where a misplaced option may begin.
+pub(crate) fn address(info: &ConnectionInfo) -> String {
+    let addr = info.addr().to_string();
+    if matches!(info.addr(), ConnectionAddr::Tcp(..)) {
+        return addr;
     }
-    text
+    match addr.split_once(['?', '&', ';', '=', '@', '%']) {
+        Some((path, _)) => format!("{path}.."),
+        None => addr,
+    }
+}
+
+/// What to say instead of words that hold the password.
+pub(crate) const LOGIN_REPEATED: &str = "refuses the login, in words that repeat it";
+
+/// Whether the server's words hold the password, or a user's name that may be one.
+pub(crate) fn repeats_login(info: &ConnectionInfo, said: &str) -> bool {
+    let settings = info.redis_settings();
+    let given = |secret: &&str| !secret.is_empty();
+    let secret = settings.password().filter(given).or(settings.username());
+    let said = without_arguments(said);
+    // The server may have shown a line break or a quote in another way.
+    let parts = secret
+        .into_iter()
+        .flat_map(|secret| secret.split(|c: char| !c.is_alphanumeric()));
+    parts
+        .filter(|part| part.len() > 3)
+        .any(|part| said.contains(part))
+        || secret.is_some_and(|secret| said.contains(secret))
 }
 
 #[cfg(test)]
@@ -459,14 +494,14 @@ mod tests {
             "unix:///x?pass=secret&db=zero",
             "redis://:secret@host?protocol=9",
         ] {
-            let error = endpoint(url).unwrap_err();
+            let error = endpoint(url).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
             let text = format!("{error} {error:?}");
             assert!(text.contains("url"), "{text}");
             assert!(!text.contains("secret"), "{text}");
         }
-        let error = endpoint("redis://h/0?timeout=5").unwrap_err().to_string();
-        assert!(error.contains(r#"unknown option "timeout" with the value "5""#));
+        let error = endpoint("redis://h/0?timeout=5").err().unwrap().to_string();
+        assert!(error.ends_with("has an unknown option; known are protocol"));
     }
 
     #[test]

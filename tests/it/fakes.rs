@@ -28,6 +28,8 @@ pub enum Manner {
     OtherHashes,
     /// Announces an answer and never ends it.
     Unending,
+    /// Answers every request with errors that repeat it.
+    Echoing,
     /// Answers every request with errors that hold control characters and more, and do not end soon.
     Forging,
 }
@@ -138,6 +140,16 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
         Manner::OtherHashes if request.starts_with(b"*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD") => {
             let hash = format!("$40\r\n{}\r\n", "0".repeat(40));
             say(stream, hash.repeat(7).as_bytes());
+        }
+        Manner::Echoing => {
+            // As Redis does, also where the words themselves hold a line break.
+            let words = String::from_utf8_lossy(request).replace(['\r', '\n'], " ");
+            say(
+                stream,
+                format!("-ERR no such thing: {words}\r\n")
+                    .repeat(16)
+                    .as_bytes(),
+            );
         }
         Manner::Forging => {
             let forged = format!("-LOADING {FORGED}{}\r\n", "x".repeat(100_000));

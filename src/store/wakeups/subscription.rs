@@ -11,7 +11,9 @@ use redis::{ConnectionAddr, ConnectionInfo, Parser, Value};
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::store::connect::{by_redis, classify, refusal, shape};
+use crate::store::connect::{
+    LOGIN_REPEATED, address, by_redis, classify, refusal, repeats_login, shape,
+};
 
 /// A socket of either kind; clones share it.
 pub(super) enum Socket {
@@ -124,7 +126,7 @@ impl Subscription {
                 io::ErrorKind::Unsupported => ErrorKind::InvalidConfig,
                 _ => ErrorKind::Unavailable,
             };
-            Error::new(kind, format!("{}: {e}", info.addr()))
+            Error::new(kind, format!("{}: {e}", address(info)))
         };
         let socket = Socket::connect(info.addr(), timeout).map_err(unavailable)?;
         socket.set_read_timeout(timeout).map_err(unavailable)?;
@@ -163,7 +165,13 @@ impl Subscription {
             let packed = command.get_packed_command();
             writer.send(&packed).map_err(unavailable)?;
             match subscription.next(|| timeout)? {
-                Value::ServerError(error) => return Err(refusal(error.code(), error.details())),
+                Value::ServerError(error) => {
+                    let refused = refusal(error.code(), error.details());
+                    if !repeats_login(info, &error.to_string()) {
+                        return Err(refused);
+                    }
+                    return Err(Error::new(refused.kind(), LOGIN_REPEATED));
+                }
                 Value::Push { .. } | Value::Map(_) | Value::Array(_) => {}
                 Value::SimpleString(_) | Value::Okay | Value::Int(_) => {}
                 other => {

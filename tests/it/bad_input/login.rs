@@ -1,12 +1,16 @@
 //! Who may not come in: wrong and missing passwords, users without permissions, databases that are
 //! not there.
 
-use leasehold::ErrorKind;
+use std::sync::{Arc, mpsc};
+
+use leasehold::{Error, ErrorKind, Events};
 use leasehold_testbed::{Reply, Server};
 
-use crate::support::{SOON, Task, ask, builder, held_keys, lock, server, wait_for_line};
+use crate::steady::steady;
+use crate::support::{SOON, Task, ask, builder, held_keys, lock, server, wait_for_line, within};
 
 use super::{assert_all_say, errors_of, everything_said, hasty};
+use crate::fakes::{Fake, Manner};
 
 const PASSWORD: &str = "corréct/horse@battery";
 
@@ -193,4 +197,92 @@ fn a_database_out_of_range_is_a_wrong_configuration() {
         "another database"
     );
     guard.unlock().unwrap();
+}
+
+/// Redis quotes the arguments of a command that it does not know.
+#[test]
+fn a_server_without_hello_does_not_show_the_password() {
+    let server = Server::builder()
+        .arg("rename-command", "HELLO \"\"")
+        .start()
+        .unwrap();
+    for login in ["user:hunter2", ":hunter2"] {
+        let url = format!("redis://{login}@127.0.0.1:{}?protocol=resp3", server.port());
+        for (what, error) in errors_of(&url) {
+            let text = everything_said(&error);
+            assert!(!text.contains("hunter2"), "{what}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_repeats_the_login_does_not_show_it() {
+    let fake = Fake::start(Manner::Echoing);
+    for login in ["user:hunter2", ":hunter2", ":hunter2%0A", "user:hunter2%22"] {
+        for protocol in ["", "?protocol=resp3"] {
+            let url = fake.url().replace("//", &format!("//{login}@")) + protocol;
+            for (what, error) in errors_of(&url) {
+                let text = everything_said(&error);
+                assert!(!text.contains("hunter2"), "{what} {url}: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_missing_password_does_not_show_the_user() {
+    let server = locked_server();
+    let url = format!("redis://hunter2@127.0.0.1:{}", server.port());
+    let error = steady(&url).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let text = everything_said(&error);
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+struct Refusals(mpsc::Sender<Error>);
+
+impl Events for Refusals {
+    fn wake_ups_refused(&self, error: &Error) {
+        let _ = self.0.send(error.clone());
+    }
+}
+
+#[test]
+fn refused_notifications_do_not_show_the_password() {
+    let server = Server::builder()
+        .password("hunter2")
+        .arg("rename-command", "HELLO \"\"")
+        .start()
+        .unwrap();
+    let (tell, told) = mpsc::channel();
+    let client = builder(&server.url())
+        .events(Arc::new(Refusals(tell)))
+        .build();
+    let client = client.unwrap();
+    let guard = lock(&client, "k");
+    let waiting = Task::start(move || client.mutex("k").lock().map(drop));
+    let error = within(SOON, "the refusal", move || told.recv().unwrap());
+    let text = everything_said(&error);
+    assert!(
+        text.contains("HELLO") && !text.contains("hunter2"),
+        "{text}"
+    );
+    drop(guard);
+    waiting.within(SOON, "the waiter").unwrap();
+}
+
+#[test]
+fn an_unknown_command_does_not_show_the_lease() {
+    let server = server();
+    let client = builder(&server.url()).prefix("p").build().unwrap();
+    let ticket = lock(&client, "k").hand_over().unwrap();
+    let lease = ticket.split(' ').nth(1).unwrap().to_owned();
+    let renamed = Server::builder()
+        .arg("rename-command", "EVALSHA \"\"")
+        .start()
+        .unwrap();
+    let client = builder(&renamed.url()).prefix("p").build().unwrap();
+    let text = everything_said(&client.adopt(&ticket).unwrap_err());
+    assert!(text.contains("EVALSHA"), "{text}");
+    assert!(!text.contains(&lease[..16]), "{text}");
 }

@@ -1,6 +1,7 @@
 //! URLs that are none, say too much or ask for what there is not.
 
 use leasehold::{Client, ErrorKind};
+use proptest::prelude::*;
 
 use super::{everything_said, hasty};
 
@@ -35,11 +36,14 @@ fn a_url_that_cannot_be_used_is_named_and_refused_without_connecting() {
 }
 
 #[test]
-fn an_unknown_option_is_told_by_its_name() {
+fn an_unknown_option_is_answered_with_the_known_ones() {
     let error = Client::open("redis://127.0.0.1/0?timeout=5").unwrap_err();
-    assert!(error.to_string().contains("\"timeout\""), "{error}");
+    assert!(error.to_string().contains("protocol"), "{error}");
     let error = Client::open("unix:///run/x?shard=1&db=0").unwrap_err();
-    assert!(error.to_string().contains("\"shard\""), "{error}");
+    assert!(
+        error.to_string().contains("db, user, pass, protocol"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -75,6 +79,15 @@ fn no_error_ever_says_the_password_of_a_url() {
         format!("unix:///x?p%61ss={SECRET}&db=zero"),
         format!("unix:///nowhere/at/all?user=me&pass={SECRET}"),
         format!("redis://user:{SECRET}@127.0.0.1:1"),
+        // A password where the user's name belongs.
+        format!("redis://{SECRET}@127.0.0.1:1"),
+        format!("redis://{SECRET}@127.0.0.1:port"),
+        format!("redis://:{SECRET}%40127.0.0.1:1"),
+        format!("redis://{SECRET}%40127.0.0.1:1"),
+        format!("redis://user:{SECRET}"),
+        format!("redis://{SECRET}#4@127.0.0.1:1"),
+        format!("unix:///x?pass%3D{SECRET}"),
+        format!("unix:///x%3Fpass%3D{SECRET}"),
     ] {
         let error = hasty(&url).build().unwrap_err();
         let text = everything_said(&error);
@@ -90,4 +103,88 @@ fn neither_builder_nor_client_nor_mutex_shows_the_password() {
     let client = builder.build_lazy().unwrap();
     let text = format!("{client:?} {client:#?} {:?}", client.mutex("k"));
     assert!(!text.contains(SECRET), "{text}");
+}
+
+/// URLs with a password in the place of `PW`, as people write them, well-formed or not.
+const SHAPES: [&str; 34] = [
+    "redis://PW@127.0.0.1:1",
+    "redis://:PW@127.0.0.1:1",
+    "redis://PW:@127.0.0.1:1",
+    "redis://u:PW@127.0.0.1:1/0",
+    "valkey://u:PW@127.0.0.1:1",
+    "redis://u:PW",
+    "redis://:PW",
+    "redis://:PW%40127.0.0.1:1",
+    "redis://u%3APW%40127.0.0.1:1",
+    "redis://PW%40127.0.0.1:1",
+    "redis://u:PW@127.0.0.1:port",
+    "redis://u:PW@127.0.0.1:1/x",
+    "redis://u:PW@127.0.0.1:1/0?timeout=5",
+    "redis://u:PW@127.0.0.1:1?protocol=9",
+    "redis://u:PW@0.0.0.0:1",
+    "redis://u:1?protocol=PW@127.0.0.1:1",
+    "rediss://:PW@127.0.0.1:1",
+    "http://u:PW@127.0.0.1",
+    "u:PW@127.0.0.1:1",
+    "redis:PW@127.0.0.1:1",
+    "redis:/:PW@127.0.0.1:1",
+    "redis:///:PW@127.0.0.1:1",
+    "redis//:PW@127.0.0.1:1",
+    "redis://127.0.0.1:1?pass=PW",
+    "redis://127.0.0.1:1/0?password=PW",
+    "redis://127.0.0.1:1/0#PW",
+    "unix:///x?pass=PW",
+    "unix:///x?pass%3DPW",
+    "unix:///x%3Fpass=PW",
+    "unix:///x&pass=PW",
+    "unix:///x?PW",
+    "unix:///x?db=0&pass=PW&shard=1",
+    "unix://u:PW@/x",
+    "PW",
+];
+
+/// Parts of URLs that come before or behind the part of a password that is looked for.
+fn noise() -> impl Strategy<Value = String> {
+    "[a-z0-9:/?#%&=;+ !.\\\\\\[\\]\"-]{0,4}"
+}
+
+fn percent_encoded(text: &str) -> String {
+    let bytes = text.bytes().map(|byte| match byte {
+        b'a'..=b'z' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    });
+    bytes.collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 48,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_url_shows_a_random_password(
+        before in noise(),
+        secret in "[g-z]{9}",
+        behind in noise(),
+        at in any::<bool>(),
+    ) {
+        let written = format!("{before}{secret}{behind}");
+        for shape in SHAPES {
+            // Without a host behind it, what follows an `@` is the host, which errors do show.
+            let at = if at && shape.contains("@127") { "@" } else { "" };
+            let raw = format!("{written}{at}");
+            for password in [percent_encoded(&raw), raw] {
+                let url = shape.replace("PW", &password);
+                let builder = hasty(&url);
+                let mut text = format!("{builder:?}");
+                text += &match builder.build() {
+                    Ok(client) => format!("{client:?}"),
+                    Err(error) => everything_said(&error),
+                };
+                prop_assert!(!text.contains(&secret), "{url} gives {text}");
+            }
+        }
+    }
 }
