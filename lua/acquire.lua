@@ -16,8 +16,8 @@
 -- Returns: for one lock key its result, for several an array of them, or if all were granted the first
 --   one's, from which the others count up. A result is a string: granted, the µs part of its fencing
 --   token; a number: contended, ms until it expires; an array: queued, ms until it expires, the number of
---   waiters before it, and the µs of its place; an error: FOREIGN, what stands there is no lock of ours;
---   any other error: refused.
+--   waiters before it, and the µs of its place; an error: FOREIGN and a type, what stands there is no lock
+--   of ours; any other error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], (#ARGV - 1) / 3
 local last, refused = redis.pcall('GET', counter), nil
 -- Near 2^53 a double could not tell one number from the next.

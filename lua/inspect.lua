@@ -3,7 +3,7 @@
 -- ARGV: none
 -- Returns: for one lock key its result, for several an array of them. A result is 0: not there; a
 --   string: its ttl in ms (-1: none), the length of its queue, and what stands there, with spaces between;
---   an error: FOREIGN, what stands there is no lock of ours; any other error: refused.
+--   an error: FOREIGN and a type, what stands there is no lock of ours; any other error: refused.
 local n = #KEYS / 2
 local results, result = n > 1 and {}, nil
 for i = 1, n do
@@ -13,10 +13,10 @@ for i = 1, n do
     result = 0
   elseif result.err then
     if string.sub(result.err, 1, 9) == 'WRONGTYPE' then
-      result = { err = 'FOREIGN ' .. result.err }
+      result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
     end
   elseif string.sub(result, 1, 4) ~= 'lh1 ' then
-    result = { err = 'FOREIGN ' .. string.gsub(string.sub(result, 1, 64), '[^ -~]', '?') }
+    result = { err = 'FOREIGN string' }
   else
     local left = redis.pcall('PTTL', key)
     -- `..` writes numbers of 10^14 and more with an exponent.

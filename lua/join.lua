@@ -7,10 +7,11 @@
 local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local waits = string.sub(mode, 1, 1) == '-'
   local held = redis.pcall('GET', key)
-  if held and held.err then return { err = 'FOREIGN ' .. held.err } end
-  if held and string.sub(held, 1, 4) ~= 'lh1 ' then
-    return { err = 'FOREIGN ' .. string.gsub(string.sub(held, 1, 64), '[^ -~]', '?') }
+  if held and held.err then
+    if string.sub(held.err, 1, 9) ~= 'WRONGTYPE' then return held end
+    return { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
+  if held and string.sub(held, 1, 4) ~= 'lh1 ' then return { err = 'FOREIGN string' } end
   if held and string.sub(held, 5, 36) == lease then
     -- It was granted while it was queued.
     local kept = redis.pcall('PEXPIRE', key, ttl)

@@ -2,18 +2,18 @@
 -- KEYS: value keys, hashes with the fields `token` and `value`
 -- ARGV: none
 -- Returns: for one value key its result, for several an array of them. A result is 0: not there; a
---   string: the value; an error: FOREIGN, what stands there is no value of ours; any other error:
---   refused.
+--   string: the value; an error: FOREIGN and a type, what stands there is no value of ours; any
+--   other error: refused.
 local greatest = '18446744073709551615'
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
-  if seen == 0 or type(seen) == 'table' then
+  if type(seen) == 'table' and string.sub(seen.err, 1, 9) == 'WRONGTYPE' then
+    result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
+  elseif seen == 0 or type(seen) == 'table' then
     result = seen
-  elseif seen == 1 then
-    result = { err = 'FOREIGN a hash without a token' }
-  elseif string.find(seen, '%D') or #seen ~= 20 or seen > greatest then
-    result = { err = 'FOREIGN a hash with the token ' .. string.gsub(string.sub(seen, 1, 64), '[^ -~]', '?') }
+  elseif seen == 1 or string.find(seen, '%D') or #seen ~= 20 or seen > greatest then
+    result = { err = 'FOREIGN hash' }
   else
     result = redis.pcall('HGET', key, 'value') or ''
   end

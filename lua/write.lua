@@ -2,19 +2,19 @@
 -- KEYS: value keys, hashes with the fields `token` and `value`
 -- ARGV: for each value key: token, value. A token has twenty digits.
 -- Returns: for one value key its result, for several an array of them. A result is 1: written; a string:
---   not written, the greater token; an error: FOREIGN, what stands there is no value of ours; any
---   other error: refused.
+--   not written, the greater token; an error: FOREIGN and a type, what stands there is no value
+--   of ours; any other error: refused.
 local greatest = '18446744073709551615'
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local token, value = ARGV[2 * i - 1], ARGV[2 * i]
   local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
-  if type(seen) == 'table' then
+  if type(seen) == 'table' and string.sub(seen.err, 1, 9) == 'WRONGTYPE' then
+    result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
+  elseif type(seen) == 'table' then
     result = seen
-  elseif seen == 1 then
-    result = { err = 'FOREIGN a hash without a token' }
-  elseif seen ~= 0 and (string.find(seen, '%D') or #seen ~= 20 or seen > greatest) then
-    result = { err = 'FOREIGN a hash with the token ' .. string.gsub(string.sub(seen, 1, 64), '[^ -~]', '?') }
+  elseif seen == 1 or seen ~= 0 and (string.find(seen, '%D') or #seen ~= 20 or seen > greatest) then
+    result = { err = 'FOREIGN hash' }
   elseif seen ~= 0 and seen > token then
     result = seen
   else

@@ -13,9 +13,6 @@ use crate::store::connect;
 use crate::store::script::Kind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
 
-/// How many bytes of a key's value an error quotes.
-const LONGEST_FOUND: usize = 256;
-
 /// What came back for one script call.
 pub(crate) enum Decoded {
     /// An outcome for each command.
@@ -105,7 +102,7 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
             let token = std::str::from_utf8(micros).ok().and_then(value::token);
             match token {
                 Some(token) => Reply::Granted { token },
-                None => return Some(Err(not_ours(NO_LOCK, micros))),
+                None => return Some(Err(not_ours(NO_LOCK, "string"))),
             }
         }
         (Kind::Acquire, Value::Int(ms)) => {
@@ -133,7 +130,7 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
             let token = std::str::from_utf8(seen).ok();
             match token.and_then(|token| token.parse().ok()) {
                 Some(token) => Reply::Stale { token },
-                None => return Some(Err(not_ours(NO_FENCED_VALUE, seen))),
+                None => return Some(Err(not_ours(NO_FENCED_VALUE, "hash"))),
             }
         }
         (Kind::Write, _) => return None,
@@ -157,12 +154,8 @@ fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
         (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE", _)) => {
             Ok(Reply::Taken { by: None })
         }
-        (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => {
-            Err(not_ours(NO_LOCK, found.as_bytes()))
-        }
-        (Kind::Write | Kind::Read, ("WRONGTYPE" | "FOREIGN", found)) => {
-            Err(not_ours(NO_FENCED_VALUE, found.as_bytes()))
-        }
+        (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => Err(not_ours(NO_LOCK, found)),
+        (Kind::Write | Kind::Read, ("FOREIGN", found)) => Err(not_ours(NO_FENCED_VALUE, found)),
         (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
     }
 }
@@ -178,13 +171,13 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
         value: Box::new(value),
         expires_in: (ms >= 0).then(|| millis(ms)),
     });
-    Some(reply.ok_or_else(|| not_ours(NO_LOCK, found)))
+    Some(reply.ok_or_else(|| not_ours(NO_LOCK, "string")))
 }
 
-/// An error that begins with `what` and quotes the value that was found.
-fn not_ours(what: &str, found: &[u8]) -> Error {
-    let found = String::from_utf8_lossy(&found[..found.len().min(LONGEST_FOUND)]);
-    Error::new(ErrorKind::Protocol, format!("{what}: {found:?}"))
+/// An error that begins with `what` and names the type of the value that was found. Its content may be a secret
+/// of others.
+fn not_ours(what: &str, found: &str) -> Error {
+    Error::new(ErrorKind::Protocol, format!("{what}: a {found}"))
 }
 
 fn millis(ms: i64) -> Duration {

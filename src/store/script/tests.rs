@@ -127,7 +127,7 @@ fn a_refusal_in_a_script_leaves_nothing_in_doubt() {
 }
 
 #[test]
-fn what_a_result_quotes_is_an_error_of_its_key() {
+fn an_unreadable_result_is_an_error_of_its_key() {
     for (kind, found) in [
         (Kind::Write, "18446744073709551616"),
         (Kind::Write, ""),
@@ -140,7 +140,8 @@ fn what_a_result_quotes_is_an_error_of_its_key() {
         };
         let error = outcomes[0].as_ref().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
-        assert!(error.to_string().contains(found), "{error}");
+        let text = error.to_string();
+        assert!(found.is_empty() || !text.contains(found), "{text}");
         assert!(outcomes[1].is_ok());
     }
     let endless = Value::BulkString(vec![0xff; 1 << 20]);

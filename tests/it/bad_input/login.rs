@@ -7,7 +7,9 @@ use leasehold::{Error, ErrorKind, Events};
 use leasehold_testbed::{Reply, Server};
 
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, builder, held_keys, lock, server, wait_for_line, within};
+use crate::support::{
+    SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_line, within,
+};
 
 use super::{assert_all_say, errors_of, everything_said, hasty};
 use crate::fakes::{Fake, Manner};
@@ -93,6 +95,17 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
     holder.fenced_value("v").read().unwrap();
     guard.unlock().unwrap();
     waiting.within(SOON, "the waiter").unwrap();
+    // An error names the type of something else that stands there.
+    ask(&server, &["RPUSH", &in_redis("list"), "theirs"]);
+    ask(&server, &["RPUSH", &in_redis("~value:list"), "theirs"]);
+    for error in [
+        holder.mutex("list").try_lock().map(drop).unwrap_err(),
+        holder.mutex("list").inspect().map(drop).unwrap_err(),
+        holder.fenced_value("list").write(1, "x").unwrap_err(),
+        holder.fenced_value("list").read().map(drop).unwrap_err(),
+    ] {
+        assert!(error.to_string().ends_with(": a list"), "{error}");
+    }
     let Reply::Array(refused) = ask(&server, &["ACL", "LOG"]) else {
         panic!("ACL LOG answers with an array");
     };
@@ -136,6 +149,18 @@ fn a_user_without_a_permission_is_denied_and_gets_nothing() {
         }
         assert_eq!(held_keys(&server), Vec::<String>::new(), "{missing:?}");
     }
+}
+
+#[test]
+fn a_taken_lock_that_may_not_be_read_is_denied() {
+    let server = server();
+    let holder = builder(&server.url()).build().unwrap();
+    let guard = lock(&holder, "k");
+    let readable = ["~leasehold:~*", "%W~leasehold:k", "&*", "+@all"];
+    let client = hasty(&user(&server, &readable)).build_lazy().unwrap();
+    let error = client.mutex("k").try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    guard.unlock().unwrap();
 }
 
 #[test]

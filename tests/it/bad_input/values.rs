@@ -6,7 +6,7 @@ use leasehold_testbed::Reply;
 use crate::steady::steady;
 use crate::support::{Task, ask, expires_in, in_redis, millis, secs, server, value_of};
 
-use super::BOUND;
+use super::{BOUND, everything_said};
 
 #[test]
 fn a_foreign_value_is_told_at_once_and_left_untouched() {
@@ -41,6 +41,16 @@ fn a_foreign_value_is_told_at_once_and_left_untouched() {
         for error in errors {
             assert_eq!(error.kind(), ErrorKind::Protocol, "{name}: {error}");
             assert_eq!(error.key(), Some(name));
+            let text = everything_said(&error);
+            let kind = match name {
+                "list" | "hash" | "set" | "zset" | "stream" => name,
+                _ => "string",
+            };
+            assert!(
+                error.to_string().ends_with(&format!(": a {kind}")),
+                "{text}"
+            );
+            assert!(!text.contains("somebody"), "{text}");
         }
         assert_eq!(ask(&server, &["DUMP", &in_redis(name)]), before, "{name}");
         assert_eq!(expires_in(&server, name), None, "{name} was given a ttl");

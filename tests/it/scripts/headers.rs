@@ -174,6 +174,7 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'GET'" | "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
                 ["key", "counter", "KEYS[i + 1]"].contains(&first)
             }
+            "'TYPE'" => first == "key",
             "'PTTL'" | "'PEXPIRE'" | "'EXISTS'" => ["key", "queue"].contains(&first),
             "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZCOUNT'"
             | "'ZSCORE'" => first == "queue",
