@@ -156,8 +156,12 @@ fn a_taken_lock_that_may_not_be_read_is_denied() {
     let server = server();
     let holder = builder(&server.url()).build().unwrap();
     let guard = lock(&holder, "k");
-    let readable = ["~leasehold:~*", "%W~leasehold:k", "&*", "+@all"];
-    let client = hasty(&user(&server, &readable)).build_lazy().unwrap();
+    // Redis 6.2 knows no key that may be written and not read, and refuses the whole call.
+    let tried = ["ACL", "SETUSER", "tried", "%W~k"];
+    let knows_writable = !matches!(server.command(&tried).unwrap(), Reply::Error(_));
+    let mut permissions = vec!["~leasehold:~*", "&*", "+@all"];
+    permissions.extend(knows_writable.then_some("%W~leasehold:k"));
+    let client = hasty(&user(&server, &permissions)).build_lazy().unwrap();
     let error = client.mutex("k").try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     guard.unlock().unwrap();
