@@ -1,24 +1,38 @@
 //! The package managers that can install a server. Never leaves more behind than the package: no
-//! service is started, no policy is written.
+//! service is started or left enabled, no policy is written.
 
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
 use crate::provide::Environment;
 
-/// Debian's packages start a service on port 6379 when they are configured. RUNLEVEL=1 keeps init
-/// scripts from doing so, a mask under /run keeps systemd; the mask goes whatever happens.
+/// Debian's packages start a service on port 6379 when they are configured, and enable it for the next boot.
+/// RUNLEVEL=1 keeps init scripts from starting it, a mask under /run keeps systemd. At the end, the mask is
+/// removed and the services of packages that were not installed before are disabled, whatever happens.
 const APT_GET: &str = r#"
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 services="redis-server.service valkey-server.service"
+is_installed() {
+    [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1")" = installed ]
+}
 install() {
     apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "$1"
 }
-if [ -d /run/systemd/system ]; then
-    trap 'systemctl --runtime unmask $services' EXIT
-    trap 'exit 1' HUP INT TERM
-    systemctl --runtime mask $services
-fi
+finish() {
+    [ ! -d /run/systemd/system ] || systemctl --runtime unmask $services
+    for package in $new; do
+        if is_installed $package && update-rc.d $package disable; then
+            echo "the service $package is not started and not enabled: neither is needed here"
+        fi
+    done
+}
+new=
+for package in redis-server valkey-server; do
+    is_installed $package || new="$new $package"
+done
+trap finish EXIT
+trap 'exit 1' HUP INT TERM
+[ ! -d /run/systemd/system ] || systemctl --runtime mask $services
 install redis-server ||
     { apt-get update && install redis-server; } ||
     install valkey-server

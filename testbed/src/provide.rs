@@ -39,7 +39,7 @@ pub fn find_server() -> Option<PathBuf> {
 }
 
 /// As [`find_server`]; a missing server is installed with apt-get, brew, dnf or apk if that is
-/// allowed. What is done is printed to stderr. No service is started.
+/// allowed. What is done is printed to stderr. No service is started or left enabled.
 ///
 /// Give the path to child processes that start servers, as `LEASEHOLD_REDIS_SERVER`: PATH need not
 /// lead to what was just installed.
@@ -329,6 +329,45 @@ mod tests {
         );
         assert!(stage.environment().install().is_ok());
         assert!(stage.log().contains(" -y ") && stage.log().contains("--no-install-recommends"));
+    }
+
+    #[test]
+    fn apt_get_leaves_no_new_service_enabled() {
+        let package_of = |stage: &Stage| {
+            let files = stage.0.path().display().to_string();
+            format!("[ ! -e '{files}/'$3 ] || echo installed")
+        };
+        let stage = Stage::new();
+        stage.program("apt-get", &stage.putting("redis-server"));
+        stage.program("dpkg-query", &package_of(&stage));
+        stage.program("update-rc.d", "");
+        assert!(stage.environment().install().is_ok());
+        let log = stage.log();
+        assert_eq!(log.matches("update-rc.d").count(), 1, "{log}");
+        assert!(log.contains("update-rc.d redis-server disable\n"), "{log}");
+        // It was there before, so its owner decides.
+        let log = log.len();
+        assert!(stage.environment().install().is_ok());
+        let log = &stage.log()[log..];
+        assert!(log.contains("apt-get"), "{log}");
+        assert!(!log.contains("update-rc.d"), "{log}");
+    }
+
+    #[test]
+    fn a_failed_installation_leaves_no_service_enabled() {
+        let stage = Stage::new();
+        stage.program("apt-get", &format!("{}; exit 1", stage.putting("mark")));
+        stage.program(
+            "dpkg-query",
+            &format!(
+                "[ ! -e '{}' ] || echo installed",
+                stage.file("mark").display()
+            ),
+        );
+        stage.program("update-rc.d", "");
+        assert!(stage.environment().install().is_err());
+        let log = stage.log();
+        assert!(log.contains("update-rc.d redis-server disable"), "{log}");
     }
 
     #[test]
