@@ -26,6 +26,8 @@ impl Space {
             "the URL is not one of a Redis server; write it like redis://127.0.0.1:6379 or \
              redis://user:password@host:6379/0",
         )?;
+        // Refuses URLs whose host or path would show a part of the password.
+        drop(Client::builder(url).build_lazy()?);
         let redis = redis::Client::open(info)?;
         let random = Uuid::new_v4().simple().to_string();
         let root = format!("leasehold-{name}:{random}:");

@@ -1,6 +1,7 @@
 //! Where a command shows something: on a private server, or on the user's own, under one prefix. Never
 //! touches a server that is already running unless it is told to.
 
+use std::env;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
@@ -8,6 +9,9 @@ use leasehold_testbed::{Install, Server, provide_server};
 
 use crate::space::Space;
 use crate::stop::Stop;
+
+/// Names the user's own server, as `--url` does, without showing a password in the list of processes.
+const URL_VARIABLE: &str = "LEASEHOLD_URL";
 
 /// For commands that start servers of their own.
 #[derive(clap::Args)]
@@ -32,11 +36,19 @@ impl Provision {
 #[derive(clap::Args)]
 pub struct Place {
     /// Use this Redis or Valkey instead of a private server. All that is written there is under a prefix
-    /// of its own and deleted at the end
+    /// of its own and deleted at the end. All users of the machine can see arguments: give a URL with a
+    /// password as the environment variable LEASEHOLD_URL instead
     #[arg(long)]
     url: Option<String>,
     #[command(flatten)]
     provision: Provision,
+}
+
+impl Place {
+    fn url(&self) -> Option<String> {
+        let given = || env::var(URL_VARIABLE).ok().filter(|url| !url.is_empty());
+        self.url.clone().or_else(given)
+    }
 }
 
 pub struct Stage {
@@ -48,8 +60,8 @@ pub struct Stage {
 impl Stage {
     /// For the command `name`.
     pub fn open(place: &Place, name: &str, stop: &Stop) -> anyhow::Result<Stage> {
-        let (private, url) = match &place.url {
-            Some(url) => (None, url.clone()),
+        let (private, url) = match place.url() {
+            Some(url) => (None, url),
             None => {
                 place.provision.redis()?;
                 let server = Server::start().context("cannot start a private Redis server")?;

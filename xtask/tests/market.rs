@@ -80,3 +80,60 @@ fn stopped_by_ctrl_c_it_leaves_nothing_behind() {
     assert_eq!(said.trim(), "stopped");
     assert_eq!(keys(&server), 0, "its prefix is empty again");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_password_is_in_no_list_of_processes() {
+    const PASSWORD: &str = "of-a-trader";
+    let server = Server::start().expect("Redis is installed");
+    let user = [
+        "ACL",
+        "SETUSER",
+        "trader",
+        "on",
+        ">of-a-trader",
+        "~*",
+        "&*",
+        "+@all",
+    ];
+    server.command(&user).expect("it answers");
+    let address = server.url();
+    let address = address.strip_prefix("redis://").expect("it is a URL");
+    let mut market = Command::new(PROGRAM)
+        .args(["market", "--seconds", "600"])
+        .env(
+            "LEASEHOLD_URL",
+            format!("redis://trader:{PASSWORD}@{address}"),
+        )
+        .env_remove("CARGO")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it runs");
+    assert!(eventually(PATIENCE, || keys(&server) >= 4), "no trade");
+    let arguments = arguments_of_family(market.id());
+    kill_process(Pid::from_child(&market), Signal::INT).expect("it is running");
+    assert_eq!(market.wait().expect("it ends").code(), Some(130));
+    assert!(arguments.len() > 1, "it starts processes: {arguments:?}");
+    let shown = arguments.iter().find(|line| line.contains(PASSWORD));
+    assert_eq!(shown, None);
+}
+
+/// The arguments of the process `parent` and of those that it started, as `ps` shows them.
+#[cfg(target_os = "linux")]
+fn arguments_of_family(parent: u32) -> Vec<String> {
+    let processes = fs::read_dir("/proc").expect("Linux has it").flatten();
+    let member = |folder: &Path| {
+        let stat = fs::read_to_string(folder.join("stat")).ok()?;
+        // The name before it, in brackets, may hold anything.
+        let (_, numbers) = stat.rsplit_once(')')?;
+        let started_by = numbers.split_whitespace().nth(1)?.parse();
+        let is_parent = folder.ends_with(parent.to_string());
+        (is_parent || started_by == Ok(parent)).then_some(())?;
+        let arguments = fs::read(folder.join("cmdline")).ok()?;
+        Some(String::from_utf8_lossy(&arguments).replace('\0', " "))
+    };
+    processes
+        .filter_map(|process| member(&process.path()))
+        .collect()
+}

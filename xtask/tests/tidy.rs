@@ -201,6 +201,15 @@ fn no_file_names_a_path_of_one_machine() {
 }
 
 /// One of the `HOMES` at the start of a path: not in the middle of one, nor of a URL.
+#[test]
+fn cargo_xtask_uses_the_locked_dependencies() {
+    let settings = files(".cargo");
+    let aliases = settings.iter().flat_map(|(_, text)| text.lines());
+    let mut aliases = aliases.filter(|line| line.starts_with("xtask ="));
+    let alias = aliases.next().expect("there is an alias xtask");
+    assert!(alias.contains(" --locked "), "{alias}");
+}
+
 fn names_a_home(line: &str) -> bool {
     HOMES.iter().any(|home| {
         line.match_indices(&format!("/{home}/")).any(|(at, _)| {
