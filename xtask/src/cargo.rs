@@ -61,6 +61,16 @@ pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Resul
 /// Runs `command` to its end, with its output on ours. It gets a process group of its own, so that
 /// whatever it started can be stopped with it.
 pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStatus> {
+    let ended = run_within(Duration::MAX, command, stop)?;
+    ended.context("it has been waited for too long")
+}
+
+/// As [`run_to_end`]; stops `command` when `limit` passes, and returns `None` then.
+pub fn run_within(
+    limit: Duration,
+    command: &mut Command,
+    stop: &Stop,
+) -> anyhow::Result<Option<ExitStatus>> {
     stop.check()?;
     let child = command
         .stdin(Stdio::null())
@@ -69,20 +79,17 @@ pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStat
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;
     let group = Pid::from_child(&child);
     let ended = wait_beside(child);
-    loop {
-        match stop.receive(&ended, Duration::MAX) {
-            Ok(Some(status)) => return status.context("cannot wait for it"),
-            Ok(None) => continue,
-            Err(stopped) => {
-                // It may just have ended: a signal to nobody is no error here.
-                let _ = kill_process_group(group, Signal::INT);
-                if ended.recv_timeout(GRACE).is_err() {
-                    let _ = kill_process_group(group, Signal::KILL);
-                }
-                return Err(stopped.into());
-            }
-        }
+    let outcome = stop.receive(&ended, limit);
+    if let Ok(Some(status)) = outcome {
+        return Ok(Some(status.context("cannot wait for it")?));
     }
+    // It may just have ended: a signal to nobody is no error here.
+    let _ = kill_process_group(group, Signal::INT);
+    if ended.recv_timeout(GRACE).is_err() {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    outcome?;
+    Ok(None)
 }
 
 fn wait_beside(mut child: Child) -> Receiver<std::io::Result<ExitStatus>> {

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every check there is, in order, up to the first that fails. Runs cargo and
 //! shows its output as it is; judges nothing itself. With `--servers`, the integration tests on other servers.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
 
-use crate::cargo::{cargo, run_to_end, workspace_root};
+use crate::cargo::{cargo, run_to_end, run_within, workspace_root};
 use crate::servers::Release;
 use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
@@ -54,6 +55,36 @@ const STATIC_CHECKS: [Check; 4] = [
         &["clippy", "--locked", "--package", "leasehold-peers", "--features", "peers", "--", "-D", "warnings"],
     ),
 ];
+
+/// Run where cargo-deny is installed. The first one downloads what other platforms depend on.
+const DEPENDENCIES: Check = check(
+    "dependencies",
+    &[
+        "deny",
+        "--locked",
+        "--workspace",
+        "check",
+        "licenses",
+        "bans",
+        "sources",
+    ],
+);
+
+/// Reads the copy of the advisory database that is there.
+const ADVISORIES: Check = check(
+    "advisories",
+    &[
+        "deny",
+        "--locked",
+        "--workspace",
+        "--offline",
+        "check",
+        "advisories",
+    ],
+);
+
+/// For the download of the advisory database.
+const FETCH_LIMIT: Duration = Duration::from_secs(60);
 
 /// Not built by `--test`; an integration test runs each of them.
 const EXAMPLES: Check = check(
@@ -120,12 +151,26 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     for check in &STATIC_CHECKS {
         session.check(check)?;
     }
+    session.check_dependencies()?;
     session.provide_server(options)?;
     for check in &CHECKS {
         session.check(check)?;
     }
     println!("{}", session.summary());
     Ok(())
+}
+
+/// Whether cargo-deny has fetched its database before, whenever that was.
+fn has_advisories() -> bool {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
+    let copies = home.and_then(|home| home.join("advisory-dbs").read_dir().ok());
+    // Each is a folder beside a lock file.
+    copies.is_some_and(|copies| {
+        copies
+            .flatten()
+            .any(|copy| copy.path().join("crates").is_dir())
+    })
 }
 
 /// A run of all the checks.
@@ -153,6 +198,30 @@ impl Session<'_> {
         }
         println!("==> {}: passed in {took:.1?}", check.name);
         self.times.push((check.name, took));
+        Ok(())
+    }
+
+    /// Licences, sources and known faults of the dependencies, by cargo-deny.
+    fn check_dependencies(&mut self) -> anyhow::Result<()> {
+        if !self.answers("deny")? {
+            println!(
+                "\n==> {}: skipped, cargo-deny is not installed",
+                DEPENDENCIES.name
+            );
+            return Ok(());
+        }
+        self.check(&DEPENDENCIES)?;
+        let mut fetch = self.cargo()?;
+        fetch.args(["deny", "fetch", "db"]);
+        fetch.stdout(Stdio::null()).stderr(Stdio::null());
+        let fetched = run_within(FETCH_LIMIT, &mut fetch, self.stop)?;
+        if fetched.is_some_and(|status| status.success()) || has_advisories() {
+            return self.check(&ADVISORIES);
+        }
+        println!(
+            "\n==> {}: skipped, their database cannot be reached and no copy is here",
+            ADVISORIES.name
+        );
         Ok(())
     }
 

@@ -1,0 +1,93 @@
+//! `cargo xtask test` with a made-up cargo: which checks it runs, and which it skips.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use leasehold_testbed::find_server;
+use tempfile::TempDir;
+
+/// Runs all checks with a cargo that writes down its arguments, answers by `script`, and ends with success. What
+/// it was asked, one call per line.
+fn run_with(script: &str, home: &Path) -> (Output, String) {
+    let folder = TempDir::new().expect("there is room");
+    let [program, log] = ["cargo", "log"].map(|name| folder.path().join(name));
+    let text = format!("echo \"$*\" >>'{}'\n{script}", log.display());
+    fs::write(&program, text).expect("there is room");
+    // A program that was just written may not be executable yet, since another test's child may have it open.
+    let cargo = folder.path().join("cargo.sh");
+    let line = format!("#!/bin/sh\nexec /bin/sh '{}' \"$@\"\n", program.display());
+    let written = Command::new("/bin/sh")
+        .args([
+            "-c",
+            "printf %s \"$1\" >\"$2\" && chmod 755 \"$2\"",
+            "sh",
+            &line,
+        ])
+        .arg(&cargo)
+        .status();
+    assert!(written.expect("there is a shell").success());
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["test", "--no-install"])
+        .env("CARGO", &cargo)
+        .env("CARGO_HOME", home)
+        .env(
+            "LEASEHOLD_REDIS_SERVER",
+            find_server().expect("Redis is installed"),
+        )
+        .output()
+        .expect("it runs");
+    let asked = fs::read_to_string(&log).expect("it was asked");
+    (output, asked)
+}
+
+fn checks_of(asked: &str) -> Vec<&str> {
+    let checks = asked.lines().filter_map(|line| line.split_once(" check "));
+    checks.map(|(_, checks)| checks).collect()
+}
+
+#[test]
+fn without_cargo_deny_the_other_checks_run() {
+    let home = TempDir::new().expect("there is room");
+    let (output, asked) = run_with("case \"$1\" in deny) exit 1;; esac", home.path());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("dependencies: skipped, cargo-deny is not installed"),
+        "{said}"
+    );
+    assert_eq!(checks_of(&asked), [""; 0]);
+    assert!(asked.contains("--doc"), "{asked}");
+}
+
+#[test]
+fn unreachable_advisories_are_skipped() {
+    let home = TempDir::new().expect("there is room");
+    let script = "case \"$1 $2\" in 'deny fetch') exit 1;; esac";
+    let (output, asked) = run_with(script, home.path());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("advisories: skipped"), "{said}");
+    assert_eq!(checks_of(&asked), ["licenses bans sources"]);
+
+    // A copy from before is better than nothing.
+    let copy = home
+        .path()
+        .join("advisory-dbs/advisory-db-3157b0e258782691/crates");
+    fs::create_dir_all(copy).expect("there is room");
+    let (output, asked) = run_with(script, home.path());
+    assert!(output.status.success());
+    assert_eq!(checks_of(&asked), ["licenses bans sources", "advisories"]);
+}
+
+#[test]
+fn refused_dependencies_and_advisories_fail_the_test() {
+    let home = TempDir::new().expect("there is room");
+    for (refused, checks) in [("sources", 1), ("advisories", 2)] {
+        let script = format!("case \"$*\" in *{refused}) exit 1;; esac");
+        let (output, asked) = run_with(&script, home.path());
+        assert!(!output.status.success());
+        assert_eq!(checks_of(&asked).len(), checks, "{asked}");
+        assert!(!asked.contains("--doc"), "{asked}");
+    }
+}
