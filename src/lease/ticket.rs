@@ -90,7 +90,8 @@ fn millis(word: &str) -> Result<Option<Duration>, Error> {
     match number(word) {
         Some(millis) => Ok(Some(Duration::from_millis(millis))),
         None => {
-            let message = format!("{word:?} is no number of milliseconds");
+            // Not quoted: in a mixed-up ticket, the word may be a lease id.
+            let message = "a duration in it is no number of milliseconds";
             Err(Error::new(ErrorKind::InvalidTicket, message))
         }
     }
@@ -181,7 +182,10 @@ mod tests {
         }
         assert!(refused("", &config).contains("does not begin"));
         assert!(refused("lht1", &config).contains("cut short"));
-        assert!(refused(&good.replace(" 30000 ", " x "), &config).contains("\"x\""));
+        assert!(refused(&good.replace(" 30000 ", " x "), &config).contains("milliseconds"));
+        let lease = ticket("k").lease.to_string();
+        let mixed_up = refused(&good.replace(" 30000 ", &format!(" {lease} ")), &config);
+        assert!(!mixed_up.contains(&lease), "{mixed_up}");
         assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("hardly anything"));
         let long = good.replace(" 30000 ", " 999999999 ");
         assert!(refused(&long, &config).contains("not 999999.999s"));

@@ -1,13 +1,15 @@
 //! Text that others chose: it stays on one line of a log, and is short.
 
 use std::error::Error as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use leasehold::{Error, ErrorKind, LossReason};
+use leasehold::{Error, ErrorKind, EventLock, Events, LossReason};
 use leasehold_testbed::Server;
 
 use crate::fakes::{FORGED, Fake, Manner};
 use crate::steady::steady;
-use crate::support::{SOON, ask, in_redis, lock, server, told_within};
+use crate::support::{SOON, ask, builder, in_redis, lock, secs, server, told_within};
 
 /// Each text of an error and of its causes.
 fn texts_of(error: &Error) -> Vec<String> {
@@ -148,5 +150,67 @@ fn names_and_tickets_are_shown_on_one_line() {
         texts_of(&error)
             .iter()
             .for_each(|text| assert_is_one_line(text));
+    }
+}
+
+#[derive(Default)]
+struct Seen(Mutex<Vec<String>>);
+
+impl Events for Seen {
+    fn acquired(&self, lock: EventLock<'_>, _: Duration) {
+        self.0.lock().unwrap().push(format!("{lock:?}"));
+    }
+
+    fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
+        let text = format!("{lock:?} {reason:?} {reason}");
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+#[test]
+fn every_debug_text_is_one_line_without_secrets() {
+    const PASSWORD: &str = "of somebody";
+    let server = Server::builder().password(PASSWORD).start().unwrap();
+    let name = FORGED.replace(|c: char| c.is_control(), "");
+    let prefix = format!("p{name}:");
+    let seen = Arc::new(Seen::default());
+    let builder = builder(&server.url())
+        .prefix(&prefix)
+        .events(Arc::clone(&seen));
+    let mut texts = vec![format!("{builder:?}")];
+    let client = builder.build().unwrap();
+    let mutex = client.mutex(&name);
+    let guard = mutex.lock().unwrap();
+    let found = mutex.inspect().unwrap().unwrap();
+    let reentrant = client.reentrant_mutex("r");
+    let inner = reentrant.lock().unwrap();
+    let signal = guard.lost_signal();
+    guard
+        .transaction(|connection, pipe| {
+            texts.push(format!("{connection:?}"));
+            pipe.set("k", "v");
+            Ok(())
+        })
+        .unwrap();
+    texts.extend([
+        format!("{client:?} {mutex:?} {guard:?} {signal:?}"),
+        format!("{reentrant:?} {inner:?} {:?}", client.fenced_value(&name)),
+        format!("{found:?} {:?}", found.holder()),
+        format!("{:?}", client.held_locks()),
+        format!("{:?}", client.mutex(FORGED)),
+    ]);
+    mutex.force_unlock().unwrap();
+    texts.push(format!("{:?}", told_within(SOON, &signal)));
+    texts.extend(texts_of(&guard.unlock().unwrap_err()));
+    drop(inner);
+    client.shutdown(secs(5)).unwrap();
+    let of_events = std::mem::take(&mut *seen.0.lock().unwrap());
+    assert!(of_events.len() > 2, "{of_events:?}");
+    let lease = found.lease_id();
+    for text in texts.iter().chain(&of_events) {
+        assert_is_one_line(text);
+        assert!(!text.contains(PASSWORD), "{text}");
+        assert!(!text.contains(&lease[..16]), "{text}");
+        assert!(!text.contains(&lease[16..]), "{text}");
     }
 }
