@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
-use std::sync::Arc;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
+use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind};
 
@@ -68,7 +68,7 @@ impl Key {
     fn under(prefix: &str, name: &str) -> Self {
         let full: Arc<str> = [prefix, name].concat().into();
         Self {
-            hash: fnv1a(full.as_bytes()),
+            hash: hash(full.as_bytes()),
             prefix: prefix.len() as u32,
             full,
         }
@@ -115,12 +115,20 @@ fn reserved_word(name: &str) -> Option<&'static str> {
     RESERVED_WORDS.into_iter().find(|word| name.contains(word))
 }
 
-// A fixed, quick hash (FNV-1a, 32 bits): the spread over a few lanes and shards needs no more, and
-// keys come from the service's own code.
-fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    })
+/// SipHash with a random seed, one per process: names may be chosen by users, who could choose many with one hash
+/// if they knew the function.
+#[cfg(not(all(test, shuttle)))]
+type Seed = std::collections::hash_map::RandomState;
+/// Models need the same hashes each time.
+#[cfg(all(test, shuttle))]
+type Seed = BuildHasherDefault<std::collections::hash_map::DefaultHasher>;
+
+static SEED: LazyLock<Seed> = LazyLock::new(Seed::default);
+
+fn hash(bytes: &[u8]) -> u32 {
+    let mut hasher = SEED.build_hasher();
+    hasher.write(bytes);
+    hasher.finish() as u32
 }
 
 impl PartialEq for Key {
@@ -225,5 +233,64 @@ mod tests {
             .map(|n| Key::new("p:", &n.to_string(), 1024).unwrap().part(4))
             .collect();
         assert_eq!(parts.len(), 4, "all parts are used");
+    }
+
+    /// The hash that the library used before: FNV-1a with 32 bits and no seed.
+    fn fnv1a(start: u32, bytes: &[u8]) -> u32 {
+        let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        bytes.iter().fold(start, step)
+    }
+
+    /// The attack: 2^`steps` names with one FNV hash. Each step finds two blocks that lead to the same state.
+    fn names_with_one_fnv_hash(prefix: &str, steps: usize) -> Vec<String> {
+        let mut state = fnv1a(0x811c_9dc5, prefix.as_bytes());
+        let mut names = vec![String::new()];
+        for _ in 0..steps {
+            let mut blocks = std::collections::HashMap::new();
+            let block = |n: u32| format!("{n:05x}");
+            let end = |n| fnv1a(state, block(n).as_bytes());
+            let same = |n| blocks.insert(end(n), n).map(|before| [before, n]);
+            let two = (0..1 << 20).find_map(same).unwrap();
+            let extend = |name: &String| two.map(|n| format!("{name}{}", block(n)));
+            names = names.iter().flat_map(extend).collect();
+            state = end(two[0]);
+        }
+        names
+    }
+
+    #[test]
+    fn names_with_equal_fnv_hashes_are_spread() {
+        let names = names_with_one_fnv_hash("p:", 14);
+        let keys: Vec<Key> = names
+            .iter()
+            .map(|n| Key::new("p:", n, 1024).unwrap())
+            .collect();
+        let distinct: std::collections::HashSet<_> = keys.iter().map(Key::in_redis).collect();
+        assert_eq!(distinct.len(), 16_384);
+        let largest = |part: &dyn Fn(&Key) -> usize| {
+            let mut sizes = std::collections::HashMap::new();
+            keys.iter()
+                .for_each(|key| *sizes.entry(part(key)).or_insert(0) += 1);
+            sizes.into_values().max().unwrap()
+        };
+        // With a random hash, each of these is exceeded less than once in a million runs.
+        let same_hash: usize = largest(&|key| key.hash as usize);
+        assert!(same_hash <= 3, "{same_hash} of 16,384 have one hash");
+        let bucket = largest(&|key| key.part(keys.len()));
+        assert!(bucket <= 16, "{bucket} of 16,384 in one bucket");
+        let lane = largest(&|key| key.part(2));
+        assert!(lane <= 8_192 + 512, "{lane} of 16,384 in one of two lanes");
+    }
+
+    #[cfg(not(shuttle))]
+    #[test]
+    fn the_hash_of_a_key_has_a_seed() {
+        let unseeded = |key: &Key| {
+            let mut hasher = std::collections::hash_map::DefaultHasher::new();
+            hasher.write(key.in_redis().as_bytes());
+            hasher.finish() as u32
+        };
+        let keys = ["a", "b", "c", "d"].map(|name| Key::new("p:", name, 1024).unwrap());
+        assert!(keys.iter().all(|key| key.hash != unseeded(key)));
     }
 }

@@ -111,7 +111,8 @@ pub fn a_grant_that_comes_too_late_to_be_believed_is_asked_for_again(ground: &mu
     let proxy = Proxy::start(ground.server().port()).unwrap();
     let brief = secs(1);
     let builder = steady(&proxy.url()).ttl(brief).patience(brief);
-    let client = builder.build().unwrap();
+    // One lane: both keys use the connection that is made here.
+    let client = builder.lanes(1).build().unwrap();
     client.with_lock("before", || ()).unwrap();
     proxy.hold_replies(true);
     let mutex = client.mutex("k");

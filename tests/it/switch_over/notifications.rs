@@ -7,12 +7,15 @@ use leasehold::Client;
 use leasehold_testbed::{Server, eventually};
 
 use super::{Servers, assert_listens_on_the_new, listen_on_the_old, listening};
-use crate::support::{SOON, Task, ask, lock, millis, script_calls, secs, wait_for_line};
+use crate::steady::steady;
+use crate::support::{LONG_TTL, SOON, Task, ask, lock, millis, script_calls, secs, wait_for_line};
 
 #[test]
 fn one_refused_request_moves_the_notifications() {
     let servers = Servers::start();
-    let client = servers.client();
+    // One lane: the request has to use a connection to the old primary, whatever its key.
+    let builder = steady(&servers.proxy.url()).ttl(LONG_TTL).lanes(1);
+    let client = builder.build().unwrap();
     let _held = listen_on_the_old(&servers, &client);
     assert_eq!(listening(&servers.old, &client), 1);
     servers.switch_over();
