@@ -155,8 +155,11 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // Spread over all bits (Fibonacci hashing): parts are chosen by the low ones already.
-        self.0 = u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // The low bits choose the part, so they are equal in each map of a part, which takes its buckets by the
+        // low bits, too. The upper half of the product depends on all bits (Fibonacci hashing): swap the halves.
+        self.0 = u64::from(hash)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(32);
     }
 
     fn finish(&self) -> u64 {
@@ -233,6 +236,18 @@ mod tests {
             .map(|n| Key::new("p:", &n.to_string(), 1024).unwrap().part(4))
             .collect();
         assert_eq!(parts.len(), 4, "all parts are used");
+    }
+
+    #[test]
+    fn keys_of_one_part_use_all_buckets() {
+        let keys = (0..16_384).map(|n| Key::new("p:", &n.to_string(), 1024).unwrap());
+        let first_part: Vec<Key> = keys.filter(|key| key.part(64) == 0).collect();
+        let hasher = BuildHasherDefault::<KeyHasher>::default();
+        let bucket = |key: &Key| hasher.hash_one(key) % 256;
+        let used: std::collections::HashSet<_> = first_part.iter().map(bucket).collect();
+        // Some 256 keys: 162 buckets are expected.
+        let (used, keys) = (used.len(), first_part.len());
+        assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }
 
     /// The hash that the library used before: FNV-1a with 32 bits and no seed.
