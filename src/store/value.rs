@@ -1,6 +1,8 @@
 //! The value of a lock's key, as far as it can be read from its text. Only the scripts write it:
 //! `lh1 <lease> <granted at, µs> <holder>`, and ` +` behind that if its release has to serve a queue.
 
+use std::iter;
+
 use crate::id::{HolderId, LeaseId};
 
 /// A fencing token is the µs part that Redis makes, shifted by this to leave room for the number of
@@ -41,9 +43,9 @@ pub(crate) fn token(micros: &str) -> Option<u64> {
     micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
 }
 
-/// That one, and those of grants that follow it directly.
+/// That one, and those of grants that follow it directly; up to the greatest one.
 pub(crate) fn tokens(first: u64) -> impl Iterator<Item = u64> {
-    (first..).step_by(1 << TOKEN_SHIFT)
+    iter::successors(Some(first), |token| token.checked_add(1 << TOKEN_SHIFT))
 }
 
 /// The µs part of a fencing token, the same for all who had the grant within its client.

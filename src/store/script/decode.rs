@@ -60,7 +60,8 @@ fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     match (kind, one) {
         (_, Ok(Reply::Granted { token })) => {
             let granted = |token| Ok(Reply::Granted { token });
-            Some(value::tokens(token).take(n).map(granted).collect())
+            let all: Few<Outcome> = value::tokens(token).take(n).map(granted).collect();
+            (all.len() == n).then_some(all)
         }
         (Kind::Release | Kind::Renew, Ok(Reply::Done)) => Some(smallvec![Ok(Reply::Done); n]),
         _ => None,

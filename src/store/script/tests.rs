@@ -93,6 +93,19 @@ fn one_answer_can_be_all_that_there_is_to_say() {
     assert_eq!(outcomes(Kind::Acquire, first), granted);
 }
 
+#[test]
+fn no_token_follows_the_greatest_one() {
+    let last = || Value::BulkString(b"18014398509481983".to_vec());
+    assert!(matches!(
+        decode(Kind::Acquire, 1, last()),
+        Decoded::Outcomes(_)
+    ));
+    assert!(matches!(
+        decode(Kind::Acquire, 2, last()),
+        Decoded::Nonsense(_)
+    ));
+}
+
 fn answer(wire: &str) -> Value {
     redis::parse_redis_value(wire.as_bytes()).unwrap()
 }
