@@ -6,7 +6,6 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::sync::Mutex;
-use crate::text::printable;
 
 /// One grant of one lock: 128 bits, random but for six, new with each attempt to be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -25,9 +24,12 @@ impl LeaseId {
         random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
     }
 
+    /// An id as [`encode`](Self::encode) writes it. Redis compares bytes, so the same number in capital digits is
+    /// another id there.
     pub(crate) fn decode(text: &str) -> Option<Self> {
-        let given = text.len() == Self::DIGITS;
-        given
+        let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let is_id = text.len() == Self::DIGITS && text.bytes().all(is_digit);
+        is_id
             .then(|| Uuid::try_parse(text).ok().map(Self))
             .flatten()
     }
@@ -88,6 +90,12 @@ impl fmt::Debug for LeaseId {
     }
 }
 
+/// A number as values, messages and tickets have it: decimal digits without a sign or leading zeros.
+pub(crate) fn number(text: &str) -> Option<u64> {
+    let is_written_so = text == "0" || text.starts_with(|first| matches!(first, '1'..='9'));
+    is_written_so.then(|| text.parse().ok()).flatten()
+}
+
 /// Who holds a lock: one per [`Client`](crate::Client), readable as `host/pid/random`.
 ///
 /// ```
@@ -101,8 +109,8 @@ impl fmt::Debug for LeaseId {
 pub struct HolderId(Arc<str>);
 
 impl HolderId {
-    /// More bytes than any name that this library makes.
-    const LONGEST: usize = 128;
+    /// A host's name of 64 bytes, a process id, eight digits, and room for more.
+    pub(crate) const MAX_BYTES: usize = 128;
 
     pub(crate) fn of_this_process() -> Self {
         let host: String = host_name()
@@ -121,15 +129,15 @@ impl HolderId {
         Self(format!("{host}/{}/{random:08x}", std::process::id()).into())
     }
 
-    /// The holder in the value of a lock, `lh1 <lease> <granted at, µs> <holder>` and perhaps ` +`.
-    pub(crate) fn of_value(value: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
-        text.split(' ').nth(2).map(Self::of_text)
+    pub(crate) fn of_text(text: &str) -> Self {
+        Self(text.into())
     }
 
-    /// The name of a holder as it stands in Redis, where others may have written it.
-    pub(crate) fn of_text(text: &str) -> Self {
-        Self(printable(text, Self::LONGEST).into())
+    /// A holder as it stands in values and messages, which anybody may have written.
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let is_holder = (1..=Self::MAX_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic());
+        is_holder.then(|| Self::of_text(text))
     }
 
     /// The holder as text.
@@ -188,13 +196,30 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_of_a_value_is_its_fourth_field() {
-        let value = b"lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/7/ab";
-        assert_eq!(HolderId::of_value(value).unwrap().as_str(), "host/7/ab");
-        let with_queue = [value, b" +".as_slice()].concat();
-        let holder = HolderId::of_value(&with_queue).unwrap();
-        assert_eq!(holder.as_str(), "host/7/ab");
-        assert_eq!(HolderId::of_value(b"something else"), None);
-        assert_eq!(HolderId::of_value(b"lh1 short"), None);
+    fn only_what_is_written_is_read() {
+        let digits = "0123456789abcdef0123456789abcdef";
+        assert!(LeaseId::decode(digits).is_some());
+        assert!(LeaseId::decode(&digits.to_uppercase()).is_none());
+        for text in ["", "a b", "a\nb", "\u{e9}", &"x".repeat(129)] {
+            assert_eq!(HolderId::decode(text), None, "{text:?}");
+        }
+        let own = HolderId::of_this_process();
+        assert_eq!(HolderId::decode(own.as_str()), Some(own));
+        for text in [
+            "",
+            "+1",
+            "-1",
+            "01",
+            "00",
+            " 1",
+            "1 ",
+            "1e3",
+            "18446744073709551616",
+        ] {
+            assert_eq!(number(text), None, "{text:?}");
+        }
+        for text in ["0", "1", "10", "18446744073709551615"] {
+            assert_eq!(number(text).unwrap().to_string(), text);
+        }
     }
 }

@@ -18,6 +18,8 @@ mod config;
 mod error;
 mod event;
 mod fenced;
+#[cfg(all(test, not(shuttle)))]
+mod fuzz;
 mod guard;
 // The Rust in it is run by the crate snippets/.
 #[cfg(all(doc, not(doctest)))]

@@ -39,15 +39,6 @@ pub enum LossReason {
     Forked,
 }
 
-impl LossReason {
-    /// Why a lock is lost under whose key this was found.
-    pub(crate) fn of_value(value: Option<&[u8]>) -> Self {
-        value.map_or(Self::Deleted, |value| Self::TakenOver {
-            by: HolderId::of_value(value),
-        })
-    }
-}
-
 impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::config::{Config, MIN_TTL};
+use crate::config::{Config, MAX_TTL, MIN_TTL};
 use crate::error::{Error, ErrorKind};
-use crate::id::LeaseId;
+use crate::id::{LeaseId, number};
 use crate::key::Key;
 use crate::lease::Options;
 
@@ -40,18 +40,27 @@ impl Ticket {
             let wanted = format!("it does not begin with {VERSION:?}");
             return Err(invalid(&wanted));
         }
+        // A lease id with its token is as good as the ticket, so this error does not quote it.
         let lease = LeaseId::decode(word()?).ok_or_else(|| invalid("it names no lease"))?;
-        let token = number(word()?).ok_or_else(|| invalid("it has no fencing token"))?;
+        let token = word()?;
+        let token = number(token).ok_or_else(|| wrong(token, "no fencing token"))?;
         let ttl = millis(word()?)?.ok_or_else(|| invalid("it has no ttl"))?;
         let (renew_every, max_hold) = (millis(word()?)?, millis(word()?)?);
-        let key_left = millis(word()?)?.ok_or_else(|| invalid("it does not say when it ends"))?;
+        let left = word()?;
+        let key_left = millis(left)?.ok_or_else(|| invalid("it does not say when it ends"))?;
+        if key_left > MAX_TTL {
+            return Err(wrong(left, "more ms than a lock lasts"));
+        }
         let prefix_length = number(word()?);
         let full = word()?;
         let name = full.strip_prefix(&*config.prefix);
         let name = name.filter(|_| prefix_length == Some(config.prefix.len() as u64));
         let name = name.ok_or_else(|| {
             let prefix = &config.prefix;
-            invalid(&format!("{full:?} is not under this client's {prefix:?}"))
+            invalid(&format!(
+                "{} is not under this client's {prefix:?}",
+                quoted(full, 40)
+            ))
         })?;
         let key = Key::new(&config.prefix, name, config.max_key_bytes)?;
         let attach = |error: Error| error.with_key(key.name());
@@ -79,21 +88,24 @@ impl Ticket {
     }
 }
 
-fn number(word: &str) -> Option<u64> {
-    word.parse().ok()
-}
-
 fn millis(word: &str) -> Result<Option<Duration>, Error> {
     if word == "-" {
         return Ok(None);
     }
-    match number(word) {
-        Some(millis) => Ok(Some(Duration::from_millis(millis))),
-        None => {
-            // Not quoted: in a mixed-up ticket, the word may be a lease id.
-            let message = "a duration in it is no number of milliseconds";
-            Err(Error::new(ErrorKind::InvalidTicket, message))
-        }
+    let millis = number(word).ok_or_else(|| wrong(word, "no number of milliseconds"))?;
+    Ok(Some(Duration::from_millis(millis)))
+}
+
+/// Twelve characters at most: the word may be a lease id at the wrong place.
+fn wrong(word: &str, what: &str) -> Error {
+    let message = format!("{} is {what}", quoted(word, 12));
+    Error::new(ErrorKind::InvalidTicket, message)
+}
+
+fn quoted(text: &str, at_most: usize) -> String {
+    match text.char_indices().nth(at_most) {
+        Some((end, _)) => format!("{:?}..", &text[..end]),
+        None => format!("{text:?}"),
     }
 }
 
@@ -182,10 +194,27 @@ mod tests {
         }
         assert!(refused("", &config).contains("does not begin"));
         assert!(refused("lht1", &config).contains("cut short"));
-        assert!(refused(&good.replace(" 30000 ", " x "), &config).contains("milliseconds"));
         let lease = ticket("k").lease.to_string();
         let mixed_up = refused(&good.replace(" 30000 ", &format!(" {lease} ")), &config);
         assert!(!mixed_up.contains(&lease), "{mixed_up}");
+        assert!(refused(&good.replace(" 30000 ", " x "), &config).contains("\"x\""));
+        let long_word = refused(
+            &good.replace(" 30000 ", &format!(" {} ", "x".repeat(99))),
+            &config,
+        );
+        assert!(
+            long_word.contains("\"xxxxxxxxxxxx\".. is no number"),
+            "{long_word}"
+        );
+        let token = format!(" {} ", u64::MAX);
+        let no_token = refused(&good.replace(&token, " +7 "), &config);
+        assert!(
+            no_token.contains("\"+7\" is no fencing token"),
+            "{no_token}"
+        );
+        assert!(refused(&good.replace(" 31000 ", " 86400001 "), &config).contains("\"86400001\""));
+        let other_place = good.replace(&token, &format!(" {} ", "c".repeat(LeaseId::DIGITS)));
+        assert!(!refused(&other_place, &config).contains(&"c".repeat(13)));
         assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("hardly anything"));
         let long = good.replace(" 30000 ", " 999999999 ");
         assert!(refused(&long, &config).contains("not 999999.999s"));
@@ -200,5 +229,73 @@ mod tests {
             other.contains("leasehold:k") && other.contains("billing:"),
             "{other}"
         );
+    }
+
+    #[cfg(not(shuttle))]
+    mod fuzz {
+        use proptest::prelude::*;
+
+        use super::*;
+        use crate::config::MAX_TTL;
+        use crate::fuzz::{self, Bytes};
+
+        const PREFIX: &str = "p:";
+        const LONGEST_NAME: usize = 64;
+
+        fn config() -> Config {
+            Config {
+                prefix: PREFIX.into(),
+                max_key_bytes: LONGEST_NAME,
+                ..Config::default()
+            }
+        }
+
+        fn ticket() -> impl Strategy<Value = Ticket> {
+            let day = MAX_TTL.as_millis() as u64;
+            let ttl = 10..=day;
+            let renew_every = prop::option::of(1..10_u64);
+            let max_hold = prop::option::of(10..1_000_000_000_000_u64);
+            let numbers = (ttl, renew_every, max_hold, 0..=day, any::<u64>());
+            (fuzz::lease(), numbers, "[a-zA-Zé:][a-z 0-9é~]{0,20}").prop_map(
+                |(lease, (ttl, renew_every, max_hold, key_left, token), name)| Ticket {
+                    key: Key::new(PREFIX, &name, LONGEST_NAME).unwrap(),
+                    lease,
+                    token,
+                    options: Options {
+                        ttl: Duration::from_millis(ttl),
+                        renew_every: renew_every.map(Duration::from_millis),
+                        max_hold: max_hold.map(Duration::from_millis),
+                        checked: false,
+                    },
+                    key_left: Duration::from_millis(key_left),
+                },
+            )
+        }
+
+        proptest! {
+            #[test]
+            fn fuzz_a_ticket_is_read_as_written(ticket in ticket()) {
+                prop_assert_eq!(Ticket::read(&ticket.to_string(), &config()).unwrap(), ticket);
+            }
+
+            #[test]
+            fn fuzz_only_what_a_holder_writes_is_a_ticket(
+                Bytes(bytes) in fuzz::bytes_like(ticket().prop_map(|ticket| ticket.to_string())),
+            ) {
+                let text = String::from_utf8_lossy(&bytes);
+                match Ticket::read(&text, &config()) {
+                    Ok(read) => {
+                        prop_assert_eq!(read.to_string(), text.trim_end_matches(['\n', '\r']));
+                        prop_assert!(read.key.name().len() <= LONGEST_NAME);
+                        prop_assert!(read.options.ttl.max(read.key_left) <= MAX_TTL);
+                    }
+                    Err(error) => {
+                        let message = error.to_string();
+                        prop_assert!(message.len() <= 1000, "{} bytes: {message:.200}", message.len());
+                        prop_assert!(!message.contains(char::is_control), "{message:?}");
+                    }
+                }
+            }
+        }
     }
 }

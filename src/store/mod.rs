@@ -41,7 +41,7 @@ pub(crate) use script::{Call, Kind, Names, encode};
 pub(crate) use scripted::Scripted;
 pub use session::TransactionConnection;
 pub(crate) use session::{Written, read_failed};
-pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds};
+pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds, loss_of};
 pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for

@@ -3,7 +3,8 @@
 
 use std::iter;
 
-use crate::id::{HolderId, LeaseId};
+use crate::id::{self, HolderId, LeaseId};
+use crate::loss::LossReason;
 
 /// A fencing token is the µs part that Redis makes, shifted by this to leave room for the number of
 /// a hand-off within one grant.
@@ -26,21 +27,34 @@ pub(crate) struct LockValue {
 }
 
 impl LockValue {
+    /// Reads exactly what the scripts write: anybody may have put something else there.
     pub(crate) fn of(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
-        let mut words = text.split(' ');
+        let mut words = text.strip_suffix(" +").unwrap_or(text).splitn(3, ' ');
         Some(Self {
             lease: LeaseId::decode(words.next()?)?,
             token: token(words.next()?)?,
-            holder: HolderId::of_text(words.next()?),
+            holder: HolderId::decode(words.next()?)?,
             queued,
         })
     }
 }
 
+/// The holder in the value of a lock.
+pub(crate) fn holder_of(value: &[u8]) -> Option<HolderId> {
+    LockValue::of(value, 0).map(|value| value.holder)
+}
+
+/// Why a lock is lost under whose key this was found.
+pub(crate) fn loss_of(value: Option<&[u8]>) -> LossReason {
+    value.map_or(LossReason::Deleted, |value| LossReason::TakenOver {
+        by: holder_of(value),
+    })
+}
+
 /// The fencing token of a grant, from the µs part that Redis made of it.
 pub(crate) fn token(micros: &str) -> Option<u64> {
-    micros.parse::<u64>().ok()?.checked_mul(1 << TOKEN_SHIFT)
+    id::number(micros)?.checked_mul(1 << TOKEN_SHIFT)
 }
 
 /// That one, and those of grants that follow it directly; up to the greatest one.
@@ -93,6 +107,61 @@ mod tests {
             assert_eq!(LockValue::of(value.as_bytes(), 0), None, "{value}");
         }
         assert_eq!(LockValue::of(b"\xff", 0), None);
+        let id = "0".repeat(LeaseId::DIGITS);
+        for rest in [
+            "+1 h",
+            "01 h",
+            "1 ",
+            "1 h x",
+            "1 h + +",
+            "1  h",
+            "1 h\u{1b}",
+        ] {
+            let value = format!("lh1 {id} {rest}");
+            assert_eq!(LockValue::of(value.as_bytes(), 0), None, "{value}");
+        }
+    }
+
+    #[cfg(not(shuttle))]
+    mod fuzz {
+        use proptest::prelude::*;
+
+        use super::*;
+        use crate::fuzz::{self, Bytes};
+
+        fn value() -> impl Strategy<Value = String> {
+            let rest = "179526378094[0-9]{4} [a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
+            (fuzz::lease(), rest)
+                .prop_map(|(lease, rest)| format!("lh1 {} {rest}", fuzz::lease_text(lease)))
+        }
+
+        fn written(value: &LockValue, mark: &str) -> String {
+            let LockValue { lease, holder, .. } = value;
+            let micros = micros_of(value.token);
+            format!("lh1 {} {micros} {holder}{mark}", fuzz::lease_text(*lease))
+        }
+
+        proptest! {
+            #[test]
+            fn fuzz_a_value_is_read_as_written(text in value()) {
+                let read = LockValue::of(text.as_bytes(), 3).unwrap();
+                prop_assert!(holds(text.as_bytes(), read.lease));
+                let mark = if has_queue(text.as_bytes()) { " +" } else { "" };
+                prop_assert_eq!(written(&read, mark), text);
+            }
+
+            #[test]
+            fn fuzz_only_what_scripts_write_is_a_value(Bytes(bytes) in fuzz::bytes_like(value())) {
+                let mark = if has_queue(&bytes) { " +" } else { "" };
+                if let Some(read) = LockValue::of(&bytes, 0) {
+                    prop_assert_eq!(written(&read, mark), String::from_utf8_lossy(&bytes));
+                    prop_assert!(holds(&bytes, read.lease));
+                    let holder = read.holder.as_str();
+                    prop_assert!((1..=HolderId::MAX_BYTES).contains(&holder.len()));
+                    prop_assert!(holder.bytes().all(|byte| byte.is_ascii_graphic()));
+                }
+            }
+        }
     }
 
     #[test]

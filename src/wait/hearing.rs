@@ -9,7 +9,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::loss::LossReason;
-use crate::store::{Command, Grant, Listener, Store, Watched, has_queue, holds};
+use crate::store::{Command, Grant, Listener, Store, Watched, has_queue, holds, loss_of};
 use crate::wait::local::LocalQueues;
 use crate::watchdog::Watchdog;
 
@@ -60,7 +60,7 @@ impl Hearing {
         if self.store.may_hear_another_server() {
             self.watchdog.confirm_later(held);
         } else {
-            held.lose(self.watchdog.now(), LossReason::of_value(value));
+            held.lose(self.watchdog.now(), loss_of(value));
         }
     }
 }

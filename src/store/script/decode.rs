@@ -6,7 +6,6 @@ use redis::{ServerError, Value};
 use smallvec::smallvec;
 
 use crate::error::{Error, ErrorKind};
-use crate::id::HolderId;
 use crate::store::call::{Few, Outcome};
 use crate::store::command::{Queued, Reply};
 use crate::store::connect;
@@ -140,7 +139,7 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
             expires_in: millis(*ms),
         },
         (Kind::Release | Kind::Renew | Kind::Adopt, Value::BulkString(bytes)) => Reply::Taken {
-            by: HolderId::of_value(bytes),
+            by: value::holder_of(bytes),
         },
         (Kind::Inspect, Value::BulkString(bytes)) => return inspected(bytes),
         (Kind::Read, Value::BulkString(bytes)) => Reply::Value(bytes.clone()),

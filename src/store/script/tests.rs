@@ -194,3 +194,98 @@ fn a_batch_refused_for_one_of_its_keys_is_taken_apart() {
         Decoded::Outcomes(_)
     ));
 }
+
+mod fuzz {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+    use redis::{PushKind, VerbatimFormat};
+
+    use super::*;
+    use crate::fuzz::{self, Bytes};
+
+    /// What scripts return as text: a µs part, a value, an answer of lua/inspect.lua; or anything.
+    fn text() -> impl Strategy<Value = Bytes> {
+        let holder = "[a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
+        let answer = (
+            fuzz::lease(),
+            "(-?[0-9]{1,20} [0-9]{1,20} )?",
+            "[0-9]{16}",
+            holder,
+        );
+        let answer = answer.prop_map(|(lease, before, micros, holder)| {
+            format!("{before}lh1 {} {micros} {holder}", fuzz::lease_text(lease))
+        });
+        let micros = any::<u64>().prop_map(|micros| micros.to_string());
+        let greatest = select(vec!["18014398509481983", "18014398509481984"]);
+        fuzz::bytes_like(prop_oneof![
+            answer,
+            micros,
+            greatest.prop_map(str::to_owned)
+        ])
+    }
+
+    fn error() -> impl Strategy<Value = Value> {
+        let code = "(ERR|NOSCRIPT|NOPERM|CROSSSLOT|WRONGTYPE|FOREIGN|READONLY|[A-Z]{1,9}|[a-z@_: -]{1,30})";
+        (code, ".{0,600}").prop_map(|(code, detail)| {
+            let line = format!("-{code} {}\r\n", detail.replace(['\r', '\n'], " "));
+            redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
+        })
+    }
+
+    fn reply() -> impl Strategy<Value = Value> {
+        let string = || text().prop_map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned());
+        let leaf = prop_oneof![
+            4 => text().prop_map(|bytes| Value::BulkString(bytes.0)),
+            // The last µs part that a token has room for.
+            1 => Just(Value::BulkString(b"18014398509481983".to_vec())),
+            2 => prop_oneof![-3..3_i64, any::<i64>()].prop_map(Value::Int),
+            2 => error(),
+            1 => string().prop_map(Value::SimpleString),
+            1 => prop_oneof![Just(Value::Nil), Just(Value::Okay)],
+            1 => any::<f64>().prop_map(Value::Double),
+            1 => any::<bool>().prop_map(Value::Boolean),
+            1 => string().prop_map(|text| Value::VerbatimString { format: VerbatimFormat::Text, text }),
+        ];
+        leaf.prop_recursive(3, 24, 5, |inner| {
+            prop_oneof![
+                4 => vec(inner.clone(), 0..5).prop_map(Value::Array),
+                1 => vec(inner.clone(), 0..5).prop_map(Value::Set),
+                1 => vec((inner.clone(), inner.clone()), 0..3).prop_map(Value::Map),
+                1 => vec(inner, 0..3).prop_map(|data| Value::Push { kind: PushKind::Message, data }),
+            ]
+        })
+    }
+
+    fn short(error: &crate::error::Error) -> Result<(), TestCaseError> {
+        let message = error.to_string();
+        prop_assert!(
+            message.len() <= 2000,
+            "{} bytes: {message:.200}",
+            message.len()
+        );
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn fuzz_any_reply_has_a_meaning_for_each_command(
+            kind in select(&Kind::ALL[..]),
+            n in 1..4_usize,
+            reply in reply(),
+        ) {
+            match decode(kind, n, reply) {
+                Decoded::Outcomes(outcomes) => {
+                    prop_assert_eq!(outcomes.len(), n);
+                    for outcome in &outcomes {
+                        if let Err(error) = outcome {
+                            short(error)?;
+                        }
+                    }
+                }
+                Decoded::Doubtful(error) | Decoded::Nonsense(error) => short(&error)?,
+                Decoded::Apart | Decoded::NoScript => {}
+            }
+        }
+    }
+}

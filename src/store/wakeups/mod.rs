@@ -9,6 +9,7 @@
 //!
 //! Decides nothing about locks: a [`Listener`] does.
 
+mod message;
 mod subscription;
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -29,9 +30,10 @@ use crate::key::{Key, fence_counter};
 use crate::store::command::{Grant, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::epoch::MadeIn;
-use crate::store::{script, value};
+use crate::store::script;
 use crate::thread::Crew;
 
+use message::{Message, What};
 use subscription::{Socket, Subscription};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -480,31 +482,15 @@ impl Wakeups {
         }
     }
 
-    /// `<lease> <µs part of the token> <key>`, with `?` before the µs of a grant to confirm, `<lease> ~ <key>` or
-    /// `<lease> !<holder> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
     fn hear_news(&self, data: &[Value], listener: &dyn Listener) -> bool {
         let [_, Value::BulkString(message)] = data else {
             return false;
         };
-        // Anybody may publish there: what makes no sense is nobody's news.
-        let news = std::str::from_utf8(message).ok().and_then(|text| {
-            let mut words = text.splitn(3, ' ');
-            let lease = LeaseId::decode(words.next()?)?;
-            let what = words.next()?;
-            let key = Key::of_redis(&self.prefix, words.next()?)?;
-            Some((key, lease, what))
-        });
-        if let Some((key, lease, what)) = news {
-            if let Some(by) = what.strip_prefix('!') {
-                listener.forced(&key, lease, HolderId::of_text(by));
-            } else if what == "~" {
-                listener.near(&key, lease);
-            } else {
-                let micros = what.strip_prefix('?');
-                let to_confirm = micros.is_some();
-                if let Some(token) = value::token(micros.unwrap_or(what)) {
-                    listener.granted(&key, lease, Grant { token, to_confirm });
-                }
+        if let Some(Message { lease, what, key }) = Message::read(&self.prefix, message) {
+            match what {
+                What::Granted(grant) => listener.granted(&key, lease, grant),
+                What::Near => listener.near(&key, lease),
+                What::Forced(by) => listener.forced(&key, lease, by),
             }
         }
         true

@@ -13,8 +13,8 @@ const LAYERS: [(&str, &[&str]); 6] = [
     (
         "ground",
         &[
-            "error", "key", "id", "clock", "event", "config", "loss", "observe", "process", "sync",
-            "text", "thread",
+            "error", "key", "id", "clock", "event", "config", "fuzz", "loss", "observe", "process",
+            "sync", "text", "thread",
         ],
     ),
     ("store", &["store"]),
