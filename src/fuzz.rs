@@ -41,6 +41,9 @@ const WORDS: [&str; 24] = [
 #[derive(Clone, Debug)]
 enum Edit {
     Insert(Index, Vec<u8>),
+    Replace(Index, u8),
+    /// Makes a small letter a capital, or the other way round.
+    Case(Index),
     /// So many bytes from there on.
     Remove(Index, usize),
     /// Writes so many bytes from there on once more.
@@ -68,6 +71,16 @@ impl Edit {
                 let at = place(at, text);
                 text.splice(at..at, bytes.iter().copied());
             }
+            Self::Replace(at, byte) => {
+                let range = range(at, 1, text);
+                text[range].fill(*byte);
+            }
+            Self::Case(at) => {
+                let range = range(at, 1, text);
+                for byte in &mut text[range] {
+                    *byte ^= u8::from(byte.is_ascii_alphabetic()) << 5;
+                }
+            }
             Self::Remove(at, length) => drop(text.drain(range(at, *length, text))),
             Self::Repeat(at, length) => {
                 let again = range(at, *length, text);
@@ -93,17 +106,25 @@ impl Edit {
 
 fn edit() -> impl Strategy<Value = Edit> {
     let at = || any::<Index>();
+    let character = || select(&b" +-0aA!~?\n"[..]);
+    let byte = || prop_oneof![character(), any::<u8>()];
     prop_oneof![
         (at(), vec(any::<u8>(), 1..4)).prop_map(|(at, bytes)| Edit::Insert(at, bytes)),
-        (at(), select(&b" +-0aA!~?\n"[..])).prop_map(|(at, byte)| Edit::Insert(at, vec![byte])),
-        // As long as what somebody might send to fill the memory.
-        (at(), 1_usize..100_000).prop_map(|(at, n)| Edit::Insert(at, vec![b'x'; n])),
+        (at(), character()).prop_map(|(at, byte)| Edit::Insert(at, vec![byte])),
+        (at(), length()).prop_map(|(at, n)| Edit::Insert(at, vec![b'x'; n])),
+        (at(), byte()).prop_map(|(at, byte)| Edit::Replace(at, byte)),
+        at().prop_map(Edit::Case),
         (at(), 1_usize..40).prop_map(|(at, length)| Edit::Remove(at, length)),
         (at(), 1_usize..40).prop_map(|(at, length)| Edit::Repeat(at, length)),
         at().prop_map(Edit::Cut),
         (at(), select(&WORDS[..])).prop_map(|(at, word)| Edit::Word(at, word)),
         (at(), at()).prop_map(|(one, other)| Edit::Swap(one, other)),
     ]
+}
+
+/// Now and then as long as what somebody might send to fill the memory.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![20 => 1_usize..300, 1 => 1_usize..100_000]
 }
 
 /// Bytes that are shown as text.

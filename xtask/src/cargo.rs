@@ -97,3 +97,24 @@ fn wait_beside(mut child: Child) -> Receiver<std::io::Result<ExitStatus>> {
     thread::spawn(move || sender.send(child.wait()));
     ended
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_stopped_at_its_limit() -> anyhow::Result<()> {
+        // No other test installs it: there is one handler for a process.
+        let stop = Stop::install()?;
+        let shell = |script: &str, limit| {
+            let mut command = Command::new("sh");
+            run_within(limit, command.args(["-c", script]), &stop)
+        };
+        let ended = shell("exit 3", GRACE)?.context("it ends by itself")?;
+        assert_eq!(ended.code(), Some(3));
+        let start = std::time::Instant::now();
+        assert_eq!(shell("sleep 60", Duration::from_millis(50))?, None);
+        assert!(start.elapsed() < Duration::from_secs(30));
+        Ok(())
+    }
+}

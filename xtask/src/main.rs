@@ -1,10 +1,11 @@
-//! `cargo xtask bench`, `demo`, `market`, `soak` and `test`: the command line, and nothing of what the
+//! `cargo xtask bench`, `demo`, `fuzz`, `market`, `soak` and `test`: the command line, and nothing of what the
 //! commands do.
 
 mod bench;
 mod cargo;
 mod chart;
 mod demo;
+mod fuzz;
 mod market;
 mod process;
 mod progress;
@@ -44,6 +45,8 @@ enum Task {
     Market(market::Options),
     /// Use many locks in all ways while everything fails, and see that they keep their promises
     Soak(soak::Options),
+    /// Try changed and random replies, values, messages and tickets on the code that reads them
+    Fuzz(fuzz::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
     /// Measure locks under load, ours and others, side by side
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::run(&options, &stop),
         Task::Market(options) => market::run(&options, &stop),
         Task::Soak(options) => soak::run(&options, &stop),
+        Task::Fuzz(options) => fuzz::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
         Task::Bench(options) => bench::run(&options, &stop),
         Task::DemoProcess | Task::MarketProcess | Task::SoakProcess | Task::BenchProcess => {

@@ -66,7 +66,8 @@ pub struct Options {
     plant: Option<Plant>,
 }
 
-fn minutes(text: &str) -> Result<f64, String> {
+/// How long to go on, as an option.
+pub fn minutes(text: &str) -> Result<f64, String> {
     let minutes = text.parse::<f64>().map_err(|error| error.to_string())?;
     let is_possible = (0.05..=100_000.0).contains(&minutes);
     is_possible
