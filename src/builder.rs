@@ -42,6 +42,7 @@ use crate::store::{Endpoint, MemoryServer, redacted};
 ///     .renew_ratio(1.0 / 3.0)
 ///     .max_hold(Duration::from_secs(600)) // none, without this
 ///     .max_key_bytes(1024)
+///     .max_reply_bytes(16 * 1024 * 1024)
 ///     .connect_timeout(Duration::from_secs(1))
 ///     .command_timeout(Duration::from_secs(1))
 ///     .patience(Duration::from_secs(5))
@@ -127,7 +128,16 @@ impl Builder {
         self
     }
 
-    /// For how long to wait for a connection. 1 ms to 60 s. Defaults to 1 s.
+    /// The largest reply that is read to a command of a transaction, to the transaction itself, or to the read of a
+    /// fenced value: its bytes, and 56 for each element of an array. So no server can fill the memory. In place of a
+    /// string that is too long the reply has an error, `TOOLARGE`; any other reply that is too large ends the
+    /// connection. 1,024 to 536,870,912. Defaults to 16 MiB.
+    pub fn max_reply_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_reply_bytes = bytes;
+        self
+    }
+
+    /// For how long to wait for a connection that is ready for use. 1 ms to 60 s. Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -217,8 +227,8 @@ impl Builder {
             Place::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
                 None => {
-                    let (connect, command) = (config.connect_timeout, config.command_timeout);
-                    Server::Redis(Arc::new(Endpoint::new(&url, connect, command)?))
+                    let endpoint = Endpoint::new(&url, config.connect_timeout)?;
+                    Server::Redis(Arc::new(endpoint.with_max_reply(config.max_reply_bytes)))
                 }
             },
         };

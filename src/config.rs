@@ -19,6 +19,9 @@ const MAX_LANES: usize = 4;
 const MAX_TRANSACTIONS: usize = 64;
 /// A fencing token has ten bits for the number of the hand-off.
 const MAX_HAND_OFFS: u32 = 1023;
+/// Bytes of a reply to a caller's own command. Redis has no longer strings than the greatest of them.
+pub(crate) const DEFAULT_MAX_REPLY: usize = 16 * 1024 * 1024;
+const MAX_REPLIES: std::ops::RangeInclusive<usize> = 1024..=512 * 1024 * 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often, and for how long, a lock is passed on within the client before others may have it.
@@ -37,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) renew_ratio: f64,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) max_key_bytes: usize,
+    pub(crate) max_reply_bytes: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) patience: Duration,
@@ -55,6 +59,7 @@ impl Default for Config {
             renew_ratio: 1.0 / 3.0,
             max_hold: None,
             max_key_bytes: 1024,
+            max_reply_bytes: DEFAULT_MAX_REPLY,
             connect_timeout: Duration::from_secs(1),
             command_timeout: Duration::from_secs(1),
             patience: Duration::from_secs(5),
@@ -96,6 +101,14 @@ impl Config {
         if !(1..=MAX_KEY_BYTES).contains(&self.max_key_bytes) {
             let wanted = format!("1 to {MAX_KEY_BYTES}");
             return Err(Error::invalid("max_key_bytes", &wanted, self.max_key_bytes));
+        }
+        if !MAX_REPLIES.contains(&self.max_reply_bytes) {
+            let wanted = format!("{} to {}", MAX_REPLIES.start(), MAX_REPLIES.end());
+            return Err(Error::invalid(
+                "max_reply_bytes",
+                &wanted,
+                self.max_reply_bytes,
+            ));
         }
         let shortest = Duration::from_millis(1);
         for (field, timeout) in [
@@ -178,6 +191,7 @@ mod tests {
             (refused(|c| c.renew_ratio = 0.95), "not 0.95"),
             (refused(|c| c.max_hold = Some(Duration::ZERO)), "max_hold"),
             (refused(|c| c.max_key_bytes = 0), "max_key_bytes"),
+            (refused(|c| c.max_reply_bytes = 1023), "max_reply_bytes"),
             (
                 refused(|c| c.connect_timeout = Duration::ZERO),
                 "connect_timeout",

@@ -7,20 +7,27 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{
-    Connection, ConnectionAddr, ConnectionInfo, ConnectionLike, IntoConnectionInfo, RedisError,
-    RedisResult, Value, io::tcp::TcpSettings,
+    Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ProtocolVersion,
+    RedisConnectionInfo, RedisError, RedisResult, ServerError, Value,
 };
 
+use crate::clock::Moment;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::error::{Error, ErrorKind};
 use crate::store::epoch::{Epoch, MadeIn};
 use crate::store::script::{self, Kind};
+use crate::store::stream::{self, Receiver, Sender};
 use crate::text::printable;
+
+/// Bytes of a reply that holds no caller's values: that to a batch of 128 commands, each with a few hundred bytes.
+pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
 
 /// Where Redis is and how long to wait for it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
     connect_timeout: Duration,
-    command_timeout: Duration,
+    /// Bytes of a reply to a command of the caller's own.
+    max_reply: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
 }
@@ -33,60 +40,109 @@ const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
 impl Endpoint {
-    pub(crate) fn new(
-        url: &str,
-        connect_timeout: Duration,
-        command_timeout: Duration,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(url: &str, connect_timeout: Duration) -> Result<Self, Error> {
         let info = read_url(url)
             .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}")))?;
-        // Without it a release and the acquire behind it wait for each other's acknowledgement.
-        let tcp = TcpSettings::default().set_nodelay(true);
-        let settings = info
-            .redis_settings()
-            .clone()
-            .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
         Ok(Self {
-            info: info.set_tcp_settings(tcp).set_redis_settings(settings),
+            info,
             connect_timeout,
-            command_timeout,
+            max_reply: DEFAULT_MAX_REPLY,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
         })
     }
 
-    /// Connects, loads the scripts that the server does not know, and sets the time-outs. Bounded by the
-    /// connect time-out, per step; the resolver's own for a host's name comes on top.
+    pub(crate) fn with_max_reply(self, max_reply: usize) -> Self {
+        Self { max_reply, ..self }
+    }
+
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out; the
+    /// resolver's own for a host's name comes on top.
     pub(crate) fn open(&self) -> Result<Wire, Error> {
         let made_in = self.epoch.now();
-        let refused = |e: RedisError| self.explain(e);
-        let client = redis::Client::open(self.info.clone()).map_err(refused)?;
-        let mut connection = client
-            .get_connection_with_timeout(self.connect_timeout)
-            .map_err(refused)?;
-        let bounded = |connection: &Connection, timeout| {
-            connection.set_read_timeout(Some(timeout))?;
-            connection.set_write_timeout(Some(timeout))
-        };
-        bounded(&connection, self.connect_timeout).map_err(refused)?;
-        self.load_missing(&mut connection)?;
-        bounded(&connection, self.command_timeout).map_err(refused)?;
-        Ok(Wire {
-            connection,
-            read_timeout: self.command_timeout,
+        let deadline = Moment::now().after(self.connect_timeout);
+        let connected = stream::connect(self.info.addr(), deadline);
+        let (sender, receiver) = connected.map_err(|e| self.explain(e.into()))?;
+        let mut wire = Wire {
+            sender,
+            receiver,
+            database: self.info.redis_settings().db(),
+            max_reply: self.max_reply,
             broken: false,
             made_in,
             epoch: Arc::clone(&self.epoch),
-        })
+        };
+        self.log_in(&mut wire, deadline)?;
+        self.load_missing(&mut wire, deadline)?;
+        Ok(wire)
+    }
+
+    /// Logs in, selects the database and names this library, as redis-rs does.
+    fn log_in(&self, wire: &mut Wire, deadline: Moment) -> Result<(), Error> {
+        let settings = self.info.redis_settings();
+        let mut commands = redis::pipe();
+        let has_login = if settings.protocol() == ProtocolVersion::RESP2 {
+            if let Some(password) = settings.password() {
+                let login = commands.cmd("AUTH");
+                settings.username().into_iter().for_each(|user| {
+                    login.arg(user);
+                });
+                login.arg(password);
+            }
+            settings.password().is_some()
+        } else {
+            commands.add_command(hello(settings));
+            true
+        };
+        let selects = settings.db() != 0;
+        if selects {
+            commands.cmd("SELECT").arg(settings.db());
+        }
+        let about = [
+            ("LIB-NAME", "leasehold"),
+            ("LIB-VER", env!("CARGO_PKG_VERSION")),
+        ];
+        for (what, value) in about {
+            commands.cmd("CLIENT").arg("SETINFO").arg(what).arg(value);
+        }
+        let replies = wire.converse(&commands, deadline);
+        let mut replies = replies.map_err(|e| self.explain(e))?.into_iter();
+        if has_login && let Some(Value::ServerError(error)) = replies.next() {
+            let is_refused = settings.protocol() == ProtocolVersion::RESP2
+                && refusal(error.code(), error.details()).kind() == ErrorKind::Protocol;
+            return Err(self.explain(if is_refused {
+                let what = "the server refused the login";
+                (redis::ErrorKind::AuthenticationFailed, what).into()
+            } else {
+                error.into()
+            }));
+        }
+        if selects && let Some(Value::ServerError(error)) = replies.next() {
+            let (addr, db) = (address(&self.info), settings.db());
+            let refusal = login_refusal(&self.info, &error);
+            return Err(match refusal.kind() {
+                ErrorKind::Protocol => {
+                    let message = format!("url: {addr} has no database {db}");
+                    Error::new(ErrorKind::InvalidConfig, message).with_source(refusal)
+                }
+                _ => self.explain(error.into()),
+            });
+        }
+        // Before 7.2 Redis does not know `CLIENT SETINFO`.
+        Ok(())
     }
 
     /// Asks which scripts the server knows and loads the others: hashes are much shorter than texts. Refuses a
     /// server that does not answer as Redis does.
-    fn load_missing(&self, connection: &mut Connection) -> Result<(), Error> {
+    fn load_missing(&self, wire: &mut Wire, deadline: Moment) -> Result<(), Error> {
         let refused = |e: RedisError| self.explain(e);
-        let mut exists = redis::cmd("SCRIPT");
-        exists.arg("EXISTS").arg(&Kind::ALL.map(Kind::hash));
-        let known = match connection.req_command(&exists).map_err(refused)? {
+        let mut exists = redis::pipe();
+        exists
+            .cmd("SCRIPT")
+            .arg("EXISTS")
+            .arg(&Kind::ALL.map(Kind::hash));
+        let known = wire.converse(&exists, deadline).map_err(refused)?;
+        let known = match known.into_iter().next().unwrap_or_default() {
             // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. SCRIPT LOAD meets any other error again.
             Value::ServerError(_) => [false; Kind::ALL.len()],
             reply => redis::from_redis_value(reply).map_err(|e| refused(e.into()))?,
@@ -100,10 +156,16 @@ impl Endpoint {
         for kind in &missing {
             load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
         }
-        let hashes: Vec<String> = load.query(connection).map_err(refused)?;
-        if hashes.iter().ne(missing.iter().map(|kind| kind.hash())) {
-            let message = format!("{}: does not answer as Redis does", address(&self.info));
-            return Err(Error::new(ErrorKind::Protocol, message));
+        let replies = wire.converse(&load, deadline).map_err(refused)?;
+        for (kind, reply) in missing.iter().zip(replies) {
+            match reply {
+                Value::ServerError(error) => return Err(refused(error.into())),
+                Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
+                _ => {
+                    let message = format!("{}: does not answer as Redis does", address(&self.info));
+                    return Err(Error::new(ErrorKind::Protocol, message));
+                }
+            }
         }
         Ok(())
     }
@@ -126,10 +188,6 @@ impl Endpoint {
         let addr = address(&self.info);
         let settings = self.info.redis_settings();
         let said = error.to_string();
-        if said.contains("refused to switch database") {
-            let message = format!("url: {addr} has no database {}", settings.db());
-            return Error::new(ErrorKind::InvalidConfig, message).with_source(plain(error));
-        }
         let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
         let kind = classify(&error);
         if repeats_login(&self.info, &said) {
@@ -183,56 +241,63 @@ impl r2d2::ManageConnection for Connector {
     }
 }
 
+/// What a reply holds, and so how large it may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Contents {
+    /// What this library made, or numbers.
+    Own,
+    /// So many values of the caller's.
+    Values(usize),
+}
+
 /// A connection that marks itself broken after any error.
 pub(crate) struct Wire {
-    connection: Connection,
-    read_timeout: Duration,
+    sender: Sender,
+    receiver: Receiver,
+    database: i64,
+    max_reply: usize,
     broken: bool,
     made_in: MadeIn,
     epoch: Arc<Epoch>,
 }
 
 impl Wire {
-    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.put(bytes).map_err(no_answer)
+    pub(crate) fn send(&mut self, bytes: &[u8], deadline: Moment) -> Result<(), Error> {
+        self.put(bytes, deadline).map_err(no_answer)
     }
 
-    /// The next answer, waited for about as long as `timeout`.
-    pub(crate) fn receive(&mut self, timeout: Duration) -> Result<Value, Error> {
-        self.take(timeout).map_err(no_answer)
+    /// The next reply, if all of it is there by `deadline`.
+    pub(crate) fn receive(&mut self, deadline: Moment, of: Contents) -> Result<Value, Error> {
+        self.take(deadline, of).map_err(no_answer)
     }
 
     /// As [`send`](Self::send), with the error as redis-rs has it.
-    pub(crate) fn put(&mut self, bytes: &[u8]) -> RedisResult<()> {
-        let sent = self.connection.send_packed_command(bytes);
-        sent.inspect_err(|_| self.broke())
+    pub(crate) fn put(&mut self, bytes: &[u8], deadline: Moment) -> RedisResult<()> {
+        let sent = self.sender.send(bytes, deadline);
+        sent.inspect_err(|_| self.broke())?;
+        Ok(())
     }
 
     /// As [`receive`](Self::receive), with the error as redis-rs has it.
-    pub(crate) fn take(&mut self, timeout: Duration) -> RedisResult<Value> {
-        let timeout = timeout.max(Duration::from_millis(1));
-        // Setting it is a system call: worth it only when what is left differs by much.
-        if timeout < self.read_timeout.mul_f64(0.9) || timeout > self.read_timeout {
-            self.connection
-                .set_read_timeout(Some(timeout))
-                .inspect_err(|_| self.broke())?;
-            self.read_timeout = timeout;
+    pub(crate) fn take(&mut self, deadline: Moment, of: Contents) -> RedisResult<Value> {
+        let limit = match of {
+            Contents::Own => LONGEST_REPLY,
+            Contents::Values(count) => LONGEST_REPLY.max(self.max_reply.saturating_mul(count)),
+        };
+        let received = self.receiver.receive_reply(deadline, limit);
+        let value = received.inspect_err(|_| self.broke())?;
+        if script::is_out_of_place(&value) {
+            self.epoch.suspect();
         }
-        loop {
-            match self.connection.recv_response() {
-                Ok(Value::Push { .. }) => {}
-                Ok(value) => {
-                    if script::is_out_of_place(&value) {
-                        self.epoch.suspect();
-                    }
-                    return Ok(value);
-                }
-                Err(error) => {
-                    self.broke();
-                    return Err(error);
-                }
-            }
-        }
+        Ok(value)
+    }
+
+    /// The replies to all of `commands`, while the connection is being made.
+    fn converse(&mut self, commands: &Pipeline, deadline: Moment) -> RedisResult<Vec<Value>> {
+        self.sender
+            .send(&commands.get_packed_pipeline(), deadline)?;
+        let reply = |_| self.receiver.receive_reply(deadline, LONGEST_REPLY);
+        (0..commands.len()).map(reply).collect()
     }
 
     /// Marks the connection as not to be used again.
@@ -258,7 +323,7 @@ impl Wire {
 
     /// The number of the database it is for.
     pub(crate) fn database(&self) -> i64 {
-        self.connection.get_db()
+        self.database
     }
 
     fn broke(&mut self) {
@@ -267,7 +332,19 @@ impl Wire {
     }
 }
 
-fn no_answer(error: RedisError) -> Error {
+/// `HELLO` of a connection that speaks RESP3.
+pub(crate) fn hello(settings: &RedisConnectionInfo) -> Cmd {
+    let mut hello = redis::cmd("HELLO");
+    hello.arg("3");
+    if let Some(password) = settings.password() {
+        let user = settings.username().unwrap_or("default");
+        hello.arg("AUTH").arg(user).arg(password);
+    }
+    hello
+}
+
+/// An error of a connection that was to give a reply.
+pub(crate) fn no_answer(error: RedisError) -> Error {
     by_redis(classify(&error), error)
 }
 
@@ -340,6 +417,15 @@ pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
         _ => ErrorKind::Protocol,
     };
     Error::new(kind, format!("{code} {detail}"))
+}
+
+/// As [`refusal`], while a connection is made: the words of the server may repeat the login.
+pub(crate) fn login_refusal(info: &ConnectionInfo, error: &ServerError) -> Error {
+    let refused = refusal(error.code(), error.details());
+    if repeats_login(info, &error.to_string()) {
+        return Error::new(refused.kind(), LOGIN_REPEATED);
+    }
+    refused
 }
 
 /// Code and detail of an error, as Redis 7 words them. Redis 6.2 wraps the errors of commands inside a script:
@@ -442,10 +528,10 @@ pub(crate) fn address(info: &ConnectionInfo) -> String {
 }
 
 /// What to say instead of words that hold the password.
-pub(crate) const LOGIN_REPEATED: &str = "refuses the login, in words that repeat it";
+const LOGIN_REPEATED: &str = "refuses the login, in words that repeat it";
 
 /// Whether the server's words hold the password, or a user's name that may be one.
-pub(crate) fn repeats_login(info: &ConnectionInfo, said: &str) -> bool {
+fn repeats_login(info: &ConnectionInfo, said: &str) -> bool {
     let settings = info.redis_settings();
     let given = |secret: &&str| !secret.is_empty();
     let secret = settings.password().filter(given).or(settings.username());
@@ -466,7 +552,7 @@ mod tests {
 
     fn endpoint(url: &str) -> Result<Endpoint, Error> {
         let second = Duration::from_secs(1);
-        Endpoint::new(url, second, second)
+        Endpoint::new(url, second)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::Key;
 use crate::store::call::Few;
 use crate::store::command::{Command, Reply};
-use crate::store::connect::{Connector, Endpoint};
+use crate::store::connect::{Connector, Contents, Endpoint};
 use crate::store::pending::Pending;
 use crate::store::script::{self, Call, Decoded, Kind, Names};
 
@@ -161,7 +161,12 @@ impl Link {
     }
 
     /// Puts a batch on the wire. Whatever happens, it is then in flight.
-    pub(crate) fn write(&mut self, names: &Names, mut batch: Vec<Pending>) -> Result<(), Error> {
+    pub(crate) fn write(
+        &mut self,
+        names: &Names,
+        mut batch: Vec<Pending>,
+        deadline: Moment,
+    ) -> Result<(), Error> {
         let mut by_kind = Kind::ALL.map(|_| Vec::new());
         for pending in batch.drain(..) {
             if let Some(kind) = Kind::of(&pending.command) {
@@ -177,7 +182,7 @@ impl Link {
         for (kind, pendings) in Kind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(names, kind, MAX_KEYS, false, pendings);
         }
-        self.send()
+        self.send(deadline)
     }
 
     fn enqueue(&mut self, names: &Names, kind: Kind, by_text: bool, pendings: Vec<Pending>) {
@@ -195,40 +200,43 @@ impl Link {
         });
     }
 
-    fn send(&mut self) -> Result<(), Error> {
-        let sent = self.wire.send(&self.buffer);
+    fn send(&mut self, deadline: Moment) -> Result<(), Error> {
+        let sent = self.wire.send(&self.buffer, deadline);
         self.cut = sent.is_err();
         self.buffer.clear();
         self.buffer.shrink_to(64 * 1024);
         sent
     }
 
-    /// Reads every answer that is owed, oldest first, within `timeout` in all, and hands each
-    /// command to `deliver` with its answer.
+    /// Reads every answer that is owed, oldest first, by `deadline`, and hands each command to `deliver`
+    /// with its answer.
     pub(crate) fn read(
         &mut self,
         names: &Names,
-        timeout: Duration,
+        deadline: Moment,
         deliver: &mut impl FnMut(Pending, Answer),
     ) -> Result<(), Error> {
-        let deadline = Moment::now().after(timeout);
         // Keys whose releases come only now, behind acquires that were sent after them.
         let mut released_late: Vec<Key> = Vec::new();
         while let Some(exchange) = self.in_flight.front() {
             let (kind, n, by_text) = (exchange.kind, exchange.pendings.len(), exchange.by_text);
-            let value = self.wire.receive(deadline.since(Moment::now()))?;
+            let contents = match kind {
+                Kind::Read => Contents::Values(n),
+                _ => Contents::Own,
+            };
+            let value = self.wire.receive(deadline, contents)?;
             let (outcomes, doubt) = match script::decode(kind, n, value) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::Doubtful(error) => (Few::new(), Some(error)),
                 Decoded::Apart => {
-                    self.repeat(names, 1, by_text)?;
+                    self.repeat(names, 1, by_text, deadline)?;
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
                     if kind == Kind::Release {
                         released_late.extend(exchange.keys());
                     }
-                    self.repeat(names, MAX_KEYS, true)?;
+                    self.repeat(names, MAX_KEYS, true, deadline)?;
                     continue;
                 }
                 Decoded::NoScript => {
@@ -258,7 +266,7 @@ impl Link {
             self.keep(exchange.pendings);
             if !too_early.is_empty() {
                 self.enqueue_all(names, kind, MAX_KEYS, by_text, too_early);
-                self.send()?;
+                self.send(deadline)?;
             }
         }
         Ok(())
@@ -268,7 +276,13 @@ impl Link {
     /// before anything was done: the server has forgotten the script (SCRIPT FLUSH, a fail-over;
     /// its text teaches it anew), or one key spoils it for the others. Acquires that nobody waits
     /// for any more stay behind.
-    fn repeat(&mut self, names: &Names, at_once: usize, by_text: bool) -> Result<(), Error> {
+    fn repeat(
+        &mut self,
+        names: &Names,
+        at_once: usize,
+        by_text: bool,
+        deadline: Moment,
+    ) -> Result<(), Error> {
         let Some(exchange) = self.in_flight.pop_front() else {
             return Ok(());
         };
@@ -278,7 +292,7 @@ impl Link {
             return Ok(());
         }
         self.enqueue_all(names, exchange.kind, at_once, by_text, pendings);
-        self.send()
+        self.send(deadline)
     }
 
     fn enqueue_all(
@@ -324,8 +338,9 @@ impl Link {
                 let commands = releases.iter();
                 script::encode(&mut self.buffer, call, Kind::Release, names, commands);
             }
-            // Best effort: the releases are repeated on other connections anyway.
-            let _ = self.wire.send(&self.buffer);
+            // Best effort: the releases are repeated on other connections anyway. Nobody waits for a server that
+            // does not read.
+            let _ = self.wire.send(&self.buffer, Moment::now());
         }
         in_flight
     }

@@ -14,10 +14,12 @@ mod memory;
 pub(crate) mod model;
 mod node;
 mod pending;
+mod replies;
 mod script;
 #[cfg(all(test, not(shuttle)))]
 mod scripted;
 mod session;
+mod stream;
 mod value;
 mod wakeups;
 

@@ -10,7 +10,8 @@ use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Valu
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::key::Key;
-use crate::store::connect::{Connector, by_redis, classify, plain, refusal, shape};
+use crate::store::connect::{Connector, Contents, by_redis, classify, plain, refusal, shape};
+use crate::store::replies::TOO_LARGE;
 use crate::store::script::encode_words;
 
 /// What would end the watching, or leave the connection in a state that its next user does not expect.
@@ -100,20 +101,22 @@ impl TransactionConnection {
         for (command, words) in commands {
             encode_words(&mut bytes, command, words.iter().copied());
         }
-        self.wire.send(&bytes)?;
-        let deadline = Moment::now().after(self.timeout);
+        let deadline = self.answers_by();
+        self.wire.send(&bytes, deadline)?;
         for (command, _) in &commands[..3] {
-            match self.receive(deadline)? {
+            match self.wire.receive(deadline, Contents::Own)? {
                 Value::ServerError(error) => return Err(refused(&error)),
                 Value::Okay | Value::Array(_) => {}
                 other => return Err(self.unexpected(command, &other)),
             }
         }
-        match self.receive(deadline)? {
+        match self.wire.receive(deadline, Contents::Own)? {
             Value::Nil => Ok(None),
             Value::BulkString(value) => Ok(Some(value)),
             // No string, so no lock of ours.
-            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Vec::new())),
+            Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
+                Ok(Some(Vec::new()))
+            }
             Value::ServerError(error) => Err(refused(&error)),
             other => Err(self.unexpected("GET", &other)),
         }
@@ -133,22 +136,26 @@ impl TransactionConnection {
         if let Some(name) = own.iter().find_map(|name| forbidden(name)) {
             return Err(not_allowed(name));
         }
-        let sent = self.wire.send(&bytes);
-        sent.and_then(|()| self.receive_all(pipe.len()))
+        let deadline = self.answers_by();
+        let sent = self.wire.send(&bytes, deadline);
+        sent.and_then(|()| self.receive_all(pipe.len(), deadline))
             .map_err(unanswered)?
     }
 
     /// The outer error: it was not answered. The inner one: it was, so.
-    fn receive_all(&mut self, commands: usize) -> Result<Result<Written, Error>, Error> {
-        let deadline = Moment::now().after(self.timeout);
-        let begun = self.receive(deadline)?;
+    fn receive_all(
+        &mut self,
+        commands: usize,
+        deadline: Moment,
+    ) -> Result<Result<Written, Error>, Error> {
+        let begun = self.wire.receive(deadline, Contents::Own)?;
         let mut first_refused = None;
         for _ in 0..commands {
-            if let Value::ServerError(error) = self.receive(deadline)? {
+            if let Value::ServerError(error) = self.wire.receive(deadline, Contents::Own)? {
                 first_refused.get_or_insert(error);
             }
         }
-        let done = self.receive(deadline)?;
+        let done = self.wire.receive(deadline, Contents::Values(1))?;
         if begun != Value::Okay {
             // Since it was tried at the look: then what followed was done one by one.
             return Ok(Err(self.unexpected("MULTI", &begun)));
@@ -170,10 +177,9 @@ impl TransactionConnection {
         }
         let mut bytes = Vec::new();
         encode_words(&mut bytes, "UNWATCH", std::iter::empty());
-        let answer = self
-            .wire
-            .send(&bytes)
-            .and_then(|()| self.wire.receive(self.timeout));
+        let deadline = self.answers_by();
+        let sent = self.wire.send(&bytes, deadline);
+        let answer = sent.and_then(|()| self.wire.receive(deadline, Contents::Own));
         // Otherwise it is thrown away.
         self.at_rest = matches!(answer, Ok(Value::Okay));
     }
@@ -183,8 +189,9 @@ impl TransactionConnection {
         self.wire.is_discarded()
     }
 
-    fn receive(&mut self, deadline: Moment) -> Result<Value, Error> {
-        self.wire.receive(deadline.since(Moment::now()))
+    /// By when the server has to have read what is written to it now, and answered.
+    fn answers_by(&self) -> Moment {
+        Moment::now().after(self.timeout)
     }
 
     fn unexpected(&mut self, command: &str, answer: &Value) -> Error {
@@ -204,11 +211,11 @@ impl TransactionConnection {
         if self.wire.is_discarded() {
             return Err(io::Error::from(io::ErrorKind::NotConnected).into());
         }
-        self.wire.put(packed)?;
-        let deadline = Moment::now().after(self.timeout);
+        let deadline = self.answers_by();
+        self.wire.put(packed, deadline)?;
         let mut answers = Vec::with_capacity(count);
         for index in 0..skip + count {
-            let answer = self.wire.take(deadline.since(Moment::now()))?;
+            let answer = self.wire.take(deadline, Contents::Values(1))?;
             if index >= skip {
                 answers.push(answer);
             }

@@ -27,6 +27,8 @@ mod forked;
 mod guards;
 mod hand_offs;
 mod hand_overs;
+mod hostile;
+mod hostile_server;
 mod inspecting;
 mod leftovers;
 mod mass_releases;

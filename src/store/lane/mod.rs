@@ -95,6 +95,8 @@ impl Lane {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
         };
+        let is_last = |request: &&mut Request| matches!(request.command, Command::Flush { .. });
+        let end = requests.iter().any(is_last).then_some(deadline);
         let call = Call::new(requests.len());
         let pendings = requests.iter().enumerate().map(|(index, request)| {
             let ticket = Ticket::new(&call, index);
@@ -102,7 +104,7 @@ impl Lane {
         });
         // Before the lock is taken.
         let pendings: Vec<Pending> = pendings.collect();
-        self.see_through(pendings, &call, deadline);
+        self.see_through(pendings, &call, deadline, end);
         for (request, outcome) in requests.iter_mut().zip(call.take_outcomes()) {
             request.outcome = Some(outcome);
         }
@@ -112,7 +114,7 @@ impl Lane {
     pub(crate) fn ask(&self, command: Command, deadline: Moment) -> Outcome {
         let call = Call::new(1);
         let pending = self.pending(command, Some(Ticket::new(&call, 0)));
-        self.see_through([pending], &call, deadline);
+        self.see_through([pending], &call, deadline, None);
         call.take_outcomes().next().expect("there is one for each")
     }
 
@@ -120,12 +122,14 @@ impl Lane {
         Pending::new(command, ticket).followed(self.common.delays.as_ref())
     }
 
-    /// Returns when `call` has its outcomes, or has left.
+    /// Returns when `call` has its outcomes, or has left. At the end of the client, `end`, its connection is given
+    /// up, too, whoever else waits for answers on it.
     fn see_through(
         &self,
         pendings: impl IntoIterator<Item = Pending>,
         call: &Arc<Call>,
         deadline: Moment,
+        end: Option<Moment>,
     ) {
         let leadership = {
             let mut state = self.state.lock();
@@ -133,16 +137,17 @@ impl Lane {
             self.claim(&mut state)
         };
         match leadership {
-            Some(mut leadership) => leadership.lead(call, deadline),
-            None => self.follow(call, deadline),
+            Some(leadership) => leadership.until(end).lead(call, deadline),
+            None => self.follow(call, deadline, end),
         }
         self.withdraw_unsent(call);
     }
 
-    fn follow(&self, call: &Arc<Call>, deadline: Moment) {
+    fn follow(&self, call: &Arc<Call>, deadline: Moment, end: Option<Moment>) {
         while call.wait(deadline) == Woken::Appointed {
             let link = self.state.lock().link.take();
-            Leadership::new(self, link).lead(call, deadline);
+            let leadership = Leadership::new(self, link);
+            leadership.until(end).lead(call, deadline);
         }
     }
 
@@ -248,6 +253,8 @@ impl Lane {
 struct Leadership<'a> {
     lane: &'a Lane,
     link: Option<Link>,
+    /// When all answers have to be there, however much time a server is given otherwise.
+    end: Option<Moment>,
     /// A guard dropped by a panic leads, too: that panic is not the lane's.
     was_panicking: bool,
 }
@@ -257,8 +264,20 @@ impl<'a> Leadership<'a> {
         Self {
             lane,
             link,
+            end: None,
             was_panicking: sync::panicking(),
         }
+    }
+
+    fn until(mut self, end: Option<Moment>) -> Self {
+        self.end = end;
+        self
+    }
+
+    /// By when the server has to have read what is written to it now, and answered.
+    fn answers_by(&self) -> Moment {
+        let deadline = Moment::now().after(self.lane.common.command_timeout);
+        self.end.map_or(deadline, |end| end.min(deadline))
     }
 
     /// Leads until `call` has its outcomes or its deadline has passed.
@@ -266,7 +285,10 @@ impl<'a> Leadership<'a> {
         // By a panic, too: appointed then, it would neither lead nor pass it on.
         let _leaving = Leaving(call);
         while !call.is_over(deadline) {
-            self.drop_stale_link();
+            if self.drop_stale_link() {
+                // That may have taken a command time-out.
+                continue;
+            }
             let batch = self.next_batch();
             self.exchange(batch, deadline);
         }
@@ -291,13 +313,17 @@ impl<'a> Leadership<'a> {
 
     /// Drops a connection that may lead to the wrong server, or be dead, after reading the answers owed on it.
     /// Called before a batch is taken, so that a release without an answer goes before an acquire of its key.
-    fn drop_stale_link(&mut self) {
-        if self.link.as_ref().is_some_and(Link::is_stale) {
-            if let Err(error) = self.read() {
+    /// False if there was none.
+    fn drop_stale_link(&mut self) -> bool {
+        let is_stale = self.link.as_ref().is_some_and(Link::is_stale);
+        if is_stale {
+            let deadline = self.answers_by();
+            if let Err(error) = self.read(deadline) {
                 self.lose_link(&error);
             }
             self.link = None;
         }
+        is_stale
     }
 
     /// Nothing, if it would ask for a key whose release is unanswered and for which others wait: Redis would
@@ -348,7 +374,11 @@ impl<'a> Leadership<'a> {
             Ok(())
         } else {
             self.connect(batch, deadline)
-                .and_then(|batch| self.write(batch).and_then(|()| self.read()))
+                .and_then(|batch| {
+                    let deadline = self.answers_by();
+                    self.write(batch, deadline)?;
+                    self.read(deadline)
+                })
                 .inspect_err(|error| self.lose_link(error))
         };
         if !flushes.is_empty() {
@@ -417,7 +447,7 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    fn write(&mut self, batch: Vec<Pending>) -> Result<(), Error> {
+    fn write(&mut self, batch: Vec<Pending>, deadline: Moment) -> Result<(), Error> {
         #[cfg(test)]
         let panic_now = self
             .lane
@@ -428,20 +458,16 @@ impl<'a> Leadership<'a> {
             link.keep(batch);
             return Ok(());
         }
-        let written = link.write(&self.lane.common.names, batch);
+        let written = link.write(&self.lane.common.names, batch, deadline);
         #[cfg(test)]
         assert!(!panic_now, "a test asked for this panic");
         written
     }
 
-    fn read(&mut self) -> Result<(), Error> {
+    fn read(&mut self, deadline: Moment) -> Result<(), Error> {
         let link = self.link.as_mut().expect("only a connected leader reads");
-        let Common {
-            names,
-            command_timeout,
-            ..
-        } = &*self.lane.common;
-        link.read(names, *command_timeout, &mut |pending, answer| {
+        let names = &self.lane.common.names;
+        link.read(names, deadline, &mut |pending, answer| {
             let next = match answer {
                 Answer::Outcome(outcome) => pending.answered(outcome),
                 Answer::Doubtful(error) => pending.unanswered(&error, false),
@@ -512,9 +538,10 @@ impl Drop for Leadership<'_> {
                 let mut batch = self.empty_batch();
                 state.next_batch(self.lane.at_a_time, &mut batch);
                 drop(state);
+                let deadline = self.answers_by();
                 batch.retain(Pending::is_wanted);
                 // Not even a panic in here may keep the leadership from passing on.
-                match catch_unwind(AssertUnwindSafe(|| self.write(batch))) {
+                match catch_unwind(AssertUnwindSafe(|| self.write(batch, deadline))) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_link(&error),
                     Err(_) => self.lose_link(&given_up()),

@@ -45,7 +45,7 @@ impl World {
         let server = Server::new(faults);
         let board = Arc::<Board>::default();
         let bell = Arc::clone(&board);
-        let endpoint = Endpoint::new("redis://model", SECOND, SECOND).unwrap();
+        let endpoint = Endpoint::new("redis://model", SECOND).unwrap();
         let lane = Lane::for_callers(Arc::new(Common {
             pool: Arc::clone(&server),
             endpoint: Arc::new(endpoint),

@@ -36,7 +36,7 @@ fn with_timeout(timeout: Duration) -> Fixture {
 
 /// A lane to `server`, which is found at `url`.
 fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
-    let endpoint = Arc::new(Endpoint::new(url, timeout, timeout).unwrap());
+    let endpoint = Arc::new(Endpoint::new(url, timeout).unwrap());
     let rings = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&rings);
     let lane = Lane::for_callers(Arc::new(Common {

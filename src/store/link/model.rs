@@ -285,7 +285,7 @@ impl Link {
 
     pub(crate) fn keep(&mut self, _: Vec<Pending>) {}
 
-    pub(crate) fn write(&mut self, _: &Names, batch: Vec<Pending>) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, _: &Names, batch: Vec<Pending>, _: Moment) -> Result<(), Error> {
         let server = Arc::clone(&self.wire.server);
         server.use_alone(|| {
             self.in_flight.extend(batch);
@@ -301,7 +301,7 @@ impl Link {
     pub(crate) fn read(
         &mut self,
         _: &Names,
-        timeout: Duration,
+        deadline: Moment,
         deliver: &mut impl FnMut(Pending, Answer),
     ) -> Result<(), Error> {
         let server = Arc::clone(&self.wire.server);
@@ -316,7 +316,7 @@ impl Link {
                 if server.happens(|faults| &mut faults.broken) {
                     let timed_out = chance(2);
                     if timed_out {
-                        pass(timeout);
+                        pass(deadline.since(Moment::now()));
                     }
                     return Err(self.wire.broke(match timed_out {
                         true => ErrorKind::Timeout,

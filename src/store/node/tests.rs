@@ -27,7 +27,7 @@ fn renewals(count: usize) -> Vec<Request> {
 }
 
 fn node(url: &str) -> Node {
-    let endpoint = Arc::new(Endpoint::new(url, LONG, LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(url, LONG).unwrap());
     let config = Config {
         command_timeout: LONG,
         ..Config::default()

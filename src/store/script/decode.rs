@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::call::{Few, Outcome};
 use crate::store::command::{Queued, Reply};
 use crate::store::connect;
+use crate::store::replies::TOO_LARGE;
 use crate::store::script::Kind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
 
@@ -151,10 +152,11 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
 fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
     match (kind, own_words(error)) {
         // Not even a string where the lock was: somebody wrote over it.
-        (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE", _)) => {
+        (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE" | TOO_LARGE, _)) => {
             Ok(Reply::Taken { by: None })
         }
         (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => Err(not_ours(NO_LOCK, found)),
+        (Kind::Acquire | Kind::Inspect, (TOO_LARGE, _)) => Err(not_ours(NO_LOCK, "string")),
         (Kind::Write | Kind::Read, ("FOREIGN", found)) => Err(not_ours(NO_FENCED_VALUE, found)),
         (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
     }

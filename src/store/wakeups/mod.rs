@@ -31,10 +31,11 @@ use crate::store::command::{Grant, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::epoch::MadeIn;
 use crate::store::script;
+use crate::store::stream::{Closer, Sender};
 use crate::thread::Crew;
 
 use message::{Message, What};
-use subscription::{Socket, Subscription};
+use subscription::Subscription;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -50,6 +51,9 @@ const MAX_KEYS: usize = 256;
 /// How many commands may be unanswered. With more the server is too slow: the connection is closed, and waiters
 /// poll until there is another one.
 const MOST_ASKED: usize = 16_384;
+/// How many keys may be unanswered or wait to be read, the same one counted each time: a server may report a change of
+/// it again and again.
+const MOST_KEYS: usize = 65_536;
 
 /// A key to look at; with a lease, if it is one that should be found there.
 #[derive(Clone, Debug)]
@@ -90,6 +94,14 @@ pub(crate) struct Wakeups {
     hearing: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
+    /// The sockets, for `stop`: the state's mutex is held while something is written.
+    sockets: Mutex<Sockets>,
+}
+
+#[derive(Default)]
+struct Sockets {
+    stopped: bool,
+    closers: Vec<Closer>,
 }
 
 /// Stages: nobody has asked for wake-ups, or the first connection is being made;
@@ -103,13 +115,39 @@ const AWAY: u8 = 2;
 struct State {
     wanted: bool,
     stopped: bool,
-    socket: Option<Socket>,
-    /// What was asked, in the order in which the answers come.
-    asked: VecDeque<Asked>,
+    sender: Option<Sender>,
+    /// What was asked and when, in the order in which the answers come.
+    asked: VecDeque<(Moment, Asked)>,
+    /// Keys in `asked`.
+    keys_asked: usize,
     /// Keys to read with the next command. Bounded by the watched keys: Redis reports a change of a key once, until
     /// the key is read again.
     to_look_at: Vec<Watched>,
     looked_at: Option<Moment>,
+}
+
+impl State {
+    fn has_room(&self) -> bool {
+        self.asked.len() < MOST_ASKED && self.keys_asked + self.to_look_at.len() <= MOST_KEYS
+    }
+
+    fn answered(&mut self) -> Option<Asked> {
+        let (_, asked) = self.asked.pop_front()?;
+        self.keys_asked -= asked.keys();
+        Some(asked)
+    }
+
+    /// For how long there has been no answer to the oldest command.
+    fn unanswered_for(&self) -> Option<Duration> {
+        let (at, _) = self.asked.front()?;
+        Some(Moment::now().since(*at))
+    }
+
+    fn forget(&mut self) {
+        self.asked.clear();
+        self.keys_asked = 0;
+        self.to_look_at.clear();
+    }
 }
 
 /// Why `listen` returned.
@@ -123,6 +161,15 @@ enum Ended {
 enum Asked {
     Look(Vec<Watched>),
     Ping,
+}
+
+impl Asked {
+    fn keys(&self) -> usize {
+        match self {
+            Self::Look(keys) => keys.len(),
+            Self::Ping => 0,
+        }
+    }
 }
 
 impl Wakeups {
@@ -141,6 +188,7 @@ impl Wakeups {
             hearing: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
+            sockets: Mutex::default(),
         }
     }
 
@@ -180,13 +228,13 @@ impl Wakeups {
     /// will be asked for again, by [`Listener::all_changed`].
     pub(crate) fn watch(&self, watched: Vec<Watched>) -> bool {
         let mut state = self.state.lock();
-        if state.socket.is_none() {
+        if state.sender.is_none() {
             self.wanted(&mut state);
             return false;
         }
         state.to_look_at.extend(watched);
         self.look(&mut state);
-        state.socket.is_some()
+        state.sender.is_some()
     }
 
     /// Has the connection replaced, since it may lead to a server that is no longer the primary. Waiters poll
@@ -207,8 +255,12 @@ impl Wakeups {
         self.ask(state, &bytes, Asked::Ping);
     }
 
-    /// Ends the thread.
+    /// Ends the thread, whatever it waits for but a connection.
     pub(crate) fn stop(&self) {
+        let mut sockets = self.sockets.lock();
+        sockets.stopped = true;
+        sockets.closers.drain(..).for_each(|closer| closer.close());
+        drop(sockets);
         let mut state = self.state.lock();
         state.stopped = true;
         self.disconnect(&mut state);
@@ -223,11 +275,10 @@ impl Wakeups {
     }
 
     fn disconnect(&self, state: &mut State) {
-        if let Some(socket) = state.socket.take() {
-            socket.shut_down();
+        if let Some(sender) = state.sender.take() {
+            sender.closer().close();
         }
-        state.asked.clear();
-        state.to_look_at.clear();
+        state.forget();
         self.stage.store(AWAY, Ordering::Release);
     }
 
@@ -280,16 +331,29 @@ impl Wakeups {
     }
 
     fn ask(&self, state: &mut State, bytes: &[u8], asked: Asked) {
-        let Some(socket) = &mut state.socket else {
+        let has_room = state.has_room();
+        let Some(sender) = &mut state.sender else {
             state.to_look_at.clear();
             return;
         };
-        let has_room = state.asked.len() < MOST_ASKED;
-        if has_room && socket.send(bytes).is_ok() {
-            state.asked.push_back(asked);
+        let now = Moment::now();
+        if has_room && sender.send(bytes, now.after(self.timeout)).is_ok() {
+            state.keys_asked += asked.keys();
+            state.asked.push_back((now, asked));
         } else {
             self.disconnect(state);
         }
+    }
+
+    /// Has `stop` end what is under way on a new connection.
+    fn connected(&self, closer: Closer) {
+        let mut sockets = self.sockets.lock();
+        if sockets.stopped {
+            closer.close();
+            return;
+        }
+        sockets.closers.retain(Closer::is_open);
+        sockets.closers.push(closer);
     }
 
     fn run(&self, listener: &dyn Listener) {
@@ -302,10 +366,11 @@ impl Wakeups {
                 &self.channel,
                 &fence_counter(&self.prefix),
                 self.timeout,
+                |closer| self.connected(closer),
             );
             match opened {
-                Ok((subscription, socket)) => {
-                    if self.install(socket, &made_in) {
+                Ok((subscription, sender)) => {
+                    if self.install(sender, &made_in) {
                         pause = FIRST_PAUSE;
                         told = false;
                         listener.all_changed();
@@ -355,18 +420,16 @@ impl Wakeups {
         }
     }
 
-    fn install(&self, socket: Socket, made_in: &MadeIn) -> bool {
+    fn install(&self, sender: Sender, made_in: &MadeIn) -> bool {
         let mut state = self.state.lock();
         if state.stopped {
-            socket.shut_down();
             return false;
         }
-        if let Some(suspect) = state.socket.replace(socket) {
-            suspect.shut_down();
+        if let Some(suspect) = state.sender.replace(sender) {
+            suspect.closer().close();
         }
         // Requests on the replaced connection get no answer; `all_changed` asks for what matters again.
-        state.asked.clear();
-        state.to_look_at.clear();
+        state.forget();
         self.hearing.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
         // In this order: a suspicion after the check finds LISTENING and sets AWAY itself (`suspect`).
@@ -386,13 +449,11 @@ impl Wakeups {
         let epoch = self.endpoint.epoch();
         // A suspicion may come at any time; the thread notices it within a tick.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
-        let mut unanswered = 0;
         let mut heard_at = Moment::now();
         while !epoch.is_due(made_in) {
             let next = subscription.next(|| self.look_again(made_in, tick));
             match next {
                 Ok(value) => {
-                    unanswered = 0;
                     heard_at = Moment::now();
                     let is_not_primary = script::is_out_of_place(&value);
                     let is_refused = matches!(value, Value::ServerError(_));
@@ -400,6 +461,10 @@ impl Wakeups {
                         if is_not_primary || !is_refused {
                             epoch.suspect();
                         }
+                        return Ended::Broken;
+                    }
+                    // However much else it says.
+                    if self.state.lock().unanswered_for() > Some(3 * tick) {
                         return Ended::Broken;
                     }
                 }
@@ -411,16 +476,11 @@ impl Wakeups {
                     if !state.to_look_at.is_empty() {
                         continue;
                     }
-                    if state.asked.is_empty() {
-                        if Moment::now().since(heard_at) < HEARTBEAT {
-                            continue;
-                        }
-                        self.ping(&mut state);
-                        unanswered = 0;
-                    } else if unanswered > 0 {
-                        return Ended::Broken;
+                    match state.unanswered_for() {
+                        Some(time) if time >= tick => return Ended::Broken,
+                        None if Moment::now().since(heard_at) >= HEARTBEAT => self.ping(&mut state),
+                        _ => {}
                     }
-                    unanswered += 1;
                 }
                 Err(_) => return Ended::Broken,
             }
@@ -437,7 +497,7 @@ impl Wakeups {
                 _ => true,
             },
             value => {
-                let asked = self.state.lock().asked.pop_front();
+                let asked = self.state.lock().answered();
                 match (asked, value) {
                     (Some(Asked::Look(all)), Value::Array(values)) if values.len() == all.len() => {
                         for (watched, value) in all.iter().zip(values) {
@@ -468,7 +528,11 @@ impl Wakeups {
                     let Some(key) = self.key(key) else { continue };
                     if let Some(watched) = listener.changed(&key) {
                         // Looked at together, when all that came in has been heard.
-                        self.state.lock().to_look_at.push(watched);
+                        let mut state = self.state.lock();
+                        state.to_look_at.push(watched);
+                        if !state.has_room() {
+                            return false;
+                        }
                     }
                 }
                 true

@@ -20,10 +20,45 @@ impl Listener for Deaf {
     fn refused(&self, _: &Error) {}
 }
 
+/// Wants to look at each key that changes.
+struct Curious;
+
+impl Listener for Curious {
+    fn changed(&self, key: &Key) -> Option<Watched> {
+        let (key, lease) = (key.clone(), None);
+        Some(Watched { key, lease })
+    }
+    fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
+    fn near(&self, _: &Key, _: LeaseId) {}
+    fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
+    fn all_changed(&self) {}
+    fn seen(&self, _: &Watched, _: Option<&[u8]>) {}
+    fn clock_moved(&self) {}
+    fn refused(&self, _: &Error) {}
+}
+
+#[test]
+fn a_server_that_reports_one_key_without_end_is_given_up() {
+    let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG).unwrap());
+    let wakeups = Wakeups::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
+    let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
+    let push = || Value::Push {
+        kind: PushKind::Invalidate,
+        data: vec![Value::Array(keys.clone())],
+    };
+    let heard = std::iter::repeat_with(|| wakeups.hear(push(), &Curious));
+    let heard = heard
+        .take(MOST_KEYS)
+        .take_while(|is_heard| *is_heard)
+        .count();
+    assert_eq!(heard, MOST_KEYS / keys.len());
+    assert_eq!(wakeups.state.lock().to_look_at.len(), MOST_KEYS + 1);
+}
+
 #[test]
 fn a_connection_with_too_many_unanswered_commands_is_given_up() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
     let holder = HolderId::of_this_process();
     let wakeups = Arc::new(Wakeups::new(endpoint, &holder, "p:", LONG));
     let crew = Crew::new();

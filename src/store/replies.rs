@@ -1,0 +1,321 @@
+//! Reads replies of Redis (RESP2 and RESP3) out of the bytes that have come in, in whatever pieces. Does no I/O.
+//!
+//! A server may be hostile, so nothing is allocated by a length that it announces: a reply is kept as bytes until all
+//! of it is there, and refused as soon as it is known to exceed its limit. Other users may write long strings, so such
+//! a string costs no connection: its bytes are dropped as they come, and an error stands in its place. Kinds of
+//! replies that scripts do not give are left to the parser of redis-rs.
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::io::{self, Read};
+use std::mem::size_of;
+
+use redis::{RedisError, RedisResult, Value};
+
+/// Bytes of a connection's buffer. It grows for one reply only.
+const BUFFER: usize = 8 * 1024;
+/// A longer buffer is given back to the heap with the end of its reply.
+const LONGEST_BUFFER: usize = 64 * 1024;
+/// How deep replies may be nested, as in redis-rs.
+const MAX_DEPTH: usize = 100;
+
+/// The code of the error in place of a string for which the reply has no room.
+pub(crate) const TOO_LARGE: &str = "TOOLARGE";
+
+/// The bytes that have come in on a connection, and how far they are understood.
+pub(crate) struct Replies {
+    /// `start..end` has been read and not been returned.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Of the reply at `start`.
+    frame: Frame,
+    /// Bytes that come next and are dropped.
+    to_drop: usize,
+}
+
+impl Replies {
+    pub(crate) fn new() -> Self {
+        Self {
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            frame: Frame::default(),
+            to_drop: 0,
+        }
+    }
+
+    /// The next reply that is there as a whole. An error if it cannot become one, or not within `limit`: its bytes,
+    /// and the size of a [`Value`] for each element. (But see [`TOO_LARGE`].)
+    pub(crate) fn next(&mut self, limit: usize) -> RedisResult<Option<Value>> {
+        let len = loop {
+            if self.to_drop > 0 {
+                return Ok(None);
+            }
+            let bytes = &self.buffer[self.start..self.end];
+            match self.frame.advance(bytes, limit)? {
+                Progress::Ended(len) => break len,
+                Progress::Incomplete => return Ok(None),
+                Progress::LongString { from, rest } => self.drop_string(from, rest),
+            }
+        };
+        let bytes = &self.buffer[self.start..self.end];
+        let value = build(&bytes[..len], &mut 0)?;
+        self.frame.restart();
+        self.start += len;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.buffer.len() > LONGEST_BUFFER {
+                self.buffer = vec![0; BUFFER];
+            }
+        }
+        Ok(Some(value))
+    }
+
+    /// Puts an error in place of the string whose header begins at `from`. Its other bytes, `rest` in all, are
+    /// dropped.
+    fn drop_string(&mut self, from: usize, rest: usize) {
+        let (from, body) = (self.start + from, self.start + self.frame.at);
+        let there = rest.min(self.end - body);
+        let error = format!("-{TOO_LARGE} a string of {} bytes\r\n", rest - 2);
+        let (tail, to) = (body + there..self.end, from + error.len());
+        self.end = to + tail.len();
+        if self.end > self.buffer.len() {
+            self.buffer.reserve_exact(self.end - self.buffer.len());
+            self.buffer.resize(self.end, 0);
+        }
+        self.buffer.copy_within(tail, to);
+        self.buffer[from..to].copy_from_slice(error.as_bytes());
+        self.to_drop = rest - there;
+        self.frame.at = from - self.start;
+        self.frame.searched = 0;
+    }
+
+    /// Whether a part of a reply is there.
+    pub(crate) fn is_amid_reply(&self) -> bool {
+        self.start < self.end
+    }
+
+    /// Reads once from `source`, after [`next`](Self::next) has found no whole reply.
+    pub(crate) fn fill(&mut self, limit: usize, mut source: impl Read) -> io::Result<()> {
+        let len = self.buffer.len();
+        if self.start > 0 && len - self.end < len / 4 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == len {
+            // As much again as has come in, but no more than the reply may have.
+            let longer = (2 * len).min(limit).max(len + 1);
+            self.buffer.reserve_exact(longer - len);
+            self.buffer.resize(longer, 0);
+        }
+        match source.read(&mut self.buffer[self.end..])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            n => {
+                let dropped = n.min(self.to_drop);
+                self.to_drop -= dropped;
+                let kept = self.end + dropped..self.end + n;
+                if dropped > 0 {
+                    self.buffer.copy_within(kept, self.end);
+                }
+                self.end += n - dropped;
+                Ok(())
+            }
+        }
+    }
+}
+
+enum Progress {
+    /// All of the reply is there: its length.
+    Ended(usize),
+    Incomplete,
+    /// At `from` begins a string that does not fit, with `rest` bytes behind its header.
+    LongString {
+        from: usize,
+        rest: usize,
+    },
+}
+
+/// Finds the end of a reply. Goes on where it stopped, so each byte is looked at once, however slowly they come.
+#[derive(Default)]
+struct Frame {
+    /// What lies before is understood.
+    at: usize,
+    /// No line ends before.
+    searched: usize,
+    /// The rest of a string, its line end included.
+    string: Option<usize>,
+    /// For each aggregate that has begun: the elements that are missing.
+    missing: Vec<usize>,
+    /// Elements that were announced.
+    elements: usize,
+}
+
+impl Frame {
+    fn restart(&mut self) {
+        (self.at, self.searched, self.elements) = (0, 0, 0);
+        debug_assert!(self.string.is_none() && self.missing.is_empty());
+    }
+
+    /// Looks for the end of the reply at the beginning of `bytes`.
+    fn advance(&mut self, bytes: &[u8], limit: usize) -> RedisResult<Progress> {
+        loop {
+            if let Some(rest) = self.string {
+                let Some(string) = bytes.get(self.at..self.at + rest) else {
+                    return Ok(Progress::Incomplete);
+                };
+                if !string.ends_with(b"\r\n") {
+                    return Err(garbage());
+                }
+                self.at += rest;
+                self.string = None;
+                if self.ends_an_element() {
+                    return Ok(Progress::Ended(self.at));
+                }
+                continue;
+            }
+            let from = self.at;
+            let Some(sign) = bytes.get(from) else {
+                return Ok(Progress::Incomplete);
+            };
+            // Before the end of the line: what is no Redis may never end one.
+            if !b"+-:$*_>%~|,#!=(".contains(sign) || self.missing.len() >= MAX_DEPTH {
+                return Err(garbage());
+            }
+            let unseen = self.searched.max(from + 1);
+            let Some(line_end) = line_end(bytes, unseen) else {
+                self.searched = unseen.max(bytes.len().saturating_sub(1));
+                return if bytes.len() < limit {
+                    Ok(Progress::Incomplete)
+                } else {
+                    Err(too_large(limit))
+                };
+            };
+            let line = &bytes[from + 1..line_end];
+            self.at = line_end + 2;
+            let ends = match sign {
+                b'$' => self.expect_string(number(line)?),
+                b'!' | b'=' => match number(line)? {
+                    ..0 => return Err(garbage()),
+                    len => self.expect_string(len),
+                },
+                b'*' | b'~' | b'>' => self.expect_elements(number(line)?, 1, 0),
+                b'%' | b'|' => match number(line)? {
+                    ..0 => return Err(garbage()),
+                    pairs => self.expect_elements(pairs, 2, usize::from(*sign == b'|')),
+                },
+                _ => true,
+            };
+            let elements = self.elements.saturating_mul(size_of::<Value>());
+            let room = limit.checked_sub(self.at.saturating_add(elements));
+            let room = room.ok_or_else(|| too_large(limit))?;
+            if let Some(rest) = self.string.filter(|rest| *rest > room) {
+                if *sign != b'$' {
+                    return Err(too_large(limit));
+                }
+                self.string = None;
+                return Ok(Progress::LongString { from, rest });
+            }
+            if ends && self.ends_an_element() {
+                return Ok(Progress::Ended(self.at));
+            }
+        }
+    }
+
+    /// True if there is nothing to expect.
+    fn expect_string(&mut self, len: i64) -> bool {
+        let len = usize::try_from(len).ok();
+        self.string = len.map(|len| len.saturating_add(2));
+        self.string.is_none()
+    }
+
+    /// True if there is nothing to expect.
+    fn expect_elements(&mut self, count: i64, each: usize, more: usize) -> bool {
+        let count = usize::try_from(count).unwrap_or(0);
+        let count = count.saturating_mul(each).saturating_add(more);
+        self.elements = self.elements.saturating_add(count);
+        if count > 0 {
+            self.missing.push(count);
+        }
+        count == 0
+    }
+
+    /// True if the whole reply ends with it.
+    fn ends_an_element(&mut self) -> bool {
+        while let Some(missing) = self.missing.last_mut() {
+            *missing -= 1;
+            if *missing > 0 {
+                return false;
+            }
+            self.missing.pop();
+        }
+        true
+    }
+}
+
+/// Reads the element at `at` of a reply that is there as a whole.
+fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
+    let rest = bytes.get(*at..).ok_or_else(garbage)?;
+    let (Some(sign @ (b'+' | b':' | b'$' | b'*')), Some(end)) = (rest.first(), line_end(rest, 1))
+    else {
+        let Progress::Ended(len) = Frame::default().advance(rest, usize::MAX)? else {
+            return Err(garbage());
+        };
+        let element = &rest[..len];
+        *at += element.len();
+        // Its errors quote what they were given.
+        return redis::parse_redis_value(element).map_err(|_| garbage());
+    };
+    let line = &rest[1..end];
+    *at += end + 2;
+    match sign {
+        b'+' if line == b"OK" => Ok(Value::Okay),
+        b'+' => Ok(Value::SimpleString(text(line)?.to_owned())),
+        b':' => number(line).map(Value::Int),
+        b'$' => {
+            let Ok(len) = usize::try_from(number(line)?) else {
+                return Ok(Value::Nil);
+            };
+            let string = bytes.get(*at..*at + len).ok_or_else(garbage)?;
+            *at += len + 2;
+            Ok(Value::BulkString(string.to_vec()))
+        }
+        _ => {
+            let Ok(count) = usize::try_from(number(line)?) else {
+                return Ok(Value::Nil);
+            };
+            // They are all there.
+            let mut elements = Vec::with_capacity(count);
+            for _ in 0..count {
+                elements.push(build(bytes, at)?);
+            }
+            Ok(Value::Array(elements))
+        }
+    }
+}
+
+/// Where the first line that ends at `from` or later has its end.
+fn line_end(bytes: &[u8], from: usize) -> Option<usize> {
+    let ends = bytes.get(from..)?.windows(2);
+    let at = ends.into_iter().position(|end| end == b"\r\n")?;
+    Some(from + at)
+}
+
+fn text(line: &[u8]) -> RedisResult<&str> {
+    std::str::from_utf8(line).map_err(|_| garbage())
+}
+
+fn number(line: &[u8]) -> RedisResult<i64> {
+    text(line)?.trim().parse().map_err(|_| garbage())
+}
+
+fn garbage() -> RedisError {
+    (redis::ErrorKind::Parse, "not a reply of Redis").into()
+}
+
+fn too_large(limit: usize) -> RedisError {
+    let detail = format!("more than {limit} bytes");
+    (redis::ErrorKind::Parse, "the reply is too large", detail).into()
+}

@@ -1,0 +1,130 @@
+//! What a hostile server can make a client take from the heap. A program of its own, since the allocator counts for all
+//! threads of a process.
+
+use std::alloc::System;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::redis::Commands;
+use leasehold::{Builder, Client, Error, ErrorKind, Mutex};
+use leasehold_testbed::Server;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+#[cfg(test)]
+#[path = "it/hostile_server.rs"]
+#[allow(dead_code, reason = "tests/it uses the rest")]
+mod hostile_server;
+
+use hostile_server::{Attack, Hostile, Since};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Bytes that a client may take beyond what the caller asked for.
+const MOST: usize = 16 << 20;
+/// For a case that would otherwise hang.
+const BOUND: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// Longer than an error needs to be that names a key and quotes what was found there.
+const LONGEST_MESSAGE: usize = 1000;
+
+fn allocated() -> usize {
+    let stats = ALLOCATOR.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
+}
+
+/// Fails as soon as the heap is larger by more than [`MOST`] bytes than before `work`: an attack may fill the machine's
+/// memory.
+fn assert_bounded(what: &str, work: impl FnOnce() + Send + 'static) {
+    let (before, started) = (allocated(), Instant::now());
+    let (mut most, working) = (0, thread::spawn(work));
+    while !working.is_finished() {
+        most = most.max(allocated().saturating_sub(before));
+        assert!(most < MOST, "{what}: {most} bytes, and more");
+        assert!(started.elapsed() < BOUND, "{what}: not done in {BOUND:?}");
+        thread::sleep(Duration::from_micros(200));
+    }
+    println!("{what}: {most} bytes");
+    working.join().expect("it goes as it is said to go");
+}
+
+fn hasty(url: &str) -> Builder {
+    Client::builder(url)
+        .connect_timeout(TIMEOUT)
+        .command_timeout(TIMEOUT)
+        .max_reply_bytes(1 << 20)
+}
+
+/// Something that is done with a client, and the word in a request with which the server turns hostile to it.
+type Case = (&'static str, &'static str, fn(Builder));
+
+fn cases() -> [Case; 4] {
+    [
+        ("handshake", "SETINFO", |builder| {
+            assert!(builder.build().is_err());
+        }),
+        ("acquire", "EVALSHA", |builder| {
+            let client = builder.build().expect("it begins well");
+            assert!(client.mutex("k").try_lock_for(TIMEOUT).is_err());
+        }),
+        ("transaction", "data", |builder| {
+            let client = builder.build().expect("it begins well");
+            let guard = client.mutex("k").lock().expect("it is free");
+            let read = guard.transaction(|conn, _| conn.get::<_, Option<String>>("data"));
+            assert!(read.is_err());
+        }),
+        ("notifications", "SETNAME", |builder| {
+            let client = builder.build().expect("it begins well");
+            let waited = client.mutex("held").try_lock_for(TIMEOUT);
+            assert!(waited.expect("others have it").is_none());
+        }),
+    ]
+}
+
+type OnMutex = (&'static str, fn(Mutex) -> Option<Error>);
+
+fn on_a_large_value() -> [OnMutex; 3] {
+    [
+        ("try_lock of a large value", |mutex| mutex.try_lock().err()),
+        ("inspect of a large value", |mutex| mutex.inspect().err()),
+        ("force_unlock of a large value", |mutex| {
+            mutex.force_unlock().err()
+        }),
+    ]
+}
+
+#[test]
+fn a_hostile_server_cannot_fill_the_memory() {
+    let server = Server::start().expect("there is a Redis");
+    let holder = Client::open(&server.url()).expect("it is there");
+    let held = holder.mutex("held").lock().expect("it is free");
+    for (what, word, work) in cases() {
+        for attack in Attack::ALL {
+            let hostile = Hostile::start(server.port(), attack, Since::word(word));
+            let url = hostile.url();
+            assert_bounded(&format!("{what}, {attack:?}"), move || work(hasty(&url)));
+        }
+    }
+    // In the same test: another one would be counted, too.
+    let set = ["SETRANGE", "leasehold:large", "60000000", "x"];
+    server.command(&set).expect("Redis is there");
+    for (what, work) in on_a_large_value() {
+        let mutex = holder.mutex("large");
+        assert_bounded(what, move || {
+            let error = work(mutex).expect("it is no lock");
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{what}: {error}");
+            let text = format!("{error} {error:?}");
+            assert!(text.len() < LONGEST_MESSAGE, "{what}: {} bytes", text.len());
+        });
+    }
+    server
+        .command(&["SETRANGE", "leasehold:large", "0", "lh1 "])
+        .expect("Redis is there");
+    let mutex = holder.mutex("large");
+    assert_bounded("inspect of a large lock", move || {
+        let error = mutex.inspect().expect_err("it is no lock");
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(format!("{error} {error:?}").len() < LONGEST_MESSAGE);
+    });
+    held.check().expect("no connection was lost for it");
+}

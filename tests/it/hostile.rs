@@ -1,0 +1,190 @@
+//! What a hostile server can do to the time that a call takes: nothing, beyond its deadline and one time-out.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::redis::Commands;
+use leasehold::{Builder, Client, Error};
+use leasehold_testbed::{Server, eventually};
+
+use crate::hostile_server::{Attack, Hostile, Since};
+use crate::support::{Recorder, SOON, Task, secs, server};
+
+/// How long a call may take beside busy loops before it counts as overdue. Against a server that drips, none ended
+/// before.
+const MARGIN: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_millis(500);
+const WANTED: Duration = Duration::from_millis(300);
+/// For a test that would otherwise hang.
+const BOUND: Duration = Duration::from_secs(10);
+
+fn hasty(hostile: &Hostile) -> Builder {
+    Client::builder(&hostile.url())
+        .connect_timeout(TIMEOUT)
+        .command_timeout(TIMEOUT)
+        .ttl(secs(30))
+}
+
+/// Does `work` on a client, then shuts it down; fails unless both end in time and so do the client's threads.
+#[track_caller]
+fn assert_bounded(
+    what: &str,
+    client: impl FnOnce() -> Client + Send + 'static,
+    bound: Duration,
+    work: impl FnOnce(&Client) + Send + 'static,
+) {
+    let task = Task::start(move || {
+        let client = client();
+        let started = Instant::now();
+        work(&client);
+        let worked = started.elapsed();
+        let _ = client.shutdown(WANTED);
+        (worked, started.elapsed() - worked)
+    });
+    let (worked, shut_down) = task.within(BOUND, what);
+    println!("{what}: {worked:?}, shutdown {shut_down:?}");
+    assert!(worked < bound + MARGIN, "{what}: {worked:?}");
+    assert!(shut_down < WANTED + MARGIN, "{what}: {shut_down:?}");
+}
+
+/// Runs `test` for all attacks at once.
+fn for_each_attack(test: impl Fn(&Server, Attack) + Sync) {
+    let server = server();
+    std::thread::scope(|scope| {
+        for attack in Attack::ALL {
+            let (server, test) = (&server, &test);
+            scope.spawn(move || test(server, attack));
+        }
+    });
+}
+
+/// Neither has anything to wait for, so either fails.
+fn fail(outcome: Result<bool, Error>, what: &str) {
+    let error = outcome.expect_err(what);
+    assert!(!error.to_string().is_empty() && error.to_string().len() < 1000);
+}
+
+#[test]
+fn a_hostile_server_cannot_hold_up_build() {
+    for since in [
+        Since::Connected,
+        Since::word("SETINFO"),
+        Since::word("EXISTS"),
+    ] {
+        for_each_attack(|server, attack| {
+            let hostile = Hostile::start(server.port(), attack, since.clone());
+            let what = format!("build, {attack:?}, {since:?}");
+            let builder = hasty(&hostile);
+            let started = Instant::now();
+            let task = Task::start(move || builder.build().map(|_| true));
+            fail(task.within(BOUND, &what), &what);
+            let took = started.elapsed();
+            println!("{what}: {took:?}");
+            assert!(took < TIMEOUT + MARGIN, "{what}: {took:?}");
+        });
+    }
+}
+
+#[test]
+fn a_hostile_server_cannot_hold_up_try_lock_for() {
+    for since in [
+        Since::Connected,
+        Since::word("SETINFO"),
+        Since::word("EXISTS"),
+        Since::word("EVALSHA"),
+    ] {
+        for_each_attack(|server, attack| {
+            let hostile = Hostile::start(server.port(), attack, since.clone());
+            let what = format!("try_lock_for, {attack:?}, {since:?}");
+            let (builder, name) = (hasty(&hostile), what.clone());
+            assert_bounded(
+                &what,
+                move || builder.build_lazy().unwrap(),
+                WANTED + TIMEOUT,
+                move |client| {
+                    let locked = client.mutex("k").try_lock_for(WANTED);
+                    fail(locked.map(|_| true), &name);
+                },
+            );
+        });
+    }
+}
+
+#[test]
+fn a_hostile_server_cannot_hold_up_a_transaction() {
+    // The look at the lock, the read of the closure, the writes.
+    for since in ["WATCH", "data", "marker"].map(Since::word) {
+        for_each_attack(|server, attack| {
+            let hostile = Hostile::start(server.port(), attack, since.clone());
+            let what = format!("transaction, {attack:?}, {since:?}");
+            let (builder, name) = (hasty(&hostile), what.clone());
+            let key = format!("k{attack:?}");
+            assert_bounded(
+                &what,
+                move || builder.build().unwrap(),
+                2 * TIMEOUT,
+                move |client| {
+                    let guard = client.mutex(&key).lock().unwrap();
+                    let written = guard.transaction(|conn, pipe| {
+                        let _: Option<String> = conn.get("data")?;
+                        pipe.set("marker", 1);
+                        Ok(true)
+                    });
+                    fail(written, &name);
+                },
+            );
+        });
+    }
+}
+
+#[test]
+fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
+    for is_open in [false, true] {
+        for_each_attack(|server, attack| {
+            let holder = Client::open(&server.url()).unwrap();
+            let held = holder.mutex(&format!("{attack:?}")).lock().unwrap();
+            let key = format!("leasehold:{attack:?}");
+            let since = Since::word(match is_open {
+                false => "SETNAME".to_owned(),
+                true => format!("MGET\r\n${}\r\n{key}", key.len()),
+            });
+            let hostile = Hostile::start(server.port(), attack, since.clone());
+            let what = format!("notifications, {attack:?}, {since:?}");
+            let recorder = Recorder::new();
+            let builder = hasty(&hostile).events(Arc::clone(&recorder));
+            assert_bounded(
+                &what,
+                move || builder.build().unwrap(),
+                WANTED + TIMEOUT,
+                move |client| {
+                    let locked = client.mutex(&format!("{attack:?}")).try_lock_for(WANTED);
+                    assert!(locked.unwrap().is_none());
+                },
+            );
+            let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
+            assert!(ended, "{what}: some thread of the client lives on");
+            drop(held);
+        });
+    }
+}
+
+#[test]
+fn shutdown_waits_for_no_reply_beyond_its_time() {
+    for_each_attack(|server, attack| {
+        let hostile = Hostile::start(server.port(), attack, Since::Told);
+        let patient = Client::builder(&hostile.url()).command_timeout(secs(30));
+        let client = patient.connect_timeout(secs(30)).build().unwrap();
+        let guard = client.mutex(&format!("{attack:?}")).lock().unwrap();
+        hostile.attack();
+        drop(guard);
+        // The drop of the last client waits as long as for an answer.
+        std::mem::forget(client.clone());
+        let started = Instant::now();
+        let task = Task::start(move || client.shutdown(WANTED).map(|()| true));
+        let what = format!("shutdown, {attack:?}");
+        fail(task.within(BOUND, &what), &what);
+        let took = started.elapsed();
+        println!("{what}: {took:?}");
+        assert!(took < WANTED + MARGIN, "{what}: {took:?}");
+    });
+}

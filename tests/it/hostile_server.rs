@@ -1,0 +1,180 @@
+//! A server that is a real Redis, reached through a relay, until it turns hostile. Knows nothing of locks.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// What a client gets from then on instead of replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attack {
+    /// A string, one byte per 200 ms.
+    Drip,
+    /// Small messages that nobody asked for, without a pause.
+    Pushes,
+    /// A string that does not end.
+    Bulk,
+    /// A line that does not end.
+    Line,
+    /// An array that does not end.
+    Array,
+    /// Arrays in arrays, ever deeper.
+    Nested,
+    /// Sizes, and nothing behind them.
+    Announced,
+}
+
+impl Attack {
+    pub const ALL: [Self; 7] = [
+        Self::Drip,
+        Self::Pushes,
+        Self::Bulk,
+        Self::Line,
+        Self::Array,
+        Self::Nested,
+        Self::Announced,
+    ];
+
+    /// What comes first, and what comes then, again and again.
+    fn bytes(self) -> (&'static [u8], &'static [u8]) {
+        match self {
+            Self::Drip => (b"$1000\r\n", b"x"),
+            Self::Pushes => (b"", b">2\r\n+message\r\n:1\r\n"),
+            Self::Bulk => (b"$2000000000\r\n", b"x"),
+            Self::Line => (b"+", b"x"),
+            Self::Array => (b"*2000000000\r\n", b":1\r\n"),
+            Self::Nested => (b"", b"*1\r\n"),
+            Self::Announced => (b"*1000000\r\n$1073741824\r\n", b""),
+        }
+    }
+}
+
+/// When it turns hostile to a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// As soon as it is there.
+    Connected,
+    /// With a request that has this word.
+    Word(String),
+    /// With the next request after [`Hostile::attack`].
+    Told,
+}
+
+impl Since {
+    pub fn word(word: impl Into<String>) -> Self {
+        Self::Word(word.into())
+    }
+}
+
+struct Plan {
+    redis: u16,
+    attack: Attack,
+    since: Since,
+    told: AtomicBool,
+    ended: AtomicBool,
+}
+
+/// It ends when dropped.
+pub struct Hostile {
+    port: u16,
+    plan: Arc<Plan>,
+}
+
+impl Hostile {
+    /// In front of the Redis at this port.
+    pub fn start(redis: u16, attack: Attack, since: Since) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let plan = Arc::new(Plan {
+            redis,
+            attack,
+            since,
+            told: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        });
+        let of_all = Arc::clone(&plan);
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if of_all.ended.load(Ordering::Acquire) {
+                    return;
+                }
+                let plan = Arc::clone(&of_all);
+                thread::spawn(move || plan.serve(client));
+            }
+        });
+        Self { port, plan }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// From now on it is hostile, if it was to be told.
+    pub fn attack(&self) {
+        self.plan.told.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.plan.ended.store(true, Ordering::Release);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+impl Plan {
+    fn serve(&self, mut client: TcpStream) {
+        let mut redis = TcpStream::connect(("127.0.0.1", self.redis)).unwrap();
+        redis.set_nodelay(true).unwrap();
+        client.set_nodelay(true).unwrap();
+        let mut replies = redis.try_clone().unwrap();
+        let mut to_client = client.try_clone().unwrap();
+        let relay = thread::spawn(move || {
+            let _ = std::io::copy(&mut replies, &mut to_client);
+        });
+        let mut request = [0; 16 * 1024];
+        let mut is_hostile = self.since == Since::Connected;
+        while !is_hostile {
+            let n = client.read(&mut request).unwrap_or(0);
+            is_hostile = match &self.since {
+                Since::Word(word) => has(&request[..n], word),
+                _ => self.told.load(Ordering::Acquire),
+            };
+            if n == 0 || is_hostile || redis.write_all(&request[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = redis.shutdown(Shutdown::Both);
+        relay.join().unwrap();
+        if is_hostile {
+            self.be_hostile(client);
+        }
+    }
+
+    /// Until the client has closed the connection.
+    fn be_hostile(&self, mut client: TcpStream) {
+        let (first, then) = self.attack.bytes();
+        if client.write_all(first).is_err() {
+            return;
+        }
+        let (piece, pause) = match self.attack {
+            Attack::Drip => (then.to_vec(), Duration::from_millis(200)),
+            _ => (then.repeat(8 * 1024), Duration::from_millis(10)),
+        };
+        while !self.ended.load(Ordering::Acquire) && client.write_all(&piece).is_ok() {
+            if piece.is_empty() || self.attack == Attack::Drip {
+                thread::sleep(pause);
+            }
+        }
+    }
+}
+
+fn has(request: &[u8], word: &str) -> bool {
+    let word = format!("\r\n{word}\r\n");
+    request
+        .windows(word.len())
+        .any(|part| part == word.as_bytes())
+}
