@@ -42,7 +42,7 @@ use crate::store::{Endpoint, MemoryServer, redacted};
 ///     .renew_ratio(1.0 / 3.0)
 ///     .max_hold(Duration::from_secs(600)) // none, without this
 ///     .max_key_bytes(1024)
-///     .max_reply_bytes(16 * 1024 * 1024)
+///     .max_reply_bytes(4 * 1024 * 1024)
 ///     .connect_timeout(Duration::from_secs(1))
 ///     .command_timeout(Duration::from_secs(1))
 ///     .patience(Duration::from_secs(5))
@@ -128,10 +128,13 @@ impl Builder {
         self
     }
 
-    /// The largest reply that is read to a command of a transaction, to the transaction itself, or to the read of a
-    /// fenced value: its bytes, and 56 for each element of an array. So no server can fill the memory. In place of a
-    /// string that is too long the reply has an error, `TOOLARGE`; any other reply that is too large ends the
-    /// connection. 1,024 to 536,870,912. Defaults to 16 MiB.
+    /// The largest reply to a command of a transaction, to the transaction itself, or to the read of a fenced value:
+    /// its bytes, and 56 for each element of an array. The replies to a pipeline count as one. So no server can fill
+    /// the memory: reading a reply takes at most twice of this.
+    ///
+    /// A larger reply is [`TooLarge`](crate::ErrorKind::TooLarge); in a closure it is an error with the code
+    /// `TOOLARGE`. If it is a string, the connection stays; any other reply that is too large ends the
+    /// connection. 256 KiB to 512 MiB. Defaults to 4 MiB.
     pub fn max_reply_bytes(mut self, bytes: usize) -> Self {
         self.config.max_reply_bytes = bytes;
         self

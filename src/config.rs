@@ -20,8 +20,8 @@ const MAX_TRANSACTIONS: usize = 64;
 /// A fencing token has ten bits for the number of the hand-off.
 const MAX_HAND_OFFS: u32 = 1023;
 /// Bytes of a reply to a caller's own command. Redis has no longer strings than the greatest of them.
-pub(crate) const DEFAULT_MAX_REPLY: usize = 16 * 1024 * 1024;
-const MAX_REPLIES: std::ops::RangeInclusive<usize> = 1024..=512 * 1024 * 1024;
+pub(crate) const DEFAULT_MAX_REPLY: usize = 4 * 1024 * 1024;
+const MAX_REPLIES: std::ops::RangeInclusive<usize> = 256 * 1024..=512 * 1024 * 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often, and for how long, a lock is passed on within the client before others may have it.
@@ -191,7 +191,10 @@ mod tests {
             (refused(|c| c.renew_ratio = 0.95), "not 0.95"),
             (refused(|c| c.max_hold = Some(Duration::ZERO)), "max_hold"),
             (refused(|c| c.max_key_bytes = 0), "max_key_bytes"),
-            (refused(|c| c.max_reply_bytes = 1023), "max_reply_bytes"),
+            (
+                refused(|c| c.max_reply_bytes = 256 * 1024 - 1),
+                "max_reply_bytes",
+            ),
             (
                 refused(|c| c.connect_timeout = Duration::ZERO),
                 "connect_timeout",

@@ -58,6 +58,9 @@ pub enum ErrorKind {
     InvalidConfig,
     /// The key of a lock is empty, too long, begins with `~`, or holds control characters.
     InvalidKey,
+    /// A reply holds more of the caller's values than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
+    /// allows; the message says how much that is.
+    TooLarge,
     /// Something that is not ours: a foreign value under the key of a lock, or a server that does
     /// not speak Redis' protocol. It is left untouched. Also a command of a transaction that Redis
     /// refuses for what it found.
@@ -81,6 +84,7 @@ impl ErrorKind {
             Self::Unsupported => "not supported",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",
+            Self::TooLarge => "the reply is too large",
             Self::Protocol => "unexpected data",
         }
     }

@@ -82,8 +82,9 @@ impl FencedValue {
     /// The value; nothing if it was never written.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if something else
-    /// stands under the key in Redis.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `TooLarge` if it is longer than
+    /// [`max_reply_bytes`](crate::Builder::max_reply_bytes) allows; `Protocol` if something else stands under the key
+    /// in Redis.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let key = self.key.clone()?;
         match self.ask(&key, Command::Read { key: key.clone() })? {

@@ -297,6 +297,8 @@ impl MutexGuard {
     ///   are busy for longer than [`connect_timeout`](crate::Builder::connect_timeout); `Denied` if the
     ///   user may not use one of the commands; `Unsupported` if one of them would end the transaction:
     ///   nothing was written.
+    /// - `TooLarge` if a command or pipeline of `body` is answered with more than
+    ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes): nothing was written.
     /// - `Timeout` if everything was sent and no answer came: all of it was written, or will be as long
     ///   as nothing watched changes and this guard has the lock, or nothing. Watch what must not be
     ///   written twice.

@@ -1,11 +1,11 @@
-//! What a hostile server can make a client take from the heap. A program of its own, since the allocator counts for all
+//! The heap memory that a hostile server can make a client take. A program of its own, since the allocator counts for all
 //! threads of a process.
 
 use std::alloc::System;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::redis::Commands;
+use leasehold::redis::{self, Commands};
 use leasehold::{Builder, Client, Error, ErrorKind, Mutex};
 use leasehold_testbed::Server;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -52,15 +52,17 @@ fn hasty(url: &str) -> Builder {
     Client::builder(url)
         .connect_timeout(TIMEOUT)
         .command_timeout(TIMEOUT)
-        .max_reply_bytes(1 << 20)
 }
 
 /// Something that is done with a client, and the word in a request with which the server turns hostile to it.
 type Case = (&'static str, &'static str, fn(Builder));
 
-fn cases() -> [Case; 4] {
+fn cases() -> [Case; 8] {
     [
         ("handshake", "SETINFO", |builder| {
+            assert!(builder.build().is_err());
+        }),
+        ("scripts", "EXISTS", |builder| {
             assert!(builder.build().is_err());
         }),
         ("acquire", "EVALSHA", |builder| {
@@ -70,8 +72,33 @@ fn cases() -> [Case; 4] {
         ("transaction", "data", |builder| {
             let client = builder.build().expect("it begins well");
             let guard = client.mutex("k").lock().expect("it is free");
-            let read = guard.transaction(|conn, _| conn.get::<_, Option<String>>("data"));
+            // The string may be whole.
+            let _ = guard.transaction(|conn, _| conn.get::<_, Option<String>>("data"));
+        }),
+        ("pipeline", "data", |builder| {
+            let client = builder.build().expect("it begins well");
+            let guard = client.mutex("k").lock().expect("it is free");
+            let read = guard.transaction(|conn, _| {
+                let mut reads = redis::pipe();
+                (0..100).for_each(|_| {
+                    reads.get("data");
+                });
+                reads.query::<Vec<Option<String>>>(conn)
+            });
             assert!(read.is_err());
+        }),
+        ("exec", "marker", |builder| {
+            let client = builder.build().expect("it begins well");
+            let guard = client.mutex("k").lock().expect("it is free");
+            let written = guard.transaction(|_, pipe| {
+                pipe.set("marker", 1);
+                Ok(())
+            });
+            assert!(written.is_err());
+        }),
+        ("fenced value", "leasehold:~value:k", |builder| {
+            let client = builder.build().expect("it begins well");
+            let _ = client.fenced_value("k").read();
         }),
         ("notifications", "SETNAME", |builder| {
             let client = builder.build().expect("it begins well");

@@ -15,12 +15,13 @@ use crate::clock::Moment;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::error::{Error, ErrorKind};
 use crate::store::epoch::{Epoch, MadeIn};
+use crate::store::replies::{Limit, TOO_LARGE};
 use crate::store::script::{self, Kind};
 use crate::store::stream::{self, Receiver, Sender};
 use crate::text::printable;
 
 /// Bytes of a reply that holds no caller's values: that to a batch of 128 commands, each with a few hundred bytes.
-pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
+pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
 /// Where Redis is and how long to wait for it.
 pub(crate) struct Endpoint {
@@ -189,7 +190,10 @@ impl Endpoint {
         let settings = self.info.redis_settings();
         let said = error.to_string();
         let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
-        let kind = classify(&error);
+        let kind = match classify(&error) {
+            ErrorKind::TooLarge => ErrorKind::Protocol,
+            kind => kind,
+        };
         if repeats_login(&self.info, &said) {
             return about(kind, LOGIN_REPEATED);
         }
@@ -241,13 +245,15 @@ impl r2d2::ManageConnection for Connector {
     }
 }
 
-/// What a reply holds, and so how large it may be.
+/// The contents of a reply, which say how large it may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Contents {
-    /// What this library made, or numbers.
+    /// Values that this library made, or numbers.
     Own,
     /// So many values of the caller's.
     Values(usize),
+    /// Values of the caller's, which together with earlier ones of this size count as one.
+    MoreOfOne { so_far: usize },
 }
 
 /// A connection that marks itself broken after any error.
@@ -280,16 +286,31 @@ impl Wire {
 
     /// As [`receive`](Self::receive), with the error as redis-rs has it.
     pub(crate) fn take(&mut self, deadline: Moment, of: Contents) -> RedisResult<Value> {
-        let limit = match of {
-            Contents::Own => LONGEST_REPLY,
-            Contents::Values(count) => LONGEST_REPLY.max(self.max_reply.saturating_mul(count)),
-        };
+        let limit = self.limit_of(of);
         let received = self.receiver.receive_reply(deadline, limit);
         let value = received.inspect_err(|_| self.broke())?;
         if script::is_out_of_place(&value) {
             self.epoch.suspect();
         }
         Ok(value)
+    }
+
+    fn limit_of(&self, contents: Contents) -> Limit {
+        let max_reply_bytes = self.max_reply;
+        let bytes = match contents {
+            Contents::Own => return LONGEST_REPLY,
+            Contents::Values(count) => max_reply_bytes.saturating_mul(count),
+            Contents::MoreOfOne { so_far } => max_reply_bytes.saturating_sub(so_far),
+        };
+        Limit::Set {
+            bytes,
+            max_reply_bytes,
+        }
+    }
+
+    /// Size of the last reply, as it counts towards its limit.
+    pub(crate) fn last_size(&self) -> usize {
+        self.receiver.last_size()
     }
 
     /// The replies to all of `commands`, while the connection is being made.
@@ -409,6 +430,7 @@ pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
         "DENIED" | "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
         "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
+        TOO_LARGE => ErrorKind::TooLarge,
         _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
         // An ACL lets the user run scripts, but not a command or key that this script uses.
         // First the words of Redis up to 7.0, then those of later ones.

@@ -9,6 +9,7 @@
 #[cfg(not(shuttle))]
 mod tests;
 
+use std::fmt;
 use std::io::{self, Read};
 use std::mem::size_of;
 
@@ -24,6 +25,37 @@ const MAX_DEPTH: usize = 100;
 /// The code of the error in place of a string for which the reply has no room.
 pub(crate) const TOO_LARGE: &str = "TOOLARGE";
 
+/// How large a reply may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// So many bytes, whatever the settings.
+    Fixed(usize),
+    /// Bytes of a reply that holds values of the caller's.
+    Set {
+        bytes: usize,
+        /// The setting behind it, for messages.
+        max_reply_bytes: usize,
+    },
+}
+
+impl Limit {
+    pub(crate) fn bytes(self) -> usize {
+        let (Self::Fixed(bytes) | Self::Set { bytes, .. }) = self;
+        bytes
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(bytes) => write!(f, "{bytes} bytes"),
+            Self::Set {
+                max_reply_bytes, ..
+            } => write!(f, "{max_reply_bytes} bytes (`max_reply_bytes`)"),
+        }
+    }
+}
+
 /// The bytes that have come in on a connection, and how far they are understood.
 pub(crate) struct Replies {
     /// `start..end` has been read and not been returned.
@@ -34,6 +66,8 @@ pub(crate) struct Replies {
     frame: Frame,
     /// Bytes that come next and are dropped.
     to_drop: usize,
+    /// Size of the last reply, as it counts towards its limit.
+    last_size: usize,
 }
 
 impl Replies {
@@ -44,12 +78,13 @@ impl Replies {
             end: 0,
             frame: Frame::default(),
             to_drop: 0,
+            last_size: 0,
         }
     }
 
     /// The next reply that is there as a whole. An error if it cannot become one, or not within `limit`: its bytes,
     /// and the size of a [`Value`] for each element. (But see [`TOO_LARGE`].)
-    pub(crate) fn next(&mut self, limit: usize) -> RedisResult<Option<Value>> {
+    pub(crate) fn next(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         let len = loop {
             if self.to_drop > 0 {
                 return Ok(None);
@@ -58,11 +93,12 @@ impl Replies {
             match self.frame.advance(bytes, limit)? {
                 Progress::Ended(len) => break len,
                 Progress::Incomplete => return Ok(None),
-                Progress::LongString { from, rest } => self.drop_string(from, rest),
+                Progress::LongString { from, rest } => self.drop_string(from, rest, limit),
             }
         };
         let bytes = &self.buffer[self.start..self.end];
         let value = build(&bytes[..len], &mut 0)?;
+        self.last_size = self.frame.size();
         self.frame.restart();
         self.start += len;
         if self.start == self.end {
@@ -76,10 +112,11 @@ impl Replies {
 
     /// Puts an error in place of the string whose header begins at `from`. Its other bytes, `rest` in all, are
     /// dropped.
-    fn drop_string(&mut self, from: usize, rest: usize) {
+    fn drop_string(&mut self, from: usize, rest: usize, limit: Limit) {
         let (from, body) = (self.start + from, self.start + self.frame.at);
         let there = rest.min(self.end - body);
-        let error = format!("-{TOO_LARGE} a string of {} bytes\r\n", rest - 2);
+        let string = rest - 2;
+        let error = format!("-{TOO_LARGE} a string of {string} bytes: longest reply {limit}\r\n");
         let (tail, to) = (body + there..self.end, from + error.len());
         self.end = to + tail.len();
         if self.end > self.buffer.len() {
@@ -93,13 +130,18 @@ impl Replies {
         self.frame.searched = 0;
     }
 
+    /// Size of the last reply that [`next`](Self::next) returned, as it counts towards its limit.
+    pub(crate) fn last_size(&self) -> usize {
+        self.last_size
+    }
+
     /// Whether a part of a reply is there.
     pub(crate) fn is_amid_reply(&self) -> bool {
         self.start < self.end
     }
 
     /// Reads once from `source`, after [`next`](Self::next) has found no whole reply.
-    pub(crate) fn fill(&mut self, limit: usize, mut source: impl Read) -> io::Result<()> {
+    pub(crate) fn fill(&mut self, limit: Limit, mut source: impl Read) -> io::Result<()> {
         let len = self.buffer.len();
         if self.start > 0 && len - self.end < len / 4 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -107,7 +149,7 @@ impl Replies {
         }
         if self.end == len {
             // As much again as has come in, but no more than the reply may have.
-            let longer = (2 * len).min(limit).max(len + 1);
+            let longer = (2 * len).min(limit.bytes()).max(len + 1);
             self.buffer.reserve_exact(longer - len);
             self.buffer.resize(longer, 0);
         }
@@ -141,7 +183,7 @@ enum Progress {
 /// Finds the end of a reply. Goes on where it stopped, so each byte is looked at once, however slowly they come.
 #[derive(Default)]
 struct Frame {
-    /// What lies before is understood.
+    /// All bytes before this one are understood.
     at: usize,
     /// No line ends before.
     searched: usize,
@@ -160,7 +202,7 @@ impl Frame {
     }
 
     /// Looks for the end of the reply at the beginning of `bytes`.
-    fn advance(&mut self, bytes: &[u8], limit: usize) -> RedisResult<Progress> {
+    fn advance(&mut self, bytes: &[u8], limit: Limit) -> RedisResult<Progress> {
         loop {
             if let Some(rest) = self.string {
                 let Some(string) = bytes.get(self.at..self.at + rest) else {
@@ -187,7 +229,7 @@ impl Frame {
             let unseen = self.searched.max(from + 1);
             let Some(line_end) = line_end(bytes, unseen) else {
                 self.searched = unseen.max(bytes.len().saturating_sub(1));
-                return if bytes.len() < limit {
+                return if bytes.len() < limit.bytes() {
                     Ok(Progress::Incomplete)
                 } else {
                     Err(too_large(limit))
@@ -208,8 +250,7 @@ impl Frame {
                 },
                 _ => true,
             };
-            let elements = self.elements.saturating_mul(size_of::<Value>());
-            let room = limit.checked_sub(self.at.saturating_add(elements));
+            let room = limit.bytes().checked_sub(self.size());
             let room = room.ok_or_else(|| too_large(limit))?;
             if let Some(rest) = self.string.filter(|rest| *rest > room) {
                 if *sign != b'$' {
@@ -222,6 +263,12 @@ impl Frame {
                 return Ok(Progress::Ended(self.at));
             }
         }
+    }
+
+    /// The size that counts towards the limit: bytes that are understood, and elements that are announced.
+    fn size(&self) -> usize {
+        let elements = self.elements.saturating_mul(size_of::<Value>());
+        self.at.saturating_add(elements)
     }
 
     /// True if there is nothing to expect.
@@ -260,7 +307,7 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     let rest = bytes.get(*at..).ok_or_else(garbage)?;
     let (Some(sign @ (b'+' | b':' | b'$' | b'*')), Some(end)) = (rest.first(), line_end(rest, 1))
     else {
-        let Progress::Ended(len) = Frame::default().advance(rest, usize::MAX)? else {
+        let Progress::Ended(len) = Frame::default().advance(rest, Limit::Fixed(usize::MAX))? else {
             return Err(garbage());
         };
         let element = &rest[..len];
@@ -296,7 +343,7 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     }
 }
 
-/// Where the first line that ends at `from` or later has its end.
+/// The end of the first line that ends at `from` or later.
 fn line_end(bytes: &[u8], from: usize) -> Option<usize> {
     let ends = bytes.get(from..)?.windows(2);
     let at = ends.into_iter().position(|end| end == b"\r\n")?;
@@ -315,7 +362,10 @@ fn garbage() -> RedisError {
     (redis::ErrorKind::Parse, "not a reply of Redis").into()
 }
 
-fn too_large(limit: usize) -> RedisError {
-    let detail = format!("more than {limit} bytes");
-    (redis::ErrorKind::Parse, "the reply is too large", detail).into()
+fn too_large(limit: Limit) -> RedisError {
+    let detail = format!("more than {limit}");
+    match limit {
+        Limit::Fixed(_) => (redis::ErrorKind::Parse, "the reply is too large", detail).into(),
+        Limit::Set { .. } => redis::make_extension_error(TOO_LARGE.to_owned(), Some(detail)),
+    }
 }

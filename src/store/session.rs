@@ -214,8 +214,10 @@ impl TransactionConnection {
         let deadline = self.answers_by();
         self.wire.put(packed, deadline)?;
         let mut answers = Vec::with_capacity(count);
+        let mut so_far = 0;
         for index in 0..skip + count {
-            let answer = self.wire.take(deadline, Contents::Values(1))?;
+            let answer = self.wire.take(deadline, Contents::MoreOfOne { so_far })?;
+            so_far += self.wire.last_size();
             if index >= skip {
                 answers.push(answer);
             }
@@ -300,11 +302,12 @@ fn unanswered(error: Error) -> Error {
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
-/// Redis does what it can, and tells what it could not.
+/// Redis does what it can, and tells what it could not. An answer that was too large was given for what was done, and
+/// nobody reads it.
 fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
     let of = answers.len();
     for (index, answer) in answers.into_iter().enumerate() {
-        if matches!(answer, Value::ServerError(_))
+        if matches!(&answer, Value::ServerError(error) if error.code() != TOO_LARGE)
             && let Err(refusal) = answer.extract_error()
         {
             let refusal = plain(refusal);

@@ -10,7 +10,7 @@ use redis::{ConnectionAddr, RedisResult, Value};
 use socket2::{SockAddr, Socket, Type};
 
 use crate::clock::Moment;
-use crate::store::replies::Replies;
+use crate::store::replies::{Limit, Replies};
 
 /// The shortest time-out that is set on a socket: zero would be none at all.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -100,12 +100,12 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// The next reply, of `limit` bytes at most: see [`Replies::next`].
-    pub(crate) fn receive(&mut self, deadline: Moment, limit: usize) -> RedisResult<Value> {
+    pub(crate) fn receive(&mut self, deadline: Moment, limit: Limit) -> RedisResult<Value> {
         self.receive_any(deadline, limit, |_| true)
     }
 
     /// As [`receive`](Self::receive), but for what the server says unasked.
-    pub(crate) fn receive_reply(&mut self, deadline: Moment, limit: usize) -> RedisResult<Value> {
+    pub(crate) fn receive_reply(&mut self, deadline: Moment, limit: Limit) -> RedisResult<Value> {
         self.receive_any(deadline, limit, |value| {
             !matches!(value, Value::Push { .. })
         })
@@ -114,7 +114,7 @@ impl Receiver {
     fn receive_any(
         &mut self,
         deadline: Moment,
-        limit: usize,
+        limit: Limit,
         is_wanted: impl Fn(&Value) -> bool,
     ) -> RedisResult<Value> {
         let mut turn = Turn::First;
@@ -128,8 +128,13 @@ impl Receiver {
     }
 
     /// The next reply, if it has come in.
-    pub(crate) fn received(&mut self, limit: usize) -> RedisResult<Option<Value>> {
+    pub(crate) fn received(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         self.replies.next(limit)
+    }
+
+    /// Size of the last reply, as it counts towards its limit.
+    pub(crate) fn last_size(&self) -> usize {
+        self.replies.last_size()
     }
 
     /// Whether a part of a reply has come in.
@@ -138,11 +143,11 @@ impl Receiver {
     }
 
     /// Waits until more has come in.
-    pub(crate) fn wait(&mut self, deadline: Moment, limit: usize) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, deadline: Moment, limit: Limit) -> io::Result<()> {
         self.read(&mut Turn::First, deadline, limit)
     }
 
-    fn read(&mut self, turn: &mut Turn, deadline: Moment, limit: usize) -> io::Result<()> {
+    fn read(&mut self, turn: &mut Turn, deadline: Moment, limit: Limit) -> io::Result<()> {
         loop {
             let set = |timeout| self.socket.set_read_timeout(Some(timeout));
             turn.begin(&mut self.timeout, deadline, set)?;

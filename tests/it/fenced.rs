@@ -365,3 +365,27 @@ fn on_a_connection_that_died_while_it_was_idle_the_second_try_writes() {
         assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
     }
 }
+
+#[test]
+fn a_value_beyond_the_limit_names_it() {
+    const LIMIT: usize = 256 * 1024;
+    let server = server();
+    let limited = steady(&server.url())
+        .max_reply_bytes(LIMIT)
+        .build()
+        .unwrap();
+    let value = limited.fenced_value("k");
+    value.write(1, vec![b'x'; LIMIT]).unwrap();
+    let made = connections_made(&server, || {
+        let error = value.read().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
+        assert!(error.to_string().contains("max_reply_bytes"), "{error}");
+        assert!(error.to_string().contains(&LIMIT.to_string()), "{error}");
+        value.write(2, "short").unwrap();
+        assert_eq!(value.read().unwrap().as_deref(), Some(&b"short"[..]));
+        value.write(3, vec![b'x'; LIMIT]).unwrap();
+    });
+    assert_eq!(made, 0);
+    let read = client(&server).fenced_value("k").read().unwrap();
+    assert_eq!(read.map(|value| value.len()), Some(LIMIT));
+}

@@ -1,4 +1,4 @@
-//! What a hostile server can do to the time that a call takes: nothing, beyond its deadline and one time-out.
+//! A hostile server delays no call beyond its deadline and one time-out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,6 +70,7 @@ fn a_hostile_server_cannot_hold_up_build() {
         Since::Connected,
         Since::word("SETINFO"),
         Since::word("EXISTS"),
+        Since::word("LOAD"),
     ] {
         for_each_attack(|server, attack| {
             let hostile = Hostile::start(server.port(), attack, since.clone());
@@ -91,6 +92,7 @@ fn a_hostile_server_cannot_hold_up_try_lock_for() {
         Since::Connected,
         Since::word("SETINFO"),
         Since::word("EXISTS"),
+        Since::word("LOAD"),
         Since::word("EVALSHA"),
     ] {
         for_each_attack(|server, attack| {
@@ -182,7 +184,11 @@ fn shutdown_waits_for_no_reply_beyond_its_time() {
         let started = Instant::now();
         let task = Task::start(move || client.shutdown(WANTED).map(|()| true));
         let what = format!("shutdown, {attack:?}");
-        fail(task.within(BOUND, &what), &what);
+        let outcome = task.within(BOUND, &what);
+        // A whole string says that another value stands under the key: nothing is left to release.
+        if attack != Attack::Whole {
+            fail(outcome, &what);
+        }
         let took = started.elapsed();
         println!("{what}: {took:?}");
         assert!(took < WANTED + MARGIN, "{what}: {took:?}");

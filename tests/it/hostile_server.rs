@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// What a client gets from then on instead of replies.
+/// The bytes that a client gets from then on instead of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
     /// A string, one byte per 200 ms.
@@ -22,22 +22,37 @@ pub enum Attack {
     Array,
     /// Arrays in arrays, ever deeper.
     Nested,
-    /// Sizes, and nothing behind them.
+    /// A map that does not end.
+    Map,
+    /// A set that does not end.
+    Set,
+    /// A message that does not end.
+    Push,
+    /// A string of 1 GiB, of which nothing comes.
     Announced,
+    /// Strings of 4 MB, each of which comes as a whole.
+    Whole,
+    /// Strings of 1 GiB each, in an array that is no larger than allowed.
+    Strings,
 }
 
 impl Attack {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 12] = [
         Self::Drip,
         Self::Pushes,
         Self::Bulk,
         Self::Line,
         Self::Array,
         Self::Nested,
+        Self::Map,
+        Self::Set,
+        Self::Push,
         Self::Announced,
+        Self::Whole,
+        Self::Strings,
     ];
 
-    /// What comes first, and what comes then, again and again.
+    /// The bytes that come first, and those that come then, again and again.
     fn bytes(self) -> (&'static [u8], &'static [u8]) {
         match self {
             Self::Drip => (b"$1000\r\n", b"x"),
@@ -46,7 +61,12 @@ impl Attack {
             Self::Line => (b"+", b"x"),
             Self::Array => (b"*2000000000\r\n", b":1\r\n"),
             Self::Nested => (b"", b"*1\r\n"),
-            Self::Announced => (b"*1000000\r\n$1073741824\r\n", b""),
+            Self::Map => (b"%1000000000\r\n", b"+k\r\n:1\r\n"),
+            Self::Set => (b"~2000000000\r\n", b":1\r\n"),
+            Self::Push => (b">2000000000\r\n+message\r\n", b":1\r\n"),
+            Self::Announced => (b"$1073741824\r\n", b""),
+            Self::Whole => (b"", b""),
+            Self::Strings => (b"*1000\r\n", b"$1073741824\r\n"),
         }
     }
 }
@@ -162,6 +182,7 @@ impl Plan {
         }
         let (piece, pause) = match self.attack {
             Attack::Drip => (then.to_vec(), Duration::from_millis(200)),
+            Attack::Whole => (whole_string(), Duration::ZERO),
             _ => (then.repeat(8 * 1024), Duration::from_millis(10)),
         };
         while !self.ended.load(Ordering::Acquire) && client.write_all(&piece).is_ok() {
@@ -170,6 +191,11 @@ impl Plan {
             }
         }
     }
+}
+
+fn whole_string() -> Vec<u8> {
+    let len = 4_000_000;
+    format!("${len}\r\n{}\r\n", "x".repeat(len)).into_bytes()
 }
 
 fn has(request: &[u8], word: &str) -> bool {

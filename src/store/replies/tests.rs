@@ -13,16 +13,16 @@ fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) 
     let (mut values, mut fed) = (Vec::new(), 0);
     let mut pieces = pieces.iter().cycle();
     loop {
-        match replies.next(limit) {
+        match replies.next(Limit::Fixed(limit)) {
             Ok(Some(value)) => values.push(value),
             Ok(None) if fed == bytes.len() => return (values, true),
             Ok(None) => {
                 let piece = (*pieces.next().unwrap()).clamp(1, bytes.len() - fed);
                 let mut source = &bytes[fed..fed + piece];
-                replies.fill(limit, &mut source).unwrap();
+                replies.fill(Limit::Fixed(limit), &mut source).unwrap();
                 fed += piece - source.len();
                 // An error may take some more bytes than what it stands for.
-                let most = BUFFER.max(2 * fed).min(BUFFER.max(limit)) + 64;
+                let most = BUFFER.max(2 * fed).min(BUFFER.max(limit)) + 100;
                 assert!(replies.buffer.capacity() <= most, "{fed} bytes came in");
             }
             Err(_) => return (values, false),
@@ -35,7 +35,7 @@ fn first(bytes: &[u8], limit: usize) -> RedisResult<Option<Value>> {
     let mut replies = Replies::new();
     replies.buffer = bytes.to_vec();
     replies.end = bytes.len();
-    replies.next(limit)
+    replies.next(Limit::Fixed(limit))
 }
 
 fn line() -> impl Strategy<Value = String> {
@@ -101,7 +101,7 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What Redis' own parser reads first. It is not asked for arrays that are announced to be huge.
+/// The first value that the parser of redis-rs reads. It is not asked for arrays that are announced to be huge.
 fn by_redis(bytes: &[u8]) -> Option<Value> {
     redis::parse_redis_value(bytes).ok()
 }
@@ -113,7 +113,7 @@ fn said(value: Option<&Value>) -> String {
 
 proptest! {
     #[test]
-    fn replies_are_read_as_redis_rs_reads_them(
+    fn fuzz_replies_are_read_as_redis_rs_reads_them(
         replies in prop::collection::vec(reply(), 1..5),
         pieces in prop::collection::vec(1_usize..30, 1..8),
     ) {
@@ -128,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn spoilt_replies_are_read_as_redis_rs_reads_them(
+    fn fuzz_spoilt_replies_are_read_as_by_redis_rs(
         mut bytes in reply(),
         at in any::<prop::sample::Index>(),
         byte in prop::sample::select(b"+-:$*_>%~|,#!=(\r\n0123456789ta ".to_vec()),
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_in_any_pieces_are_bounded(
+    fn fuzz_any_bytes_in_any_pieces_are_bounded(
         parts in prop::collection::vec(prop_oneof![
             4 => "[-+:$*_>%~|,#!=(]-?[0-9]{0,20}\r\n".prop_map(String::into_bytes),
             2 => prop::collection::vec(any::<u8>(), 0..300),
@@ -187,15 +187,27 @@ fn a_reply_is_refused_by_what_it_announces() {
         format!("+{}", "x".repeat(LIMIT - 1)),
     ] {
         let what = first(bytes.as_bytes(), LIMIT).unwrap_err().to_string();
+        let told = format!("more than {LIMIT} bytes");
         assert!(what.contains("too large"), "{bytes:.40}: {what}");
+        assert!(what.contains(&told), "{bytes:.40}: {what}");
     }
+    let (mut replies, mut array) = (Replies::new(), &b"*1000\r\n"[..]);
+    let limit = Limit::Set {
+        bytes: 2 * LIMIT,
+        max_reply_bytes: LIMIT,
+    };
+    replies.fill(limit, &mut array).unwrap();
+    let error = replies.next(limit).unwrap_err();
+    assert_eq!(error.code(), Some(TOO_LARGE));
+    let told = format!("more than {LIMIT} bytes (`max_reply_bytes`)");
+    assert_eq!(error.detail(), Some(&*told));
     let fits = format!("*{}\r\n", elements - 1);
     assert_eq!(first(fits.as_bytes(), LIMIT), Ok(None));
 }
 
 proptest! {
     #[test]
-    fn a_long_string_is_dropped_and_others_are_read(
+    fn fuzz_a_long_string_is_dropped_others_are_read(
         lens in prop::collection::vec(prop_oneof![0_usize..100, LIMIT..3 * LIMIT], 1..8),
         pieces in prop::collection::vec(1_usize..9_000, 1..8),
     ) {
@@ -214,7 +226,7 @@ proptest! {
                 Value::ServerError(error) => {
                     prop_assert!(*len >= LIMIT);
                     prop_assert_eq!(error.code(), TOO_LARGE);
-                    let told = format!("a string of {len} bytes");
+                    let told = format!("a string of {len} bytes: longest reply {LIMIT} bytes");
                     prop_assert_eq!(error.details(), Some(&*told));
                 }
                 other => panic!("an element is {other:?}"),
@@ -236,8 +248,8 @@ fn each_byte_is_searched_once() {
     let mut replies = Replies::new();
     for n in 0..1000 {
         let mut byte = if n == 0 { &b"+"[..] } else { b"x" };
-        replies.fill(LIMIT, &mut byte).unwrap();
-        assert_eq!(replies.next(LIMIT), Ok(None));
+        replies.fill(Limit::Fixed(LIMIT), &mut byte).unwrap();
+        assert_eq!(replies.next(Limit::Fixed(LIMIT)), Ok(None));
         assert_eq!(replies.frame.searched, n.max(1));
     }
 }
@@ -251,15 +263,15 @@ fn a_long_buffer_is_given_back() {
         b"\r\n:1\r\n",
     ]
     .concat();
-    let mut replies = Replies::new();
+    let (mut replies, limit) = (Replies::new(), Limit::Fixed(1 << 20));
     let (mut source, mut longest) = (&bytes[..], 0);
     while !source.is_empty() {
-        assert_eq!(replies.next(1 << 20), Ok(None));
-        replies.fill(1 << 20, &mut source).unwrap();
+        assert_eq!(replies.next(limit), Ok(None));
+        replies.fill(limit, &mut source).unwrap();
         longest = longest.max(replies.buffer.len());
     }
     assert!(longest >= len);
-    let both = [replies.next(1 << 20), replies.next(1 << 20)];
+    let both = [replies.next(limit), replies.next(limit)];
     assert!(matches!(
         both,
         [Ok(Some(Value::BulkString(_))), Ok(Some(Value::Int(1)))]

@@ -158,6 +158,7 @@ fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
         (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => Err(not_ours(NO_LOCK, found)),
         (Kind::Acquire | Kind::Inspect, (TOO_LARGE, _)) => Err(not_ours(NO_LOCK, "string")),
         (Kind::Write | Kind::Read, ("FOREIGN", found)) => Err(not_ours(NO_FENCED_VALUE, found)),
+        (Kind::Write, (TOO_LARGE, _)) => Err(not_ours(NO_FENCED_VALUE, "hash")),
         (_, (code, detail)) => Err(connect::refusal(code, Some(detail))),
     }
 }

@@ -116,7 +116,7 @@ struct State {
     wanted: bool,
     stopped: bool,
     sender: Option<Sender>,
-    /// What was asked and when, in the order in which the answers come.
+    /// The unanswered commands and when each was sent, in the order in which the answers come.
     asked: VecDeque<(Moment, Asked)>,
     /// Keys in `asked`.
     keys_asked: usize,

@@ -4,6 +4,7 @@
 mod apart;
 mod conflicts;
 mod faults;
+mod large;
 mod losses;
 mod money;
 mod refused;
