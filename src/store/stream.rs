@@ -1,6 +1,10 @@
 //! A socket to Redis on which everything has a deadline: connecting, writing, and reading a reply, in however many
 //! pieces it comes. Knows no command.
 
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+
 use std::io::{self, Write};
 use std::net::{Shutdown, ToSocketAddrs};
 use std::sync::{Arc, Weak};
@@ -49,6 +53,7 @@ pub(crate) fn connect(addr: &ConnectionAddr, deadline: Moment) -> io::Result<(Se
     let receiver = Receiver {
         socket,
         timeout: None,
+        passed: None,
         replies: Replies::new(),
     };
     Ok((sender, receiver))
@@ -95,6 +100,8 @@ pub(crate) struct Receiver {
     socket: Arc<Socket>,
     /// As it is set on the socket.
     timeout: Option<Duration>,
+    /// The deadline after which something was read last.
+    passed: Option<Moment>,
     replies: Replies,
 }
 
@@ -148,6 +155,11 @@ impl Receiver {
     }
 
     fn read(&mut self, turn: &mut Turn, deadline: Moment, limit: Limit) -> io::Result<()> {
+        // Once per deadline: a server could send many replies one by one, each just in time.
+        let is_past = left_until(deadline).is_none();
+        if is_past && self.passed.replace(deadline) == Some(deadline) {
+            *turn = Turn::Later;
+        }
         loop {
             let set = |timeout| self.socket.set_read_timeout(Some(timeout));
             turn.begin(&mut self.timeout, deadline, set)?;
