@@ -1,5 +1,5 @@
 //! Single parts of the library, and a whole acquire for scale: the wheel, the line of waiting threads, the
-//! encoder, one lock on a real server. Nothing is contended here.
+//! encoder, the reader of replies beside the parser of redis-rs, one lock on a real server. Nothing is contended here.
 //!
 //! `cargo bench --features __internals --bench micro`
 
@@ -8,7 +8,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput};
 use leasehold::Client;
-use leasehold::internals::{Batch, Line, Wheel};
+use leasehold::internals::{Batch, Line, Reader, Wheel};
+use leasehold::redis;
 use leasehold_testbed::Server;
 
 /// As many as one batch carries at most among 64 threads.
@@ -39,6 +40,18 @@ fn main() -> Result<(), Box<dyn Error>> {
             bencher.iter(|| batch.encode());
         });
     }
+    for keys in [1, VECTOR] {
+        let bytes = grants(keys);
+        group.throughput(Throughput::Elements(keys as u64));
+        let mut reader = Reader::new();
+        group.bench_function(format!("read: grants of {keys}"), |bencher| {
+            bencher.iter(|| reader.read(&bytes));
+        });
+        let mut parser = redis::Parser::new();
+        group.bench_function(format!("redis-rs: grants of {keys}"), |bencher| {
+            bencher.iter(|| parser.parse_value(&bytes[..]));
+        });
+    }
     group.throughput(Throughput::Elements(1));
     group.bench_function("redis: acquire, unlock", |bencher| {
         bencher.iter(|| mutex.lock()?.unlock());
@@ -46,4 +59,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     group.finish();
     criterion.final_summary();
     Ok(())
+}
+
+/// The reply to a script call for so many acquires, if one of them is answered otherwise than the others.
+fn grants(count: usize) -> Vec<u8> {
+    let one = "$16\r\n1795263780943818\r\n";
+    match count {
+        1 => one.into(),
+        _ => format!("*{count}\r\n{}", one.repeat(count)).into_bytes(),
+    }
 }

@@ -8,7 +8,7 @@ use crate::id::{HolderId, LeaseId};
 use crate::key::Key;
 use crate::lease::Options;
 use crate::observe::counted::RENEWALS;
-use crate::store::{Call, Command, Kind, Names, Standing, encode};
+use crate::store::{Call, Command, Kind, Limit, Names, Replies, Standing, encode};
 use crate::wait::LocalQueues;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -103,6 +103,28 @@ impl Batch {
         let commands = self.commands.iter();
         encode(&mut self.buffer, call, Kind::Acquire, &self.names, commands);
         self.buffer.len()
+    }
+}
+
+/// The reader of replies.
+pub struct Reader(Replies);
+
+impl Reader {
+    /// With nothing in it.
+    #[expect(clippy::new_without_default, reason = "nobody wants it")]
+    pub fn new() -> Self {
+        Self(Replies::new())
+    }
+
+    /// The one reply that `bytes` are.
+    pub fn read(&mut self, mut bytes: &[u8]) -> redis::Value {
+        let limit = Limit::Fixed(1 << 20);
+        loop {
+            if let Some(value) = self.0.next(limit).expect("it is well-formed") {
+                return value;
+            }
+            self.0.fill(limit, &mut bytes).expect("all of it is there");
+        }
     }
 }
 

@@ -38,6 +38,8 @@ pub(crate) use lane::MAX_RENEWALS;
 pub(crate) use memory::{Memory, MemoryServer};
 pub(crate) use node::{Node, RENEWAL_LANES};
 #[cfg(feature = "__internals")]
+pub(crate) use replies::{Limit, Replies};
+#[cfg(feature = "__internals")]
 pub(crate) use script::{Call, Kind, Names, encode};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;
