@@ -19,7 +19,7 @@ use crate::store::replies::{Limit, Replies};
 /// The shortest time-out that is set on a socket: zero would be none at all.
 const SHORTEST: Duration = Duration::from_millis(1);
 /// Setting a socket's time-out is a system call, so one that differs by less is left as it is. If it ends too early,
-/// it is set again.
+/// the rest is waited for, too.
 const SLACK: Duration = Duration::from_millis(10);
 
 /// Connects by `deadline`. Only the resolver of host names keeps to time-outs of its own.
@@ -83,7 +83,8 @@ impl Sender {
             match (&*self.socket).write(bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => bytes = &bytes[n..],
-                Err(error) => turn.ended_by(error)?,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -165,7 +166,8 @@ impl Receiver {
             turn.begin(&mut self.timeout, deadline, set)?;
             match self.replies.fill(limit, &*self.socket) {
                 Ok(()) => return Ok(()),
-                Err(error) => turn.ended_by(error)?,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -193,8 +195,6 @@ enum Turn {
     /// It is made even past the deadline: a busy machine may have kept this thread from what came in time.
     First,
     Later,
-    /// The one before ended by its time-out, which was too early.
-    TimedOut,
 }
 
 impl Turn {
@@ -211,23 +211,19 @@ impl Turn {
         };
         let left = left.max(SHORTEST);
         let is_near = current.is_some_and(|current| current.abs_diff(left) <= SLACK);
-        if !is_near || matches!(self, Self::TimedOut) {
+        if !is_near {
             set(left)?;
             *current = Some(left);
         }
         *self = Self::Later;
         Ok(())
     }
+}
 
-    /// Passes on all errors after which to go on makes no sense.
-    fn ended_by(&mut self, error: io::Error) -> io::Result<()> {
-        match error.kind() {
-            io::ErrorKind::Interrupted => {}
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => *self = Self::TimedOut,
-            _ => return Err(error),
-        }
-        Ok(())
-    }
+/// Whether a system call may be made again after this error; `Turn::begin` looks at the deadline.
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }
 
 fn left_until(deadline: Moment) -> Option<Duration> {

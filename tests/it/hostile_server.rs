@@ -1,9 +1,10 @@
 //! A server that is a real Redis, reached through a relay, until it turns hostile. Knows nothing of locks.
 
+use std::borrow::Cow;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
@@ -88,6 +89,12 @@ impl Since {
     }
 }
 
+/// Made once: a test counts the memory of its process.
+static WHOLE_STRING: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let len = 4_000_000;
+    format!("${len}\r\n{}\r\n", "x".repeat(len)).into_bytes()
+});
+
 struct Plan {
     redis: u16,
     attack: Attack,
@@ -105,6 +112,7 @@ pub struct Hostile {
 impl Hostile {
     /// In front of the Redis at this port.
     pub fn start(redis: u16, attack: Attack, since: Since) -> Self {
+        LazyLock::force(&WHOLE_STRING);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let plan = Arc::new(Plan {
@@ -181,9 +189,9 @@ impl Plan {
             return;
         }
         let (piece, pause) = match self.attack {
-            Attack::Drip => (then.to_vec(), Duration::from_millis(200)),
-            Attack::Whole => (whole_string(), Duration::ZERO),
-            _ => (then.repeat(8 * 1024), Duration::from_millis(10)),
+            Attack::Drip => (Cow::Borrowed(then), Duration::from_millis(200)),
+            Attack::Whole => (Cow::Borrowed(&**WHOLE_STRING), Duration::ZERO),
+            _ => (Cow::Owned(then.repeat(8 * 1024)), Duration::from_millis(10)),
         };
         while !self.ended.load(Ordering::Acquire) && client.write_all(&piece).is_ok() {
             if piece.is_empty() || self.attack == Attack::Drip {
@@ -191,11 +199,6 @@ impl Plan {
             }
         }
     }
-}
-
-fn whole_string() -> Vec<u8> {
-    let len = 4_000_000;
-    format!("${len}\r\n{}\r\n", "x".repeat(len)).into_bytes()
 }
 
 fn has(request: &[u8], word: &str) -> bool {

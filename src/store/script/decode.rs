@@ -40,6 +40,13 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
             _ => {}
         }
     }
+    let value = match (kind, value) {
+        // Not a copy of it: it may be long.
+        (Kind::Read, Value::BulkString(bytes)) if n == 1 => {
+            return Decoded::Outcomes(smallvec![Ok(Reply::Value(bytes))]);
+        }
+        (_, value) => value,
+    };
     let outcomes: Option<Few<Outcome>> = match &value {
         Value::Array(values) if n > 1 && values.len() == n => {
             values.iter().map(|result| outcome(kind, result)).collect()

@@ -1,8 +1,10 @@
 //! Peers that are slow, silent or endless, on real sockets.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
+
+use socket2::Domain;
 
 use super::*;
 
@@ -39,6 +41,28 @@ fn assert_ends_soon(work: impl FnOnce() -> RedisResult<Value>) {
     assert!(error.is_timeout(), "{error}");
     let took = Moment::now().since(started);
     assert!(took >= SOON && took < SOON + MARGIN, "{took:?}");
+}
+
+#[test]
+fn a_connection_attempt_ends_with_its_deadline() {
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    listener.bind(&any.into()).unwrap();
+    listener.listen(0).unwrap();
+    let port = listener.local_addr().unwrap().as_socket().unwrap().port();
+    let address = ConnectionAddr::Tcp("127.0.0.1".to_owned(), port);
+    // The system accepts the first ones. Others are not answered.
+    let mut made = Vec::new();
+    let error = loop {
+        let started = Moment::now();
+        let attempt = connect(&address, started.after(SOON));
+        assert!(Moment::now().since(started) < SOON + MARGIN);
+        match attempt {
+            Ok(halves) => made.push(halves),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
 #[test]
@@ -90,6 +114,17 @@ fn a_time_out_is_set_again_when_less_is_left() {
     let far = Moment::now().after(FAR);
     assert_eq!(receiver.receive_reply(far, LIMIT), Ok(Value::Okay));
     assert_ends_soon(|| receiver.receive_reply(soon(), LIMIT));
+}
+
+#[test]
+fn no_wait_ends_before_its_deadline() {
+    let (_sender, mut receiver) = connected_to(|_peer| thread::sleep(FAR));
+    for wait in [SOON, SOON + SLACK / 2] {
+        let deadline = Moment::now().after(wait);
+        let error = receiver.receive_reply(deadline, LIMIT).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        assert!(Moment::now() >= deadline);
+    }
 }
 
 #[test]
