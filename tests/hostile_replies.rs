@@ -57,7 +57,14 @@ fn hasty(url: &str) -> Builder {
 /// Something that is done with a client, and the word in a request with which the server turns hostile to it.
 type Case = (&'static str, &'static str, fn(Builder));
 
-fn cases() -> [Case; 8] {
+/// Waits for a lock that another client holds.
+fn wait(builder: Builder) {
+    let client = builder.build().expect("it begins well");
+    let waited = client.mutex("held").try_lock_for(TIMEOUT);
+    assert!(waited.expect("others have it").is_none());
+}
+
+fn cases() -> [Case; 9] {
     [
         ("handshake", "SETINFO", |builder| {
             assert!(builder.build().is_err());
@@ -100,11 +107,8 @@ fn cases() -> [Case; 8] {
             let client = builder.build().expect("it begins well");
             let _ = client.fenced_value("k").read();
         }),
-        ("notifications", "SETNAME", |builder| {
-            let client = builder.build().expect("it begins well");
-            let waited = client.mutex("held").try_lock_for(TIMEOUT);
-            assert!(waited.expect("others have it").is_none());
-        }),
+        ("notifications", "MGET\r\n$14\r\nleasehold:held", wait),
+        ("login of notifications", "SETNAME", wait),
     ]
 }
 

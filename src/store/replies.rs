@@ -193,6 +193,9 @@ struct Frame {
     missing: Vec<usize>,
     /// Elements that were announced.
     elements: usize,
+    /// Bytes in which the end of a line was looked for.
+    #[cfg(test)]
+    bytes_searched: usize,
 }
 
 impl Frame {
@@ -227,6 +230,10 @@ impl Frame {
                 return Err(garbage());
             }
             let unseen = self.searched.max(from + 1);
+            #[cfg(test)]
+            {
+                self.bytes_searched += bytes.len().saturating_sub(unseen);
+            }
             let Some(line_end) = line_end(bytes, unseen) else {
                 self.searched = unseen.max(bytes.len().saturating_sub(1));
                 return if bytes.len() < limit.bytes() {

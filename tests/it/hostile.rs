@@ -194,3 +194,25 @@ fn shutdown_waits_for_no_reply_beyond_its_time() {
         assert!(took < WANTED + MARGIN, "{what}: {took:?}");
     });
 }
+
+#[test]
+fn shutdown_ends_a_silent_login_of_notifications() {
+    let server = server();
+    let holder = Client::open(&server.url()).unwrap();
+    let held = holder.mutex("k").lock().unwrap();
+    let hostile = Hostile::start(server.port(), Attack::Announced, Since::word("SETNAME"));
+    let recorder = Recorder::new();
+    let patient = Client::builder(&hostile.url())
+        .connect_timeout(secs(60))
+        .command_timeout(secs(60))
+        .events(Arc::clone(&recorder));
+    let client = patient.build().unwrap();
+    let locked = client.mutex("k").try_lock_for(WANTED);
+    assert!(locked.unwrap().is_none());
+    // The drop of the last client waits, too.
+    let task = Task::start(move || drop((client.shutdown(WANTED), client)));
+    task.within(SOON, "the end of the client");
+    let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
+    assert!(ended, "the thread of the notifications lives on");
+    drop(held);
+}

@@ -245,13 +245,48 @@ fn nonsense_is_refused_before_its_line_ends() {
 
 #[test]
 fn each_byte_is_searched_once() {
+    const BYTES: usize = 1000;
     let mut replies = Replies::new();
-    for n in 0..1000 {
+    for n in 0..BYTES {
         let mut byte = if n == 0 { &b"+"[..] } else { b"x" };
         replies.fill(Limit::Fixed(LIMIT), &mut byte).unwrap();
         assert_eq!(replies.next(Limit::Fixed(LIMIT)), Ok(None));
-        assert_eq!(replies.frame.searched, n.max(1));
     }
+    // The last byte is looked at again: it may be the first one of a line end.
+    assert!(replies.frame.bytes_searched <= 2 * BYTES);
+}
+
+#[test]
+fn a_buffer_is_twice_what_came_at_most() {
+    // The limit is no power of two, so doubling alone would exceed it.
+    let limit = 100_000;
+    for bytes in [
+        [&b"+"[..], &vec![b'x'; limit]].concat(),
+        [&b"$90000\r\n"[..], &vec![b'x'; 89_000]].concat(),
+    ] {
+        // Its assertions hold the bound.
+        read_all(&bytes, &[1000], limit);
+    }
+}
+
+#[test]
+fn a_dropped_string_is_waited_for() {
+    let limit = Limit::Fixed(LIMIT);
+    let mut replies = Replies::new();
+    let string = format!("${LIMIT}\r\n{}", "x".repeat(LIMIT));
+    let mut source = string.as_bytes();
+    while !source.is_empty() {
+        assert_eq!(replies.next(limit), Ok(None));
+        replies.fill(limit, &mut source).unwrap();
+    }
+    assert_eq!(replies.next(limit), Ok(None));
+    assert!(replies.is_amid_reply());
+    replies.fill(limit, &b"\r\n"[..]).unwrap();
+    let error = replies.next(limit);
+    assert!(
+        matches!(error, Ok(Some(Value::ServerError(_)))),
+        "{error:?}"
+    );
 }
 
 #[test]

@@ -27,10 +27,15 @@ fn connected_to(be_peer: impl FnOnce(TcpStream) + Send + 'static) -> (Sender, Re
     connect(&address, Moment::now().after(MARGIN)).unwrap()
 }
 
+/// Reads nothing until the process ends.
+fn stay_open(peer: TcpStream) {
+    std::mem::forget(peer);
+}
+
 /// Sends `piece` each millisecond until the other side has closed the connection.
 fn trickle(mut peer: TcpStream, piece: &[u8]) {
     while peer.write_all(piece).is_ok() {
-        thread::sleep(Duration::from_millis(1));
+        thread::park_timeout(Duration::from_millis(1));
     }
 }
 
@@ -97,7 +102,7 @@ fn many_replies_share_one_deadline() {
 fn a_reply_that_came_in_time_is_read_late() {
     let (_sender, mut receiver) = connected_to(|mut peer| {
         peer.write_all(b"+OK\r\n").unwrap();
-        thread::sleep(FAR);
+        stay_open(peer);
     });
     let mut byte = [std::mem::MaybeUninit::uninit()];
     receiver.socket.peek(&mut byte).unwrap();
@@ -109,7 +114,7 @@ fn a_reply_that_came_in_time_is_read_late() {
 fn a_time_out_is_set_again_when_less_is_left() {
     let (_sender, mut receiver) = connected_to(|mut peer| {
         peer.write_all(b"+OK\r\n").unwrap();
-        thread::sleep(FAR);
+        stay_open(peer);
     });
     let far = Moment::now().after(FAR);
     assert_eq!(receiver.receive_reply(far, LIMIT), Ok(Value::Okay));
@@ -118,7 +123,7 @@ fn a_time_out_is_set_again_when_less_is_left() {
 
 #[test]
 fn no_wait_ends_before_its_deadline() {
-    let (_sender, mut receiver) = connected_to(|_peer| thread::sleep(FAR));
+    let (_sender, mut receiver) = connected_to(stay_open);
     for wait in [SOON, SOON + SLACK / 2] {
         let deadline = Moment::now().after(wait);
         let error = receiver.receive_reply(deadline, LIMIT).unwrap_err();
@@ -129,7 +134,7 @@ fn no_wait_ends_before_its_deadline() {
 
 #[test]
 fn a_write_ends_with_its_deadline() {
-    let (mut sender, _receiver) = connected_to(|_peer| thread::sleep(FAR));
+    let (mut sender, _receiver) = connected_to(stay_open);
     let much = vec![b'x'; 64 << 20];
     assert_ends_soon(|| Ok(sender.send(&much, soon()).map(|()| Value::Okay)?));
 }
@@ -139,7 +144,7 @@ fn a_write_to_a_slow_reader_ends_with_its_deadline() {
     let (mut sender, _receiver) = connected_to(|mut peer| {
         let mut some = vec![0; 64 * 1024];
         while peer.read(&mut some).is_ok_and(|n| n > 0) {
-            thread::sleep(Duration::from_millis(10));
+            thread::park_timeout(Duration::from_millis(10));
         }
     });
     let much = vec![b'x'; 256 << 20];

@@ -80,3 +80,40 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
     assert!(eventually(LONG, || wakeups.standing() == Standing::Told));
     wakeups.stop();
 }
+
+#[test]
+fn answered_reads_make_room_for_others() {
+    let mut state = State::default();
+    let key = Key::new("p:", "k", 16).unwrap();
+    let watched = Watched { key, lease: None };
+    state
+        .asked
+        .push_back((Moment::now(), Asked::Look(vec![watched; 3])));
+    state.keys_asked = 3;
+    assert!(state.answered().is_some());
+    assert_eq!(state.keys_asked, 0);
+}
+
+#[test]
+fn stop_closes_open_connections_and_later_ones() {
+    let server = Server::start().unwrap();
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let holder = HolderId::of_this_process();
+    let wakeups = Wakeups::new(Arc::clone(&endpoint), &holder, "p:", LONG);
+    let by = Moment::now().after(LONG);
+    let connect = || crate::store::stream::connect(endpoint.info().addr(), by).unwrap();
+    let limit = crate::store::connect::LONGEST_REPLY;
+    for _ in 0..3 {
+        // It is dropped at once.
+        wakeups.connected(connect().0.closer());
+    }
+    let (open, later) = (connect(), connect());
+    wakeups.connected(open.0.closer());
+    assert_eq!(wakeups.sockets.lock().closers.len(), 1);
+    wakeups.stop();
+    wakeups.connected(later.0.closer());
+    for mut halves in [open, later] {
+        let error = halves.1.receive(by, limit).unwrap_err();
+        assert!(!error.is_timeout(), "{error}");
+    }
+}

@@ -4,7 +4,7 @@ use leasehold::redis::{self, Commands, RedisError};
 use leasehold::{Client, Error, ErrorKind};
 use leasehold_testbed::Server;
 
-use super::{DATA, assert_writes, data};
+use super::{DATA, assert_writes, data, silent_server};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, ask, connections_made, server};
 
@@ -103,4 +103,15 @@ fn a_write_whose_answer_is_too_large_is_done() {
     written.unwrap();
     assert_eq!(data(&server).as_deref(), Some("written"));
     assert_eq!(ask(&server, &["EXISTS", LARGE]).as_int(), Some(0));
+}
+
+#[test]
+fn a_long_value_in_place_of_the_lock_is_a_loss() {
+    let server = silent_server();
+    let client = limited(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    ask(&server, &["DEL", "leasehold:k"]);
+    put(&server, "leasehold:k", 2 * LIMIT);
+    let error = guard.transaction(|_, _| Ok(())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
 }
