@@ -30,6 +30,8 @@ pub enum Manner {
     Unending,
     /// Answers every request with errors that repeat it.
     Echoing,
+    /// Accepts a login, and answers all that came with it with errors that repeat it.
+    EchoingLater,
     /// Answers every request with errors that hold control characters and more, and do not end soon.
     Forging,
 }
@@ -141,7 +143,10 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
             let hash = format!("$40\r\n{}\r\n", "0".repeat(40));
             say(stream, hash.repeat(7).as_bytes());
         }
-        Manner::Echoing => {
+        Manner::Echoing | Manner::EchoingLater => {
+            if manner == Manner::EchoingLater {
+                say(stream, b"+OK\r\n");
+            }
             // As Redis does, also where the words themselves hold a line break.
             let words = String::from_utf8_lossy(request).replace(['\r', '\n'], " ");
             say(

@@ -1,3 +1,6 @@
+use std::io::Write;
+use std::net::TcpListener;
+
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
@@ -116,4 +119,21 @@ fn stop_closes_open_connections_and_later_ones() {
         let error = halves.1.receive(by, limit).unwrap_err();
         assert!(!error.is_timeout(), "{error}");
     }
+}
+
+#[test]
+fn a_refusal_that_repeats_the_login_is_not_quoted() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let endpoint = Endpoint::new(&format!("redis://:hunter2@{address}"), LONG).unwrap();
+    let peer = std::thread::spawn(move || {
+        let mut peer = listener.accept().unwrap().0;
+        peer.write_all(b"-ERR hunter2\r\n").unwrap();
+        peer
+    });
+    let opened = Subscription::open(endpoint.info(), "channel", "key", LONG, |_| {});
+    let error = opened.err().unwrap();
+    peer.join().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error:?}");
+    assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
 }

@@ -263,6 +263,19 @@ fn a_server_that_repeats_the_login_does_not_show_it() {
 }
 
 #[test]
+fn a_refused_database_does_not_show_the_password() {
+    let fake = Fake::start(Manner::EchoingLater);
+    for protocol in ["", "?protocol=resp3"] {
+        let url = fake.url().replace("//", "//:hunter2@") + "/3" + protocol;
+        for (what, error) in errors_of(&url) {
+            let text = everything_said(&error);
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{what}: {text}");
+            assert!(!text.contains("hunter2"), "{what} {url}: {text}");
+        }
+    }
+}
+
+#[test]
 fn a_missing_password_does_not_show_the_user() {
     let server = locked_server();
     let url = format!("redis://hunter2@127.0.0.1:{}", server.port());
