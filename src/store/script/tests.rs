@@ -55,6 +55,24 @@ fn numbers_are_written_in_decimal() {
 }
 
 #[test]
+fn a_string_too_long_names_only_its_type() {
+    let cases = [
+        (Kind::Acquire, "a string"),
+        (Kind::Inspect, "a string"),
+        (Kind::Write, "a hash"),
+    ];
+    for (kind, found) in cases {
+        let reply = redis::parse_redis_value(b"-TOOLARGE 9 bytes\r\n").unwrap();
+        let Decoded::Outcomes(outcomes) = decode(kind, 1, reply) else {
+            panic!("an error of the key");
+        };
+        let error = outcomes[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.to_string().ends_with(found), "{error}");
+    }
+}
+
+#[test]
 fn an_answer_of_the_wrong_shape_is_nonsense() {
     for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
         let decoded = decode(Kind::Acquire, 1, value);
@@ -226,7 +244,7 @@ mod fuzz {
     }
 
     fn error() -> impl Strategy<Value = Value> {
-        let code = "(ERR|NOSCRIPT|NOPERM|CROSSSLOT|WRONGTYPE|FOREIGN|READONLY|[A-Z]{1,9}|[a-z@_: -]{1,30})";
+        let code = "(ERR|NOSCRIPT|NOPERM|CROSSSLOT|WRONGTYPE|FOREIGN|TOOLARGE|READONLY|[A-Z]{1,9}|[a-z@_: -]{1,30})";
         (code, ".{0,600}").prop_map(|(code, detail)| {
             let line = format!("-{code} {}\r\n", detail.replace(['\r', '\n'], " "));
             redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
