@@ -2,7 +2,7 @@
 --   A token's upper part is the clock of Redis in µs, made strictly increasing by one counter.
 --   A value of our own format without a ttl (an old client's crash) is given one, so that it heals.
 --   A caller that has to wait may join the key's queue, which lua/serve.lua describes. ` +` at the end of
---   a lock's value tells its release to serve the queue. Each request of a waiter keeps the queue for ten
+--   a lock's value tells its release to serve the queue. The requests of waiters keep the queue for ten
 --   to twenty seconds beyond the lock's ttl; a request that finds the key free serves the queue first.
 --   Each key stands alone: one that cannot be used never costs the others their answer.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each that is asked for with a queue mode
@@ -19,24 +19,13 @@
 --   waiters before it, and the µs of its place; an error: FOREIGN and a type, what stands there is no lock
 --   of ours; any other error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], (#ARGV - 1) / 3
-local last, refused = redis.pcall('GET', counter), nil
--- Near 2^53 a double could not tell one number from the next.
-if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
-  refused = last
-  if not last.err or string.sub(last.err, 1, 9) == 'WRONGTYPE' then
-    refused = { err = 'ERR the fence counter ' .. counter .. ' does not hold a time in µs' }
-  end
-end
--- Sixteen digits until the year 2286: as text they sort like the numbers they are.
 local time = redis.call('TIME')
-local micros = time[1] .. time[2]
--- Nine of ten times nothing is to be filled up with zeros, which takes longer.
-if #micros ~= 16 then micros = string.format('%010d%06d', time[1], time[2]) end
-if last and not refused and last >= micros then
-  micros = string.format('%.0f', last + 1)
-end
-local results, result, used, head, tail = n > 1 and {}, nil, nil, nil, nil
-local granted, behind = 0, n + 1
+-- Sixteen digits until the year 2286: as text they sort like the numbers they are. Nine of ten times nothing is to
+-- be filled up with zeros, which takes longer.
+local now = time[1] .. time[2]
+if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
+local results, result, micros, used, head, tail = n > 1 and {}, nil, nil, nil, nil, nil
+local granted, behind, refused = 0, n + 1, nil
 
 for i = 1, n do
   local key, lease, ttl, mode = KEYS[i + 1], ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
@@ -45,30 +34,27 @@ for i = 1, n do
     behind = behind + 1
     queue = KEYS[behind]
   end
-  result = refused
-  if not refused then
-    if used then
-      -- Counted on in the last six digits: to print the whole number takes a µs.
-      head, tail = head or string.sub(used, 1, 10), (tail or tonumber(string.sub(used, 11))) + 1
-      micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
-    end
+  -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release it.
+  -- Nor must a request that may wait while others are queued: they come first.
+  local waiting = queue and redis.pcall('ZCARD', queue)
+  local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
+  result = nil
+  if not is_queued then
+    -- part: count.lua
     local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
-    -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release it.
-    -- Nor must a request that may wait while others are queued: they come first.
-    local waiting = queue and redis.pcall('ZCARD', queue)
-    local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
-    result = not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)
-    if not result then
-      -- part: join.lua
-      result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
-      -- The key is free, but its queue cannot be used: that key may hold another type.
-      if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
-        result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
-      end
+    result = refused or redis.pcall('SET', key, value, 'NX', 'PX', ttl)
+  end
+  if not result then
+    -- part: join.lua
+    result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
+    -- The key is free, but its queue cannot be used: that key may hold another type.
+    if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
+      local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
+      result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
     end
-    if type(result) == 'table' and result.ok then
-      result, used, granted = micros, micros, granted + 1
-    end
+  end
+  if type(result) == 'table' and result.ok then
+    result, used, granted = micros, micros, granted + 1
   end
   if results then results[i] = result end
 end

@@ -17,6 +17,10 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     local kept = redis.pcall('PEXPIRE', key, ttl)
     return kept == 1 and string.sub(held, 38, 53) or kept
   end
+  if not held then
+    -- part: count.lua
+    if refused then return refused end
+  end
   local left = held and redis.pcall('PTTL', key) or 0
   if left == -1 then
     local healed = redis.pcall('PEXPIRE', key, ttl)
@@ -38,9 +42,9 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   else
     place = string.sub(mode, 2)
     if place == '' then
-      place = micros
+      place = now
       -- The clock of Redis may have been set back since others joined.
-      comes_last = waiting == 0 or redis.pcall('ZCOUNT', queue, micros, 'inf') == 0
+      comes_last = waiting == 0 or redis.pcall('ZCOUNT', queue, now, 'inf') == 0
       local newest = not comes_last and redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
       if newest then place = string.format('%.0f', newest + 1) end
     end
@@ -72,12 +76,16 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
   -- A queue without a bound could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
-    local lives, kept = redis.pcall('PTTL', queue), 1
-    if type(lives) ~= 'number' then
-      kept = lives
-    elseif waits or lives < left + 10000 then
-      -- Not each time for those that join. One that asks again writes something, so that a replica refuses it.
-      kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
+    -- One of the first eight that joins behind others need not: within a second it asks again, as they do.
+    local kept = 1
+    if waits or ahead == 0 or ahead >= 8 then
+      local lives = redis.pcall('PTTL', queue)
+      if type(lives) ~= 'number' then
+        kept = lives
+      elseif waits or lives < left + 10000 then
+        -- One that asks again always writes something, so that a replica refuses it.
+        kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
+      end
     end
     if kept == 1 then return { left, ahead, tonumber(place) } end
     -- A replica may be behind its primary, where it may still be queued.

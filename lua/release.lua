@@ -38,11 +38,16 @@ for i = 1, n do
     local served = nil
     if string.find(result, ' ', 55, true) then
       -- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
-      local last, micros = redis.pcall('GET', counter), nil
-      if not last or not (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
-        local time = redis.call('TIME')
-        micros = string.format('%010d%06d', time[1], time[2])
-        if last and last >= micros then micros = string.format('%.0f', last + 1) end
+      local time = redis.call('TIME')
+      local micros = time[1] .. time[2]
+      if #micros ~= 16 then micros = string.format('%010d%06d', time[1], time[2]) end
+      -- At once, since the last time is nearly always earlier.
+      local last = redis.pcall('SET', counter, micros, 'GET')
+      if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
+        if not last.err then redis.pcall('SET', counter, last) end
+        micros = nil
+      elseif last and last >= micros then
+        micros = string.format('%.0f', last + 1)
         micros = redis.pcall('SET', counter, micros).ok and micros
       end
       -- part: serve.lua

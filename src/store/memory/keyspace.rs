@@ -249,7 +249,8 @@ impl Keyspace {
             return contended(Some(left), None);
         }
         let asks_again = matches!(standing, Standing::Kept { .. });
-        if asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES) {
+        let is_checked = asks_again || ahead == 0 || ahead >= NEAR;
+        if is_checked && (asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES)) {
             let expires_at = step.now.after(left + 2 * QUEUE_OUTLIVES);
             queue.expires_at = queue.expires_at.max(expires_at);
         }
@@ -262,7 +263,7 @@ impl Keyspace {
 
     /// Puts a waiter into the queue.
     fn join(&mut self, key: &Key, own: &Waiter, standing: Standing, now: Moment) {
-        let micros = self.micros(now);
+        let micros = clock_micros(now);
         let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue {
             waiters: Vec::new(),
             expires_at: now,
@@ -579,10 +580,13 @@ impl Keyspace {
 
     /// The time, made greater than that of the last grant.
     fn micros(&self, now: Moment) -> u64 {
-        let since_boot = now.since(Moment::at_tick(0)).as_micros();
-        let micros = FIRST_MICROS + u64::try_from(since_boot).unwrap_or(0);
-        micros.max(self.last_micros + 1)
+        clock_micros(now).max(self.last_micros + 1)
     }
+}
+
+fn clock_micros(now: Moment) -> u64 {
+    let since_boot = now.since(Moment::at_tick(0)).as_micros();
+    FIRST_MICROS + u64::try_from(since_boot).unwrap_or(0)
 }
 
 impl Entry {

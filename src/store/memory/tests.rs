@@ -47,8 +47,9 @@ fn the_memory_store_answers_as_redis_does() {
 fn a_difference_planted_in_any_script_is_found() {
     #[rustfmt::skip]
     let plants: &[(Kind, &str, &str)] = &[
-        (Kind::Acquire, "if last and not refused and last >= micros then", "if false then"),
-        (Kind::Acquire, "not is_queued and redis.pcall('SET', key, value, 'NX', 'PX', ttl)", "not is_queued and redis.pcall('SET', key, value, 'PX', ttl)"),
+        (Kind::Acquire, "elseif last and last >= micros then", "elseif false then"),
+        (Kind::Release, "elseif last and last >= micros then", "elseif false then"),
+        (Kind::Acquire, "refused or redis.pcall('SET', key, value, 'NX', 'PX', ttl)", "refused or redis.pcall('SET', key, value, 'PX', ttl)"),
         (Kind::Acquire, "queue and (mode == '-' or mode == '-+' or waiting ~= 0)", "queue and waiting ~= 0"),
         (Kind::Acquire, "queue and (mode == '-' or mode == '-+' or waiting ~= 0)", "mode == '-' or mode == '-+'"),
         (Kind::Acquire, "mode == '-' or mode == '-+' or", "mode == '-' or"),
@@ -60,8 +61,8 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Acquire, "if is_told then redis.pcall('ZREM', queue, polls) else", "if not is_told then"),
         (Kind::Acquire, "if type(place) ~= 'string' then return left end", ""),
         (Kind::Acquire, "held and not string.find(held, ' ', 55, true) and", "false and"),
-        (Kind::Acquire, "redis.pcall('ZCOUNT', queue, micros, 'inf') == 0", "true"),
-        (Kind::Acquire, "waiting == 0 or redis.pcall('ZCOUNT', queue, micros, 'inf') == 0", "false"),
+        (Kind::Acquire, "redis.pcall('ZCOUNT', queue, now, 'inf') == 0", "true"),
+        (Kind::Acquire, "waiting == 0 or redis.pcall('ZCOUNT', queue, now, 'inf') == 0", "false"),
         (Kind::Acquire, "if comes_last and added == 1 then", "if comes_last then"),
         (Kind::Acquire, "if comes_last and added == 1 then", "if added == 1 then"),
         (Kind::Acquire, "    ahead = nil\n", ""),

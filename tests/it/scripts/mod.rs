@@ -21,6 +21,7 @@ use redis::{Connection, PubSub, Value};
 use crate::support::{SOON, ask, server};
 
 const JOIN: &str = include_str!("../../../lua/join.lua");
+const COUNT: &str = include_str!("../../../lua/count.lua");
 const SERVE: &str = include_str!("../../../lua/serve.lua");
 const NEAR: &str = include_str!("../../../lua/near.lua");
 const PRIMARY: &str = include_str!("../../../lua/primary.lua");
@@ -59,6 +60,7 @@ fn has_selectors(server: &Server) -> bool {
 fn whole(script: &str) -> String {
     let parts = [
         ("join", JOIN),
+        ("count", COUNT),
         ("serve", SERVE),
         ("near", NEAR),
         ("primary", PRIMARY),

@@ -17,6 +17,7 @@ const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/release.lua");
 /// The keys of queues begin with this.
 const QUEUE: &[u8] = b"limit:~queue:";
+const COUNT: &str = include_str!("../../../lua/count.lua");
 const SERVE: &str = include_str!("../../../lua/serve.lua");
 const NEAR: &str = include_str!("../../../lua/near.lua");
 const PRIMARY: &str = include_str!("../../../lua/primary.lua");
@@ -179,7 +180,8 @@ impl Limit {
 
 /// A script with the parts that it shares.
 fn whole(script: &str) -> String {
-    let served = script.replace("-- part: serve.lua", SERVE);
+    let counted = script.replace("-- part: count.lua", COUNT);
+    let served = counted.replace("-- part: serve.lua", SERVE);
     let near = served.replace("-- part: near.lua", NEAR);
     near.replace("-- part: primary.lua", PRIMARY)
 }

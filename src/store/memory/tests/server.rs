@@ -24,11 +24,12 @@ impl Scripts {
         Self(Kind::ALL.map(|kind| kind.text().to_owned()).to_vec())
     }
 
+    /// Some parts stand in a script twice: `from` is replaced in both.
     pub(super) fn planted(kind: Kind, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
         let text = &mut scripts.0[kind as usize];
         let (from, to) = (bare(from), bare(to));
-        assert_eq!(text.matches(&from).count(), 1, "{kind:?} has one {from:?}");
+        assert!(text.contains(&from), "{kind:?} has {from:?}");
         *text = text.replace(&from, &to);
         scripts
     }

@@ -1,0 +1,23 @@
+-- Purpose: the time of the next grant: that of Redis, but later than the last grant. A part of lua/acquire.lua and
+--   lua/join.lua: it stands where they say `-- part: count.lua`, where a key may be granted. Those that join the
+--   queue of a taken key need no counter.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: nothing; `refused` is set if the counter cannot be used
+if used then
+  -- Counted on in the last six digits: to print the whole number takes a µs.
+  head, tail = head or string.sub(used, 1, 10), (tail or tonumber(string.sub(used, 11))) + 1
+  micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
+elseif not micros then
+  micros = now
+  local last = redis.pcall('GET', counter)
+  -- Near 2^53 a double could not tell one number from the next.
+  if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
+    refused = last
+    if not last.err or string.sub(last.err, 1, 9) == 'WRONGTYPE' then
+      refused = { err = 'ERR the fence counter ' .. counter .. ' does not hold a time in µs' }
+    end
+  elseif last and last >= micros then
+    micros = string.format('%.0f', last + 1)
+  end
+end
