@@ -13,7 +13,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::mem::size_of;
 
-use redis::{RedisError, RedisResult, Value};
+use redis::{PushKind, RedisError, RedisResult, Value};
 
 /// Bytes of a connection's buffer. It grows for one reply only.
 const BUFFER: usize = 8 * 1024;
@@ -312,7 +312,10 @@ impl Frame {
 /// Reads the element at `at` of a reply that is there as a whole.
 fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     let rest = bytes.get(*at..).ok_or_else(garbage)?;
-    let (Some(sign @ (b'+' | b':' | b'$' | b'*')), Some(end)) = (rest.first(), line_end(rest, 1))
+    let end = line_end(rest, 1).ok_or_else(garbage)?;
+    let push = message_kind(rest, end);
+    let Some(sign @ (b'+' | b':' | b'$' | b'*' | b'>')) =
+        rest.first().filter(|sign| **sign != b'>' || push.is_some())
     else {
         let Progress::Ended(len) = Frame::default().advance(rest, Limit::Fixed(usize::MAX))? else {
             return Err(garbage());
@@ -340,14 +343,34 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
             let Ok(count) = usize::try_from(number(line)?) else {
                 return Ok(Value::Nil);
             };
-            // They are all there.
-            let mut elements = Vec::with_capacity(count);
-            for _ in 0..count {
-                elements.push(build(bytes, at)?);
-            }
-            Ok(Value::Array(elements))
+            let Some((kind, header)) = push else {
+                return elements(bytes, at, count).map(Value::Array);
+            };
+            *at += header.len();
+            let data = elements(bytes, at, count - 1)?;
+            Ok(Value::Push { kind, data })
         }
     }
+}
+
+/// The next elements of a reply that is there as a whole.
+fn elements(bytes: &[u8], at: &mut usize, count: usize) -> RedisResult<Vec<Value>> {
+    (0..count).map(|_| build(bytes, at)).collect()
+}
+
+/// The kind of the push message that begins `bytes` with a line of `end` bytes, and its bytes, if it is one that
+/// wakes waiters.
+fn message_kind(bytes: &[u8], end: usize) -> Option<(PushKind, &'static [u8])> {
+    const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
+    const INVALIDATE: &[u8] = b"$10\r\ninvalidate\r\n";
+    let count = bytes.get(..end)?.strip_prefix(b">")?;
+    number(count).ok().filter(|count| *count > 0)?;
+    let kind = bytes.get(end + 2..)?;
+    if kind.starts_with(MESSAGE) {
+        return Some((PushKind::Message, MESSAGE));
+    }
+    let invalidates = kind.starts_with(INVALIDATE);
+    invalidates.then_some((PushKind::Invalidate, INVALIDATE))
 }
 
 /// The end of the first line that ends at `from` or later.

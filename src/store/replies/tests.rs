@@ -59,6 +59,7 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
         ": 7 \r\n",
         "=6\r\ntxt:ab\r\n",
         ">0\r\n",
+        "*2\r\n>0\r\n$7\r\nmessage\r\n",
         "*0\r\n",
     ]);
     let lines = prop_oneof![lines, numbers, doubles];
@@ -78,7 +79,13 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     let leaf = prop_oneof![lines.prop_map(String::into_bytes), strings];
     leaf.prop_recursive(4, 40, 6, |inner| {
         let elements = prop::collection::vec(inner, 1..6);
-        ("[*~>%|]", elements).prop_map(|(sign, mut elements)| {
+        let kinds = prop::sample::select(vec![
+            "$7\r\nmessage\r\n",
+            "$10\r\ninvalidate\r\n",
+            "+invalidate\r\n",
+            "$9\r\nsubscribe\r\n",
+        ]);
+        ("[*~>%|]", elements, kinds).prop_map(|(sign, mut elements, kind)| {
             let (pairs, odd) = (elements.len() / 2, elements.len() % 2);
             let count = match sign.as_str() {
                 "%" => {
@@ -90,7 +97,7 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
                     elements.len() / 2
                 }
                 ">" => {
-                    elements.insert(0, b"+invalidate\r\n".to_vec());
+                    elements.insert(0, kind.as_bytes().to_vec());
                     elements.len()
                 }
                 _ => elements.len(),
