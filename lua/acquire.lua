@@ -47,7 +47,7 @@ for i = 1, n do
   if not result then
     -- part: join.lua
     result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
-    -- The key is free, but its queue cannot be used: that key may hold another type.
+    -- The key is free, but its queue cannot be used: that key may hold another type, or more than clients write.
     if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
       local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
       result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0

@@ -10,7 +10,8 @@
 local holder, results, result = ARGV[1], #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local from, token, lease, ttl = ARGV[4 * i - 2], ARGV[4 * i - 1], ARGV[4 * i], ARGV[4 * i + 1]
-  result = redis.pcall('GET', key)
+  -- part: stored.lua
+  result = value
   if not result then
     result = 0
   elseif not result.err then
@@ -18,9 +19,7 @@ for i, key in ipairs(KEYS) do
     if string.sub(result, 1, 36) == 'lh1 ' .. from then
       micros, behind = string.match(result, '^ (%d+) %S+()', 37)
     end
-    if micros ~= token then
-      result = string.sub(result, 1, 256)
-    else
+    if micros == token then
       local mark = string.sub(result, behind)
       local left = redis.pcall('PTTL', key)
       if type(left) ~= 'number' then

@@ -10,7 +10,10 @@ if used then
   micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
 elseif not micros then
   micros = now
-  local last = redis.pcall('GET', counter)
+  -- Seventeen bytes are too many already.
+  local last = redis.pcall('GETRANGE', counter, '0', '16')
+  -- Of a missing key, too.
+  if last == '' and redis.pcall('EXISTS', counter) ~= 1 then last = nil end
   -- Near 2^53 a double could not tell one number from the next.
   if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
     refused = last

@@ -8,14 +8,15 @@ local n = #KEYS / 2
 local results, result = n > 1 and {}, nil
 for i = 1, n do
   local key, queue = KEYS[i], KEYS[n + i]
-  result = redis.pcall('GET', key)
+  -- part: stored.lua
+  result = value
   if not result then
     result = 0
   elseif result.err then
     if string.sub(result.err, 1, 9) == 'WRONGTYPE' then
       result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
     end
-  elseif string.sub(result, 1, 4) ~= 'lh1 ' then
+  elseif #result > 255 or string.sub(result, 1, 4) ~= 'lh1 ' then
     result = { err = 'FOREIGN string' }
   else
     local left = redis.pcall('PTTL', key)

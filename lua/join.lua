@@ -5,13 +5,16 @@
 -- ARGV: those of the script
 -- Returns: a result of acquire, FOREIGN among them; 0: the key is free
 local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
-  local waits = string.sub(mode, 1, 1) == '-'
-  local held = redis.pcall('GET', key)
+  local kind = string.sub(mode, 1, 1)
+  local waits = kind == '-'
+  -- part: stored.lua
+  local held = value
   if held and held.err then
     if string.sub(held.err, 1, 9) ~= 'WRONGTYPE' then return held end
     return { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
-  if held and string.sub(held, 1, 4) ~= 'lh1 ' then return { err = 'FOREIGN string' } end
+  -- A longer value is not cut there, or it would be marked by every waiter.
+  if held and (#held > 255 or string.sub(held, 1, 4) ~= 'lh1 ') then return { err = 'FOREIGN string' } end
   if held and string.sub(held, 5, 36) == lease then
     -- It was granted while it was queued.
     local kept = redis.pcall('PEXPIRE', key, ttl)
@@ -28,7 +31,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   end
   if mode == '' or type(left) ~= 'number' then return left end
 
-  local entry = lease .. ',' .. (string.sub(mode, 1, 1) == '0' and 0 or ttl) .. ',' .. holder
+  local entry = lease .. ',' .. (kind == '0' and 0 or ttl) .. ',' .. holder
   local place, ahead, comes_last = nil, nil, false
   if waits then
     place = redis.pcall('ZSCORE', queue, entry)
@@ -38,15 +41,23 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
       local is_told = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
       if is_told then redis.pcall('ZREM', queue, polls) else entry = polls end
     end
-    if type(place) ~= 'string' then return left end
+    -- A place that no client has is another user's work.
+    if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
   else
     place = string.sub(mode, 2)
     if place == '' then
       place = now
       -- The clock of Redis may have been set back since others joined.
       comes_last = waiting == 0 or redis.pcall('ZCOUNT', queue, now, 'inf') == 0
-      local newest = not comes_last and redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
-      if newest then place = string.format('%.0f', newest + 1) end
+      local newest = not comes_last and redis.pcall('ZRANGE', queue, -1, -1, 'WITHSCORES')
+      if newest and newest[2] then
+        if #newest[1] <= 256 and tonumber(newest[2]) <= 9007199254000000 then
+          place = string.format('%.0f', newest[2] + 1)
+        else
+          -- No waiter's: each that joins would read it again, or would have no place behind it.
+          redis.pcall('ZREM', queue, newest[1])
+        end
+      end
     end
   end
   -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or

@@ -7,12 +7,15 @@
 local greatest = '18446744073709551615'
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
-  local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
+  -- Its length first: another user's may have 512 MB.
+  local length = redis.pcall('HSTRLEN', key, 'token')
+  local seen = length == 0 and redis.pcall('EXISTS', key) or length
+  if seen == 20 then seen = redis.pcall('HGET', key, 'token') end
   if type(seen) == 'table' and string.sub(seen.err, 1, 9) == 'WRONGTYPE' then
     result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   elseif seen == 0 or type(seen) == 'table' then
     result = seen
-  elseif seen == 1 or string.find(seen, '%D') or #seen ~= 20 or seen > greatest then
+  elseif type(seen) == 'number' or string.find(seen, '%D') or seen > greatest then
     result = { err = 'FOREIGN hash' }
   else
     result = redis.pcall('HGET', key, 'value') or ''

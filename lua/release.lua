@@ -29,7 +29,11 @@ for i = 1, n do
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
   -- 1 if it has gone already.
-  result = results and results[i] or redis.pcall('GET', key)
+  result = results and results[i]
+  if not result then
+    -- part: stored.lua
+    result = value
+  end
   if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
     if after and string.sub(after, 1, 1) == '!' then
       local channel = 'leasehold/' .. (string.match(result, '^%S+', 55) or '')

@@ -4,11 +4,15 @@
 -- Returns: for one lock key its result, for several an array of them, or 1: all were renewed. A result
 --   is 1: renewed; 0: not there; a string: not this owner's, what stands there; an error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
--- MGET returns nil for keys of other types, too, so check those with GET.
+-- MGET returns nil for keys of other types, too, so check those with GETRANGE.
 local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
-  result = values[i] or redis.pcall('GET', key)
+  result = values[i]
+  if not result then
+    -- part: stored.lua
+    result = value
+  end
   if not result then
     result = 0
   elseif not result.err then

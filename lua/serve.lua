@@ -9,17 +9,20 @@
 --   first, and have longer to answer.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: the lease id that has the key now; nothing if nobody waits; an error: the key is not granted
+-- Returns: the lease id that has the key now; nothing if nobody waits, or 10,000 entries were skipped; an
+--   error: the key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
   local gone = 0
-  -- Ends when the queue is empty at the latest; the queue has a bound.
-  while true do
+  -- The bound of a queue: another user can make a longer one, and Redis serves nobody else meanwhile.
+  while gone < 10000 do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end
     if not first[1] then return nil end
     gone = gone + 1
-    local lease, asked, holder = string.match(first[1], '^(%x+),(%d+),(%S+)$')
-    if lease and #lease == 32 then
+    local lease, asked, holder = string.match(#first[1] <= 256 and first[1] or '', '^(%x+),(%d+),(%S+)$')
+    local ms = tonumber(asked)
+    -- Skip what no client writes: 24 h is the longest ttl.
+    if lease and #lease == 32 and (asked == '0' or asked >= '1') and ms <= 86400000 then
       local channel, is_own = 'leasehold/' .. holder, lease == own_lease
       local polls, ttl, mark = asked == '0', asked, ''
       local was_late = tonumber(first[2]) < 1000000000000000
@@ -27,8 +30,8 @@ local function serve(key, queue, micros, own_lease, own_ttl)
         ttl = own_ttl
       elseif polls then
         ttl = was_late and 1000 or 100
-      elseif not was_late and tonumber(asked) > 500 and micros - first[2] > 1000 * math.min(asked / 3, 1000) then
-        ttl, mark = math.min(math.max(math.floor(asked / 4), 500), 2000), '?'
+      elseif not was_late and ms > 500 and micros - first[2] > 1000 * math.min(ms / 3, 1000) then
+        ttl, mark = math.min(math.max(math.floor(ms / 4), 500), 2000), '?'
       end
       -- PUBLISH cannot tell this: its result also counts clients that listen to patterns.
       local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
@@ -50,4 +53,6 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       end
     end
   end
+  -- The next request goes on.
+  -- part: near.lua
 end

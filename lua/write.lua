@@ -8,12 +8,15 @@ local greatest = '18446744073709551615'
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local token, value = ARGV[2 * i - 1], ARGV[2 * i]
-  local seen = redis.pcall('HGET', key, 'token') or redis.pcall('EXISTS', key)
+  -- Its length first: another user's may have 512 MB.
+  local length = redis.pcall('HSTRLEN', key, 'token')
+  local seen = length == 0 and redis.pcall('EXISTS', key) or length
+  if seen == 20 then seen = redis.pcall('HGET', key, 'token') end
   if type(seen) == 'table' and string.sub(seen.err, 1, 9) == 'WRONGTYPE' then
     result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   elseif type(seen) == 'table' then
     result = seen
-  elseif seen == 1 or seen ~= 0 and (string.find(seen, '%D') or #seen ~= 20 or seen > greatest) then
+  elseif seen ~= 0 and (type(seen) == 'number' or string.find(seen, '%D') or seen > greatest) then
     result = { err = 'FOREIGN hash' }
   elseif seen ~= 0 and seen > token then
     result = seen

@@ -21,7 +21,7 @@ const ROUNDS: usize = 2;
 const SCRIPTED: [&str; 17] = [
     "append",
     "del",
-    "get",
+    "getrange",
     "pexpire",
     "pttl",
     "publish",

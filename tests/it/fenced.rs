@@ -289,7 +289,7 @@ fn who_may_not_is_told_so() {
     let client = client(&server);
     let value = client.fenced_value("v");
     value.write(1, "a").unwrap();
-    for denied in ["hget", "hset"] {
+    for denied in ["hstrlen", "hget", "hset"] {
         ask(
             &server,
             &["ACL", "SETUSER", "default", &format!("-{denied}")],

@@ -12,7 +12,7 @@ use crate::key::{Key, KeyMap};
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Grant, Queued, Reply, Standing};
 use crate::store::value::{self, LockValue};
 
-/// Waiters that a queue has room for.
+/// Waiters that a queue has room for, and as many are skipped in one step.
 const MAX_QUEUE: usize = 10_000;
 /// How many of the first waiters ask each second.
 const NEAR: usize = 8;
@@ -312,9 +312,7 @@ impl Keyspace {
         own: Option<(LeaseId, Duration)>,
         step: &mut Step<'_>,
     ) -> Option<(LeaseId, u64)> {
-        let mut gone = 0;
-        loop {
-            gone += 1;
+        for gone in 1..=MAX_QUEUE {
             let queue = self.queues.get_mut(key)?;
             let first = queue.waiters.remove(0);
             if queue.waiters.is_empty() {
@@ -351,6 +349,9 @@ impl Keyspace {
             self.tell_near(key, gone, step);
             return Some((first.lease, micros));
         }
+        // The next request goes on.
+        self.tell_near(key, MAX_QUEUE, step);
+        None
     }
 
     /// Tells the waiters that are among the first since `gone` waiters left the queue.

@@ -45,8 +45,9 @@ static SCRIPTS: LazyLock<[Script; Kind::ALL.len()]> = LazyLock::new(|| {
 });
 
 /// The parts of scripts, and the names by which they include them. Each may include those behind it.
-const PARTS: [(&str, &str); 5] = [
+const PARTS: [(&str, &str); 6] = [
     ("join.lua", include_str!("../../../lua/join.lua")),
+    ("stored.lua", include_str!("../../../lua/stored.lua")),
     ("count.lua", include_str!("../../../lua/count.lua")),
     ("serve.lua", include_str!("../../../lua/serve.lua")),
     ("near.lua", include_str!("../../../lua/near.lua")),

@@ -138,7 +138,7 @@ fn a_user_without_a_permission_is_denied_and_gets_nothing() {
         &["~*", "+@all", "-eval", "-evalsha"][..],
         &["~somebody:*", "+@all"],
         &["~*", "+@all", "-set"],
-        &["~*", "+@all", "-get"],
+        &["~*", "+@all", "-getrange"],
     ] {
         let client = hasty(&user(&server, missing)).build_lazy().unwrap();
         for error in [
@@ -157,10 +157,10 @@ fn a_taken_lock_that_may_not_be_read_is_denied() {
     let holder = builder(&server.url()).build().unwrap();
     let guard = lock(&holder, "k");
     // The counter of tokens may be read, a lock may not. Redis 6.2 knows no selectors: there, neither may be read.
-    let selector = "(+get ~leasehold:~*)";
+    let selector = "(+getrange ~leasehold:~*)";
     let tried = ["ACL", "SETUSER", "tried", selector];
     let knows_selectors = !matches!(server.command(&tried).unwrap(), Reply::Error(_));
-    let mut permissions = vec!["~leasehold:*", "&*", "+@all", "-get"];
+    let mut permissions = vec!["~leasehold:*", "&*", "+@all", "-getrange"];
     permissions.extend(knows_selectors.then_some(selector));
     let client = hasty(&user(&server, &permissions)).build_lazy().unwrap();
     if knows_selectors {
@@ -176,12 +176,12 @@ fn a_user_without_a_permission_is_denied_every_other_command() {
     let server = server();
     let holder = builder(&server.url()).build().unwrap();
     let guard = holder.mutex("k").lock().unwrap();
-    for missing in ["-get", "-pttl", "-hget"] {
+    for missing in ["-getrange", "-pttl", "-hstrlen"] {
         let client = hasty(&user(&server, &["~*", "+@all", missing]));
         let client = client.build_lazy().unwrap();
         let value = client.fenced_value("v");
         let error = match missing {
-            "-hget" => value.read().unwrap_err(),
+            "-hstrlen" => value.read().unwrap_err(),
             _ => client.mutex("k").inspect().unwrap_err(),
         };
         assert_eq!(error.kind(), ErrorKind::Denied, "{missing}: {error}");

@@ -225,7 +225,7 @@ fn without_memory_nothing_is_adopted_and_the_ticket_stays_good() {
     assert!(said.text().starts_with("OOM"), "{said:?}");
     assert_eq!(text_of(&server, "k"), Some(before));
     assert_eq!(
-        call(&mut redis, INSPECT, &["k"], &[]).len(),
+        call(&mut redis, &INSPECT, &["k"], &[]).len(),
         1,
         "an inspection uses no memory"
     );

@@ -123,7 +123,7 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
 fn a_refusal_is_not_taken_for_something_else_that_stands_there() {
     let server = server();
     let mut redis = connect(&server);
-    for denied in ["hget", "exists"] {
+    for denied in ["hstrlen", "exists"] {
         ask(
             &server,
             &["ACL", "SETUSER", "default", &format!("-{denied}")],
@@ -139,6 +139,12 @@ fn a_refusal_is_not_taken_for_something_else_that_stands_there() {
     }
     assert_eq!(ask(&server, &["EXISTS", "v"]), Reply::Int(0));
     write(&mut redis, "v", 1, "a");
+    ask(&server, &["ACL", "SETUSER", "default", "-hget"]);
+    for said in [write(&mut redis, "v", 2, "b"), read(&mut redis, "v")] {
+        assert!(matches!(said, Said::Error(_)), "{said:?}");
+        assert!(!said.text().contains("FOREIGN"), "{said:?}");
+    }
+    ask(&server, &["ACL", "SETUSER", "default", "+hget"]);
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     let said = write(&mut redis, "v", 2, "b");
     assert!(said.text().starts_with("OOM"), "{said:?}");

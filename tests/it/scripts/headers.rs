@@ -1,21 +1,22 @@
 //! The headers of the scripts, held against the code below them.
 
 use super::{
-    ACQUIRE, ADOPT, FENCE, INSPECT, JOIN, ONE, READ, RELEASE, RENEW, SERVE, Said, TTL, TWO, WRITE,
-    call, connect, ends, kinds, value,
+    ACQUIRE, ADOPT, FENCE, INSPECT, JOIN, ONE, READ, RELEASE, RENEW, SERVE, STORED, Said, TTL, TWO,
+    WRITE, call, connect, ends, kinds, value,
 };
 use crate::support::{ask, server};
 
-/// All scripts, and two parts of them.
-fn all() -> [(&'static str, &'static str); 9] {
+/// All scripts, and three parts of them.
+fn all() -> [(&'static str, &'static str); 10] {
     [
         ("acquire", &ACQUIRE),
         ("release", &RELEASE),
         ("renew", &RENEW),
         ("adopt", &ADOPT),
-        ("inspect", INSPECT),
+        ("inspect", &INSPECT),
         ("write", WRITE),
         ("read", READ),
+        ("stored", STORED),
         ("join", JOIN),
         ("serve", SERVE),
     ]
@@ -68,7 +69,7 @@ fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
         (&**RELEASE, &[][..], &[&*format!("{ONE}!host/2/0")][..], 0),
         (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
         (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
-        (INSPECT, &[], &[], 0),
+        (&INSPECT, &[], &[], 0),
         (WRITE, &[], &[token, "text"], 1),
         (READ, &[], &[], 0),
     ] {
@@ -171,11 +172,15 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'DEL'" if first == "unpack(gone" => {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
             }
-            "'GET'" | "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
+            "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
                 ["key", "counter", "KEYS[i + 1]"].contains(&first)
             }
+            "'HSTRLEN'" => first == "key",
+            // Read up to a length.
+            "'GETRANGE'" => ["key", "counter"].contains(&first) && args.next() == Some("'0'"),
             "'TYPE'" => first == "key",
-            "'PTTL'" | "'PEXPIRE'" | "'EXISTS'" => ["key", "queue"].contains(&first),
+            "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),
+            "'EXISTS'" => ["key", "counter"].contains(&first),
             "'ZADD'" | "'ZCARD'" | "'ZPOPMIN'" | "'ZRANK'" | "'ZRANGE'" | "'ZCOUNT'"
             | "'ZSCORE'" => first == "queue",
             "'ZREM'" => ["key", "queue", "KEYS[n + 1 + i]"].contains(&first),
@@ -219,7 +224,8 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
         assert!(!code.contains("os."), "no clock but that of Redis");
     }
     for bad in [
-        "redis.call('GET', other)",
+        "redis.call('GETRANGE', other, '0', last)",
+        "redis.call('GET', key)",
         "x = redis.pcall('SET', key, 1) or redis.pcall('DEL', value)",
         "redis.pcall('APPEND', 'x', key)",
         "redis.pcall('PUBLISH', key, 'text')",

@@ -14,7 +14,7 @@ fn what_stands_under_each_key_is_told_with_its_ttl() {
     ask(&server, &["SET", "long", &"x".repeat(500)]);
     ask(&server, &["RPUSH", "list", "theirs"]);
     let keys = ["queued", "none", "endless", "text", "empty", "long", "list"];
-    let together = call(&mut redis, INSPECT, &keys, &[]);
+    let together = call(&mut redis, &INSPECT, &keys, &[]);
 
     let text = together[0].text();
     let [left, queued, found] = *text.splitn(3, ' ').collect::<Vec<_>>() else {
@@ -36,7 +36,7 @@ fn what_stands_under_each_key_is_told_with_its_ttl() {
 
     let alone = keys[1..]
         .iter()
-        .flat_map(|key| call(&mut redis, INSPECT, &[key], &[]));
+        .flat_map(|key| call(&mut redis, &INSPECT, &[key], &[]));
     assert_eq!(alone.collect::<Vec<_>>(), together[1..]);
 }
 
@@ -57,7 +57,7 @@ fn looking_changes_nothing_and_needs_no_memory() {
     };
     let (changes, left) = (dirty(), ttl_of(&server, "k"));
     for _ in 0..100 {
-        let said = call(&mut redis, INSPECT, &["k", "endless", "none"], &[]);
+        let said = call(&mut redis, &INSPECT, &["k", "endless", "none"], &[]);
         assert!(!matches!(said[0], Said::Error(_)), "{said:?}");
     }
     assert_eq!(dirty(), changes);

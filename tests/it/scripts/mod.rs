@@ -2,6 +2,7 @@
 //! library but what their headers say.
 
 mod adopting;
+mod bounds;
 mod fenced;
 mod forcing;
 mod headers;
@@ -20,6 +21,7 @@ use redis::{Connection, PubSub, Value};
 
 use crate::support::{SOON, ask, server};
 
+const STORED: &str = include_str!("../../../lua/stored.lua");
 const JOIN: &str = include_str!("../../../lua/join.lua");
 const COUNT: &str = include_str!("../../../lua/count.lua");
 const SERVE: &str = include_str!("../../../lua/serve.lua");
@@ -30,7 +32,7 @@ static ACQUIRE: Script = Script::new(|| whole(include_str!("../../../lua/acquire
 pub static RELEASE: Script = Script::new(|| whole(include_str!("../../../lua/release.lua")));
 static RENEW: Script = Script::new(|| whole(include_str!("../../../lua/renew.lua")));
 static ADOPT: Script = Script::new(|| whole(include_str!("../../../lua/adopt.lua")));
-const INSPECT: &str = include_str!("../../../lua/inspect.lua");
+static INSPECT: Script = Script::new(|| whole(include_str!("../../../lua/inspect.lua")));
 const WRITE: &str = include_str!("../../../lua/write.lua");
 const READ: &str = include_str!("../../../lua/read.lua");
 
@@ -60,6 +62,7 @@ fn has_selectors(server: &Server) -> bool {
 fn whole(script: &str) -> String {
     let parts = [
         ("join", JOIN),
+        ("stored", STORED),
         ("count", COUNT),
         ("serve", SERVE),
         ("near", NEAR),
@@ -135,7 +138,7 @@ fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
     let queues: Vec<String> = if script == *ACQUIRE {
         let with_mode = locks.zip(modes()).filter(|(_, mode)| !mode.is_empty());
         with_mode.map(|(key, _)| queue_name(key)).collect()
-    } else if [&*RELEASE, INSPECT].contains(&script) {
+    } else if [&**RELEASE, &INSPECT].contains(&script) {
         locks.map(|key| queue_name(key)).collect()
     } else {
         Vec::new()

@@ -6,8 +6,8 @@ use redis::Connection;
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
     TTL, come, come_for, connect, ends, entries, entry, eval, go, granted, has_selectors, heard,
-    holder, join, kinds, lease, listen, queue_name, queue_of, queue_up, release, say, text_of,
-    ttl_of, value,
+    holder, kinds, lease, listen, queue_name, queue_of, queue_up, release, say, text_of, ttl_of,
+    value,
 };
 use crate::support::{ask, server};
 
@@ -286,23 +286,6 @@ fn unreadable_entries_of_a_queue_are_skipped() {
             ask(&server, &["FLUSHALL"]);
         }
     }
-}
-
-/// No acquire makes such entries: a ttl that Redis refuses ends the release's search.
-#[test]
-fn an_entry_with_an_impossible_ttl_frees_the_key() {
-    let server = server();
-    let mut redis = connect(&server);
-    let mut clients = connect(&server);
-    let mut ear = listen(&mut clients, &[1, 2].map(holder));
-    let marked = value(&lease(0)) + " +";
-    ask(&server, &["SET", "k", &marked, "PX", TTL]);
-    enqueue(&server, "k", &[entry(1, "00"), entry(2, TTL)]);
-    assert_eq!(pass(&mut redis, "k", 0).value, None);
-    assert_eq!(heard(&server, &mut ear), []);
-    let said = join(&mut redis, "k", 3, TTL);
-    assert_eq!(kinds(&[said]), ["queued"]);
-    assert_eq!(heard(&server, &mut ear).len(), 1, "caller 2 is served");
 }
 
 /// A waiter that was stopped while it waited still listens.

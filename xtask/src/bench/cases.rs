@@ -141,7 +141,7 @@ pub fn scripted(way: Way) -> &'static [&'static str] {
             "append",
             "del",
             "exists",
-            "get",
+            "getrange",
             "mget",
             "pexpire",
             "pttl",

@@ -18,6 +18,7 @@ const RELEASE: &str = include_str!("../../../lua/release.lua");
 /// The keys of queues begin with this.
 const QUEUE: &[u8] = b"limit:~queue:";
 const COUNT: &str = include_str!("../../../lua/count.lua");
+const STORED: &str = include_str!("../../../lua/stored.lua");
 const SERVE: &str = include_str!("../../../lua/serve.lua");
 const NEAR: &str = include_str!("../../../lua/near.lua");
 const PRIMARY: &str = include_str!("../../../lua/primary.lua");
@@ -180,7 +181,8 @@ impl Limit {
 
 /// A script with the parts that it shares.
 fn whole(script: &str) -> String {
-    let counted = script.replace("-- part: count.lua", COUNT);
+    let read = script.replace("-- part: stored.lua", STORED);
+    let counted = read.replace("-- part: count.lua", COUNT);
     let served = counted.replace("-- part: serve.lua", SERVE);
     let near = served.replace("-- part: near.lua", NEAR);
     near.replace("-- part: primary.lua", PRIMARY)
