@@ -23,7 +23,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     local ms = tonumber(asked)
     -- Skip what no client writes: 24 h is the longest ttl.
     if lease and #lease == 32 and (asked == '0' or asked >= '1') and ms <= 86400000 then
-      local channel, is_own = 'leasehold/' .. holder, lease == own_lease
+      local channel, is_own = string.sub(counter, 1, -6) .. 'to:' .. holder, lease == own_lease
       local polls, ttl, mark = asked == '0', asked, ''
       local was_late = tonumber(first[2]) < 1000000000000000
       if is_own then

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind};
+use crate::id::HolderId;
 
 /// First character of the library's own keys below the prefix. No prefix may contain it, and no name may begin
 /// with it.
@@ -18,9 +19,12 @@ const QUEUE: &str = "~queue:";
 /// Between the prefix and the name in the key of a fenced value.
 const VALUE: &str = "~value:";
 
+/// Between the prefix and the holder in the name of a client's channel.
+const CHANNEL: &str = "~to:";
+
 /// No name may contain these. A prefix may be the beginning of another one: `billing:~fence` under `app:` would be
 /// the fence counter of `app:billing:`. Redis compares bytes, so other cases and similar characters are harmless.
-const RESERVED_WORDS: [&str; 3] = [FENCE, QUEUE, VALUE];
+const RESERVED_WORDS: [&str; 4] = [FENCE, QUEUE, VALUE, CHANNEL];
 
 /// A valid key of a lock, as it stands in Redis: prefix and name in one.
 #[derive(Clone)]
@@ -109,6 +113,11 @@ impl Key {
 /// The counter that makes fencing tokens of all locks under `prefix` strictly increasing.
 pub(crate) fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
+}
+
+/// The channel on which scripts publish messages to the client that is called `holder`.
+pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
+    [prefix, CHANNEL, holder.as_str()].concat()
 }
 
 fn reserved_word(name: &str) -> Option<&'static str> {
@@ -209,6 +218,7 @@ mod tests {
         let lock = Key::new(inner, "k", 1024).unwrap();
         let own = [
             fence_counter(inner),
+            channel(inner, &HolderId::of_text("host/1/a")),
             lock.queue_parts().concat(),
             Key::of_value(inner, "k", 1024).unwrap().full.to_string(),
         ];

@@ -83,7 +83,7 @@ fn a_waiter_told_that_it_is_near_asks_soon() {
     let message = format!("{lease} ~ {}", in_redis("k"));
     ask(
         &server,
-        &["PUBLISH", &format!("leasehold/{address}"), &message],
+        &["PUBLISH", &in_redis(&format!("~to:{address}")), &message],
     );
     assert!(eventually(SOON, || script_calls(&server) > before));
     drop(held);

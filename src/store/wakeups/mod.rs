@@ -26,7 +26,7 @@ use redis::{PushKind, Value};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::id::{HolderId, LeaseId};
-use crate::key::{Key, fence_counter};
+use crate::key::{Key, channel, fence_counter};
 use crate::store::command::{Grant, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::epoch::MadeIn;
@@ -181,7 +181,7 @@ impl Wakeups {
     ) -> Self {
         Self {
             endpoint,
-            channel: format!("leasehold/{holder}"),
+            channel: channel(prefix, holder),
             prefix: prefix.to_owned(),
             timeout,
             stage: AtomicU8::new(AHEAD),

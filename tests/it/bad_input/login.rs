@@ -80,7 +80,7 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
     let server = server();
     let rights = documented_rights();
     // A new user of Redis 6.2 may use all channels.
-    let mut permissions = vec!["~leasehold:*", "resetchannels", "&leasehold/*"];
+    let mut permissions = vec!["~leasehold:*", "resetchannels", "&leasehold:*"];
     permissions.extend(rights.iter().map(String::as_str));
     let url = user(&server, &permissions);
     let (holder, waiter) = (builder(&url).build(), builder(&url).build());

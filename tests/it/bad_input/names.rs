@@ -45,6 +45,7 @@ fn keys_that_cannot_be_names_are_refused_without_asking_redis() {
         "a~b~fence",
         "a:~queue:b",
         "a:~value:b",
+        "a:~to:b",
     ];
     for name in names.into_iter().chain([megabyte.as_str(), &long]) {
         for error in refusals(name) {

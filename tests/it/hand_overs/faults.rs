@@ -12,8 +12,8 @@ use leasehold_testbed::{Proxy, Reply, eventually};
 use super::{adopt, client, lock, refused};
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder,
-    expires_in, in_redis, is_held, kill_connections, lease_of, millis, secs, server, told_within,
-    value_of, within,
+    channel_of, expires_in, in_redis, is_held, kill_connections, lease_of, millis, secs, server,
+    told_within, value_of, within,
 };
 
 /// A client behind the proxy with one lane; it has connected.
@@ -246,7 +246,7 @@ fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
 fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
-    let channel = format!("leasehold/{}", old.holder_id());
+    let channel = channel_of(&old);
     let guard = lock(&old, "k");
     let value = value_of(&server, "k").unwrap();
     let words: Vec<&str> = value.split(' ').collect();

@@ -11,8 +11,8 @@ use super::{client, lock};
 use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, builder, clients_that_hear, in_redis, is_held,
-    lease_of, millis, queue, secs, server, told_within, value_of, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, builder, channel_of, clients_that_hear, in_redis,
+    is_held, lease_of, millis, queue, secs, server, told_within, value_of, wait_for_line,
 };
 
 /// A client that hears what Redis tells.
@@ -243,7 +243,7 @@ fn what_is_said_of_other_leases_or_makes_no_sense_ends_nothing() {
     let recorder = Recorder::new();
     let owner = hearing(&server, &recorder);
     let guard = lock(&owner, "k");
-    let channel = format!("leasehold/{}", owner.holder_id());
+    let channel = channel_of(&owner);
     let other = "0".repeat(32);
     let own = lease_of(&server, "k").unwrap();
     for text in [

@@ -3,8 +3,8 @@
 use redis::Connection;
 
 use super::{
-    FENCE, ONE, Said, TTL, TWO, come, connect, ends, entries, go, heard, holder, kinds, lease,
-    listen, queue_of, queue_up, release, text_of, ttl_of, value,
+    FENCE, ONE, Said, TTL, TWO, channel, come, connect, ends, entries, go, heard, holder, kinds,
+    lease, listen, queue_of, queue_up, release, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -32,10 +32,7 @@ fn the_owner_is_told_by_whom_before_anything_changes() {
             ear.subscribe(&changes).unwrap();
             assert_eq!(ends(&[force(&mut redis, key, 0)]), ["done"]);
             let told = heard(&server, &mut ear);
-            let first = (
-                format!("leasehold/{}", holder(0)),
-                format!("{} {BY} {key}", lease(0)),
-            );
+            let first = (channel(&holder(0)), format!("{} {BY} {key}", lease(0)));
             assert_eq!(told[0], first);
             assert_eq!(told[1], (changes.clone(), change.to_owned()));
             ear.unsubscribe(&changes).unwrap();
@@ -59,10 +56,7 @@ fn the_first_waiter_is_granted_and_the_others_stay() {
     let wanted = format!("lh1 {} {} {} +", lease(1), micros[1], holder(1));
     assert_eq!(value, wanted);
     assert_eq!(queue_of(&server, "k"), entries(2, &["5000", "90000"]));
-    let told = (
-        format!("leasehold/{}", holder(1)),
-        format!("{} {} k", lease(1), micros[1]),
-    );
+    let told = (channel(&holder(1)), format!("{} {} k", lease(1), micros[1]));
     assert_eq!(heard(&server, &mut ear), [told]);
     assert_eq!(ends(&[go(&mut redis, "k", 0)]), ["taken"], "it is over");
     for n in 1..=3 {

@@ -204,7 +204,10 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
                 .any(|from| line.contains(from));
             assert!(!queue || declared, "{line}");
             let channel = line.starts_with("local channel");
-            assert!(!channel || line.contains(" = 'leasehold/' .. "), "{line}");
+            assert!(
+                !channel || line.contains(" = string.sub(counter, 1, -6) .. 'to:' .. "),
+                "{line}"
+            );
             // A function is given declared keys as well.
             for (call, keys) in [
                 (

@@ -329,12 +329,17 @@ fn entries(first: usize, ttls: &[&str]) -> Vec<String> {
     (first..).zip(ttls).map(|(n, ttl)| entry(n, ttl)).collect()
 }
 
+/// The channel of a holder's client.
+fn channel(holder: &str) -> String {
+    FENCE.replace("fence", "to:") + holder
+}
+
 /// Listens, as their clients would, for the grants of these holders.
 fn listen<'a>(connection: &'a mut Connection, holders: &[String]) -> PubSub<'a> {
     connection.set_read_timeout(Some(SOON)).unwrap();
     let mut ear = connection.as_pubsub();
     for holder in holders {
-        ear.subscribe(format!("leasehold/{holder}")).unwrap();
+        ear.subscribe(channel(holder)).unwrap();
     }
     ear.subscribe("so far").unwrap();
     ear

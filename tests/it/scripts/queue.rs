@@ -8,9 +8,9 @@ use leasehold_testbed::{Reply, Server, eventually};
 use redis::Connection;
 
 use super::{
-    ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, call, come, connect, entries, entry, go, granted,
-    heard, holder, join, kinds, lease, leave, listen, queue_name, queue_of, queue_up, release,
-    text_of, ttl_of, value,
+    ACQUIRE, FENCE, ONE, RENEW, Said, TTL, TWO, call, channel, come, connect, entries, entry, go,
+    granted, heard, holder, join, kinds, lease, leave, listen, queue_name, queue_of, queue_up,
+    release, text_of, ttl_of, value,
 };
 use crate::support::{SOON, ask, server};
 
@@ -257,7 +257,7 @@ fn keys_of_one_call_are_served_under_rising_tokens() {
     assert_eq!([granted(&out[2]), granted(&out[3])], tokens[2..]);
     assert_eq!(text_of(&server, FENCE), Some(tokens[3].to_string()));
     let message = format!("{} {} k1", lease(1), tokens[0]);
-    let channel = format!("leasehold/{}", holder(1));
+    let channel = channel(&holder(1));
     assert_eq!(heard(&server, &mut ear), [(channel, message)]);
 }
 
@@ -444,7 +444,7 @@ fn commas_in_a_holders_name_mislead_nobody() {
         assert_eq!(value, format!("lh1 {} {micros} {host} +", lease(1)));
         // It has been waiting since long ago.
         let message = format!("{} ?{micros} k", lease(1));
-        let channel = format!("leasehold/{host}");
+        let channel = channel(host);
         assert_eq!(heard(&server, &mut ear), [(channel, message)]);
         ask(&server, &["FLUSHALL"]);
     }

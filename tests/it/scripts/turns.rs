@@ -5,9 +5,9 @@ use redis::Connection;
 
 use super::{
     ACQUIRE, ALL_KEYS, FENCE, NO_COUNTER, ONE, READS_IT_NO_MORE, READS_THE_COUNTER, RELEASE, Said,
-    TTL, come, come_for, connect, ends, entries, entry, eval, go, granted, has_selectors, heard,
-    holder, kinds, lease, listen, queue_name, queue_of, queue_up, release, say, text_of, ttl_of,
-    value,
+    TTL, channel, come, come_for, connect, ends, entries, entry, eval, go, granted, has_selectors,
+    heard, holder, kinds, lease, listen, queue_name, queue_of, queue_up, release, say, text_of,
+    ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -62,7 +62,7 @@ fn release_grants_to_the_first_waiter_and_tells_it() {
             assert!(ttl.contains(&turn.left), "{turn:?}");
             assert_eq!(ask(&server, &["GET", FENCE]).to_string(), last.to_string());
             let message = format!("{} {micros} {key}", lease(n));
-            let channel = format!("leasehold/{}", holder(n));
+            let channel = channel(&holder(n));
             assert_eq!(heard(&server, &mut ear), [(channel, message)]);
         }
         let counter = text_of(&server, FENCE);
@@ -373,7 +373,7 @@ fn waiters_that_come_to_the_front_are_told() {
         texts.collect::<Vec<_>>()
     };
     let told = |n: usize| {
-        let channel = format!("leasehold/{}", holder(n));
+        let channel = channel(&holder(n));
         (channel, format!("{} ~ k", lease(n)))
     };
     queue_up(&mut redis, "k", &[TTL; 12]);

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use leasehold::Client;
 use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{SOON, ask, in_redis, value_of};
@@ -20,6 +21,11 @@ pub fn looks(server: &Server) -> u64 {
 
 fn calls(server: &Server, command: &str) -> u64 {
     server.calls(command).unwrap()
+}
+
+/// The channel of a client with the default prefix.
+pub fn channel_of(client: &Client) -> String {
+    in_redis(&format!("~to:{}", client.holder_id()))
 }
 
 /// Connections of clients that hear wake-ups, or will soon.

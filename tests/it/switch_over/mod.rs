@@ -10,7 +10,9 @@ use leasehold::Client;
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, ask, clients_that_hear, in_redis, kill_connections};
+use crate::support::{
+    LONG_TTL, SOON, ask, channel_of, clients_that_hear, in_redis, kill_connections,
+};
 
 /// Two servers, and the address of the one that is the primary.
 struct Servers {
@@ -96,7 +98,7 @@ fn offset(server: &Server, role: &str) -> String {
 
 /// How many connections get the messages of `client` on `server`.
 fn listening(server: &Server, client: &Client) -> i64 {
-    let channel = format!("leasehold/{}", client.holder_id());
+    let channel = channel_of(client);
     let Reply::Array(reply) = ask(server, &["PUBSUB", "NUMSUB", &channel]) else {
         panic!("PUBSUB NUMSUB answers with an array");
     };

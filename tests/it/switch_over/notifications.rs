@@ -8,7 +8,9 @@ use leasehold_testbed::{Server, eventually};
 
 use super::{Servers, assert_listens_on_the_new, listen_on_the_old, listening};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, Task, ask, lock, millis, script_calls, secs, wait_for_line};
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, channel_of, lock, millis, script_calls, secs, wait_for_line,
+};
 
 #[test]
 fn one_refused_request_moves_the_notifications() {
@@ -98,7 +100,7 @@ fn a_replaced_connection_leaves_no_gap() {
     let before = id_of_notifications(server);
     let direct = redis::Client::open(server.url()).unwrap();
     let mut direct = direct.get_connection_with_timeout(SOON).unwrap();
-    let channel = format!("leasehold/{}", client.holder_id());
+    let channel = channel_of(&client);
     ask(server, &["REPLICAOF", "127.0.0.1", "1"]);
     let mutex = client.mutex("other");
     let task = Task::start(move || mutex.lock().unwrap());

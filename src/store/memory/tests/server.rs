@@ -89,7 +89,7 @@ impl Redis {
         let names = &CLIENTS[..CLIENTS.len() - 1];
         let channels = names
             .iter()
-            .map(|name| ("SUBSCRIBE", format!("leasehold/{name}")));
+            .map(|name| ("SUBSCRIBE", format!("p:~to:{name}")));
         for (command, channel) in channels.chain([("PSUBSCRIBE", "*".to_owned())]) {
             let mut subscribe = redis::cmd(command);
             subscribe.arg(channel);
@@ -420,7 +420,7 @@ impl Twin {
     /// What lua/release.lua publishes for it.
     fn published(&self, news: &News) -> Option<String> {
         let text = |to: &HolderId, lease: &LeaseId, what: &str, key: &Key| {
-            Some(format!("leasehold/{to}: {lease} {what} {}", key.in_redis()))
+            Some(format!("p:~to:{to}: {lease} {what} {}", key.in_redis()))
         };
         match news {
             News::Granted {

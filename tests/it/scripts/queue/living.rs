@@ -6,8 +6,8 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 use super::{expire, queued, value_of};
 use crate::scripts::{
-    ACQUIRE, FENCE, Said, TTL, call, come, connect, entry, go, granted, heard, holder, join, lease,
-    leave, listen, queue_name, queue_of, queue_up, text_of, ttl_of,
+    ACQUIRE, FENCE, Said, TTL, call, channel, come, connect, entry, go, granted, heard, holder,
+    join, lease, leave, listen, queue_name, queue_of, queue_up, text_of, ttl_of,
 };
 use crate::support::{SOON, ask, server};
 
@@ -136,7 +136,7 @@ fn a_later_waiter_that_asks_has_the_first_served() {
         let wanted = format!("lh1 {} {micros} {} +", lease(1), holder(1));
         assert_eq!(value, wanted);
         let message = format!("{} {micros} k", lease(1));
-        let channel = format!("leasehold/{}", holder(1));
+        let channel = channel(&holder(1));
         assert_eq!(heard(&server, &mut ear), [(channel, message)]);
         assert_eq!(queue_of(&server, "k").len() as i64, ahead + 1);
         ask(&server, &["FLUSHALL"]);
