@@ -7,5 +7,5 @@
 for _, entry in ipairs(redis.pcall('ZRANGE', queue, math.max(0, 8 - gone), 7)) do
   local near, holder = string.match(#entry <= 256 and entry or '', '^(%x+),[1-9]%d*,(%S+)$')
   local channel = string.sub(counter, 1, -6) .. 'to:' .. (holder or '')
-  if near then redis.pcall('PUBLISH', channel, near .. ' ~ ' .. key) end
+  if near then redis.pcall('PUBLISH', channel, string.sub(near, 1, 16) .. ' ~ ' .. key) end
 end

@@ -37,7 +37,7 @@ for i = 1, n do
   if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
     if after and string.sub(after, 1, 1) == '!' then
       local channel = string.sub(counter, 1, -6) .. 'to:' .. (string.match(result, '^%S+', 55) or '')
-      redis.pcall('PUBLISH', channel, lease .. ' ' .. after .. ' ' .. key)
+      redis.pcall('PUBLISH', channel, string.sub(lease, 1, 16) .. ' ' .. after .. ' ' .. key)
     end
     local served = nil
     if string.find(result, ' ', 55, true) then

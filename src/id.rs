@@ -27,7 +27,6 @@ impl LeaseId {
     /// An id as [`encode`](Self::encode) writes it. Redis compares bytes, so the same number in capital digits is
     /// another id there.
     pub(crate) fn decode(text: &str) -> Option<Self> {
-        let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         let is_id = text.len() == Self::DIGITS && text.bytes().all(is_digit);
         is_id
             .then(|| Uuid::try_parse(text).ok().map(Self))
@@ -38,10 +37,41 @@ impl LeaseId {
         self.0.as_simple().encode_lower(into)
     }
 
+    pub(crate) fn start(self) -> LeaseStart {
+        LeaseStart((self.0.as_u128() >> 64) as u64)
+    }
+
     /// A number in 0.0 .. 1.0 drawn from the id, to spread retries.
     pub(crate) fn jitter(self) -> f64 {
         (self.0.as_u128() as u32) as f64 / (f64::from(u32::MAX) + 1.0)
     }
+}
+
+/// The first half of a lease id. It tells leases apart and proves nothing: 64 bits stay unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseStart(u64);
+
+impl LeaseStart {
+    /// Hexadecimal digits on the wire.
+    pub(crate) const DIGITS: usize = LeaseId::DIGITS / 2;
+
+    /// As [`LeaseId::decode`].
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let is_start = text.len() == Self::DIGITS && text.bytes().all(is_digit);
+        is_start
+            .then(|| u64::from_str_radix(text, 16).ok().map(Self))
+            .flatten()
+    }
+}
+
+impl fmt::Display for LeaseStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:0digits$x}", self.0, digits = Self::DIGITS)
+    }
+}
+
+fn is_digit(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
 /// Lease ids. Each is a secret: who knows it can take the lock. They are drawn from the
@@ -200,6 +230,18 @@ mod tests {
         let digits = "0123456789abcdef0123456789abcdef";
         assert!(LeaseId::decode(digits).is_some());
         assert!(LeaseId::decode(&digits.to_uppercase()).is_none());
+        let start = LeaseId::decode(digits).map(LeaseId::start);
+        assert_eq!(start, LeaseStart::decode(&digits[..16]));
+        assert_eq!(start.unwrap().to_string(), digits[..16]);
+        for text in [
+            "",
+            &digits[..15],
+            &digits[..17],
+            "0123456789ABCDEF",
+            "+123456789abcdef",
+        ] {
+            assert_eq!(LeaseStart::decode(text), None, "{text:?}");
+        }
         for text in ["", "a b", "a\nb", "\u{e9}", &"x".repeat(129)] {
             assert_eq!(HolderId::decode(text), None, "{text:?}");
         }

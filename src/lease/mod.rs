@@ -32,6 +32,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::clock::Moment;
 use crate::event::{EventLock, Events};
+use crate::id::HolderId;
 use crate::loss::LossReason;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -88,8 +89,20 @@ struct Rare {
     /// When to warn of the end of its hold.
     warn_at: Option<Moment>,
     listeners: Listeners,
+    force: ForceHint,
     /// Signalled when a change of the ttl has ended, for those who wait for that.
     ttl_settled: Option<Arc<Condvar>>,
+}
+
+/// What messages say of an end by force. Anybody may publish them, so a lane is asked before the lease ends.
+#[derive(Default)]
+struct ForceHint {
+    /// Who took the lock away, by the latest message that no lane has denied.
+    by: Option<HolderId>,
+    /// A lane is being asked.
+    asking: bool,
+    /// When a lane last said that the lease is held.
+    denied_at: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +169,8 @@ impl Drop for Ended {
 
 /// Keys held for less than this are not watched: short holds pay nothing for it.
 const WATCHED_AFTER: Duration = Duration::from_millis(30);
+/// For how long after a lane has denied an end by force messages of another one are not confirmed.
+const DENIED_FOR: Duration = Duration::from_secs(1);
 
 impl Lease {
     /// A grant on these terms, renewed only while `check` says so, if there is one.
@@ -255,6 +270,7 @@ impl Lease {
             && !state.ttl_changing
             && !state.capped
             && !state.bound
+            && !state.is_force_asked()
             && (2 * whole / 3..=whole).contains(&left);
         if !may {
             return None;
@@ -314,6 +330,32 @@ impl Lease {
         self.lose_locked(self.at(now), reason);
     }
 
+    /// Notes that a message says that `by` took the lock away: the reason, if the key is found gone or another's.
+    /// True if a lane is to be asked now: at most one request is under way, and one per second is denied.
+    pub(crate) fn hear_force(&self, by: HolderId, now: Moment) -> bool {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Held {
+            return false;
+        }
+        let hint = &mut state.rare().force;
+        hint.by = Some(by);
+        let was_denied = hint.denied_at.is_some_and(|at| now.since(at) < DENIED_FOR);
+        let asks = !hint.asking && !was_denied;
+        hint.asking |= asks;
+        asks
+    }
+
+    /// Ends the question whether the lock was taken away by force. With `denied_at`, a lane said then that the lease
+    /// is held.
+    pub(crate) fn force_answered(&self, denied_at: Option<Moment>) {
+        let mut state = self.state.lock();
+        let hint = &mut state.rare().force;
+        hint.asking = false;
+        if denied_at.is_some() {
+            (hint.by, hint.denied_at) = (None, denied_at);
+        }
+    }
+
     /// Until when Redis may have the key at the latest, if it is not released.
     pub(crate) fn key_until(&self) -> Moment {
         self.state.lock().key_until
@@ -364,9 +406,14 @@ impl Lease {
         self.state.lock()
     }
 
-    fn lose_locked(&self, mut state: MutexGuard<'_, State>, reason: LossReason) {
+    fn lose_locked(&self, mut state: MutexGuard<'_, State>, mut reason: LossReason) {
         if state.phase != Phase::Held {
             return;
+        }
+        if matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. })
+            && let Some(by) = state.forced_by()
+        {
+            reason = LossReason::ForceUnlocked { by };
         }
         state.phase = Phase::Lost;
         state.renew_at = None;
@@ -401,6 +448,14 @@ impl State {
 
     fn loss(&self) -> Option<&LossReason> {
         self.rare.as_ref()?.loss.as_ref()
+    }
+
+    fn forced_by(&self) -> Option<HolderId> {
+        self.rare.as_ref()?.force.by.clone()
+    }
+
+    fn is_force_asked(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.force.asking)
     }
 
     fn ending(&self) -> Option<&LossReason> {

@@ -30,7 +30,7 @@ use crate::error::{Error, ErrorKind};
 use crate::thread::Crew;
 
 pub(crate) use command::{
-    Adoption, Command, Grant, Held, Queued, Reply, Request, Standing, in_front,
+    Adoption, Command, FIRST_USUAL_PLACE, Grant, Held, Queued, Reply, Request, Standing, in_front,
 };
 pub(crate) use connect::{Endpoint, redacted};
 pub(crate) use delay::{Delay, DelayHook};
@@ -45,7 +45,7 @@ pub(crate) use script::{Call, Kind, Names, encode};
 pub(crate) use scripted::Scripted;
 pub use session::TransactionConnection;
 pub(crate) use session::{Written, read_failed};
-pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds, loss_of};
+pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds, loss_of, micros_of};
 pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
@@ -89,8 +89,9 @@ pub(crate) trait Store: Send + Sync {
     /// replaced before it is used again, once it is a second old.
     fn suspect_connections(&self) {}
 
-    /// Whether notifications may come from another server than the answers to requests.
-    fn may_hear_another_server(&self) -> bool {
+    /// Whether notifications may come from another server than the answers to requests, or from other users: then
+    /// what they say of held leases has to be confirmed.
+    fn may_hear_others(&self) -> bool {
         false
     }
 

@@ -166,7 +166,7 @@ impl Store for Node {
         self.common.endpoint.epoch().suspect();
     }
 
-    fn may_hear_another_server(&self) -> bool {
+    fn may_hear_others(&self) -> bool {
         true
     }
 

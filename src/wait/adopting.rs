@@ -34,7 +34,7 @@ impl Waits {
             self.queues.let_go(lease);
             return Err(lost);
         }
-        self.queues.hand_over(lease);
+        self.queues.let_go(lease);
         options.max_hold = terms.hold_until().map(|until| until.since(now));
         Ok(Ticket {
             key: terms.key.clone(),

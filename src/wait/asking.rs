@@ -71,7 +71,7 @@ impl Waits {
                     ..
                 })
         );
-        if !is_claimed && !is_lost {
+        if !is_claimed && !is_lost && !matches!(wait.until, Until::Now) {
             // It is not queued; or that is unknown, and the store releases it.
             self.queues.disclaim(key, lease);
         }
@@ -169,8 +169,8 @@ impl Waits {
     }
 
     /// The lease of a grant that came as a message. Nothing if an acquire has to confirm the grant first: the message
-    /// says so, the whole ttl is promised, or too little validity is left. (Validity counts from the first request,
-    /// since the time of the grant is not known.)
+    /// says so, its token is not plausible, others may know the lease id, the whole ttl is promised, or too little
+    /// validity is left. (Validity counts from the first request, since the time of the grant is not known.)
     pub(super) fn enter(
         &self,
         wait: &Wait<'_>,
@@ -182,7 +182,8 @@ impl Waits {
         let whole_ttl_promised = options.renew_every.is_none() || options.max_hold.is_some();
         let spent = now.since(claim.asked_at);
         let is_short = grant.to_confirm || spent > options.ttl / 3;
-        if whole_ttl_promised || claim.options != options || is_short {
+        let is_believed = claim.is_plausible(grant, now);
+        if whole_ttl_promised || claim.options != options || is_short || !is_believed {
             return Ok(None);
         }
         let terms = self.terms(wait.wanted, claim.lease, grant.token, claim.asked_at);

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId};
+use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::Key;
 use crate::lease::Courier;
-use crate::loss::LossReason;
 use crate::store::{Command, Grant, Listener, Store, Watched, has_queue, holds, loss_of};
 use crate::wait::local::LocalQueues;
 use crate::watchdog::Watchdog;
@@ -57,7 +56,7 @@ impl Hearing {
         let Some(held) = held.filter(|held| held.terms().id == lease) else {
             return;
         };
-        if self.store.may_hear_another_server() {
+        if self.store.may_hear_others() {
             self.watchdog.confirm_later(held);
         } else {
             held.lose(self.watchdog.now(), loss_of(value));
@@ -67,8 +66,8 @@ impl Hearing {
 
 impl Listener for Hearing {
     fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) {
-        if !self.queues.granted(key, lease, grant) {
-            // The waiter has left. Its own release may have come before the grant, so release it here.
+        if self.queues.granted(key, lease, grant) {
+            // Its waiter has left. Its own release may have come before the grant, so release it here.
             self.store.post(Command::Release {
                 key: key.clone(),
                 lease,
@@ -79,13 +78,13 @@ impl Listener for Hearing {
         }
     }
 
-    fn near(&self, key: &Key, lease: LeaseId) {
+    fn near(&self, key: &Key, lease: LeaseStart) {
         self.queues.near(key, lease);
     }
 
-    fn forced(&self, key: &Key, lease: LeaseId, by: HolderId) {
+    fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
-            held.lose(self.watchdog.now(), LossReason::ForceUnlocked { by });
+            self.watchdog.hear_force(held, by);
         }
     }
 
@@ -143,6 +142,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, Moment};
     use crate::lease::{Lease, Terms};
+    use crate::loss::LossReason;
     use crate::store::{Memory, MemoryServer};
     use crate::thread::Crew;
     use crate::watchdog::Agenda;

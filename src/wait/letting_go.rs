@@ -26,6 +26,9 @@ impl Waits {
         self.store.post(release_of(lease));
         // Only now: the next local waiter then asks behind the release.
         self.queues.let_go(lease);
+        if lost.is_some() {
+            self.disclaim_lost(lease);
+        }
         lost.is_some()
     }
 
@@ -45,7 +48,15 @@ impl Waits {
             }
         };
         self.queues.let_go(lease);
+        if result.as_ref().is_err_and(Error::is_lease_lost) {
+            self.disclaim_lost(lease);
+        }
         result
+    }
+
+    /// If its grant was forged, a lost lease is still queued, and granted once its turn comes.
+    fn disclaim_lost(&self, lease: &Lease) {
+        self.queues.disclaim(&lease.terms().key, lease.terms().id);
     }
 
     /// A lease that is lost may still have its key, whatever the reason.

@@ -14,13 +14,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::clock::{Clock, Moment};
-use crate::id::{HolderId, LeaseId};
+use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::{Key, KeyMap};
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
-use crate::store::{Grant, Standing, in_front};
+use crate::store::{FIRST_USUAL_PLACE, Grant, Standing, in_front, micros_of};
 use crate::sync::{Mutex, MutexGuard};
-use crate::wait::handed_over::HandedOver;
+use crate::wait::abandoned::Abandoned;
 
 use waiter::Waiter;
 pub(crate) use waiter::Woken;
@@ -28,6 +28,9 @@ pub(crate) use waiter::Woken;
 const SHARDS: usize = 64;
 /// Longer ones are given back to the heap.
 const LONGEST_SPARE: usize = 16;
+/// By how much the clock of Redis may run ahead of this machine's during a wait: a grant that seems to be later has to
+/// be confirmed.
+const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 
 pub(crate) struct LocalQueues {
     clock: Clock,
@@ -42,7 +45,7 @@ struct Shard {
     lines: KeyMap<Line>,
     /// An emptied line, for the next key.
     spare: VecDeque<Arc<Waiter>>,
-    handed_over: HandedOver,
+    abandoned: Abandoned,
 }
 
 /// There while somebody waits, or while it says something of a lock that is held.
@@ -52,8 +55,8 @@ struct Line {
     claim: Option<Claim>,
     /// The place in µs of the last claim that left the queue of Redis ungranted. The next claim joins there.
     since: Option<u64>,
-    /// The lease that was last ended here by another client's will, before anybody entered on it.
-    forced: Option<(LeaseId, HolderId)>,
+    /// The lease that a message said was ended by another client's will, before anybody entered on it.
+    forced: Option<(LeaseStart, HolderId)>,
 }
 
 /// The lease that was asked for on behalf of the line, and may be queued in Redis. It outlasts the waiter
@@ -65,8 +68,10 @@ pub(crate) struct Claim {
     /// When it was first asked for: it was granted after that, if it was.
     pub(crate) asked_at: Moment,
     pub(crate) granted: Option<Grant>,
-    /// It was notified of a grant, now or before its last request.
+    /// It was notified of a grant, now or before its last request, and has not been found in the queue since.
     was_granted: bool,
+    /// Others may know its id, which a message has told, or was a message of theirs: its next grant is confirmed.
+    is_known: bool,
     /// A request under it is unanswered: only its caller may give it back.
     asked: bool,
     /// When it joined the queue of Redis, by the clock of Redis in µs.
@@ -77,6 +82,24 @@ pub(crate) struct Claim {
     heard_by: u64,
     /// It is one of the first in that queue, and its key is watched.
     watches: bool,
+}
+
+impl Claim {
+    /// Whether Redis can have made the token of this grant, by its clock: after the claim joined the queue, and
+    /// before `now`.
+    pub(crate) fn is_plausible(&self, grant: Grant, now: Moment) -> bool {
+        let Some(since) = self.since else {
+            return false;
+        };
+        let joined = if since < FIRST_USUAL_PLACE {
+            since + FIRST_USUAL_PLACE
+        } else {
+            since
+        };
+        let waited = (now.since(self.asked_at) + CLOCK_DRIFT).as_micros();
+        let latest = joined.saturating_add(u64::try_from(waited).unwrap_or(u64::MAX));
+        (joined..=latest).contains(&micros_of(grant.token))
+    }
 }
 
 /// How a waiter asks Redis for the lock.
@@ -167,17 +190,6 @@ impl LocalQueues {
         drop(holder);
     }
 
-    /// As [`let_go`](Self::let_go), of a lease whose key goes to another client.
-    pub(crate) fn hand_over(&self, lease: &Lease) {
-        let (id, until) = (lease.terms().id, lease.key_until());
-        let mut shard = self.shard(&lease.terms().key);
-        // Under one lock: a late grant finds the holder or finds it handed over.
-        shard.handed_over.insert(id, until, self.clock.now());
-        let holder = shard.let_go(lease);
-        drop(shard);
-        drop(holder);
-    }
-
     /// Passes the lock on to the first in line, if there is one and `pass_on` gives a lease for its
     /// options. `pass_on` is called under the line's lock.
     pub(crate) fn hand_off(
@@ -232,27 +244,30 @@ impl LocalQueues {
         }
     }
 
-    /// Redis has granted `key` to `lease`, which should be queued for one of ours. False if
-    /// nobody knows of it.
+    /// A message says that Redis has granted `key` to `lease`. True if this client gave that up before, and the
+    /// grant is to be released. A grant of any other lease without a claim is no news, or is forged.
     pub(crate) fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) -> bool {
         let mut shard = self.shard(key);
         if let Some(line) = shard.lines.get_mut(key)
             && let Some(claim) = line.claim.as_mut().filter(|claim| claim.lease == lease)
         {
-            (claim.granted, claim.was_granted) = (Some(grant), true);
+            let to_confirm = grant.to_confirm || claim.is_known;
+            claim.granted = Some(Grant {
+                to_confirm,
+                ..grant
+            });
+            (claim.was_granted, claim.is_known) = (true, true);
             line.wake();
-            return true;
+            return false;
         }
-        // A waiter learnt of the grant by an answer, and holds the lease or has handed it over.
-        let holder = shard.holders.get(key);
-        holder.is_some_and(|holder| holder.terms().id == lease) || shard.handed_over.contains(lease)
+        shard.abandoned.take(lease)
     }
 
     /// `lease` is among the first in the queue of Redis: its waiter asks again before long.
-    pub(crate) fn near(&self, key: &Key, lease: LeaseId) {
+    pub(crate) fn near(&self, key: &Key, lease: LeaseStart) {
         let shard = self.shard(key);
         if let Some(line) = shard.lines.get(key)
-            && line.claim.is_some_and(|claim| claim.lease == lease)
+            && line.claim.is_some_and(|claim| claim.lease.start() == lease)
             && let Some(first) = line.waiters.front()
         {
             first.nudge();
@@ -276,12 +291,12 @@ impl LocalQueues {
         }
     }
 
-    /// `lease` was ended by the will of `by`: returns whoever of this client has it. Where it is not
-    /// entered on yet, it will not be believed in.
-    pub(crate) fn forced(&self, key: &Key, lease: LeaseId, by: &HolderId) -> Option<Arc<Lease>> {
+    /// A message says that `lease` was ended by the will of `by`: returns the holder of this client. A grant that
+    /// nobody has entered on yet has to be confirmed.
+    pub(crate) fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
-        if let Some(holder) = holder.filter(|holder| holder.terms().id == lease) {
+        if let Some(holder) = holder.filter(|holder| holder.terms().id.start() == lease) {
             return Some(Arc::clone(holder));
         }
         if holder.is_none() && !shard.lines.contains_key(key) {
@@ -289,8 +304,14 @@ impl LocalQueues {
         }
         let line = shard.lines.entry(key.clone()).or_default();
         line.forced = Some((lease, by.clone()));
-        line.claim.take_if(|claim| claim.lease == lease);
-        line.wake();
+        if let Some(claim) = &mut line.claim
+            && claim.lease.start() == lease
+        {
+            claim.is_known = true;
+            if let Some(grant) = &mut claim.granted {
+                grant.to_confirm = true;
+            }
+        }
         None
     }
 
@@ -311,7 +332,9 @@ impl LocalQueues {
     /// Forgets the claim of `lease`, which is not queued in Redis or about to be released. The next claim joins at
     /// its place.
     pub(crate) fn disclaim(&self, key: &Key, lease: LeaseId) {
-        if let Some(line) = self.shard(key).lines.get_mut(key)
+        let mut shard = self.shard(key);
+        shard.abandoned.insert(lease);
+        if let Some(line) = shard.lines.get_mut(key)
             && let Some(claim) = line.claim.take_if(|claim| claim.lease == lease)
         {
             line.since = claim.since.or(line.since);
@@ -443,6 +466,7 @@ impl Place<'_> {
             asked_at: now,
             granted: None,
             was_granted: false,
+            is_known: false,
             asked: true,
             since: None,
             notified: false,
@@ -470,6 +494,8 @@ impl Place<'_> {
         let claim = line.and_then(|line| line.claim.as_mut());
         let claim = claim.filter(|claim| claim.lease == lease)?;
         (claim.since, claim.asked, claim.heard_by) = (Some(since), false, hearing);
+        // A grant that was heard of before the request was none. One that was heard of since then may be true.
+        claim.was_granted = claim.granted.is_some();
         claim.notified = match standing {
             Standing::Kept { notified } => claim.notified || notified,
             joined => !joined.polls(),
@@ -484,6 +510,8 @@ impl Place<'_> {
         let mut shard = self.queues.shard(self.key);
         let line = shard.lines.get_mut(self.key)?;
         let claim = line.claim.take_if(|claim| claim.lease == lease)?;
+        shard.abandoned.insert(lease);
+        let line = shard.lines.get_mut(self.key)?;
         let relied_on = claim.notified && !claim.was_granted;
         let since = claim.since.or(line.since);
         line.since = if relied_on {
@@ -510,9 +538,13 @@ impl Place<'_> {
     }
 
     /// Leaves the line with the lock, which Redis has granted. Returns what has to be given back: a
-    /// lease that was handed off meanwhile, because its holder did not know yet that it was lost.
+    /// lease that was handed off meanwhile, because its holder did not know yet that it was lost; and which client
+    /// has ended this lease by force, if a message said so.
     #[must_use]
-    pub(crate) fn leave_with(mut self, lease: &Arc<Lease>) -> Option<Arc<Lease>> {
+    pub(crate) fn leave_with(
+        mut self,
+        lease: &Arc<Lease>,
+    ) -> (Option<Arc<Lease>>, Option<HolderId>) {
         self.left = true;
         let mut shard = self.queues.shard(self.key);
         let mut forced = None;
@@ -531,10 +563,8 @@ impl Place<'_> {
             // Redis has granted the lock anew, so this client's older holder has lost it.
             before.lose(now, LossReason::Deleted);
         }
-        if let Some((_, by)) = forced.filter(|(id, _)| *id == lease.terms().id) {
-            lease.lose(now, LossReason::ForceUnlocked { by });
-        }
-        handed
+        let forced = forced.filter(|(start, _)| *start == lease.terms().id.start());
+        (handed, forced.map(|(_, by)| by))
     }
 
     /// Leaves the line without the lock. Returns what has to be given back: a lease that was handed
@@ -565,6 +595,9 @@ impl Place<'_> {
         } else {
             None
         };
+        if let Some(claim) = &abandoned {
+            shard.abandoned.insert(claim.lease);
+        }
         shard.tidy(self.key);
         (handed, abandoned)
     }

@@ -1,11 +1,11 @@
 //! How a caller waits for a lock: one loop, one deadline, for every form of asking; and how a lock is
 //! given up again, for others who wait. Asks the store, and never touches a connection.
 
+mod abandoned;
 mod adopting;
 mod asking;
 mod closing;
 mod delayed;
-mod handed_over;
 mod hearing;
 mod letting_go;
 mod local;
@@ -249,8 +249,12 @@ impl Waits {
             };
             let (lease, had_at) = match self.wait(&mut wait, come_at) {
                 Ok(Some(Got::Granted(lease))) => {
-                    if let Some(other) = place.leave_with(&lease) {
+                    let (other, forced) = place.leave_with(&lease);
+                    if let Some(other) = other {
                         self.let_go(&other);
+                    }
+                    if let Some(by) = forced {
+                        self.watchdog.hear_force(Arc::clone(&lease), by);
                     }
                     let since = lease.terms().since;
                     (lease, since)

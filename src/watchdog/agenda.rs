@@ -141,6 +141,11 @@ impl Agenda {
         self.renewals.queue_confirmation(lease);
     }
 
+    /// As [`queue_confirmation`](Self::queue_confirmation), for one that a message says was taken away.
+    pub(crate) fn queue_force_confirmation(&self, lease: Arc<Lease>) {
+        self.renewals.queue_force_confirmation(lease);
+    }
+
     /// Waits for leases that are to be renewed or confirmed together; nothing once stopped.
     pub(crate) fn next_renewals(&self) -> Option<Work> {
         self.renewals.next()

@@ -30,8 +30,10 @@ const LATE: Duration = Duration::from_millis(250);
 /// The next task of a worker.
 pub(crate) enum Work {
     Renew(Vec<Arc<Lease>>),
-    /// Ask whether they are held.
+    /// Ask whether they are held, which seem to be lost.
     Confirm(LeasesByKey),
+    /// Ask whether they are held, which a message says were taken away.
+    ConfirmForce(Vec<Arc<Lease>>),
 }
 
 /// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
@@ -49,6 +51,8 @@ struct Waiting {
     came: u64,
     /// Those that seem to be lost. Bounded by the leases that are watched.
     doubted: LeasesByKey,
+    /// Those of which a message says that they were taken away. Bounded by the leases: each is here once.
+    forced: Vec<Arc<Lease>>,
     round: Option<Round>,
     ended: bool,
 }
@@ -64,7 +68,7 @@ struct Round {
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.leases.is_empty() && self.doubted.len() == 0
+        self.leases.is_empty() && self.doubted.len() == 0 && self.forced.is_empty()
     }
 
     /// Each with the end of its validity.
@@ -124,6 +128,16 @@ impl Renewals {
         self.changed.notify_one();
     }
 
+    /// Queues a lease of which a message says that it was taken away, before all renewals.
+    pub(super) fn queue_force_confirmation(&self, lease: Arc<Lease>) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.ended {
+            waiting.forced.push(lease);
+        }
+        drop(waiting);
+        self.changed.notify_one();
+    }
+
     /// Waits for some, to be renewed or confirmed together; nothing once ended.
     pub(super) fn next(&self) -> Option<Work> {
         let mut waiting = self.waiting.lock();
@@ -133,23 +147,20 @@ impl Renewals {
         if waiting.ended {
             return None;
         }
-        if waiting.doubted.len() > 0 {
-            let doubted = mem::take(&mut waiting.doubted);
-            let are_more = !waiting.is_empty();
-            drop(waiting);
-            if are_more {
-                self.changed.notify_one();
-            }
-            return Some(Work::Confirm(doubted));
-        }
-        let taken = waiting.take(Moment::now());
-        let are_more = !waiting.leases.is_empty();
+        let work = if waiting.doubted.len() > 0 {
+            Work::Confirm(mem::take(&mut waiting.doubted))
+        } else if !waiting.forced.is_empty() {
+            Work::ConfirmForce(mem::take(&mut waiting.forced))
+        } else {
+            Work::Renew(waiting.take(Moment::now()))
+        };
+        let are_more = !waiting.is_empty();
         drop(waiting);
         if are_more {
             // The other worker's.
             self.changed.notify_one();
         }
-        Some(Work::Renew(taken))
+        Some(work)
     }
 
     /// Sends the workers away, now and from now on.
@@ -159,6 +170,7 @@ impl Renewals {
         let left = (
             mem::take(&mut waiting.leases),
             mem::take(&mut waiting.doubted),
+            mem::take(&mut waiting.forced),
         );
         drop(waiting);
         self.changed.notify_all();

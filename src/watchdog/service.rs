@@ -17,6 +17,7 @@ use crossbeam_channel::Receiver;
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventLock, Events};
+use crate::id::HolderId;
 use crate::key::Key;
 use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
 use crate::loss::LossReason;
@@ -32,6 +33,15 @@ use crate::watchdog::watched::{WatchedLeases, watched};
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// A renewal by this changes no ttl: it only asks whether the lease is held. A replica refuses it.
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
+
+/// Why a lease seems to be lost.
+#[derive(Clone, Copy, PartialEq)]
+enum Doubt {
+    /// Its key was read without it.
+    Seen,
+    /// A message says that it was taken away. Anybody may publish one.
+    Force,
+}
 
 pub(crate) struct Watchdog {
     agenda: Arc<Agenda>,
@@ -307,7 +317,10 @@ impl Watchdog {
         while let Some(work) = self.agenda.next_renewals() {
             match work {
                 Work::Renew(leases) => self.renew(&leases),
-                Work::Confirm(leases) => self.confirm_all(leases.iter().collect()),
+                Work::Confirm(leases) => self.confirm_all(leases.iter().collect(), Doubt::Seen),
+                Work::ConfirmForce(leases) => {
+                    self.confirm_all(leases.iter().collect(), Doubt::Force);
+                }
             }
         }
     }
@@ -317,15 +330,26 @@ impl Watchdog {
         self.agenda.queue_confirmation(lease);
     }
 
+    /// For a lease of which a message says that `by` took it away: as [`confirm_later`](Self::confirm_later), at most
+    /// one request at a time. Where nobody else can send messages, this one is believed.
+    pub(crate) fn hear_force(&self, lease: Arc<Lease>, by: HolderId) {
+        let now = self.now();
+        if !self.store.may_hear_others() {
+            lease.lose(now, LossReason::ForceUnlocked { by });
+        } else if lease.hear_force(by, now) {
+            self.agenda.queue_force_confirmation(lease);
+        }
+    }
+
     /// As [`confirm_later`](Self::confirm_later), and waits for the answer. An error if it is lost, or if
     /// that could not be found out.
     pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         let outcome = self.store.ask(renewal(lease, CONFIRMING_TTL), deadline);
-        self.confirmed(lease, outcome)
+        self.confirmed(lease, outcome, Doubt::Seen)
     }
 
-    fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>) {
+    fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>, doubt: Doubt) {
         let now = self.now();
         leases.retain(|lease| lease.live_for(now).is_some());
         let deadline = now.after(self.command_timeout);
@@ -336,10 +360,17 @@ impl Watchdog {
             .collect();
         self.store.execute(&mut requests);
         for (lease, request) in leases.into_iter().zip(requests) {
-            if let Err(error) = self.confirmed(lease, request.into_outcome())
-                && !error.is_lease_lost()
-            {
-                // Not answered: its key is looked at again.
+            let confirmed = self.confirmed(lease, request.into_outcome(), doubt);
+            if doubt == Doubt::Force {
+                lease.force_answered(confirmed.is_ok().then(|| self.now()));
+            }
+            let is_answered = match &confirmed {
+                // Another message may have come meanwhile.
+                Ok(()) => doubt == Doubt::Seen,
+                Err(error) => error.is_lease_lost(),
+            };
+            if !is_answered {
+                // Its key is looked at again.
                 lease.watch_again(self.now().after(LONGEST_RETRY));
                 self.rearm(lease);
             }
@@ -347,11 +378,18 @@ impl Watchdog {
     }
 
     /// Handles a lane's answer about a lease that seems to be lost.
-    fn confirmed(&self, lease: &Lease, outcome: Result<Reply, Error>) -> Result<(), Error> {
+    fn confirmed(
+        &self,
+        lease: &Lease,
+        outcome: Result<Reply, Error>,
+        doubt: Doubt,
+    ) -> Result<(), Error> {
         let reason = match outcome? {
             Reply::Done => {
-                // The lane denies the loss: one of the two connections does not lead to the primary.
-                self.store.suspect_connections();
+                if doubt == Doubt::Seen {
+                    // The lane denies the loss: one of the two connections does not lead to the primary.
+                    self.store.suspect_connections();
+                }
                 return Ok(());
             }
             Reply::Missing => LossReason::Deleted,

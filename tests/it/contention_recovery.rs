@@ -80,7 +80,7 @@ fn a_waiter_told_that_it_is_near_asks_soon() {
     let mut words = own.split(',');
     let (lease, address) = (words.next().unwrap(), words.next_back().unwrap());
     let before = script_calls(&server);
-    let message = format!("{lease} ~ {}", in_redis("k"));
+    let message = format!("{} ~ {}", &lease[..16], in_redis("k"));
     ask(
         &server,
         &["PUBLISH", &in_redis(&format!("~to:{address}")), &message],

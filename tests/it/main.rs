@@ -28,6 +28,7 @@ mod guards;
 mod hand_offs;
 mod hand_overs;
 mod hostile;
+mod hostile_messages;
 mod hostile_server;
 mod inspecting;
 mod leftovers;

@@ -37,6 +37,16 @@ fn the_next_holder_knows_of_the_line_in_redis_as_the_first_did() {
 }
 
 #[test]
+fn a_lease_is_not_handed_off_while_a_force_is_confirmed() {
+    let f = lease(|_| {});
+    let by = crate::id::HolderId::of_text("host/1/0");
+    assert!(f.lease.hear_force(by, f.at(1)));
+    assert!(next_of(&f, f.at(1)).is_none());
+    f.lease.force_answered(Some(f.at(1)));
+    assert!(next_of(&f, f.at(1)).is_some());
+}
+
+#[test]
 fn at_the_very_end_of_its_validity_a_lease_is_not_live() {
     let f = lease(|terms| {
         Arc::make_mut(&mut terms.options).max_hold = Some(20 * SECOND);

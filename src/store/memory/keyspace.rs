@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::id::{HolderId, LeaseId};
+use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::{Key, KeyMap};
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Grant, Queued, Reply, Standing};
 use crate::store::value::{self, LockValue};
@@ -84,13 +84,13 @@ pub(crate) enum News {
     Near {
         to: HolderId,
         key: Key,
-        lease: LeaseId,
+        lease: LeaseStart,
     },
     /// `lease` was ended by another client's will.
     Forced {
         to: HolderId,
         key: Key,
-        lease: LeaseId,
+        lease: LeaseStart,
         by: HolderId,
     },
     /// The key was written to, deleted, or has expired.
@@ -362,7 +362,7 @@ impl Keyspace {
             step.news.push(News::Near {
                 to: waiter.holder.clone(),
                 key: key.clone(),
-                lease: waiter.lease,
+                lease: waiter.lease.start(),
             });
         }
     }
@@ -385,7 +385,7 @@ impl Keyspace {
                 step.news.push(News::Forced {
                     to: lock.holder.clone(),
                     key: key.clone(),
-                    lease,
+                    lease: lease.start(),
                     by: step.by.clone(),
                 });
             }

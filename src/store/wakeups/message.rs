@@ -1,7 +1,8 @@
 //! The messages that scripts publish about one lease of this client. Anybody may publish on the channel: a text
-//! that no script writes is no message.
+//! that no script writes is no message. The id of a waiter's lease is a secret until its grant, so only the message of
+//! a grant has all of it, and proves the grant by it.
 
-use crate::id::{HolderId, LeaseId};
+use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::Key;
 use crate::store::command::Grant;
 use crate::store::value;
@@ -9,7 +10,6 @@ use crate::store::value;
 /// `<lease> <what happened> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
 #[derive(Debug)]
 pub(super) struct Message {
-    pub(super) lease: LeaseId,
     pub(super) what: What,
     pub(super) key: Key,
 }
@@ -17,36 +17,41 @@ pub(super) struct Message {
 #[derive(Debug)]
 pub(super) enum What {
     /// The µs part of the token, with `?` before a grant to confirm.
-    Granted(Grant),
-    /// `~`
-    Near,
-    /// `!<holder>`
-    Forced(HolderId),
+    Granted(LeaseId, Grant),
+    /// `~`, of the start of a lease id
+    Near(LeaseStart),
+    /// `!<holder>`, of the start of a lease id
+    Forced(LeaseStart, HolderId),
 }
 
 impl Message {
     pub(super) fn read(prefix: &str, message: &[u8]) -> Option<Self> {
         let mut words = std::str::from_utf8(message).ok()?.splitn(3, ' ');
         Some(Self {
-            lease: LeaseId::decode(words.next()?)?,
-            what: What::read(words.next()?)?,
+            what: What::read(words.next()?, words.next()?)?,
             key: Key::of_redis(prefix, words.next()?)?,
         })
     }
 }
 
 impl What {
-    fn read(text: &str) -> Option<Self> {
+    fn read(lease: &str, text: &str) -> Option<Self> {
         if let Some(by) = text.strip_prefix('!') {
-            return HolderId::decode(by).map(Self::Forced);
+            return Some(Self::Forced(
+                LeaseStart::decode(lease)?,
+                HolderId::decode(by)?,
+            ));
         }
         if text == "~" {
-            return Some(Self::Near);
+            return LeaseStart::decode(lease).map(Self::Near);
         }
         let micros = text.strip_prefix('?');
         let token = value::token(micros.unwrap_or(text))?;
         let to_confirm = micros.is_some();
-        Some(Self::Granted(Grant { token, to_confirm }))
+        Some(Self::Granted(
+            LeaseId::decode(lease)?,
+            Grant { token, to_confirm },
+        ))
     }
 }
 
@@ -59,26 +64,28 @@ mod tests {
     use crate::fuzz::{self, Bytes};
 
     fn message() -> impl Strategy<Value = String> {
-        let what = prop_oneof![
+        let hint = prop_oneof![
             Just("~".to_owned()),
             "!host-[a-z]{0,100}/[0-9]{1,7}/[0-9a-f]{8}",
-            "\\??179526378094[0-9]{4}",
         ];
-        (fuzz::lease(), what, "p:[a-z ]{1,20}")
-            .prop_map(|(lease, what, key)| format!("{} {what} {key}", fuzz::lease_text(lease)))
+        let hint =
+            (fuzz::lease(), hint).prop_map(|(lease, what)| format!("{} {what}", lease.start()));
+        let grant = (fuzz::lease(), "\\??179526378094[0-9]{4}")
+            .prop_map(|(lease, what)| format!("{} {what}", fuzz::lease_text(lease)));
+        (prop_oneof![hint, grant], "p:[a-z ]{1,20}").prop_map(|(what, key)| format!("{what} {key}"))
     }
 
     fn written(message: &Message) -> String {
-        let lease = fuzz::lease_text(message.lease);
         let what = match &message.what {
-            What::Near => "~".to_owned(),
-            What::Forced(by) => format!("!{by}"),
-            What::Granted(grant) => {
+            What::Near(lease) => format!("{lease} ~"),
+            What::Forced(lease, by) => format!("{lease} !{by}"),
+            What::Granted(lease, grant) => {
                 let mark = if grant.to_confirm { "?" } else { "" };
-                format!("{mark}{}", value::micros_of(grant.token))
+                let micros = value::micros_of(grant.token);
+                format!("{} {mark}{micros}", fuzz::lease_text(*lease))
             }
         };
-        format!("{lease} {what} {}", message.key.in_redis())
+        format!("{what} {}", message.key.in_redis())
     }
 
     #[test]
@@ -87,9 +94,26 @@ mod tests {
         for what in [
             "", "?", "??1", "+1", "01", "~~", "!", "! a", "!a\nb", "!\u{e9}",
         ] {
-            let message = format!("{id} {what} p:k");
-            let read = Message::read("p:", message.as_bytes());
-            assert!(read.is_none(), "{message:?} is {read:?}");
+            for id in [&*id, &id[..LeaseStart::DIGITS]] {
+                let message = format!("{id} {what} p:k");
+                let read = Message::read("p:", message.as_bytes());
+                assert!(read.is_none(), "{message:?} is {read:?}");
+            }
+        }
+        // Only a grant has the whole id, and has all of it.
+        for (digits, what) in [
+            (32, "~"),
+            (32, "!a"),
+            (16, "1"),
+            (16, "?1"),
+            (31, "1"),
+            (17, "~"),
+        ] {
+            let message = format!("{} {what} p:k", &id[..digits]);
+            assert!(
+                Message::read("p:", message.as_bytes()).is_none(),
+                "{message}"
+            );
         }
         let other = format!("{id} 1 other:k");
         assert!(Message::read("p:", other.as_bytes()).is_none());
@@ -107,7 +131,7 @@ mod tests {
             if let Some(read) = Message::read("p:", &bytes) {
                 prop_assert_eq!(written(&read), String::from_utf8_lossy(&bytes));
                 prop_assert!(read.key.in_redis().starts_with("p:"));
-                if let What::Forced(by) = read.what {
+                if let What::Forced(_, by) = read.what {
                     prop_assert!(by.as_str().len() <= HolderId::MAX_BYTES);
                     prop_assert!(by.as_str().bytes().all(|byte| byte.is_ascii_graphic()));
                 }

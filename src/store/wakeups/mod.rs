@@ -5,7 +5,8 @@
 //! to it (lua/serve.lua), it is near the front of its queue (lua/near.lua), or it was ended by force
 //! (lua/release.lua). A *change* is reported by the server (`CLIENT TRACKING`) when a key that was read here is
 //! written, deleted, evicted or expires, by anyone; the key is not watched any more until it is read again.
-//! Both are hints: nothing waits for them without a bound.
+//! Both are hints: nothing waits for them without a bound, and anybody may publish. Only a message of a grant is
+//! believed, which has a lease id that nobody else knows.
 //!
 //! Decides nothing about locks: a [`Listener`] does.
 
@@ -25,7 +26,7 @@ use redis::{PushKind, Value};
 
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::id::{HolderId, LeaseId};
+use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::{Key, channel, fence_counter};
 use crate::store::command::{Grant, Standing};
 use crate::store::connect::Endpoint;
@@ -67,9 +68,9 @@ pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, key: &Key, lease: LeaseId, grant: Grant);
     /// `lease` is among the first waiters for `key`.
-    fn near(&self, key: &Key, lease: LeaseId);
-    /// `lease`, which had `key`, was ended by another client's will.
-    fn forced(&self, key: &Key, lease: LeaseId, by: HolderId);
+    fn near(&self, key: &Key, lease: LeaseStart);
+    /// `lease`, which had `key`, may have been ended by another client's will. Anybody can say so.
+    fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId);
     /// Something happened to `key`. What to look at now, if it still matters.
     fn changed(&self, key: &Key) -> Option<Watched>;
     /// Anything may have happened: everything was flushed, or nothing could be heard for a while.
@@ -550,11 +551,11 @@ impl Wakeups {
         let [_, Value::BulkString(message)] = data else {
             return false;
         };
-        if let Some(Message { lease, what, key }) = Message::read(&self.prefix, message) {
+        if let Some(Message { what, key }) = Message::read(&self.prefix, message) {
             match what {
-                What::Granted(grant) => listener.granted(&key, lease, grant),
-                What::Near => listener.near(&key, lease),
-                What::Forced(by) => listener.forced(&key, lease, by),
+                What::Granted(lease, grant) => listener.granted(&key, lease, grant),
+                What::Near(lease) => listener.near(&key, lease),
+                What::Forced(lease, by) => listener.forced(&key, lease, by),
             }
         }
         true

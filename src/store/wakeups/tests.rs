@@ -11,9 +11,9 @@ const LONG: Duration = Duration::from_secs(20);
 struct Deaf;
 
 impl Listener for Deaf {
-    fn near(&self, _: &Key, _: LeaseId) {}
+    fn near(&self, _: &Key, _: LeaseStart) {}
     fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
-    fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
+    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
     fn changed(&self, _: &Key) -> Option<Watched> {
         None
     }
@@ -32,8 +32,8 @@ impl Listener for Curious {
         Some(Watched { key, lease })
     }
     fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
-    fn near(&self, _: &Key, _: LeaseId) {}
-    fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
+    fn near(&self, _: &Key, _: LeaseStart) {}
+    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
     fn all_changed(&self) {}
     fn seen(&self, _: &Watched, _: Option<&[u8]>) {}
     fn clock_moved(&self) {}

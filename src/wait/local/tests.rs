@@ -96,7 +96,7 @@ fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
-    assert!(one.leave_with(&held).is_none());
+    assert!(one.leave_with(&held).0.is_none());
     assert!(matches!(two.turn(Moment::now()), Turn::Held(_)));
     assert_eq!(two.wait(soon()), Woken::Late, "no need to ask yet");
     queues.let_go(&held);
@@ -109,7 +109,7 @@ fn a_lost_lease_holds_nobody_up() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
-    assert!(one.leave_with(&held).is_none());
+    assert!(one.leave_with(&held).0.is_none());
     held.lose(Moment::now(), LossReason::Deleted);
     assert!(is_first(&two));
 }
@@ -118,7 +118,7 @@ fn a_lost_lease_holds_nobody_up() {
 fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
     assert_eq!(queues.lines(), 1);
     queues.let_go(&held);
     assert_eq!(queues.lines(), 0);
@@ -128,8 +128,8 @@ fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
 fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (old, new) = (lease(&key), lease(&key));
-    assert!(join(&queues, &key).leave_with(&old).is_none());
-    assert!(join(&queues, &key).leave_with(&new).is_none());
+    assert!(join(&queues, &key).leave_with(&old).0.is_none());
+    assert!(join(&queues, &key).leave_with(&new).0.is_none());
     queues.let_go(&old);
     let waiter = join(&queues, &key);
     assert!(matches!(waiter.turn(Moment::now()), Turn::Held(_)));
@@ -140,7 +140,7 @@ fn a_lease_is_handed_to_the_first_in_line_alone() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
-    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
     assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     assert!(queues.hand_off(&held, |options| {
@@ -158,7 +158,7 @@ fn a_lease_is_handed_to_the_first_in_line_alone() {
 fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
     let one = join(&queues, &key);
     assert!(queues.hand_off(&held, |options| {
         held.hand_off(Moment::now(), options).map(|(next, _)| next)
@@ -263,64 +263,152 @@ fn a_grant_that_comes_before_its_answer_is_kept() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
-    assert!(queues.granted(&key, asked, GRANT));
+    assert!(!queues.granted(&key, asked, GRANT));
     assert_eq!(one.wait(far()), Woken::Called);
     assert!(matches!(one.turn(Moment::now()), Turn::Granted(_, GRANT)));
 }
 
 #[test]
-fn what_is_let_go_by_force_before_anybody_enters_is_asked_for_anew() {
-    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
-    let (one, two) = (join(&queues, &key), join(&queues, &key));
-    let asked = LeaseId::random();
-    one.claim(asked, Moment::now());
-    assert!(queues.granted(&key, asked, GRANT));
-    assert_eq!(one.wait(soon()), Woken::Called);
-    assert!(queues.forced(&key, asked, &operator()).is_none());
-    assert_eq!(one.wait(soon()), Woken::Called);
-    assert!(one.note_queued(asked, 1, Standing::Told, 0).is_none() && is_first(&one));
-    assert_eq!(two.wait(soon()), Woken::Late, "it is not its turn");
+fn a_grant_with_a_force_message_has_to_be_confirmed() {
+    let to_confirm = Grant {
+        to_confirm: true,
+        ..GRANT
+    };
+    for is_force_first in [true, false] {
+        let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+        let one = join(&queues, &key);
+        let asked = LeaseId::random();
+        one.claim(asked, Moment::now());
+        let force = || assert!(queues.forced(&key, asked.start(), &operator()).is_none());
+        if is_force_first {
+            force();
+        }
+        assert!(!queues.granted(&key, asked, GRANT));
+        assert_eq!(one.wait(soon()), Woken::Called);
+        if !is_force_first {
+            force();
+        }
+        assert_eq!(one.wait(soon()), Woken::Late, "woken by the grant only");
+        let Turn::Granted(claim, grant) = one.turn(Moment::now()) else {
+            panic!("its claim stays");
+        };
+        assert_eq!((claim.lease, grant), (asked, to_confirm));
+    }
 }
 
 #[test]
-fn a_lease_let_go_by_force_while_its_answer_was_under_way_is_lost_when_it_is_entered_on() {
+fn a_force_heard_before_entering_is_returned() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let [forced, other] = [(); 2].map(|()| lease(&key));
     one.claim(forced.terms().id, Moment::now());
-    queues.forced(&key, forced.terms().id, &operator());
-    assert!(one.leave_with(&forced).is_none());
-    let by = operator();
-    let reason = LossReason::ForceUnlocked { by };
-    assert_eq!(forced.loss(Moment::now()), Some(reason));
-    assert!(is_first(&two), "it holds nobody up");
-    assert!(two.leave_with(&other).is_none());
-    assert_eq!(other.loss(Moment::now()), None, "it is another");
+    queues.forced(&key, forced.terms().id.start(), &operator());
+    assert_eq!(one.leave_with(&forced).1, Some(operator()));
+    assert_eq!(two.leave_with(&other).1, None, "it is another");
+}
+
+#[test]
+fn a_second_grant_of_one_lease_has_to_be_confirmed() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    let (asked, fresh) = (LeaseId::random(), LeaseId::random());
+    one.claim(asked, Moment::now());
+    assert!(one.note_queued(asked, 5, Standing::Told, 3).is_some());
+    let grants = || {
+        assert!(!queues.granted(&key, asked, GRANT));
+        match one.turn(Moment::now()) {
+            Turn::Granted(_, grant) => grant.to_confirm,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!grants() && grants());
+    // Found in the queue: the grant was none.
+    assert_eq!(one.claim(fresh, Moment::now()).1, Claimed::Kept);
+    let kept = Standing::Kept { notified: true };
+    assert!(one.note_queued(asked, 5, kept, 3).is_some());
+    assert!(grants());
+    one.claim(fresh, Moment::now());
+    assert!(one.note_queued(asked, 5, kept, 3).is_some());
+    // As if none had come: it keeps its place.
+    one.claim(fresh, Moment::now());
+    assert_eq!(one.fell_out(asked), Some(3));
+    let again = Claimed::Again { since: 5 };
+    assert_eq!(one.claim(fresh, Moment::now()).1, again);
+}
+
+#[test]
+fn a_token_is_plausible_from_joining_to_now() {
+    const MINUTE: u64 = 60_000_000;
+    const JOINED: u64 = 1_800_000_000_000_000;
+    let (queues, key, now) = (LocalQueues::new(Clock::default()), key("a"), Moment::now());
+    let later = now.after(Duration::from_secs(5));
+    for since in [JOINED, in_front(JOINED)] {
+        let one = join(&queues, &key);
+        let asked = LeaseId::random();
+        one.claim(asked, now);
+        let is_plausible = |micros: u64| {
+            let token = micros << 10;
+            let grant = Grant { token, ..GRANT };
+            queues.granted(&key, asked, grant);
+            match one.turn(now) {
+                Turn::Granted(claim, grant) => claim.is_plausible(grant, later),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(!is_plausible(JOINED), "its place is not known");
+        assert!(one.note_queued(asked, since, Standing::Told, 0).is_some());
+        assert!(is_plausible(JOINED) && is_plausible(JOINED + MINUTE + 5_000_000));
+        assert!(!is_plausible(JOINED - 1) && !is_plausible(JOINED + MINUTE + 5_000_001));
+        assert!(!is_plausible(u64::MAX >> 10));
+        one.leave();
+    }
 }
 
 #[test]
 fn who_has_a_lease_that_is_let_go_by_force_is_found() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
-    assert!(join(&queues, &key).leave_with(&held).is_none());
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
     assert!(
         queues
-            .forced(&key, LeaseId::random(), &operator())
+            .forced(&key, LeaseId::random().start(), &operator())
             .is_none()
     );
-    let found = queues.forced(&key, held.terms().id, &operator()).unwrap();
+    let found = queues
+        .forced(&key, held.terms().id.start(), &operator())
+        .unwrap();
     assert!(Arc::ptr_eq(&found, &held));
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_is_told_apart_from_one_that_is_held() {
+fn only_grants_of_abandoned_leases_are_released() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
-    let asked = LeaseId::random();
-    assert!(!queues.granted(&key, asked, GRANT), "nobody is there");
+    let [held, left, disclaimed, fell_out, panicked] = [(); 5].map(|()| LeaseId::random());
+    assert!(!queues.granted(&key, held, GRANT), "nobody is there");
     let one = join(&queues, &key);
-    assert!(!queues.granted(&key, asked, GRANT), "nobody asked for it");
-    assert!(one.leave_with(&lease_of(&key, asked)).is_none());
-    assert!(queues.granted(&key, asked, GRANT), "it knows already");
+    assert!(!queues.granted(&key, held, GRANT), "nobody asked for it");
+    one.claim(held, Moment::now());
+    let lease = lease_of(&key, held);
+    assert!(one.leave_with(&lease).0.is_none());
+    assert!(!queues.granted(&key, held, GRANT), "it is held");
+    queues.let_go(&lease);
+    assert!(!queues.granted(&key, held, GRANT), "it was held");
+    let one = join(&queues, &key);
+    one.claim(fell_out, Moment::now());
+    one.fell_out(fell_out);
+    one.claim(disclaimed, Moment::now());
+    queues.disclaim(&key, disclaimed);
+    one.claim(left, Moment::now());
+    assert!(one.note_queued(left, 1, Standing::Told, 0).is_some());
+    assert!(!queues.granted(&key, left, GRANT), "it is waited for");
+    one.leave();
+    let one = join(&queues, &key);
+    one.claim(panicked, Moment::now());
+    drop(one);
+    for lease in [left, disclaimed, fell_out, panicked] {
+        assert!(queues.granted(&key, lease, GRANT));
+        assert!(!queues.granted(&key, lease, GRANT), "once");
+    }
     assert!(!queues.granted(&key, LeaseId::random(), GRANT));
 }
 
@@ -366,7 +454,7 @@ fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
     let key = key("a");
     let hold: fn(&LocalQueues, &Arc<Lease>) = |queues, next| queues.hold(next);
     let enter: fn(&LocalQueues, &Arc<Lease>) = |queues, next| {
-        let handed = join(queues, &next.terms().key).leave_with(next);
+        let (handed, _) = join(queues, &next.terms().key).leave_with(next);
         assert!(handed.is_none());
     };
     for replace in [hold, enter] {
@@ -400,6 +488,6 @@ fn a_key_that_is_held_and_not_wanted_is_waited_for_by_nobody() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     assert!(queues.join_if_empty(&key, OPTIONS).is_none());
-    assert!(one.leave_with(&lease(&key)).is_none());
+    assert!(one.leave_with(&lease(&key)).0.is_none());
     assert!(queues.join_if_empty(&key, OPTIONS).is_some());
 }

@@ -19,7 +19,7 @@ fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
 }
 
 #[test]
-fn model_late_grant_beside_hand_over_is_known() {
+fn model_late_grant_beside_hand_over_is_not_released() {
     check(RUNS, || {
         let server = Server::new();
         let client = Client::new(&server, Standing::Told);
@@ -27,10 +27,10 @@ fn model_late_grant_beside_hand_over_is_known() {
         let lease = lease.unwrap().unwrap();
         let (terms, grant) = (lease.terms(), Grant::USUAL);
         thread::scope(|scope| {
-            scope.spawn(|| client.queues.hand_over(&lease));
-            assert!(client.queues.granted(&terms.key, terms.id, grant));
+            scope.spawn(|| client.queues.let_go(&lease));
+            assert!(!client.queues.granted(&terms.key, terms.id, grant));
         });
-        assert!(client.queues.granted(&terms.key, terms.id, grant));
+        assert!(!client.queues.granted(&terms.key, terms.id, grant));
     });
 }
 

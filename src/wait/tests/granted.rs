@@ -3,7 +3,11 @@
 use super::*;
 use crate::store::Command;
 
-const GRANT: Grant = Grant::USUAL;
+/// Later than the waiter's place.
+const GRANT: Grant = Grant {
+    token: (SINCE + 1) << 10,
+    to_confirm: false,
+};
 
 impl Fixture {
     /// The next question puts the caller in line, and it is granted the lock before it hears so.
@@ -18,7 +22,7 @@ impl Fixture {
                 panic!("{request:?}");
             };
             clock.advance(later);
-            assert!(queues.granted(key, *lease, grant));
+            assert!(!queues.granted(key, *lease, grant));
             meanwhile();
             Ok(contended(true))
         });
@@ -34,11 +38,11 @@ fn a_grant_that_was_told_of_is_entered_on_without_another_question() {
     let f = fixture();
     f.grant_in_line(Duration::ZERO, || {});
     let terms = f.acquire(Until::Forever).unwrap().unwrap();
-    assert_eq!(terms.token, 7);
+    assert_eq!(terms.token, GRANT.token);
 }
 
 #[test]
-fn a_grant_of_too_little_ttl_is_confirmed_before_it_is_used() {
+fn a_doubtful_grant_is_confirmed_before_it_is_used() {
     let unrenewed = Options {
         renew_every: None,
         ..OPTIONS
@@ -47,10 +51,13 @@ fn a_grant_of_too_little_ttl_is_confirmed_before_it_is_used() {
         to_confirm: true,
         ..GRANT
     };
+    let [too_early, too_late] = [(SINCE - 1) << 10, u64::MAX].map(|token| Grant { token, ..GRANT });
     for (options, later, grant) in [
         (OPTIONS, OPTIONS.ttl / 2, GRANT),
         (unrenewed, Duration::ZERO, GRANT),
         (OPTIONS, Duration::ZERO, unconfirmed),
+        (OPTIONS, Duration::ZERO, too_early),
+        (OPTIONS, Duration::ZERO, too_late),
     ] {
         let f = fixture();
         f.grant(grant, later, || {});

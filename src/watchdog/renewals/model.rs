@@ -19,7 +19,7 @@ fn model_what_comes_together_is_seen_to_by_all_workers() {
         let renewals = Renewals::default();
         let work = || match renewals.next().expect("it goes on") {
             Work::Renew(leases) => assert!(!leases.is_empty()),
-            Work::Confirm(_) => panic!("nothing is in doubt"),
+            Work::Confirm(_) | Work::ConfirmForce(_) => panic!("nothing is in doubt"),
         };
         thread::scope(|scope| {
             scope.spawn(work);

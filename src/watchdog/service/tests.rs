@@ -111,15 +111,58 @@ fn a_loss_that_a_lane_denies_puts_all_connections_under_suspicion() {
     let f = fixture();
     let lease = doubted(&f);
     f.store.answer(|_| Ok(Reply::Done));
-    f.dog.confirm_all(vec![&lease]);
+    f.dog.confirm_all(vec![&lease], Doubt::Seen);
     assert!(lease.loss(f.clock.now()).is_none());
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 1);
     f.store.answer(|_| Ok(Reply::Missing));
-    f.dog.confirm_all(vec![&lease]);
+    f.dog.confirm_all(vec![&lease], Doubt::Seen);
     assert_eq!(lease.loss(f.clock.now()), Some(LossReason::Deleted));
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 1);
     // One that is over is not asked about.
-    f.dog.confirm_all(vec![&lease]);
+    f.dog.confirm_all(vec![&lease], Doubt::Seen);
+    f.courier.stop();
+}
+
+/// Anybody may publish such a message.
+#[test]
+fn a_force_that_a_lane_denies_suspects_no_connection() {
+    let f = fixture();
+    let lease = doubted(&f);
+    let by = || HolderId::of_text("host/1/0");
+    assert!(lease.hear_force(by(), f.clock.now()));
+    assert!(!lease.hear_force(by(), f.clock.now()), "one at a time");
+    f.store.answer(|_| Ok(Reply::Done));
+    f.dog.confirm_all(vec![&lease], Doubt::Force);
+    assert!(lease.loss(f.clock.now()).is_none());
+    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
+    assert!(!lease.hear_force(by(), f.clock.now()), "denied just now");
+    // Its key is looked at again.
+    let watched = f.store.watched.load(Ordering::SeqCst);
+    f.clock.advance(LONGEST_RETRY + Duration::from_millis(2));
+    f.dog.catch_up(&[]);
+    assert_eq!(f.store.watched.load(Ordering::SeqCst), watched + 1);
+    assert!(lease.hear_force(by(), f.clock.now()));
+    f.store
+        .answer(|_| Err(Error::new(ErrorKind::Unavailable, "")));
+    f.dog.confirm_all(vec![&lease], Doubt::Force);
+    assert!(lease.hear_force(by(), f.clock.now()), "not answered");
+    f.store.answer(|_| Ok(Reply::Taken { by: None }));
+    f.dog.confirm_all(vec![&lease], Doubt::Force);
+    let reason = LossReason::ForceUnlocked { by: by() };
+    assert_eq!(lease.loss(f.clock.now()), Some(reason));
+    f.courier.stop();
+}
+
+#[test]
+fn a_denied_force_is_no_reason_of_a_later_loss() {
+    let f = fixture();
+    let lease = doubted(&f);
+    assert!(lease.hear_force(HolderId::of_text("host/1/0"), f.clock.now()));
+    f.store.answer(|_| Ok(Reply::Done));
+    f.dog.confirm_all(vec![&lease], Doubt::Force);
+    f.store.answer(|_| Ok(Reply::Missing));
+    f.dog.confirm_all(vec![&lease], Doubt::Seen);
+    assert_eq!(lease.loss(f.clock.now()), Some(LossReason::Deleted));
     f.courier.stop();
 }
 
@@ -133,7 +176,7 @@ fn a_loss_that_no_lane_can_confirm_is_looked_at_again() {
     let watched = f.store.watched.load(Ordering::SeqCst);
     f.store
         .answer(|_| Err(Error::new(ErrorKind::Unavailable, "")));
-    f.dog.confirm_all(vec![&lease]);
+    f.dog.confirm_all(vec![&lease], Doubt::Seen);
     assert!(lease.loss(f.clock.now()).is_none());
     f.clock.advance(LONGEST_RETRY / 2);
     f.dog.catch_up(&[]);

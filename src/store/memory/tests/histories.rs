@@ -39,7 +39,7 @@ pub(super) fn value_key() -> Key {
 }
 
 fn lease(n: usize) -> LeaseId {
-    LeaseId::decode(&format!("{:032x}", 0xabc0_0000_0000 + n)).unwrap()
+    LeaseId::decode(&format!("{:016x}{n:016x}", 0xabc0_0000_0000 + n)).unwrap()
 }
 
 pub(super) fn holder(n: usize) -> HolderId {

@@ -1,6 +1,7 @@
 //! A real Redis beside a keyspace in memory: asks both the same and compares.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::time::Duration;
 
 use leasehold_testbed::Server;
@@ -9,7 +10,7 @@ use redis::{Connection, Value};
 use super::histories::{CLIENTS, Operation, holder, key, with_right_token};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId};
+use crate::id::HolderId;
 use crate::key::Key;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::memory::{Keyspace, News, Step};
@@ -419,7 +420,7 @@ impl Twin {
 
     /// What lua/release.lua publishes for it.
     fn published(&self, news: &News) -> Option<String> {
-        let text = |to: &HolderId, lease: &LeaseId, what: &str, key: &Key| {
+        let text = |to: &HolderId, lease: &dyn Display, what: &str, key: &Key| {
             Some(format!("p:~to:{to}: {lease} {what} {}", key.in_redis()))
         };
         match news {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::histories::{holder, key};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId};
+use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::Key;
 use crate::store::command::{Command, Grant, Standing};
 use crate::store::memory::{Memory, MemoryServer};
@@ -22,9 +22,9 @@ struct Curious(Mutex<Vec<bool>>);
 impl Listener for Curious {
     fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
 
-    fn near(&self, _: &Key, _: LeaseId) {}
+    fn near(&self, _: &Key, _: LeaseStart) {}
 
-    fn forced(&self, _: &Key, _: LeaseId, _: HolderId) {}
+    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
 
     fn changed(&self, key: &Key) -> Option<Watched> {
         Some(look_at(key))

@@ -1,0 +1,374 @@
+//! Attacks by users of the same Redis who may publish or subscribe, and who may read or write little else.
+
+use std::sync::Arc;
+use std::thread;
+
+use leasehold::{Client, LossReason};
+use leasehold_testbed::{Proxy, Reply, Server, eventually};
+use redis::{Connection, PubSub};
+
+use crate::scripts::RELEASE;
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, ask, channel_of, clients_that_hear, in_redis, lease_of,
+    lock, make_first_join_earlier, millis, queue, script_calls, secs, server, told_within,
+    wait_for_line,
+};
+
+const PUBLISH: [&str; 3] = ["resetchannels", "&leasehold:*", "+publish"];
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
+}
+
+/// A client that hears messages.
+fn hearing(server: &Server) -> Client {
+    hearing_with(server, &Recorder::new())
+}
+
+fn hearing_with(server: &Server, recorder: &Arc<Recorder>) -> Client {
+    let builder = steady(&server.url()).ttl(LONG_TTL);
+    let client = builder.events(Arc::clone(recorder)).build().unwrap();
+    let before = clients_that_hear(server);
+    let guard = lock(&client, "warm");
+    assert!(eventually(SOON, || clients_that_hear(server) > before));
+    guard.unlock().unwrap();
+    client
+}
+
+/// A connection of a user who has these rights and no others.
+fn attacker(server: &Server, rights: &[&str]) -> Connection {
+    let user = ["ACL", "SETUSER", "attacker", "reset", "on", ">secret"];
+    ask(server, &[&user, rights].concat());
+    let url = format!("redis://attacker:secret@127.0.0.1:{}", server.port());
+    let client = redis::Client::open(url).unwrap();
+    let connection = client.get_connection_with_timeout(SOON).unwrap();
+    connection.set_read_timeout(Some(SOON)).unwrap();
+    connection
+}
+
+#[track_caller]
+fn publish(attacker: &mut Connection, victim: &Client, text: &str) {
+    let mut publish = redis::cmd("PUBLISH");
+    publish.arg(channel_of(victim)).arg(text);
+    let heard: i64 = publish.query(attacker).unwrap();
+    assert!(heard > 0, "the client listens");
+}
+
+fn next_text(ear: &mut PubSub<'_>) -> String {
+    ear.get_message().unwrap().get_payload().unwrap()
+}
+
+/// Publishes messages that say that the lease was ended by force, in the form of today, and with the whole lease id.
+fn forge_force(attacker: &mut Connection, victim: &Client, lease: &str, key: &str) {
+    for lease in [&lease[..16], lease] {
+        let text = format!("{lease} !host/1/0 {}", in_redis(key));
+        publish(attacker, victim, &text);
+    }
+}
+
+/// The ids of all notification connections.
+fn notification_connections(server: &Server) -> Vec<String> {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().unwrap().lines();
+    let lines = lines.filter(|line| line.contains(" name=leasehold-wakeups "));
+    let id = |line: &str| line.split(' ').next().unwrap().to_owned();
+    lines.map(id).collect()
+}
+
+/// All that the client heard before has been handled.
+fn wait_for_messages(server: &Server, victim: &Client) {
+    let mark = lock(victim, "mark");
+    client(server).mutex("mark").force_unlock().unwrap();
+    told_within(SOON, &mark.lost_signal());
+}
+
+/// A lock that a client waited for, its lease, which a subscriber saw, and the subscriber.
+fn granted_by_message(server: &Server, owner: &Client) -> (leasehold::MutexGuard, String) {
+    let mut subscriber = attacker(
+        server,
+        &["resetchannels", "&leasehold:*", "+psubscribe", "+publish"],
+    );
+    let mut ear = subscriber.as_pubsub();
+    ear.psubscribe("leasehold:*").unwrap();
+    let held = lock(&client(server), "k");
+    let mutex = owner.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(server, "k", 1);
+    held.unlock().unwrap();
+    let guard = waiter.within(SOON, "its turn");
+    let lease = next_text(&mut ear)[..32].to_owned();
+    assert_eq!(lease_of(server, "k").as_deref(), Some(&*lease));
+    (guard, lease)
+}
+
+#[test]
+fn a_near_message_is_not_enough_to_forge_a_grant() {
+    let server = server();
+    let victim = hearing(&server);
+    let held = lock(&client(&server), "k");
+    let fill = "for n = 1, 8 do \
+        redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,gone/%d/0', n, n)) end \
+        redis.call('PEXPIRE', KEYS[1], 60000)";
+    ask(&server, &["EVAL", fill, "1", &in_redis("~queue:k")]);
+    let mutex = victim.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 9);
+    let rights = ["resetchannels", "&leasehold:*", "+psubscribe"];
+    let mut subscriber = attacker(&server, &[&rights[..], &["+publish"]].concat());
+    let mut ear = subscriber.as_pubsub();
+    ear.psubscribe("leasehold:*").unwrap();
+    // The first waiter leaves.
+    let keys = ["~fence", "k", "~queue:k"].map(in_redis);
+    let leaves = [&format!("{:032x},60000,gone/1/0", 1)];
+    let eval = ["EVAL", &**RELEASE, "3", &keys[0], &keys[1], &keys[2]];
+    assert_eq!(
+        ask(&server, &[&eval[..], &leaves.map(String::as_str)].concat()),
+        Reply::Int(1)
+    );
+    let near = next_text(&mut ear);
+    let (lease, rest) = near.split_once(' ').unwrap();
+    assert_eq!(rest, "~ leasehold:k");
+    let fence: String = ask(&server, &["GET", &in_redis("~fence")]).to_string();
+    let micros = fence.parse::<u64>().unwrap() + 1;
+    drop(ear);
+    let text = format!("{lease:0<32} {micros} {}", in_redis("k"));
+    publish(&mut attacker(&server, &PUBLISH), &victim, &text);
+    thread::sleep(millis(300));
+    assert!(!waiter.is_done(), "another client has the lock");
+    held.unlock().unwrap();
+    waiter.within(SOON, "its turn").unlock().unwrap();
+}
+
+/// It may read the queues, and publish: it knows the lease ids of waiters.
+#[test]
+fn a_forged_token_is_not_believed() {
+    let server = server();
+    let victim = hearing(&server);
+    let (holder, next) = (client(&server), client(&server));
+    let held = lock(&holder, "k");
+    let tasks: Vec<_> = [&victim, &next]
+        .into_iter()
+        .zip(1..)
+        .map(|(client, n)| {
+            let (mutex, value) = (client.mutex("k"), client.fenced_value("v"));
+            let task = Task::start(move || {
+                let guard = mutex.lock().unwrap();
+                let token = guard.fencing_token();
+                value.write(token, format!("{n}")).unwrap();
+                guard.unlock().unwrap();
+                token
+            });
+            wait_for_line(&server, "k", n);
+            task
+        })
+        .collect();
+    let before = queue(&server, "k");
+    let mut attacker = attacker(
+        &server,
+        &[&PUBLISH[..], &["~leasehold:*", "+zrange"]].concat(),
+    );
+    let mut read = redis::cmd("ZRANGE");
+    read.arg(in_redis("~queue:k")).arg(0).arg(0);
+    let first: Vec<String> = read.query(&mut attacker).unwrap();
+    for micros in [u64::MAX >> 10, 1] {
+        let text = format!("{} {micros} {}", &first[0][..32], in_redis("k"));
+        publish(&mut attacker, &victim, &text);
+        thread::sleep(millis(200));
+        assert_eq!(queue(&server, "k"), before, "it keeps its place");
+    }
+    held.unlock().unwrap();
+    let tokens: Vec<u64> = tasks
+        .into_iter()
+        .map(|task| task.within(SOON, "its turn and its write"))
+        .collect();
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+    assert!(tokens[1] < u64::MAX - 2048, "{tokens:?}");
+}
+
+/// What the right to read the queues and the right to publish allow together: docs/security.md.
+#[test]
+fn a_forged_grant_of_a_waiter_is_noticed_soon() {
+    let server = server();
+    let victim = hearing(&server);
+    let held = lock(&client(&server), "k");
+    let mutex = victim.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 1);
+    let lease = queue(&server, "k")[0][..32].to_owned();
+    let micros = held.fencing_token() / 1024 + 1_000_000;
+    let text = format!("{lease} {micros} {}", in_redis("k"));
+    publish(&mut attacker(&server, &PUBLISH), &victim, &text);
+    let forged = waiter.within(SOON, "believing it");
+    // Renewal is due in twenty seconds.
+    told_within(SOON, &forged.lost_signal());
+    held.check().unwrap();
+    drop(forged);
+    // The lease is still queued. Its client gives the grant back.
+    let mutex = client(&server).mutex("k");
+    let next = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 2);
+    held.unlock().unwrap();
+    next.within(SOON, "its turn").unlock().unwrap();
+}
+
+#[test]
+fn a_forged_force_ends_no_lock_and_no_connection() {
+    let server = server();
+    let recorder = Recorder::new();
+    let owner = hearing_with(&server, &recorder);
+    let (guard, lease) = granted_by_message(&server, &owner);
+    // Connections are replaced once they are a second old.
+    thread::sleep(millis(1200));
+    wait_for_messages(&server, &owner);
+    let mut attacker = attacker(&server, &PUBLISH);
+    // Those of other clients are being closed.
+    assert!(eventually(SOON, || notification_connections(&server).len() == 1));
+    let before = notification_connections(&server);
+    forge_force(&mut attacker, &owner, &lease, "k");
+    thread::sleep(millis(300));
+    guard.extend(2 * LONG_TTL).expect("it has it");
+    guard.check().unwrap();
+    for n in 0..20 {
+        lock(&owner, &format!("other-{n}")).unlock().unwrap();
+    }
+    // It is replaced when any connection is under suspicion.
+    assert_eq!(notification_connections(&server), before);
+    assert_eq!(recorder.count(What::Lost, "k"), 0);
+    let operator = client(&server);
+    operator.mutex("k").force_unlock().unwrap().unwrap();
+    let by = operator.holder_id().clone();
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert_eq!(reason, LossReason::ForceUnlocked { by });
+}
+
+#[test]
+fn a_flood_of_forged_forces_causes_few_requests() {
+    let server = server();
+    let owner = hearing(&server);
+    let (guard, lease) = granted_by_message(&server, &owner);
+    wait_for_messages(&server, &owner);
+    let before = script_calls(&server);
+    let flood = "for n = 1, 10000 do for _, lease in ipairs({ ARGV[2], string.sub(ARGV[2], 1, 16) }) do \
+        redis.call('PUBLISH', ARGV[1], lease .. ' !host/1/0 leasehold:k') end end";
+    let rights = [&PUBLISH[..], &["+eval", "allkeys"]].concat();
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(flood).arg(0).arg(channel_of(&owner)).arg(lease);
+    eval.exec(&mut attacker(&server, &rights)).unwrap();
+    wait_for_messages(&server, &owner);
+    guard.check().unwrap();
+    // Less than a second after the last denial as a rule: it is noticed nevertheless.
+    let operator = client(&server);
+    operator.mutex("k").force_unlock().unwrap().unwrap();
+    let by = operator.holder_id().clone();
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert_eq!(reason, LossReason::ForceUnlocked { by });
+    let calls = script_calls(&server) - before;
+    assert!(calls < 50, "{calls} script calls");
+}
+
+#[test]
+fn forged_grants_of_unknown_leases_cause_no_release() {
+    let server = server();
+    let victim = hearing(&server);
+    lock(&victim, "k").unlock().unwrap();
+    wait_for_messages(&server, &victim);
+    let bytes_in = || {
+        let stats = ask(&server, &["INFO", "stats"]);
+        let mut lines = stats.as_text().unwrap().lines();
+        let count = lines.find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+        count.unwrap().parse::<u64>().unwrap()
+    };
+    let flood = "for n = 1, 2000 do redis.call('PUBLISH', ARGV[1], \
+        string.format('%032x 1795263780943818 leasehold:k%d', n, n)) end";
+    let rights = [&PUBLISH[..], &["+eval", "allkeys"]].concat();
+    let mut attacker = attacker(&server, &rights);
+    let before = bytes_in();
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(flood).arg(0).arg(channel_of(&victim));
+    eval.exec(&mut attacker).unwrap();
+    wait_for_messages(&server, &victim);
+    victim.shutdown(SOON).unwrap();
+    let bytes = bytes_in() - before;
+    assert!(bytes < 40_000, "{bytes} bytes of requests");
+}
+
+/// It has the channel of a waiter that has gone, so the scripts take that for alive.
+#[test]
+fn a_subscriber_does_not_keep_a_dead_waiter_alive() {
+    let server = server();
+    let held = lock(&client(&server), "k");
+    let proxy = Proxy::start(server.port()).unwrap();
+    let dead = steady(&proxy.url()).ttl(LONG_TTL).build().unwrap();
+    let channel = channel_of(&dead);
+    let mutex = dead.mutex("k");
+    let _waits = Task::start(move || mutex.lock().map(drop));
+    wait_for_line(&server, "k", 1);
+    make_first_join_earlier(&server, "k", secs(5));
+    let mutex = client(&server).mutex("k");
+    let second = Task::start(move || mutex.lock().unwrap());
+    wait_for_line(&server, "k", 2);
+    let rights = ["resetchannels", "&leasehold:*", "+subscribe"];
+    let mut subscriber = attacker(&server, &rights);
+    let mut ear = subscriber.as_pubsub();
+    ear.subscribe(&channel).unwrap();
+    // It never comes back.
+    proxy.hold_replies(true);
+    drop(proxy);
+    held.unlock().unwrap();
+    let text = next_text(&mut ear);
+    assert!(text.contains(" ?"), "granted for two seconds: {text}");
+    second.within(LONG_TTL / 2, "its turn").unlock().unwrap();
+}
+
+#[test]
+fn a_tenant_can_neither_publish_nor_subscribe_elsewhere() {
+    let server = server();
+    let rights = ["resetchannels", "&a:*", "~a:*", "+publish", "+subscribe"];
+    let mut tenant = attacker(&server, &rights);
+    for command in ["PUBLISH", "SUBSCRIBE"] {
+        let mut asks = redis::cmd(command);
+        asks.arg("b:~to:host/1/0");
+        if command == "PUBLISH" {
+            asks.arg("text");
+        }
+        let error = asks.query::<redis::Value>(&mut tenant).unwrap_err();
+        assert_eq!(error.code(), Some("NOPERM"), "{error}");
+    }
+    redis::cmd("PUBLISH")
+        .arg("a:~to:host/1/0")
+        .arg("text")
+        .exec(&mut tenant)
+        .unwrap();
+}
+
+/// The rights that docs/security.md gives to users that only look.
+#[test]
+fn a_user_who_reads_locks_cannot_read_queues() {
+    let server = server();
+    let rights = ["%R~leasehold:[^~]*", "+@read"];
+    let user = ["ACL", "SETUSER", "tried", "reset"];
+    if let Reply::Error(_) = server.command(&[&user[..], &rights].concat()).unwrap() {
+        // Redis 6.2 knows no such rights.
+        return;
+    }
+    let holder = client(&server);
+    let _held = lock(&holder, "k");
+    let mutex = client(&server).mutex("k");
+    let _waits = Task::start(move || mutex.lock().map(drop));
+    wait_for_line(&server, "k", 1);
+    let mut reader = attacker(&server, &rights);
+    let mut get = redis::cmd("GET");
+    let value: String = get.arg(in_redis("k")).query(&mut reader).unwrap();
+    assert!(value.starts_with("lh1 "));
+    for [command, key] in [
+        ["GET", "~fence"],
+        ["ZCARD", "~queue:k"],
+        ["HLEN", "~value:k"],
+    ] {
+        let mut asks = redis::cmd(command);
+        let error = asks.arg(in_redis(key)).query::<redis::Value>(&mut reader);
+        assert_eq!(error.unwrap_err().code(), Some("NOPERM"), "{key}");
+    }
+    holder.shutdown(secs(1)).ok();
+}
