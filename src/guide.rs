@@ -6,6 +6,7 @@
 //! - [`observability`]: events, spans, metrics, and what to be woken for.
 //! - [`performance`]: what a lock costs beside others, why, and how to measure it.
 //! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when.
+//! - [`security`]: what other users of the same Redis can do, with each right, and what not.
 //! - [`conformance`]: what is asked of a lock, line by line, and the tests that hold it.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock and redlock.
 
@@ -15,6 +16,7 @@ macro_rules! page {
         #[doc = "[choosing a ttl]: choosing_a_ttl"]
         #[doc = "[failures]: failures"]
         #[doc = "[guarantees]: guarantees"]
+        #[doc = "[security]: security"]
         #[doc = ""]
         #[doc = include_str!($file)]
         pub mod $name {}
@@ -27,5 +29,6 @@ page!(failures, "../docs/failures.md");
 page!(observability, "../docs/observability.md");
 page!(performance, "../docs/performance.md");
 page!(market, "../docs/market.md");
+page!(security, "../docs/security.md");
 page!(conformance, "../docs/conformance.md");
 page!(coming_from, "../docs/coming_from.md");

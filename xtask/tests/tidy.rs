@@ -233,31 +233,63 @@ fn a_home_is_found_at_the_start_of_a_path_only() {
 }
 
 #[test]
-fn every_test_that_the_table_of_conformance_names_exists() {
-    let table = fs::read_to_string(root().join("docs/conformance.md")).expect("it is there");
-    let sources = files_ending("tests/it", "rs");
-    let exists = |name: &str| {
-        let (module, test) = name.rsplit_once("::").expect("a path");
-        let file = Path::new("tests/it").join(module.replace("::", "/"));
-        let places = [file.with_extension("rs"), file.join("mod.rs")];
-        let (declared, listed) = (format!("\nfn {test}("), format!("\npub fn {test}("));
-        let holds = |text: &str| text.contains(&declared) || text.contains(&listed);
-        let mut there = sources.iter().filter(|(path, _)| places.contains(path));
-        there.any(|(_, text)| holds(text))
+fn every_test_that_a_page_names_exists() {
+    let mut sources = files_ending("tests/it", "rs");
+    sources.extend(files_ending("src", "rs"));
+    for (page, fewest) in [("docs/conformance.md", 50), ("docs/security.md", 15)] {
+        let text = fs::read_to_string(root().join(page)).expect("it is there");
+        let rows = text.lines().filter(|line| line.starts_with('|'));
+        let quoted = rows.flat_map(|line| line.split('`').skip(1).step_by(2));
+        let names: Vec<&str> = quoted.filter(|word| is_path_of_a_test(word)).collect();
+        assert!(names.len() >= fewest, "{page} is read wrongly: {names:?}");
+        let missing = names.into_iter().filter(|name| !is_a_test(name, &sources));
+        let missing: Vec<String> = missing.map(str::to_owned).collect();
+        none(
+            &missing,
+            &format!("{page} names a test that does not exist"),
+        );
+    }
+}
+
+fn is_path_of_a_test(word: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':';
+    word.contains("::") && word.chars().all(is_plain)
+}
+
+/// Whether there is a test of this path: of the integration tests, or a unit test in a file of its own or not.
+fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
+    let (module, test) = name.rsplit_once("::").expect("a path");
+    let of = |folder: &str, module: &str| {
+        let file = Path::new(folder).join(module.replace("::", "/"));
+        [file.with_extension("rs"), file.join("mod.rs")]
     };
-    let names: Vec<&str> = table
-        .lines()
-        .filter(|line| line.starts_with('|'))
-        .flat_map(|line| line.split('`').skip(1).step_by(2))
-        .collect();
-    assert!(names.len() > 50, "the table is read wrongly: {names:?}");
-    let missing: Vec<_> = names
-        .into_iter()
-        .filter(|name| !exists(name))
-        .map(str::to_owned)
-        .collect();
-    none(
-        &missing,
-        "docs/conformance.md names a test that does not exist",
-    );
+    let own_file = [of("tests/it", module), of("src", module)].concat();
+    let within = module.strip_suffix("::tests");
+    let within = within.map_or(Vec::new(), |module| of("src", module).to_vec());
+    let declared = [format!("\nfn {test}("), format!("\npub fn {test}(")];
+    sources.iter().any(|(path, text)| {
+        let declares = |name: &String| text.contains(name);
+        own_file.contains(path) && declared.iter().any(declares)
+            || within.contains(path) && declares(&format!("\n    fn {test}("))
+    })
+}
+
+#[test]
+fn a_test_is_found_in_each_place_for_tests() {
+    let sources = [
+        ("tests/it/a/mod.rs", "\nfn one() {}"),
+        ("src/b/tests.rs", "\nfn two() {}"),
+        ("src/b.rs", "\n    fn three() {}"),
+    ];
+    let sources = sources.map(|(path, text)| (PathBuf::from(path), text.to_owned()));
+    for name in ["a::one", "b::tests::two", "b::tests::three"] {
+        assert!(
+            is_path_of_a_test(name) && is_a_test(name, &sources),
+            "{name}"
+        );
+    }
+    for name in ["a::two", "b::tests::one", "b::three", "c::one"] {
+        assert!(!is_a_test(name, &sources), "{name}");
+    }
+    assert!(!is_path_of_a_test("%R~<prefix>*") && !is_path_of_a_test("ErrorKind::Io"));
 }
