@@ -234,7 +234,7 @@ fn a_home_is_found_at_the_start_of_a_path_only() {
 
 #[test]
 fn every_test_that_a_page_names_exists() {
-    let mut sources = files_ending("tests/it", "rs");
+    let mut sources = files_ending("tests", "rs");
     sources.extend(files_ending("src", "rs"));
     for (page, fewest) in [("docs/conformance.md", 50), ("docs/security.md", 15)] {
         let text = fs::read_to_string(root().join(page)).expect("it is there");
@@ -256,20 +256,20 @@ fn is_path_of_a_test(word: &str) -> bool {
     word.contains("::") && word.chars().all(is_plain)
 }
 
-/// Whether there is a test of this path: of the integration tests, or a unit test in a file of its own or not.
+/// Whether there is a test of this path: of the integration tests, of a test program of its own, or a unit test in a file of its own or not.
 fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
     let (module, test) = name.rsplit_once("::").expect("a path");
     let of = |folder: &str, module: &str| {
         let file = Path::new(folder).join(module.replace("::", "/"));
         [file.with_extension("rs"), file.join("mod.rs")]
     };
-    let own_file = [of("tests/it", module), of("src", module)].concat();
+    let own_file = ["tests/it", "tests", "src"].map(|folder| of(folder, module));
     let within = module.strip_suffix("::tests");
     let within = within.map_or(Vec::new(), |module| of("src", module).to_vec());
     let declared = [format!("\nfn {test}("), format!("\npub fn {test}(")];
     sources.iter().any(|(path, text)| {
         let declares = |name: &String| text.contains(name);
-        own_file.contains(path) && declared.iter().any(declares)
+        own_file.as_flattened().contains(path) && declared.iter().any(declares)
             || within.contains(path) && declares(&format!("\n    fn {test}("))
     })
 }

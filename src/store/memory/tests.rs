@@ -74,7 +74,6 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Acquire, "'GETRANGE', counter, '0', '16'", "'GETRANGE', counter, '0', '14'"),
         (Kind::Acquire, "if exists ~= 1 then", "if false then"),
         (Kind::Acquire, "#held > 255 or", "#held > 60 or"),
-        (Kind::Acquire, "#newest[1] <= 256 and", "#newest[1] <= 40 and"),
         (Kind::Acquire, "#place > 16 or", "#place > 15 or"),
         (Kind::Acquire, "ttl = own_ttl", "ttl = polls and 100 or asked"),
         (Kind::Release, "ttl = was_late and 1000 or 100", "ttl = 30000"),

@@ -100,6 +100,7 @@ fn places_rise_whatever_the_clock_says() {
     }
     let order: Vec<String> = queue_of(&server, "k");
     assert_eq!(order[..2], entries(2, &[TTL; 2]));
+    assert_eq!(order.len(), 9, "all but `newest` are where they joined");
 }
 
 #[test]
