@@ -13,7 +13,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     if string.sub(held.err, 1, 9) ~= 'WRONGTYPE' then return held end
     return { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
-  -- A longer value is not cut there, or it would be marked by every waiter.
+  -- A longer value may have its mark beyond these bytes: every waiter would append another one.
   if held and (#held > 255 or string.sub(held, 1, 4) ~= 'lh1 ') then return { err = 'FOREIGN string' } end
   if held and string.sub(held, 5, 36) == lease then
     -- It was granted while it was queued.
@@ -41,7 +41,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
       local is_told = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
       if is_told then redis.pcall('ZREM', queue, polls) else entry = polls end
     end
-    -- A place that no client has is another user's work.
+    -- No client writes another place than a number of up to sixteen digits.
     if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
   else
     place = string.sub(mode, 2)
@@ -54,7 +54,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
         if #newest[1] <= 256 and tonumber(newest[2]) <= 9007199254000000 then
           place = string.format('%.0f', newest[2] + 1)
         else
-          -- No waiter's: each that joins would read it again, or would have no place behind it.
+          -- No client writes it. Each waiter that joins would read it again, or find no place behind it.
           redis.pcall('ZREM', queue, newest[1])
         end
       end
@@ -87,16 +87,12 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
   -- A queue without a bound could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
-    -- One of the first eight that joins behind others need not: within a second it asks again, as they do.
-    local kept = 1
-    if waits or ahead == 0 or ahead >= 8 then
-      local lives = redis.pcall('PTTL', queue)
-      if type(lives) ~= 'number' then
-        kept = lives
-      elseif waits or lives < left + 10000 then
-        -- One that asks again always writes something, so that a replica refuses it.
-        kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
-      end
+    local lives, kept = redis.pcall('PTTL', queue), 1
+    if type(lives) ~= 'number' then
+      kept = lives
+    elseif waits or lives < left + 10000 then
+      -- Not each time for those that join. One that asks again writes something, so that a replica refuses it.
+      kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
     end
     if kept == 1 then return { left, ahead, tonumber(place) } end
     -- A replica may be behind its primary, where it may still be queued.

@@ -43,9 +43,10 @@ for i = 1, n do
     if string.find(result, ' ', 55, true) then
       -- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
       local time = redis.call('TIME')
-      local micros = time[1] .. time[2]
-      if #micros ~= 16 then micros = string.format('%010d%06d', time[1], time[2]) end
-      -- At once, since the last time is nearly always earlier.
+      local now = time[1] .. time[2]
+      if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
+      local micros = now
+      -- Written before it is compared, since the last time is nearly always earlier.
       local last = redis.pcall('SET', counter, micros, 'GET')
       if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
         if not last.err then redis.pcall('SET', counter, last) end

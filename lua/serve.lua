@@ -13,7 +13,7 @@
 --   error: the key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
   local gone = 0
-  -- The bound of a queue: another user can make a longer one, and Redis serves nobody else meanwhile.
+  -- Clients make no longer queue. Another user can, and Redis serves no other request meanwhile.
   while gone < 10000 do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end
@@ -30,7 +30,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
         ttl = own_ttl
       elseif polls then
         ttl = was_late and 1000 or 100
-      elseif not was_late and ms > 500 and micros - first[2] > 1000 * math.min(ms / 3, 1000) then
+      elseif not was_late and ms > 500 and now - first[2] > 1000 * math.min(ms / 3, 1000) then
         ttl, mark = math.min(math.max(math.floor(ms / 4), 500), 2000), '?'
       end
       -- PUBLISH cannot tell this: its result also counts clients that listen to patterns.

@@ -28,7 +28,7 @@ pub(crate) const TOO_LARGE: &str = "TOOLARGE";
 /// How large a reply may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// So many bytes, whatever the settings.
+    /// This many bytes, whatever the settings.
     Fixed(usize),
     /// Bytes of a reply that holds values of the caller's.
     Set {
@@ -45,6 +45,18 @@ impl Limit {
     }
 }
 
+impl Limit {
+    /// Bytes of one string: the limit may be for several values.
+    fn longest_string(self) -> usize {
+        match self {
+            Self::Fixed(bytes) => bytes,
+            Self::Set {
+                max_reply_bytes, ..
+            } => max_reply_bytes,
+        }
+    }
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -58,11 +70,11 @@ impl fmt::Display for Limit {
 
 /// The bytes that have come in on a connection, and how far they are understood.
 pub(crate) struct Replies {
-    /// `start..end` has been read and not been returned.
+    /// `start..end` has come in and not been returned yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Of the reply at `start`.
+    /// How far the reply at `start` is understood.
     frame: Frame,
     /// Bytes that come next and are dropped.
     to_drop: usize,
@@ -82,8 +94,9 @@ impl Replies {
         }
     }
 
-    /// The next reply that is there as a whole. An error if it cannot become one, or not within `limit`: its bytes,
-    /// and the size of a [`Value`] for each element. (But see [`TOO_LARGE`].)
+    /// The next reply, if all of it is there. An error if the bytes are no reply, or one larger than `limit`, which
+    /// counts its bytes and the size of a [`Value`] for each element. An error reply takes the place of a string that is
+    /// too large ([`TOO_LARGE`]).
     pub(crate) fn next(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         let len = loop {
             if self.to_drop > 0 {
@@ -110,7 +123,7 @@ impl Replies {
         Ok(Some(value))
     }
 
-    /// Puts an error in place of the string whose header begins at `from`. Its other bytes, `rest` in all, are
+    /// Puts an error reply in place of the string whose header begins at `from`. The `rest` bytes behind the header are
     /// dropped.
     fn drop_string(&mut self, from: usize, rest: usize, limit: Limit) {
         let (from, body) = (self.start + from, self.start + self.frame.at);
@@ -126,6 +139,9 @@ impl Replies {
         self.buffer.copy_within(tail, to);
         self.buffer[from..to].copy_from_slice(error.as_bytes());
         self.to_drop = rest - there;
+        if let Limit::Fixed(_) = limit {
+            self.frame.substituted += error.len();
+        }
         self.frame.at = from - self.start;
         self.frame.searched = 0;
     }
@@ -148,7 +164,7 @@ impl Replies {
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.end == len {
-            // As much again as has come in, but no more than the reply may have.
+            // Twice as long, but no longer than the reply may be.
             let longer = (2 * len).min(limit.bytes()).max(len + 1);
             self.buffer.reserve_exact(longer - len);
             self.buffer.resize(longer, 0);
@@ -185,7 +201,7 @@ enum Progress {
 struct Frame {
     /// All bytes before this one are understood.
     at: usize,
-    /// No line ends before.
+    /// No line ends before this byte.
     searched: usize,
     /// The rest of a string, its line end included.
     string: Option<usize>,
@@ -193,6 +209,9 @@ struct Frame {
     missing: Vec<usize>,
     /// Elements that were announced.
     elements: usize,
+    /// Bytes of errors in place of strings that do not count: where others write the strings, the limit must have
+    /// room for all their errors.
+    substituted: usize,
     /// Bytes in which the end of a line was looked for.
     #[cfg(test)]
     bytes_searched: usize,
@@ -200,7 +219,8 @@ struct Frame {
 
 impl Frame {
     fn restart(&mut self) {
-        (self.at, self.searched, self.elements) = (0, 0, 0);
+        (self.at, self.searched) = (0, 0);
+        (self.elements, self.substituted) = (0, 0);
         debug_assert!(self.string.is_none() && self.missing.is_empty());
     }
 
@@ -225,7 +245,7 @@ impl Frame {
             let Some(sign) = bytes.get(from) else {
                 return Ok(Progress::Incomplete);
             };
-            // Before the end of the line: what is no Redis may never end one.
+            // Checked before the end of the line: a server that is no Redis may never end it.
             if !b"+-:$*_>%~|,#!=(".contains(sign) || self.missing.len() >= MAX_DEPTH {
                 return Err(garbage());
             }
@@ -259,6 +279,7 @@ impl Frame {
             };
             let room = limit.bytes().checked_sub(self.size());
             let room = room.ok_or_else(|| too_large(limit))?;
+            let room = room.min(limit.longest_string().saturating_add(2));
             if let Some(rest) = self.string.filter(|rest| *rest > room) {
                 if *sign != b'$' {
                     return Err(too_large(limit));
@@ -275,17 +296,19 @@ impl Frame {
     /// The size that counts towards the limit: bytes that are understood, and elements that are announced.
     fn size(&self) -> usize {
         let elements = self.elements.saturating_mul(size_of::<Value>());
-        self.at.saturating_add(elements)
+        self.at
+            .saturating_sub(self.substituted)
+            .saturating_add(elements)
     }
 
-    /// True if there is nothing to expect.
+    /// Expects a string of `len` bytes. True if `len` is negative: the element ends here.
     fn expect_string(&mut self, len: i64) -> bool {
         let len = usize::try_from(len).ok();
         self.string = len.map(|len| len.saturating_add(2));
         self.string.is_none()
     }
 
-    /// True if there is nothing to expect.
+    /// Expects `count` times `each` elements, and `more`. True if these are none: the element ends here.
     fn expect_elements(&mut self, count: i64, each: usize, more: usize) -> bool {
         let count = usize::try_from(count).unwrap_or(0);
         let count = count.saturating_mul(each).saturating_add(more);
@@ -296,7 +319,7 @@ impl Frame {
         count == 0
     }
 
-    /// True if the whole reply ends with it.
+    /// Ends an element, and each aggregate whose last one it is. True if the whole reply ends with it.
     fn ends_an_element(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -358,8 +381,8 @@ fn elements(bytes: &[u8], at: &mut usize, count: usize) -> RedisResult<Vec<Value
     (0..count).map(|_| build(bytes, at)).collect()
 }
 
-/// The kind of the push message that begins `bytes` with a line of `end` bytes, and its bytes, if it is one that
-/// wakes waiters.
+/// The kind of the push message at the beginning of `bytes`, whose first line has `end` bytes, and the bytes of that
+/// kind. Nothing if it is no push message that wakes waiters.
 fn message_kind(bytes: &[u8], end: usize) -> Option<(PushKind, &'static [u8])> {
     const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
     const INVALIDATE: &[u8] = b"$10\r\ninvalidate\r\n";

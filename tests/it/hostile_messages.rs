@@ -59,7 +59,7 @@ fn next_text(ear: &mut PubSub<'_>) -> String {
     ear.get_message().unwrap().get_payload().unwrap()
 }
 
-/// Publishes messages that say that the lease was ended by force, in the form of today, and with the whole lease id.
+/// Publishes messages that say that the lease was ended by force: with the start of its id, and with all of it.
 fn forge_force(attacker: &mut Connection, victim: &Client, lease: &str, key: &str) {
     for lease in [&lease[..16], lease] {
         let text = format!("{lease} !host/1/0 {}", in_redis(key));
@@ -140,7 +140,7 @@ fn a_near_message_is_not_enough_to_forge_a_grant() {
     waiter.within(SOON, "its turn").unlock().unwrap();
 }
 
-/// It may read the queues, and publish: it knows the lease ids of waiters.
+/// The attacker may read the queues and publish, so it knows the lease ids of waiters.
 #[test]
 fn a_forged_token_is_not_believed() {
     let server = server();
@@ -243,6 +243,17 @@ fn a_forged_force_ends_no_lock_and_no_connection() {
 }
 
 #[test]
+fn a_message_too_long_costs_no_connection() {
+    let server = server();
+    let victim = hearing(&server);
+    let mut attacker = attacker(&server, &PUBLISH);
+    let before = notification_connections(&server);
+    publish(&mut attacker, &victim, &"x".repeat(300_000));
+    wait_for_messages(&server, &victim);
+    assert_eq!(notification_connections(&server), before);
+}
+
+#[test]
 fn a_flood_of_forged_forces_causes_few_requests() {
     let server = server();
     let owner = hearing(&server);
@@ -293,7 +304,7 @@ fn forged_grants_of_unknown_leases_cause_no_release() {
     assert!(bytes < 40_000, "{bytes} bytes of requests");
 }
 
-/// It has the channel of a waiter that has gone, so the scripts take that for alive.
+/// The attacker subscribes to the channel of a waiter that has gone, so scripts take that waiter for alive.
 #[test]
 fn a_subscriber_does_not_keep_a_dead_waiter_alive() {
     let server = server();

@@ -12,11 +12,11 @@ use crate::key::{Key, KeyMap};
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Grant, Queued, Reply, Standing};
 use crate::store::value::{self, LockValue};
 
-/// Waiters that a queue has room for, and as many are skipped in one step.
+/// The most waiters in a queue, and the most that one step skips.
 const MAX_QUEUE: usize = 10_000;
 /// How many of the first waiters ask each second.
 const NEAR: usize = 8;
-/// For how long a queue outlives its lock at least. Once it would end earlier, it is kept for twice as long.
+/// For how long a queue outlives its lock at least. A request that finds less time left sets twice as much.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// For how long a key is kept for a waiter that polls, and if it polled too late the last time.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
@@ -249,8 +249,7 @@ impl Keyspace {
             return contended(Some(left), None);
         }
         let asks_again = matches!(standing, Standing::Kept { .. });
-        let is_checked = asks_again || ahead == 0 || ahead >= NEAR;
-        if is_checked && (asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES)) {
+        if asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES) {
             let expires_at = step.now.after(left + 2 * QUEUE_OUTLIVES);
             queue.expires_at = queue.expires_at.max(expires_at);
         }
@@ -324,8 +323,9 @@ impl Keyspace {
                 // That client has gone.
                 continue;
             }
-            let now = self.micros(step.now);
-            let unconfirmed = first.unconfirmed_ttl(now).filter(|_| is_told);
+            let unconfirmed = first
+                .unconfirmed_ttl(clock_micros(step.now))
+                .filter(|_| is_told);
             let asked = own_ttl.map(|(_, ttl)| ttl).or(unconfirmed).or(first.ttl);
             let kept = if first.was_late() {
                 KEPT_LONGER

@@ -212,6 +212,41 @@ fn a_reply_is_refused_by_what_it_announces() {
     assert_eq!(first(fits.as_bytes(), LIMIT), Ok(None));
 }
 
+#[test]
+fn many_long_strings_are_all_replaced() {
+    // As many as their errors would not fit.
+    let count = LIMIT / (size_of::<Value>() + 30);
+    let string = format!("$900\r\n{}\r\n", "x".repeat(900));
+    let bytes = format!("*{count}\r\n{}", string.repeat(count));
+    let (values, is_whole) = read_all(bytes.as_bytes(), &[8192], LIMIT);
+    assert!(is_whole, "{values:?}");
+    let Value::Array(strings) = &values[0] else {
+        panic!("it is {values:?}");
+    };
+    assert_eq!(strings.len(), count);
+    let is_replaced = |value: &Value| matches!(value, Value::ServerError(_));
+    assert!(is_replaced(strings.last().unwrap()));
+}
+
+#[test]
+fn no_string_is_longer_than_one_may_be() {
+    let limit = Limit::Set {
+        bytes: 2 * LIMIT,
+        max_reply_bytes: LIMIT,
+    };
+    for (len, fits) in [(LIMIT, true), (LIMIT + 1, false)] {
+        let bytes = format!("${len}\r\n{}\r\n", "x".repeat(len));
+        let (mut replies, mut rest) = (Replies::new(), bytes.as_bytes());
+        let value = loop {
+            match replies.next(limit).unwrap() {
+                Some(value) => break value,
+                None => replies.fill(limit, &mut rest).unwrap(),
+            }
+        };
+        assert_eq!(matches!(value, Value::BulkString(_)), fits, "{len}");
+    }
+}
+
 proptest! {
     #[test]
     fn fuzz_a_long_string_is_dropped_others_are_read(

@@ -5,8 +5,8 @@
 //! to it (lua/serve.lua), it is near the front of its queue (lua/near.lua), or it was ended by force
 //! (lua/release.lua). A *change* is reported by the server (`CLIENT TRACKING`) when a key that was read here is
 //! written, deleted, evicted or expires, by anyone; the key is not watched any more until it is read again.
-//! Both are hints: nothing waits for them without a bound, and anybody may publish. Only a message of a grant is
-//! believed, which has a lease id that nobody else knows.
+//! Both are hints: nothing waits for them without a bound, and other users may publish messages, too. Only the message
+//! of a grant is believed: it has a lease id that was a secret until then.
 //!
 //! Decides nothing about locks: a [`Listener`] does.
 
@@ -31,6 +31,7 @@ use crate::key::{Key, channel, fence_counter};
 use crate::store::command::{Grant, Standing};
 use crate::store::connect::Endpoint;
 use crate::store::epoch::MadeIn;
+use crate::store::replies::TOO_LARGE;
 use crate::store::script;
 use crate::store::stream::{Closer, Sender};
 use crate::thread::Crew;
@@ -52,8 +53,8 @@ const MAX_KEYS: usize = 256;
 /// How many commands may be unanswered. With more the server is too slow: the connection is closed, and waiters
 /// poll until there is another one.
 const MOST_ASKED: usize = 16_384;
-/// How many keys may be unanswered or wait to be read, the same one counted each time: a server may report a change of
-/// it again and again.
+/// How many reads of keys may be unanswered or wait to be sent. With more the connection is closed: a server may report
+/// changes of one key without end.
 const MOST_KEYS: usize = 65_536;
 
 /// A key to look at; with a lease, if it is one that should be found there.
@@ -69,7 +70,7 @@ pub(crate) trait Listener: Send + Sync {
     fn granted(&self, key: &Key, lease: LeaseId, grant: Grant);
     /// `lease` is among the first waiters for `key`.
     fn near(&self, key: &Key, lease: LeaseStart);
-    /// `lease`, which had `key`, may have been ended by another client's will. Anybody can say so.
+    /// A message says that another client took `key` from `lease`. Any user can publish one.
     fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId);
     /// Something happened to `key`. What to look at now, if it still matters.
     fn changed(&self, key: &Key) -> Option<Watched>;
@@ -95,7 +96,7 @@ pub(crate) struct Wakeups {
     hearing: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
-    /// The sockets, for `stop`: the state's mutex is held while something is written.
+    /// The sockets that `stop` closes. Not in `state`, whose mutex is held during writes.
     sockets: Mutex<Sockets>,
 }
 
@@ -121,8 +122,8 @@ struct State {
     asked: VecDeque<(Moment, Asked)>,
     /// Keys in `asked`.
     keys_asked: usize,
-    /// Keys to read with the next command. Bounded by the watched keys: Redis reports a change of a key once, until
-    /// the key is read again.
+    /// Keys to read with the next command, `MOST_KEYS` at most. Redis reports a change of a key once, until the key is
+    /// read again.
     to_look_at: Vec<Watched>,
     looked_at: Option<Moment>,
 }
@@ -256,7 +257,7 @@ impl Wakeups {
         self.ask(state, &bytes, Asked::Ping);
     }
 
-    /// Ends the thread, whatever it waits for but a connection.
+    /// Ends the thread: closes its connections, so that only an attempt to connect can delay its end.
     pub(crate) fn stop(&self) {
         let mut sockets = self.sockets.lock();
         sockets.stopped = true;
@@ -346,7 +347,7 @@ impl Wakeups {
         }
     }
 
-    /// Has `stop` end what is under way on a new connection.
+    /// Has `stop` close a new connection. Closes it at once after `stop`.
     fn connected(&self, closer: Closer) {
         let mut sockets = self.sockets.lock();
         if sockets.stopped {
@@ -464,7 +465,7 @@ impl Wakeups {
                         }
                         return Ended::Broken;
                     }
-                    // However much else it says.
+                    // Even if it sends other things.
                     if self.state.lock().unanswered_for() > Some(3 * tick) {
                         return Ended::Broken;
                     }
@@ -548,8 +549,11 @@ impl Wakeups {
     }
 
     fn hear_news(&self, data: &[Value], listener: &dyn Listener) -> bool {
-        let [_, Value::BulkString(message)] = data else {
-            return false;
+        let message = match data {
+            [_, Value::BulkString(message)] => message,
+            // Longer than any message of a script, in the place of which this stands.
+            [_, Value::ServerError(error)] => return error.code() == TOO_LARGE,
+            _ => return false,
         };
         if let Some(Message { what, key }) = Message::read(&self.prefix, message) {
             match what {

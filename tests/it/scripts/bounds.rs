@@ -15,12 +15,12 @@ use crate::support::{ask, server};
 
 /// The entries that a call takes out of a queue at most.
 const VISITED: i64 = 10_000;
-/// What memory Redis may need for a request, whatever it finds.
+/// Bytes of memory that Redis may need for a request, whatever it finds.
 const LITTLE: i64 = 1 << 20;
 /// The bytes of a value that another user wrote.
 const HUGE: usize = 20 << 20;
 
-/// Puts entries before all others into the queue of `k`: what `made` makes of their numbers.
+/// Puts entries before all others into the queue of `k`: `made` is the Lua expression for entry number `i`.
 fn forge(server: &Server, numbers: Range<usize>, made: &str) {
     let script =
         format!("for i = ARGV[1] + 0, ARGV[2] - 1 do redis.call('ZADD', KEYS[1], i, {made}) end");
@@ -40,7 +40,7 @@ fn queued(server: &Server) -> i64 {
     length.as_int().unwrap()
 }
 
-/// The first that is served once caller 0 releases `k`, of `first` and caller 1 behind it.
+/// The lease that is served when caller 0 releases `k`. In the queue are the entry `first` and caller 1 behind it.
 fn served(server: &Server, redis: &mut Connection, first: &str) -> String {
     ask(server, &["FLUSHALL"]);
     queue_up(redis, "k", &[TTL]);

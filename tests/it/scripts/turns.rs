@@ -451,3 +451,22 @@ fn each_key_of_one_release_goes_its_own_way() {
     }
     assert_eq!(outcomes[0], outcomes[1], "one by one as all at once");
 }
+
+#[test]
+fn a_counter_ahead_of_the_clock_costs_no_confirmation() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let mut ear = listen(&mut clients, &[1].map(holder));
+    queue_up(&mut redis, "k", &[TTL]);
+    let last: u64 = text_of(&server, FENCE).unwrap().parse().unwrap();
+    let ahead = (last + 3_600_000_000).to_string();
+    ask(&server, &["SET", FENCE, &ahead]);
+    go(&mut redis, "k", 0);
+    let messages = heard(&server, &mut ear);
+    let micros = last + 3_600_000_001;
+    assert_eq!(
+        messages,
+        [(channel(&holder(1)), format!("{} {micros} k", lease(1)))]
+    );
+    assert!(ttl_of(&server, "k") > 50_000);
+}
