@@ -20,8 +20,8 @@
 --   of ours; any other error: refused.
 local counter, holder, n = KEYS[1], ARGV[1], (#ARGV - 1) / 3
 local time = redis.call('TIME')
--- Sixteen digits until the year 2286: as text they sort like the numbers they are. Nine of ten times nothing is to
--- be filled up with zeros, which takes longer.
+-- Sixteen digits until the year 2286: as text they sort like the numbers they are. Nine of ten times no zero is
+-- missing, and `string.format` would take longer.
 local now = time[1] .. time[2]
 if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
 local results, result, micros, used, head, tail = n > 1 and {}, nil, nil, nil, nil, nil

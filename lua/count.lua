@@ -1,6 +1,6 @@
--- Purpose: the time of the next grant: that of Redis, but later than the last grant. A part of lua/acquire.lua and
---   lua/join.lua: it stands where they say `-- part: count.lua`, where a key may be granted. Those that join the
---   queue of a taken key need no counter.
+-- Purpose: set `micros` to the time of the next grant: that of Redis, but later than the last grant. A part of
+--   lua/acquire.lua and lua/join.lua: it stands where they say `-- part: count.lua`, before a key may be granted.
+--   Requests that join the queue of a taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used
@@ -10,9 +10,9 @@ if used then
   micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
 elseif not micros then
   micros = now
-  -- Seventeen bytes are too many already.
+  -- Seventeen bytes show that it is too long.
   local last = redis.pcall('GETRANGE', counter, '0', '16')
-  -- Of a missing key, too.
+  -- GETRANGE returns '' for a missing key, too.
   if last == '' and redis.pcall('EXISTS', counter) ~= 1 then last = nil end
   -- Near 2^53 a double could not tell one number from the next.
   if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then

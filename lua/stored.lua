@@ -4,7 +4,7 @@
 -- ARGV: those of the script
 -- Returns: nothing; `value` is the first 256 bytes, false if the key is missing, or an error
 local value = redis.pcall('GETRANGE', key, '0', '255')
--- Of a missing key, too.
+-- GETRANGE returns '' for a missing key, too.
 if value == '' then
   local exists = redis.pcall('EXISTS', key)
   if exists ~= 1 then value = exists ~= 0 and exists end

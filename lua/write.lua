@@ -8,7 +8,7 @@ local greatest = '18446744073709551615'
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local token, value = ARGV[2 * i - 1], ARGV[2 * i]
-  -- Its length first: another user's may have 512 MB.
+  -- The length of the token first: that of another user may have 512 MB.
   local length = redis.pcall('HSTRLEN', key, 'token')
   local seen = length == 0 and redis.pcall('EXISTS', key) or length
   if seen == 20 then seen = redis.pcall('HGET', key, 'token') end

@@ -128,9 +128,9 @@ impl Builder {
         self
     }
 
-    /// The largest reply to a command of a transaction, to the transaction itself, or to the read of a fenced value:
-    /// its bytes, and 56 for each element of an array. The replies to a pipeline count as one. So no server can fill
-    /// the memory: reading a reply takes at most twice of this.
+    /// The largest reply to a command of a transaction, to its `EXEC`, or to the read of a fenced value. A reply counts
+    /// with its bytes, and 56 more for each element of an array; the replies to a pipeline count as one. Reading a
+    /// reply takes at most twice as much memory, so no server can fill it.
     ///
     /// A larger reply is [`TooLarge`](crate::ErrorKind::TooLarge); in a closure it is an error with the code
     /// `TOOLARGE`. If it is a string, the connection stays; any other reply that is too large ends the
@@ -140,7 +140,7 @@ impl Builder {
         self
     }
 
-    /// For how long to wait for a connection that is ready for use. 1 ms to 60 s. Defaults to 1 s.
+    /// How long connecting, logging in and loading the scripts may take together. 1 ms to 60 s. Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -178,8 +178,9 @@ impl Builder {
     }
 
     /// How often a lock passes from one thread of this client to the next that waits for it, without
-    /// asking Redis, before other clients may have it. Dropped guards pass it on; [`MutexGuard::unlock`](crate::MutexGuard::unlock) and
-    /// `with_lock` do not. 0 to 1,023; 0 switches it off. Defaults to 256.
+    /// asking Redis, before other clients may have it. Dropped guards pass it on;
+    /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches it off.
+    /// Defaults to 256.
     pub fn hand_offs(mut self, count: u32) -> Self {
         self.config.hand_offs.count = count;
         self

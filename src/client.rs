@@ -145,8 +145,8 @@ impl Client {
     /// The lock named `key`. Does no I/O; an invalid key is told by the first call that needs it.
     ///
     /// Keys are text of 1 to 1,024 bytes without control characters. They must not begin with `~` or contain `~fence`,
-    /// `~queue:`, `~value:` or `~to:`: under a longer prefix those are names of the library. Redis compares bytes, so keys that
-    /// differ in case or in Unicode normalization are different locks.
+    /// `~queue:`, `~value:` or `~to:`: under a longer prefix those are names of the library. Redis compares bytes, so
+    /// keys that differ in case or in Unicode normalization are different locks.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -19,7 +19,7 @@ const MAX_LANES: usize = 4;
 const MAX_TRANSACTIONS: usize = 64;
 /// A fencing token has ten bits for the number of the hand-off.
 const MAX_HAND_OFFS: u32 = 1023;
-/// Bytes of a reply to a caller's own command. Redis has no longer strings than the greatest of them.
+/// Bytes of a reply that holds a caller's values. The largest is that of the longest string in Redis.
 pub(crate) const DEFAULT_MAX_REPLY: usize = 4 * 1024 * 1024;
 const MAX_REPLIES: std::ops::RangeInclusive<usize> = 256 * 1024..=512 * 1024 * 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::loss::LossReason;
 use crate::text::printable;
 
-/// How many bytes of a message are kept.
+/// Longer messages are cut. In bytes.
 const LONGEST_MESSAGE: usize = 500;
 
 /// What went wrong. Match on [`Error::kind`]; more kinds may come.
@@ -56,7 +56,8 @@ pub enum ErrorKind {
     Unsupported,
     /// A setting is out of its bounds; the message names the field and the value given.
     InvalidConfig,
-    /// The key of a lock is empty, too long, begins with `~`, or holds control characters.
+    /// The key of a lock is empty, too long, begins with `~`, contains `~fence`, `~queue:`, `~value:` or `~to:`, or
+    /// holds control characters.
     InvalidKey,
     /// A reply holds more of the caller's values than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows; the message says how much that is.
@@ -158,7 +159,7 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout)
     }
 
-    /// The message may hold text of others: it is made [`printable`] here.
+    /// Makes the message [`printable`], since it may hold text of others.
     pub(crate) fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         Self(Box::new(Repr {
             kind,

@@ -1,5 +1,5 @@
-//! Inputs for the tests whose names begin with `fuzz_`, which `cargo xtask fuzz` runs for as long as it is told:
-//! any bytes, and texts of our own that somebody has changed.
+//! Inputs for the tests whose names begin with `fuzz_`: any bytes, and valid texts with changes. `cargo xtask fuzz`
+//! runs these tests with new inputs.
 
 use std::fmt;
 
@@ -44,9 +44,9 @@ enum Edit {
     Replace(Index, u8),
     /// Makes a small letter a capital, or the other way round.
     Case(Index),
-    /// So many bytes from there on.
+    /// Removes this many bytes from the index on.
     Remove(Index, usize),
-    /// Writes so many bytes from there on once more.
+    /// Writes this many bytes from the index on twice.
     Repeat(Index, usize),
     Cut(Index),
     Word(Index, &'static str),
@@ -122,7 +122,7 @@ fn edit() -> impl Strategy<Value = Edit> {
     ]
 }
 
-/// Now and then as long as what somebody might send to fill the memory.
+/// Rarely as long as a text that would fill the memory.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![20 => 1_usize..300, 1 => 1_usize..100_000]
 }

@@ -93,8 +93,8 @@ impl MutexGuard {
     ///
     /// The old holder and the new one have the same token: have the answers to what you wrote under it
     /// before you hand over. Waits while the ttl is put back, for at most two command time-outs; if Redis
-    /// does not answer, what is left of the ttl counts. A check ([`renew_while`](crate::Mutex::renew_while)) stays behind, so the adopter of
-    /// such a lock gets it unrenewed, and extends it or is done within the ttl.
+    /// does not answer, what is left of the ttl counts. A check ([`renew_while`](crate::Mutex::renew_while)) stays
+    /// behind, so the adopter of such a lock gets it unrenewed, and extends it or is done within the ttl.
     ///
     /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
     /// the lock is worth.

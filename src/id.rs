@@ -24,8 +24,7 @@ impl LeaseId {
         random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
     }
 
-    /// An id as [`encode`](Self::encode) writes it. Redis compares bytes, so the same number in capital digits is
-    /// another id there.
+    /// Reads an id as [`encode`](Self::encode) writes it: with small digits only, since Redis compares bytes.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let is_id = text.len() == Self::DIGITS && text.bytes().all(is_digit);
         is_id
@@ -74,8 +73,8 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// Lease ids. Each is a secret: who knows it can take the lock. They are drawn from the
-/// system many at a time, since that is a system call; and from nowhere else, since generators of a process
+/// Lease ids. Until its grant each is a secret, by which the message of the grant proves itself. They are drawn from
+/// the system many at a time, since that is a system call; and from nowhere else, since generators of a process
 /// go on alike in those that it forks. (As these would: but a forked process has no use of its parent's clients.)
 #[derive(Default)]
 pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
@@ -106,7 +105,7 @@ fn random<const N: usize>() -> [[u8; 16]; N] {
     bytes
 }
 
-/// All digits, for Redis and for tickets. Not for messages: with its token, a lease id makes a ticket.
+/// All digits, for Redis and for tickets. Not for errors and logs: with its token, a lease id makes a ticket.
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.encode(&mut [0; Self::DIGITS]))
@@ -120,7 +119,7 @@ impl fmt::Debug for LeaseId {
     }
 }
 
-/// A number as values, messages and tickets have it: decimal digits without a sign or leading zeros.
+/// Reads a number as values, messages and tickets have it: decimal digits without a sign or leading zeros.
 pub(crate) fn number(text: &str) -> Option<u64> {
     let is_written_so = text == "0" || text.starts_with(|first| matches!(first, '1'..='9'));
     is_written_so.then(|| text.parse().ok()).flatten()

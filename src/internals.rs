@@ -110,13 +110,13 @@ impl Batch {
 pub struct Reader(Replies);
 
 impl Reader {
-    /// With nothing in it.
+    /// A reader without bytes.
     #[expect(clippy::new_without_default, reason = "nobody wants it")]
     pub fn new() -> Self {
         Self(Replies::new())
     }
 
-    /// The one reply that `bytes` are.
+    /// Reads `bytes`, which are one reply.
     pub fn read(&mut self, mut bytes: &[u8]) -> redis::Value {
         let limit = Limit::Fixed(1 << 20);
         loop {

@@ -115,7 +115,7 @@ pub(crate) fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
 
-/// The channel on which scripts publish messages to the client that is called `holder`.
+/// The channel on which scripts publish messages to the client `holder`.
 pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
     [prefix, CHANNEL, holder.as_str()].concat()
 }
@@ -124,8 +124,7 @@ fn reserved_word(name: &str) -> Option<&'static str> {
     RESERVED_WORDS.into_iter().find(|word| name.contains(word))
 }
 
-/// SipHash with a random seed, one per process: names may be chosen by users, who could choose many with one hash
-/// if they knew the function.
+/// SipHash with a random seed, one per process. Without a seed, users who choose names could choose many with one hash.
 #[cfg(not(all(test, shuttle)))]
 type Seed = std::collections::hash_map::RandomState;
 /// Models need the same hashes each time.
@@ -164,8 +163,8 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // The low bits choose the part, so they are equal in each map of a part, which takes its buckets by the
-        // low bits, too. The upper half of the product depends on all bits (Fibonacci hashing): swap the halves.
+        // The low bits choose a key's part, so all keys in the map of one part share them, but a map chooses buckets
+        // by the low bits, too. The upper half of the product depends on all bits (Fibonacci hashing): swap the halves.
         self.0 = u64::from(hash)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);

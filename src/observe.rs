@@ -39,7 +39,7 @@ fn end(span: Span, say: impl FnOnce(&Span)) {
     quietly(|| drop(span));
 }
 
-/// The name of a lock for spans and events: a program may let its users choose it.
+/// The name of a lock, made printable for spans and events: a program may let its users choose it.
 #[cfg(feature = "tracing")]
 fn named(key: &str) -> Cow<'_, str> {
     printable(key, 1024)

@@ -1,5 +1,5 @@
-//! The heap memory that a hostile server can make a client take. A program of its own, since the allocator counts for all
-//! threads of a process.
+//! The heap memory that a hostile server can make a client take. A program of its own, since the allocator counts for
+//! all threads of a process.
 
 use std::alloc::System;
 use std::thread;
@@ -25,7 +25,7 @@ const MOST: usize = 16 << 20;
 /// For a case that would otherwise hang.
 const BOUND: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_millis(500);
-/// Longer than an error needs to be that names a key and quotes what was found there.
+/// Bytes of an error that names a key and the type of its value, and more.
 const LONGEST_MESSAGE: usize = 1000;
 
 fn allocated() -> usize {
@@ -45,7 +45,7 @@ fn assert_bounded(what: &str, work: impl FnOnce() + Send + 'static) {
         thread::sleep(Duration::from_micros(200));
     }
     println!("{what}: {most} bytes");
-    working.join().expect("it goes as it is said to go");
+    working.join().expect("the work ends as its case expects");
 }
 
 fn hasty(url: &str) -> Builder {
@@ -54,7 +54,7 @@ fn hasty(url: &str) -> Builder {
         .command_timeout(TIMEOUT)
 }
 
-/// Something that is done with a client, and the word in a request with which the server turns hostile to it.
+/// A name, the word in a request with which the server turns hostile, and the work of the client.
 type Case = (&'static str, &'static str, fn(Builder));
 
 /// Waits for a lock that another client holds.

@@ -94,10 +94,10 @@ struct Rare {
     ttl_settled: Option<Arc<Condvar>>,
 }
 
-/// What messages say of an end by force. Anybody may publish them, so a lane is asked before the lease ends.
+/// What messages say of a `force_unlock`. Any user may publish them, so a lane confirms it before the lease ends.
 #[derive(Default)]
 struct ForceHint {
-    /// Who took the lock away, by the latest message that no lane has denied.
+    /// The client that took the lock away, by the latest message that no lane has denied.
     by: Option<HolderId>,
     /// A lane is being asked.
     asking: bool,
@@ -169,7 +169,7 @@ impl Drop for Ended {
 
 /// Keys held for less than this are not watched: short holds pay nothing for it.
 const WATCHED_AFTER: Duration = Duration::from_millis(30);
-/// For how long after a lane has denied an end by force messages of another one are not confirmed.
+/// After a lane has denied a `force_unlock`, further messages are not confirmed for this long.
 const DENIED_FOR: Duration = Duration::from_secs(1);
 
 impl Lease {
@@ -330,8 +330,9 @@ impl Lease {
         self.lose_locked(self.at(now), reason);
     }
 
-    /// Notes that a message says that `by` took the lock away: the reason, if the key is found gone or another's.
-    /// True if a lane is to be asked now: at most one request is under way, and one per second is denied.
+    /// Notes that a message says that `by` took the lock away: the reason of the loss, if the key is found gone or
+    /// another's. True if the caller has to ask a lane now: one request is sent at a time, and none for a second
+    /// after a denial.
     pub(crate) fn hear_force(&self, by: HolderId, now: Moment) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -345,8 +346,8 @@ impl Lease {
         asks
     }
 
-    /// Ends the question whether the lock was taken away by force. With `denied_at`, a lane said then that the lease
-    /// is held.
+    /// Ends the request that [`hear_force`](Self::hear_force) asked for. With `denied_at`, a lane said then that the
+    /// lease is held.
     pub(crate) fn force_answered(&self, denied_at: Option<Moment>) {
         let mut state = self.state.lock();
         let hint = &mut state.rare().force;

@@ -96,7 +96,7 @@ fn millis(word: &str) -> Result<Option<Duration>, Error> {
     Ok(Some(Duration::from_millis(millis)))
 }
 
-/// Twelve characters at most: the word may be a lease id at the wrong place.
+/// An error that quotes twelve characters of `word` at most: it may be a lease id at the wrong place.
 fn wrong(word: &str, what: &str) -> Error {
     let message = format!("{} is {what}", quoted(word, 12));
     Error::new(ErrorKind::InvalidTicket, message)

@@ -20,7 +20,7 @@ use crate::store::script::{self, Kind};
 use crate::store::stream::{self, Receiver, Sender};
 use crate::text::printable;
 
-/// Bytes of a reply that holds no caller's values: that to a batch of 128 commands, each with a few hundred bytes.
+/// The longest reply without a caller's values: to a batch of 128 commands, each answered with a few hundred bytes.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
 /// Where Redis is and how long to wait for it.
@@ -33,7 +33,7 @@ pub(crate) struct Endpoint {
     epoch: Arc<Epoch>,
 }
 
-/// How many bytes are kept of what a server said.
+/// Longer texts of a server are cut. In bytes.
 const LONGEST_SAID: usize = 300;
 
 /// Query parameters that redis-rs reads; it ignores all others, we do not.
@@ -57,8 +57,8 @@ impl Endpoint {
         Self { max_reply, ..self }
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out; the
-    /// resolver's own for a host's name comes on top.
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. Only the
+    /// resolver of host names has time-outs of its own.
     pub(crate) fn open(&self) -> Result<Wire, Error> {
         let made_in = self.epoch.now();
         let deadline = Moment::now().after(self.connect_timeout);
@@ -205,7 +205,7 @@ impl Endpoint {
                 &format!("no answer within {:?}", self.connect_timeout),
             ),
             ErrorKind::Denied => match settings.username() {
-                // Without a password beside it, the password may stand where the user belongs.
+                // In a URL without a password, the user's name may be the password.
                 Some(_) if settings.password().is_none_or(str::is_empty) => {
                     about(kind, "no password was given")
                 }
@@ -245,14 +245,14 @@ impl r2d2::ManageConnection for Connector {
     }
 }
 
-/// The contents of a reply, which say how large it may be.
+/// What a reply holds, which decides how large it may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Contents {
     /// Values that this library made, or numbers.
     Own,
-    /// So many values of the caller's.
+    /// This many values of the caller's.
     Values(usize),
-    /// Values of the caller's, which together with earlier ones of this size count as one.
+    /// One of the replies to a pipeline, which count as one value together: those before it had this size.
     MoreOfOne { so_far: usize },
 }
 
@@ -313,7 +313,7 @@ impl Wire {
         self.receiver.last_size()
     }
 
-    /// The replies to all of `commands`, while the connection is being made.
+    /// Sends `commands` and reads their replies, while the connection is being made.
     fn converse(&mut self, commands: &Pipeline, deadline: Moment) -> RedisResult<Vec<Value>> {
         self.sender
             .send(&commands.get_packed_pipeline(), deadline)?;
@@ -364,12 +364,12 @@ pub(crate) fn hello(settings: &RedisConnectionInfo) -> Cmd {
     hello
 }
 
-/// An error of a connection that was to give a reply.
+/// The error of a connection that gave no reply.
 pub(crate) fn no_answer(error: RedisError) -> Error {
     by_redis(classify(&error), error)
 }
 
-/// An error that says what redis-rs says.
+/// An error of this kind with the text of redis-rs.
 pub(crate) fn by_redis(kind: ErrorKind, error: RedisError) -> Error {
     let error = plain(error);
     Error::new(kind, error.to_string()).with_source(error)
@@ -476,7 +476,7 @@ pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str,
     }
 }
 
-/// What kind of reply `value` is. Its content may hold a lease, or anything else.
+/// The kind of a reply, for errors. Its content may hold a lease id or another secret.
 pub(crate) fn shape(value: &Value) -> String {
     match value {
         Value::Nil => "nothing".to_owned(),
@@ -494,8 +494,8 @@ pub(crate) fn is_code(word: &str) -> bool {
     word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// Where `url` leads and how to log in there, or why it cannot be used. The reasons quote nothing of it: in a URL
-/// that is not what it was meant to be, any part may belong to the password.
+/// Where `url` leads and how to log in there, or why it cannot be used. The reasons quote nothing of it: in a malformed
+/// URL, any part may belong to the password.
 fn read_url(url: &str) -> Result<ConnectionInfo, String> {
     const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
         than letters, digits and -._~ percent-encoded in user and password";
@@ -549,10 +549,10 @@ pub(crate) fn address(info: &ConnectionInfo) -> String {
     }
 }
 
-/// What to say instead of words that hold the password.
+/// Stands for an error of the server that repeats the password.
 const LOGIN_REPEATED: &str = "refuses the login, in words that repeat it";
 
-/// Whether the server's words hold the password, or a user's name that may be one.
+/// Whether the server's words repeat the password, or a user's name that may be one.
 fn repeats_login(info: &ConnectionInfo, said: &str) -> bool {
     let settings = info.redis_settings();
     let given = |secret: &&str| !secret.is_empty();

@@ -338,8 +338,8 @@ impl Link {
                 let commands = releases.iter();
                 script::encode(&mut self.buffer, call, Kind::Release, names, commands);
             }
-            // Best effort: the releases are repeated on other connections anyway. Nobody waits for a server that
-            // does not read.
+            // Best effort: the releases are repeated on other connections anyway. Do not wait for a server that does
+            // not read.
             let _ = self.wire.send(&self.buffer, Moment::now());
         }
         in_flight

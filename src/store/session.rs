@@ -189,7 +189,7 @@ impl TransactionConnection {
         self.wire.is_discarded()
     }
 
-    /// By when the server has to have read what is written to it now, and answered.
+    /// The deadline of a request that is written now, and of its answers.
     fn answers_by(&self) -> Moment {
         Moment::now().after(self.timeout)
     }
@@ -302,8 +302,8 @@ fn unanswered(error: Error) -> Error {
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
-/// Redis does what it can, and tells what it could not. An answer that was too large was given for what was done, and
-/// nobody reads it.
+/// Redis carries out the other commands if it refuses one. A command whose answer was too large is done: nobody reads
+/// the answer.
 fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
     let of = answers.len();
     for (index, answer) in answers.into_iter().enumerate() {

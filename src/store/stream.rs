@@ -18,8 +18,8 @@ use crate::store::replies::{Limit, Replies};
 
 /// The shortest time-out that is set on a socket: zero would be none at all.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// Setting a socket's time-out is a system call, so one that differs by less is left as it is. If it ends too early,
-/// the rest is waited for, too.
+/// A socket's time-out that differs by less is left as it is, since setting it is a system call. If it ends before the
+/// deadline, the read or write is repeated.
 const SLACK: Duration = Duration::from_millis(10);
 
 /// Connects by `deadline`. Only the resolver of host names keeps to time-outs of its own.
@@ -90,7 +90,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Ends what others do on the socket, from another thread.
+    /// The means to close the socket from another thread.
     pub(crate) fn closer(&self) -> Closer {
         Closer(Arc::downgrade(&self.socket))
     }
@@ -101,7 +101,7 @@ pub(crate) struct Receiver {
     socket: Arc<Socket>,
     /// As it is set on the socket.
     timeout: Option<Duration>,
-    /// The deadline after which something was read last.
+    /// The last deadline that had passed when a read began. One such read is made for each deadline.
     passed: Option<Moment>,
     replies: Replies,
 }
@@ -112,7 +112,7 @@ impl Receiver {
         self.receive_any(deadline, limit, |_| true)
     }
 
-    /// As [`receive`](Self::receive), but for what the server says unasked.
+    /// As [`receive`](Self::receive), without the messages that the server sends unasked.
     pub(crate) fn receive_reply(&mut self, deadline: Moment, limit: Limit) -> RedisResult<Value> {
         self.receive_any(deadline, limit, |value| {
             !matches!(value, Value::Push { .. })
@@ -173,7 +173,7 @@ impl Receiver {
     }
 }
 
-/// Ends reading and writing on a socket. Does not keep it open.
+/// Closes a socket for reading and writing. Does not keep it open.
 pub(crate) struct Closer(Weak<Socket>);
 
 impl Closer {
@@ -184,21 +184,22 @@ impl Closer {
         }
     }
 
-    /// Whether there is anything left to end.
+    /// Whether one of the halves of the socket still exists.
     pub(crate) fn is_open(&self) -> bool {
         self.0.strong_count() > 0
     }
 }
 
-/// Which of the system calls that do one thing together comes next.
+/// Which system call of one operation comes next.
 enum Turn {
-    /// It is made even past the deadline: a busy machine may have kept this thread from what came in time.
+    /// Made even after the deadline: a busy machine may have kept this thread from a reply that came in time.
     First,
     Later,
 }
 
 impl Turn {
-    /// Sees to it that the next system call ends by `deadline`, or a little later.
+    /// Sets the socket's time-out so that the next system call ends by `deadline`, or a little later. `TimedOut` if it
+    /// must not be made any more.
     fn begin(
         &mut self,
         current: &mut Option<Duration>,

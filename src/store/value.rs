@@ -27,7 +27,7 @@ pub(crate) struct LockValue {
 }
 
 impl LockValue {
-    /// Reads exactly what the scripts write: anybody may have put something else there.
+    /// Nothing if it is not exactly as the scripts write it: another user may have written it.
     pub(crate) fn of(value: &[u8], queued: usize) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.strip_prefix("lh1 ")?;
         let mut words = text.strip_suffix(" +").unwrap_or(text).splitn(3, ' ');
@@ -45,7 +45,7 @@ pub(crate) fn holder_of(value: &[u8]) -> Option<HolderId> {
     LockValue::of(value, 0).map(|value| value.holder)
 }
 
-/// Why a lock is lost under whose key this was found.
+/// Why a lease is lost if `value`, or nothing, was found under its key.
 pub(crate) fn loss_of(value: Option<&[u8]>) -> LossReason {
     value.map_or(LossReason::Deleted, |value| LossReason::TakenOver {
         by: holder_of(value),

@@ -54,7 +54,7 @@ impl Waits {
         result
     }
 
-    /// If its grant was forged, a lost lease is still queued, and granted once its turn comes.
+    /// Gives up the claim of a lost lease: if its grant was forged, it is still queued, and granted at its turn.
     fn disclaim_lost(&self, lease: &Lease) {
         self.queues.disclaim(&lease.terms().key, lease.terms().id);
     }

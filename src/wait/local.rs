@@ -55,7 +55,7 @@ struct Line {
     claim: Option<Claim>,
     /// The place in µs of the last claim that left the queue of Redis ungranted. The next claim joins there.
     since: Option<u64>,
-    /// The lease that a message said was ended by another client's will, before anybody entered on it.
+    /// The lease that another client took away, as a message said before a caller had entered on it.
     forced: Option<(LeaseStart, HolderId)>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Claim {
     pub(crate) granted: Option<Grant>,
     /// It was notified of a grant, now or before its last request, and has not been found in the queue since.
     was_granted: bool,
-    /// Others may know its id, which a message has told, or was a message of theirs: its next grant is confirmed.
+    /// A message has named it, so other users know its id or published that message: its next grant is confirmed.
     is_known: bool,
     /// A request under it is unanswered: only its caller may give it back.
     asked: bool,
@@ -244,8 +244,8 @@ impl LocalQueues {
         }
     }
 
-    /// A message says that Redis has granted `key` to `lease`. True if this client gave that up before, and the
-    /// grant is to be released. A grant of any other lease without a claim is no news, or is forged.
+    /// A message says that Redis has granted `key` to `lease`. True if this client gave the lease up before: then the
+    /// caller has to release the grant. A grant of any other lease without a claim is known already, or forged.
     pub(crate) fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) -> bool {
         let mut shard = self.shard(key);
         if let Some(line) = shard.lines.get_mut(key)
@@ -291,8 +291,8 @@ impl LocalQueues {
         }
     }
 
-    /// A message says that `lease` was ended by the will of `by`: returns the holder of this client. A grant that
-    /// nobody has entered on yet has to be confirmed.
+    /// A message says that `by` took the lock from `lease`: returns the holder of this client that has the lease. Marks
+    /// a grant that no caller has entered on yet as one to confirm.
     pub(crate) fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
@@ -494,7 +494,7 @@ impl Place<'_> {
         let claim = line.and_then(|line| line.claim.as_mut());
         let claim = claim.filter(|claim| claim.lease == lease)?;
         (claim.since, claim.asked, claim.heard_by) = (Some(since), false, hearing);
-        // A grant that was heard of before the request was none. One that was heard of since then may be true.
+        // The request found it in the queue, so a grant that was heard of before was forged. A later one may be true.
         claim.was_granted = claim.granted.is_some();
         claim.notified = match standing {
             Standing::Kept { notified } => claim.notified || notified,

@@ -68,7 +68,7 @@ const NEAR: u64 = 8;
 /// How far apart the waiters of an expired lock ask, one after another: usually the first request serves the queue
 /// for all of them.
 const ASK_APART: Duration = Duration::from_millis(20);
-/// The last waiter asks at most this long after the expiry. Less than the ten seconds that the queue lives on at least.
+/// The last waiter asks at most this long after the expiry. The queue lives on for ten seconds at least.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
 /// In how many places there are ids and options for leases.

@@ -30,9 +30,9 @@ const LATE: Duration = Duration::from_millis(250);
 /// The next task of a worker.
 pub(crate) enum Work {
     Renew(Vec<Arc<Lease>>),
-    /// Ask whether they are held, which seem to be lost.
+    /// Ask whether these are held: they seem to be lost.
     Confirm(LeasesByKey),
-    /// Ask whether they are held, which a message says were taken away.
+    /// Ask whether these are held: messages say that they were taken away.
     ConfirmForce(Vec<Arc<Lease>>),
 }
 

@@ -37,7 +37,7 @@ const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 /// Why a lease seems to be lost.
 #[derive(Clone, Copy, PartialEq)]
 enum Doubt {
-    /// Its key was read without it.
+    /// A read of its key did not find it.
     Seen,
     /// A message says that it was taken away. Anybody may publish one.
     Force,
@@ -330,8 +330,8 @@ impl Watchdog {
         self.agenda.queue_confirmation(lease);
     }
 
-    /// For a lease of which a message says that `by` took it away: as [`confirm_later`](Self::confirm_later), at most
-    /// one request at a time. Where nobody else can send messages, this one is believed.
+    /// Handles a message that says that `by` took the lock away: as [`confirm_later`](Self::confirm_later), with one
+    /// request at a time. Ends the lease at once if no other user can send messages.
     pub(crate) fn hear_force(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.store.may_hear_others() {

@@ -10,8 +10,7 @@ use leasehold_testbed::{Server, eventually};
 use crate::hostile_server::{Attack, Hostile, Since};
 use crate::support::{Recorder, SOON, Task, secs, server};
 
-/// How long a call may take beside busy loops before it counts as overdue. Against a server that drips, none ended
-/// before.
+/// By how much a call may exceed its time on a machine with busy loops.
 const MARGIN: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_millis(500);
 const WANTED: Duration = Duration::from_millis(300);
@@ -58,7 +57,7 @@ fn for_each_attack(test: impl Fn(&Server, Attack) + Sync) {
     });
 }
 
-/// Neither has anything to wait for, so either fails.
+/// Fails unless `outcome` is an error with a short text.
 fn fail(outcome: Result<bool, Error>, what: &str) {
     let error = outcome.expect_err(what);
     assert!(!error.to_string().is_empty() && error.to_string().len() < 1000);

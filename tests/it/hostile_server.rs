@@ -1,4 +1,4 @@
-//! A server that is a real Redis, reached through a relay, until it turns hostile. Knows nothing of locks.
+//! A relay to a real Redis that turns hostile: then it sends other bytes instead of replies. Knows nothing of locks.
 
 use std::borrow::Cow;
 use std::io::{Read, Write};
@@ -139,7 +139,7 @@ impl Hostile {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// From now on it is hostile, if it was to be told.
+    /// Makes a server with [`Since::Told`] hostile from now on.
     pub fn attack(&self) {
         self.plan.told.store(true, Ordering::Release);
     }

@@ -201,7 +201,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Licences, sources and known faults of the dependencies, by cargo-deny.
+    /// Checks licences, sources and known vulnerabilities of the dependencies with cargo-deny.
     fn check_dependencies(&mut self) -> anyhow::Result<()> {
         if !self.answers("deny")? {
             println!(

@@ -200,7 +200,6 @@ fn no_file_names_a_path_of_one_machine() {
     );
 }
 
-/// One of the `HOMES` at the start of a path: not in the middle of one, nor of a URL.
 #[test]
 fn cargo_xtask_uses_the_locked_dependencies() {
     let settings = files(".cargo");
@@ -210,6 +209,7 @@ fn cargo_xtask_uses_the_locked_dependencies() {
     assert!(alias.contains(" --locked "), "{alias}");
 }
 
+/// One of the `HOMES` at the start of a path: not in the middle of one, nor of a URL.
 fn names_a_home(line: &str) -> bool {
     HOMES.iter().any(|home| {
         line.match_indices(&format!("/{home}/")).any(|(at, _)| {
@@ -256,7 +256,7 @@ fn is_path_of_a_test(word: &str) -> bool {
     word.contains("::") && word.chars().all(is_plain)
 }
 
-/// Whether there is a test of this path: of the integration tests, of a test program of its own, or a unit test in a file of its own or not.
+/// Whether there is a test of this path: an integration test, a test in a program of its own, or a unit test.
 fn is_a_test(name: &str, sources: &[(PathBuf, String)]) -> bool {
     let (module, test) = name.rsplit_once("::").expect("a path");
     let of = |folder: &str, module: &str| {

@@ -122,8 +122,8 @@ impl Lane {
         Pending::new(command, ticket).followed(self.common.delays.as_ref())
     }
 
-    /// Returns when `call` has its outcomes, or has left. At the end of the client, `end`, its connection is given
-    /// up, too, whoever else waits for answers on it.
+    /// Returns when `call` has its outcomes, or has left. A shutdown sets `end`: then the lane gives up its connection,
+    /// too, even if other calls wait for answers on it.
     fn see_through(
         &self,
         pendings: impl IntoIterator<Item = Pending>,
@@ -253,7 +253,7 @@ impl Lane {
 struct Leadership<'a> {
     lane: &'a Lane,
     link: Option<Link>,
-    /// When all answers have to be there, however much time a server is given otherwise.
+    /// The deadline of a shutdown: answers that come later are given up, even within the command time-out.
     end: Option<Moment>,
     /// A guard dropped by a panic leads, too: that panic is not the lane's.
     was_panicking: bool,
@@ -274,7 +274,7 @@ impl<'a> Leadership<'a> {
         self
     }
 
-    /// By when the server has to have read what is written to it now, and answered.
+    /// The deadline of a request that is written now, and of its answers.
     fn answers_by(&self) -> Moment {
         let deadline = Moment::now().after(self.lane.common.command_timeout);
         self.end.map_or(deadline, |end| end.min(deadline))
@@ -286,7 +286,7 @@ impl<'a> Leadership<'a> {
         let _leaving = Leaving(call);
         while !call.is_over(deadline) {
             if self.drop_stale_link() {
-                // That may have taken a command time-out.
+                // That may have taken a command time-out: check the deadline again.
                 continue;
             }
             let batch = self.next_batch();
@@ -313,7 +313,7 @@ impl<'a> Leadership<'a> {
 
     /// Drops a connection that may lead to the wrong server, or be dead, after reading the answers owed on it.
     /// Called before a batch is taken, so that a release without an answer goes before an acquire of its key.
-    /// False if there was none.
+    /// True if there was one.
     fn drop_stale_link(&mut self) -> bool {
         let is_stale = self.link.as_ref().is_some_and(Link::is_stale);
         if is_stale {

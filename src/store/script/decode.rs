@@ -41,7 +41,7 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
         }
     }
     let value = match (kind, value) {
-        // Not a copy of it: it may be long.
+        // Moved instead of copied: it may be long.
         (Kind::Read, Value::BulkString(bytes)) if n == 1 => {
             return Decoded::Outcomes(smallvec![Ok(Reply::Value(bytes))]);
         }

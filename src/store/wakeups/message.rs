@@ -1,6 +1,6 @@
-//! The messages that scripts publish about one lease of this client. Anybody may publish on the channel: a text
-//! that no script writes is no message. The id of a waiter's lease is a secret until its grant, so only the message of
-//! a grant has all of it, and proves the grant by it.
+//! Reads the messages that scripts publish about one lease of this client. Other users may publish on the channel, too:
+//! text that no script writes is no message. A waiter's lease id is a secret until its grant. Only the message of the
+//! grant has all of it, and so proves the grant.
 
 use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::Key;
@@ -18,9 +18,9 @@ pub(super) struct Message {
 pub(super) enum What {
     /// The µs part of the token, with `?` before a grant to confirm.
     Granted(LeaseId, Grant),
-    /// `~`, of the start of a lease id
+    /// `~`: the lease is near the front of its queue.
     Near(LeaseStart),
-    /// `!<holder>`, of the start of a lease id
+    /// `!<holder>`: that holder took the lock away.
     Forced(LeaseStart, HolderId),
 }
 

@@ -50,13 +50,13 @@ impl Subscription {
         if settings.db() != 0 {
             commands.cmd("SELECT").arg(settings.db());
         }
-        // All that will be asked, once: what is refused is known then.
+        // Each command that will be used, once: a refusal shows here.
         commands.cmd("PING").cmd("MGET").arg(any_key);
         // Clients of a user that may not publish cannot tell one another of their grants: they would miss their
         // turns, and suspect their connections. An empty message is ignored.
         commands.cmd("PUBLISH").arg(channel).arg("");
         commands.cmd("CLIENT").arg("TRACKING").arg("ON");
-        // Only then: who is subscribed is taken for one that listens, and messages may follow at once.
+        // Last: scripts take a subscribed client for one that listens, and messages may follow at once.
         let mut subscribe = redis::pipe();
         subscribe.cmd("SUBSCRIBE").arg(channel);
         for commands in [commands, subscribe] {
@@ -77,7 +77,7 @@ impl Subscription {
 
     /// The next value, whatever it is. `before_waiting` is called when all that has come in so far
     /// has been returned, and says how long to wait for more. `Timeout` if nothing came until then;
-    /// it may be called again. A value of which a part has come in has to be there within the time-out.
+    /// it may be called again. Once a part of a value has come in, the rest has to come within the time-out.
     pub(super) fn next(
         &mut self,
         mut before_waiting: impl FnMut() -> Duration,

@@ -1,5 +1,4 @@
-//! Who may not come in: wrong and missing passwords, users without permissions, databases that are
-//! not there.
+//! Refused logins: wrong and missing passwords, users without permissions, databases that are not there.
 
 use std::sync::{Arc, mpsc};
 

@@ -231,7 +231,7 @@ fn a_lock_that_cannot_be_forced_stays_held() {
     assert_eq!(reason, LossReason::ForceUnlocked { by });
 }
 
-/// Whoever may publish there can say what it likes: what makes no sense is nobody's news.
+/// Other users may publish there, too: text that makes no sense is ignored.
 #[test]
 fn what_is_said_of_other_leases_or_makes_no_sense_ends_nothing() {
     let server = server();
