@@ -140,8 +140,9 @@ fn a_client_with_many_threads_starves_no_other() {
     // All wait when it begins.
     let held = client(&server).mutex("k").lock().unwrap();
     let tasks = [1, 2].map(|in_line| {
-        let client = steady(&server.url()).ttl(LONG_TTL).hand_offs(HAND_OFFS);
-        let client = client.build().unwrap();
+        let builder = steady(&server.url()).ttl(LONG_TTL);
+        let builder = builder.hand_offs(HAND_OFFS).hand_off_time(WORK);
+        let client = builder.build().unwrap();
         let tasks = [(); THREADS].map(|()| {
             let mutex = client.mutex("k");
             let (turns, server) = (Arc::clone(&turns), Arc::clone(&server));
