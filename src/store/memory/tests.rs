@@ -61,7 +61,6 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Acquire, "if is_told then redis.pcall('ZREM', queue, polls) else", "if not is_told then"),
         (Kind::Acquire, "if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end", ""),
         (Kind::Acquire, "held and not string.find(held, ' ', 55, true) and", "false and"),
-        (Kind::Acquire, "redis.pcall('ZCOUNT', queue, now, 'inf') == 0", "true"),
         (Kind::Acquire, "waiting == 0 or redis.pcall('ZCOUNT', queue, now, 'inf') == 0", "false"),
         (Kind::Acquire, "if comes_last and added == 1 then", "if comes_last then"),
         (Kind::Acquire, "if comes_last and added == 1 then", "if added == 1 then"),
