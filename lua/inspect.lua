@@ -9,16 +9,11 @@ local results, result = n > 1 and {}, nil
 for i = 1, n do
   local key, queue = KEYS[i], KEYS[n + i]
   -- part: stored.lua
+  -- part: foreign.lua
   result = value
   if not result then
     result = 0
-  elseif result.err then
-    if string.sub(result.err, 1, 9) == 'WRONGTYPE' then
-      result = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
-    end
-  elseif #result > 255 or string.sub(result, 1, 4) ~= 'lh1 ' then
-    result = { err = 'FOREIGN string' }
-  else
+  elseif not result.err then
     local left = redis.pcall('PTTL', key)
     -- `..` writes numbers of 10^14 and more with an exponent.
     left = type(left) == 'number' and string.format('%.0f', left) or left

@@ -8,13 +8,9 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local kind = string.sub(mode, 1, 1)
   local waits = kind == '-'
   -- part: stored.lua
+  -- part: foreign.lua
   local held = value
-  if held and held.err then
-    if string.sub(held.err, 1, 9) ~= 'WRONGTYPE' then return held end
-    return { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
-  end
-  -- A longer value may have its mark beyond these bytes: every waiter would append another one.
-  if held and (#held > 255 or string.sub(held, 1, 4) ~= 'lh1 ') then return { err = 'FOREIGN string' } end
+  if held and held.err then return held end
   if held and string.sub(held, 5, 36) == lease then
     -- It was granted while it was queued.
     local kept = redis.pcall('PEXPIRE', key, ttl)

@@ -2,6 +2,8 @@
 
 mod decode;
 mod encode;
+#[path = "../../../lua/parts.rs"]
+mod parts;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
@@ -15,6 +17,7 @@ use crate::store::command::{Command, Standing};
 pub(crate) use decode::{Decoded, decode, is_out_of_place};
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use encode::{encode, encode_words};
+use parts::whole;
 
 /// A script, as a server is sent it and as it is called.
 struct Script {
@@ -35,24 +38,11 @@ static SCRIPTS: LazyLock<[Script; Kind::ALL.len()]> = LazyLock::new(|| {
         include_str!("../../../lua/read.lua"),
     ]
     .map(|script| {
-        let whole = |script: String, (name, part): &(&str, &str)| {
-            script.replace(&format!("-- part: {name}"), part)
-        };
-        let text = bare(&PARTS.iter().fold(script.to_owned(), whole));
+        let text = bare(&whole(script));
         let hash = redis::Script::new(&text).get_hash().to_owned();
         Script { text, hash }
     })
 });
-
-/// The parts of scripts, and the names by which they include them. Each may include those behind it.
-const PARTS: [(&str, &str); 6] = [
-    ("join.lua", include_str!("../../../lua/join.lua")),
-    ("stored.lua", include_str!("../../../lua/stored.lua")),
-    ("count.lua", include_str!("../../../lua/count.lua")),
-    ("serve.lua", include_str!("../../../lua/serve.lua")),
-    ("near.lua", include_str!("../../../lua/near.lua")),
-    ("primary.lua", include_str!("../../../lua/primary.lua")),
-];
 
 /// A script without its comments and indentation: Redis hashes the text each time it comes.
 pub(super) fn bare(script: &str) -> String {

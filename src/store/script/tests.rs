@@ -222,7 +222,7 @@ mod fuzz {
     use super::*;
     use crate::fuzz::{self, Bytes};
 
-    /// What scripts return as text: a µs part, a value, an answer of lua/inspect.lua; or anything.
+    /// A text that a script returns (a part in µs, a value, an answer of lua/inspect.lua), or any bytes.
     fn text() -> impl Strategy<Value = Bytes> {
         let holder = "[a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
         let answer = (

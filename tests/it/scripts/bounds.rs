@@ -32,7 +32,7 @@ fn forge(server: &Server, numbers: Range<usize>, made: &str) {
 
 /// Waiters whose clients have gone.
 const DEAD: &str = "string.format('%032x,60000,gone/1/0', i)";
-/// What no client writes.
+/// An entry that no client writes.
 const JUNK: &str = "'junk ' .. i";
 
 fn queued(server: &Server) -> i64 {
@@ -197,7 +197,7 @@ fn a_place_that_no_client_has_is_none() {
     }
 }
 
-/// What no lock of ours can be, though it begins like one.
+/// Values that begin like those of locks, but cannot be any.
 fn forged_values() -> [String; 3] {
     let held = format!("lh1 {ONE} 1795263780943818 ");
     [
@@ -309,8 +309,8 @@ fn scripts_read_the_beginning_of_a_value_only() {
         ("inspect", &INSPECT, &["k"], &[]),
         ("join", &super::ACQUIRE, &["p:~other", "k"], &join),
         ("counter", &super::ACQUIRE, &[FENCE, "free"], &join),
-        ("write", WRITE, &["v"], &[token, "x"]),
-        ("read", READ, &["v"], &[]),
+        ("write", &WRITE, &["v"], &[token, "x"]),
+        ("read", &READ, &["v"], &[]),
     ];
     for (name, script, keys, args) in requests {
         let (bytes, _) = needed(&server, || call(&mut redis, script, keys, args).remove(0));

@@ -8,11 +8,11 @@ use crate::support::{ask, server};
 
 fn write(connection: &mut Connection, key: &str, token: u64, text: &str) -> Said {
     let token = format!("{token:020}");
-    call(connection, WRITE, &[key], &[&token, text]).remove(0)
+    call(connection, &WRITE, &[key], &[&token, text]).remove(0)
 }
 
 fn read(connection: &mut Connection, key: &str) -> Said {
-    call(connection, READ, &[key], &[]).remove(0)
+    call(connection, &READ, &[key], &[]).remove(0)
 }
 
 #[test]
@@ -55,11 +55,19 @@ fn a_value_comes_back_byte_for_byte() {
         &vec![0xff; 1 << 20],
     ] {
         let mut eval = redis::cmd("EVAL");
-        eval.arg(WRITE).arg(1).arg("v").arg(format!("{:020}", 7));
+        eval.arg(WRITE.as_str())
+            .arg(1)
+            .arg("v")
+            .arg(format!("{:020}", 7));
         let said: i64 = eval.arg(value).query(&mut redis).unwrap();
         assert_eq!(said, 1);
         let mut eval = redis::cmd("EVAL");
-        let back: redis::Value = eval.arg(READ).arg(1).arg("v").query(&mut redis).unwrap();
+        let back: redis::Value = eval
+            .arg(READ.as_str())
+            .arg(1)
+            .arg("v")
+            .query(&mut redis)
+            .unwrap();
         assert_eq!(back, redis::Value::BulkString(value.to_vec()));
     }
 }
@@ -104,10 +112,10 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
     // In the company of others, too.
     ask(&server, &["SET", "x", "theirs"]);
     let args = [&*digits, "a", &digits, "b", &digits, "c"];
-    let said = call(&mut redis, WRITE, &["a", "x", "c"], &args);
+    let said = call(&mut redis, &WRITE, &["a", "x", "c"], &args);
     assert!(matches!(said[1], Said::Error(_)), "{said:?}");
     assert_eq!([&said[0], &said[2]], [&Said::Number(1); 2]);
-    let said = call(&mut redis, READ, &["a", "x", "none", "c"], &[]);
+    let said = call(&mut redis, &READ, &["a", "x", "none", "c"], &[]);
     assert!(matches!(said[1], Said::Error(_)), "{said:?}");
     assert_eq!(
         [&said[0], &said[2], &said[3]],

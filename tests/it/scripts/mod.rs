@@ -21,20 +21,19 @@ use redis::{Connection, PubSub, Value};
 
 use crate::support::{SOON, ask, server};
 
-const STORED: &str = include_str!("../../../lua/stored.lua");
-const JOIN: &str = include_str!("../../../lua/join.lua");
-const COUNT: &str = include_str!("../../../lua/count.lua");
-const SERVE: &str = include_str!("../../../lua/serve.lua");
-const NEAR: &str = include_str!("../../../lua/near.lua");
-const PRIMARY: &str = include_str!("../../../lua/primary.lua");
+#[path = "../../../lua/parts.rs"]
+mod parts;
+
+use parts::whole;
+
 type Script = LazyLock<String>;
 static ACQUIRE: Script = Script::new(|| whole(include_str!("../../../lua/acquire.lua")));
 pub static RELEASE: Script = Script::new(|| whole(include_str!("../../../lua/release.lua")));
 static RENEW: Script = Script::new(|| whole(include_str!("../../../lua/renew.lua")));
 static ADOPT: Script = Script::new(|| whole(include_str!("../../../lua/adopt.lua")));
 static INSPECT: Script = Script::new(|| whole(include_str!("../../../lua/inspect.lua")));
-const WRITE: &str = include_str!("../../../lua/write.lua");
-const READ: &str = include_str!("../../../lua/read.lua");
+static WRITE: Script = Script::new(|| whole(include_str!("../../../lua/write.lua")));
+static READ: Script = Script::new(|| whole(include_str!("../../../lua/read.lua")));
 
 const FENCE: &str = "p:~fence";
 const ONE: &str = "11111111111111111111111111111111";
@@ -56,23 +55,6 @@ const ALL_KEYS: &str = "ACL SETUSER default allkeys";
 fn has_selectors(server: &Server) -> bool {
     let tried = ["ACL", "SETUSER", "tried", "(+eval ~*)"];
     !matches!(server.command(&tried).unwrap(), Reply::Error(_))
-}
-
-/// A script with the parts that it shares with others.
-fn whole(script: &str) -> String {
-    let parts = [
-        ("join", JOIN),
-        ("stored", STORED),
-        ("count", COUNT),
-        ("serve", SERVE),
-        ("near", NEAR),
-        ("primary", PRIMARY),
-    ];
-    parts
-        .iter()
-        .fold(script.to_owned(), |script, (name, part)| {
-            script.replace(&format!("-- part: {name}.lua"), part)
-        })
 }
 
 fn connect(server: &Server) -> Connection {

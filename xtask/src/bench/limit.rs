@@ -10,18 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+#[path = "../../../lua/parts.rs"]
+mod parts;
+
 use anyhow::{Context as _, bail, ensure};
 use leasehold_load::Locker;
+
+use parts::whole;
 
 const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/release.lua");
 /// The keys of queues begin with this.
 const QUEUE: &[u8] = b"limit:~queue:";
-const COUNT: &str = include_str!("../../../lua/count.lua");
-const STORED: &str = include_str!("../../../lua/stored.lua");
-const SERVE: &str = include_str!("../../../lua/serve.lua");
-const NEAR: &str = include_str!("../../../lua/near.lua");
-const PRIMARY: &str = include_str!("../../../lua/primary.lua");
 
 /// As the library has them.
 const LANES: usize = 2;
@@ -177,15 +177,6 @@ impl Limit {
         }
         wire.send()
     }
-}
-
-/// A script with the parts that it shares.
-fn whole(script: &str) -> String {
-    let read = script.replace("-- part: stored.lua", STORED);
-    let counted = read.replace("-- part: count.lua", COUNT);
-    let served = counted.replace("-- part: serve.lua", SERVE);
-    let near = served.replace("-- part: near.lua", NEAR);
-    near.replace("-- part: primary.lua", PRIMARY)
 }
 
 fn locked(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
