@@ -9,7 +9,7 @@ use crate::id::{HolderId, LeaseId, LeaseStart};
 use crate::key::Key;
 use crate::lease::Courier;
 use crate::store::{Command, Grant, Listener, Store, Watched, has_queue, holds, loss_of};
-use crate::wait::local::LocalQueues;
+use crate::wait::local::{GrantOf, LocalQueues};
 use crate::watchdog::Watchdog;
 
 pub(crate) struct Hearing {
@@ -66,8 +66,8 @@ impl Hearing {
 
 impl Listener for Hearing {
     fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) {
-        if self.queues.granted(key, lease, grant) {
-            // Its waiter has left. Its own release may have come before the grant, so release it here.
+        if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
+            // The release that gave the lease up may have come before the grant.
             self.store.post(Command::Release {
                 key: key.clone(),
                 lease,

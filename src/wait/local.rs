@@ -102,6 +102,18 @@ impl Claim {
     }
 }
 
+/// The lease to which a grant belongs that a message reports.
+#[must_use]
+#[derive(Debug, PartialEq)]
+pub(crate) enum GrantOf {
+    /// That of a waiter.
+    Waiter,
+    /// A lease that this client gave up while it waited: the caller has to release the grant.
+    AbandonedLease,
+    /// A lease that does not wait: its grant is known already, or the message is forged.
+    OtherLease,
+}
+
 /// How a waiter asks Redis for the lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claimed {
@@ -244,9 +256,8 @@ impl LocalQueues {
         }
     }
 
-    /// A message says that Redis has granted `key` to `lease`. True if this client gave the lease up before: then the
-    /// caller has to release the grant. A grant of any other lease without a claim is known already, or forged.
-    pub(crate) fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) -> bool {
+    /// A message says that Redis has granted `key` to `lease`. Wakes the waiter whose claim this is.
+    pub(crate) fn granted(&self, key: &Key, lease: LeaseId, grant: Grant) -> GrantOf {
         let mut shard = self.shard(key);
         if let Some(line) = shard.lines.get_mut(key)
             && let Some(claim) = line.claim.as_mut().filter(|claim| claim.lease == lease)
@@ -258,9 +269,12 @@ impl LocalQueues {
             });
             (claim.was_granted, claim.is_known) = (true, true);
             line.wake();
-            return false;
+            return GrantOf::Waiter;
         }
-        shard.abandoned.take(lease)
+        if shard.abandoned.take(lease) {
+            return GrantOf::AbandonedLease;
+        }
+        GrantOf::OtherLease
     }
 
     /// `lease` is among the first in the queue of Redis: its waiter asks again before long.

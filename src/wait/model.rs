@@ -11,6 +11,7 @@ use std::time::Duration;
 use shuttle::sync::atomic::AtomicU32;
 use shuttle::thread;
 
+use super::local::GrantOf;
 use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;

@@ -6,6 +6,7 @@ mod outages;
 
 use std::sync::atomic::Ordering;
 
+use super::local::GrantOf;
 use super::*;
 use crate::clock::Clock;
 use crate::id::LeaseId;
@@ -237,7 +238,7 @@ fn a_waiter_that_confirms_too_late_joins_in_front() {
                     panic!("{request:?}");
                 };
                 if is_told {
-                    assert!(!queues.granted(key, *lease, grant));
+                    assert_eq!(queues.granted(key, *lease, grant), GrantOf::Waiter);
                 }
                 clock.advance(OPTIONS.ttl);
                 Ok(contended(is_queued))

@@ -263,7 +263,7 @@ fn a_grant_that_comes_before_its_answer_is_kept() {
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.claim(asked, Moment::now());
-    assert!(!queues.granted(&key, asked, GRANT));
+    assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
     assert_eq!(one.wait(far()), Woken::Called);
     assert!(matches!(one.turn(Moment::now()), Turn::Granted(_, GRANT)));
 }
@@ -283,7 +283,7 @@ fn a_grant_with_a_force_message_has_to_be_confirmed() {
         if is_force_first {
             force();
         }
-        assert!(!queues.granted(&key, asked, GRANT));
+        assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
         assert_eq!(one.wait(soon()), Woken::Called);
         if !is_force_first {
             force();
@@ -315,7 +315,7 @@ fn a_second_grant_of_one_lease_has_to_be_confirmed() {
     one.claim(asked, Moment::now());
     assert!(one.note_queued(asked, 5, Standing::Told, 3).is_some());
     let grants = || {
-        assert!(!queues.granted(&key, asked, GRANT));
+        assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
         match one.turn(Moment::now()) {
             Turn::Granted(_, grant) => grant.to_confirm,
             other => panic!("{other:?}"),
@@ -349,7 +349,7 @@ fn a_token_is_plausible_from_joining_to_now() {
         let is_plausible = |micros: u64| {
             let token = micros << 10;
             let grant = Grant { token, ..GRANT };
-            queues.granted(&key, asked, grant);
+            assert_eq!(queues.granted(&key, asked, grant), GrantOf::Waiter);
             match one.turn(now) {
                 Turn::Granted(claim, grant) => claim.is_plausible(grant, later),
                 other => panic!("{other:?}"),
@@ -382,17 +382,27 @@ fn who_has_a_lease_that_is_let_go_by_force_is_found() {
 
 #[test]
 fn only_grants_of_abandoned_leases_are_released() {
+    use GrantOf::OtherLease;
+
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let [held, left, disclaimed, fell_out, panicked] = [(); 5].map(|()| LeaseId::random());
-    assert!(!queues.granted(&key, held, GRANT), "nobody is there");
+    assert_eq!(
+        queues.granted(&key, held, GRANT),
+        OtherLease,
+        "nobody is there"
+    );
     let one = join(&queues, &key);
-    assert!(!queues.granted(&key, held, GRANT), "nobody asked for it");
+    assert_eq!(
+        queues.granted(&key, held, GRANT),
+        OtherLease,
+        "nobody asked for it"
+    );
     one.claim(held, Moment::now());
     let lease = lease_of(&key, held);
     assert!(one.leave_with(&lease).0.is_none());
-    assert!(!queues.granted(&key, held, GRANT), "it is held");
+    assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it is held");
     queues.let_go(&lease);
-    assert!(!queues.granted(&key, held, GRANT), "it was held");
+    assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it was held");
     let one = join(&queues, &key);
     one.claim(fell_out, Moment::now());
     one.fell_out(fell_out);
@@ -400,16 +410,16 @@ fn only_grants_of_abandoned_leases_are_released() {
     queues.disclaim(&key, disclaimed);
     one.claim(left, Moment::now());
     assert!(one.note_queued(left, 1, Standing::Told, 0).is_some());
-    assert!(!queues.granted(&key, left, GRANT), "it is waited for");
+    assert_eq!(queues.granted(&key, left, GRANT), GrantOf::Waiter);
     one.leave();
     let one = join(&queues, &key);
     one.claim(panicked, Moment::now());
     drop(one);
     for lease in [left, disclaimed, fell_out, panicked] {
-        assert!(queues.granted(&key, lease, GRANT));
-        assert!(!queues.granted(&key, lease, GRANT), "once");
+        assert_eq!(queues.granted(&key, lease, GRANT), GrantOf::AbandonedLease);
+        assert_eq!(queues.granted(&key, lease, GRANT), OtherLease, "once");
     }
-    assert!(!queues.granted(&key, LeaseId::random(), GRANT));
+    assert_eq!(queues.granted(&key, LeaseId::random(), GRANT), OtherLease);
 }
 
 #[test]

@@ -22,7 +22,7 @@ impl Fixture {
                 panic!("{request:?}");
             };
             clock.advance(later);
-            assert!(!queues.granted(key, *lease, grant));
+            assert_eq!(queues.granted(key, *lease, grant), GrantOf::Waiter);
             meanwhile();
             Ok(contended(true))
         });
