@@ -41,8 +41,14 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     let mut tests = 0;
     while start.elapsed() < time {
         let began = Instant::now();
-        let outcome = round(&options.tests, cases, stop);
-        tests = outcome.inspect_err(|_| bar.finish_and_clear())?;
+        match round(&options.tests, cases, stop) {
+            Ok(passed) => tests = passed,
+            Err(error) => {
+                bar.finish_and_clear();
+                println!("{inputs} inputs before that: none fails.");
+                return Err(error);
+            }
+        }
         inputs += u64::from(cases) * tests;
         bar.set_position(start.elapsed().min(time).as_millis() as u64);
         bar.set_message(format!("{inputs} inputs"));
