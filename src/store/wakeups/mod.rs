@@ -41,6 +41,9 @@ use subscription::Subscription;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A connection that breaks earlier does not shorten the next pause: a server or a proxy that accepts each connection and
+/// closes it would get one every few milliseconds.
+const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// How long a server that refuses is left alone.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 /// How long a connection is silent before PING checks that it is alive. A thousand clients that wait for one
@@ -373,23 +376,26 @@ impl Wakeups {
             match opened {
                 Ok((subscription, sender)) => {
                     if self.install(sender, &made_in) {
-                        pause = FIRST_PAUSE;
                         told = false;
                         listener.all_changed();
-                        if self.listen(subscription, &made_in, listener) == Ended::Suspect {
+                        let opened_at = Moment::now();
+                        let ended = self.listen(subscription, &made_in, listener);
+                        if Moment::now().since(opened_at) >= SHORTEST_LIFE {
+                            pause = FIRST_PAUSE;
+                        }
+                        if ended == Ended::Suspect {
                             // It stays open until the next one is there: scripts on its server find
                             // this client listening all the time.
                             continue;
                         }
                     }
                     self.disconnect(&mut self.state.lock());
-                    self.rest(pause);
+                    self.rest_longer(&mut pause);
                 }
                 Err(error) => {
                     self.disconnect(&mut self.state.lock());
                     if error.is_unavailable() {
-                        self.rest(pause);
-                        pause = (pause * 2).min(LONGEST_PAUSE);
+                        self.rest_longer(&mut pause);
                     } else {
                         if !std::mem::replace(&mut told, true) {
                             listener.refused(&error);
@@ -408,6 +414,12 @@ impl Wakeups {
             self.changed.wait(&mut state);
         }
         !state.stopped
+    }
+
+    /// Rests for `pause`, and doubles it.
+    fn rest_longer(&self, pause: &mut Duration) {
+        self.rest(*pause);
+        *pause = (*pause * 2).min(LONGEST_PAUSE);
     }
 
     fn rest(&self, pause: Duration) {

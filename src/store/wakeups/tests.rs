@@ -85,6 +85,38 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
 }
 
 #[test]
+fn connections_that_break_at_once_are_remade_less_and_less_often() {
+    let server = Server::start().unwrap();
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let holder = HolderId::of_this_process();
+    let wakeups = Arc::new(Wakeups::new(endpoint, &holder, "p:", LONG));
+    wakeups.start(&Crew::new(), Arc::new(Deaf)).unwrap();
+    wakeups.want();
+    assert!(eventually(LONG, || wakeups.hearing() == 1));
+    let start = Moment::now();
+    for broken in 1..10 {
+        server
+            .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
+            .unwrap();
+        assert!(eventually(LONG, || wakeups.hearing() > broken));
+    }
+    // 5 ms, 10 ms, 20 ms and so on until 500 ms.
+    assert!(Moment::now().since(start) > Duration::from_secs(1));
+    // After a connection that lasts, the pause is short again: it would take 500 ms each time.
+    let is_remade_soon = || {
+        std::thread::sleep(SHORTEST_LIFE);
+        let (start, opened) = (Moment::now(), wakeups.hearing());
+        server
+            .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
+            .unwrap();
+        assert!(eventually(LONG, || wakeups.hearing() > opened));
+        Moment::now().since(start) < LONGEST_PAUSE
+    };
+    assert!((0..8).any(|_| is_remade_soon()));
+    wakeups.stop();
+}
+
+#[test]
 fn answered_reads_make_room_for_others() {
     let mut state = State::default();
     let key = Key::new("p:", "k", 16).unwrap();
