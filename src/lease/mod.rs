@@ -94,7 +94,7 @@ struct Rare {
     ttl_settled: Option<Arc<Condvar>>,
 }
 
-/// What messages say of a `force_unlock`. Any user may publish them, so a lane confirms it before the lease ends.
+/// The claims of messages that a `force_unlock` took the lock. Any user may publish them, so a lane confirms it before the lease ends.
 #[derive(Default)]
 struct ForceHint {
     /// The client that took the lock away, by the latest message that no lane has denied.

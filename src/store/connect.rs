@@ -245,7 +245,7 @@ impl r2d2::ManageConnection for Connector {
     }
 }
 
-/// What a reply holds, which decides how large it may be.
+/// The kind of content of a reply. It decides how large the reply may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Contents {
     /// Values that this library made, or numbers.

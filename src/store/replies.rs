@@ -209,8 +209,8 @@ struct Frame {
     missing: Vec<usize>,
     /// Elements that were announced.
     elements: usize,
-    /// Bytes of errors in place of strings that do not count: where others write the strings, the limit must have
-    /// room for all their errors.
+    /// Bytes of errors, each in place of a string that was too long, that do not count towards [`Limit::Fixed`]: other
+    /// users may have written any number of such strings. They count towards [`Limit::Set`], as the caller's values do.
     substituted: usize,
     /// Bytes in which the end of a line was looked for.
     #[cfg(test)]

@@ -39,7 +39,7 @@ pub fn find_server() -> Option<PathBuf> {
 }
 
 /// As [`find_server`]; a missing server is installed with apt-get, brew, dnf or apk if that is
-/// allowed. What is done is printed to stderr. No service is started or left enabled.
+/// allowed. Prints each step to stderr. No service is started or left enabled.
 ///
 /// Give the path to child processes that start servers, as `LEASEHOLD_REDIS_SERVER`: PATH need not
 /// lead to what was just installed.

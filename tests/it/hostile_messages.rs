@@ -192,7 +192,7 @@ fn a_forged_token_is_not_believed() {
     assert!(tokens[1] < u64::MAX - 2048, "{tokens:?}");
 }
 
-/// What the right to read the queues and the right to publish allow together: docs/security.md.
+/// Attack by a user with the rights to read the queues and to publish: docs/security.md.
 #[test]
 fn a_forged_grant_of_a_waiter_is_noticed_soon() {
     let server = server();
