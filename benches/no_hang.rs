@@ -266,7 +266,7 @@ fn kill_one(server: &Server) -> Result<Option<String>, Box<dyn Error>> {
             let (name, command) = (name.unwrap_or_default(), command.unwrap_or_default());
             // This program's own.
             if name != WITNESS && command != "client|list" {
-                let what = if name.is_empty() { "a lane" } else { &name };
+                let what = if name.is_empty() { "a pipeline" } else { &name };
                 candidates.push((id.ok_or("a client without an id")?, what.to_owned()));
             }
         }

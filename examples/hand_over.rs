@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("parent: begins, with token {}", guard.fencing_token());
     // From here on the lock is nobody's, but nobody else can have it. It waits for its ttl (30 s), and is
     // free then if the child has not come.
-    let ticket = guard.hand_over()?;
+    let ticket = guard.into_ticket()?;
     let mut child = Command::new(env::current_exe()?)
         .arg("child")
         .stdin(Stdio::piped())

@@ -1,6 +1,6 @@
 //! How to test code that uses locks: without a server, and without waiting.
 //!
-//! `Memory` keeps locks as Redis does, in this process. Its clock can be moved, and it can forget
+//! `MemoryStore` keeps locks as Redis does, in this process. Its clock can be moved, and it can forget
 //! everything; so what happens once a year in production happens here in a microsecond.
 //!
 //! `cargo run --example unit_testing` (in your project these are `#[test]`s).
@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorKind, LossReason, Memory};
+use leasehold::{Client, ErrorKind, LossReason, MemoryStore};
 
 /// The code under test: takes a client, does not make one. Imports all rows, or as many as it may.
 fn import(client: &Client, rows: &mut dyn Iterator<Item = u32>) -> Result<u32, leasehold::Error> {
@@ -30,7 +30,7 @@ fn imports_all_rows() -> Result<(), Box<dyn Error>> {
 }
 
 fn stops_when_the_process_slept_for_longer_than_the_ttl() -> Result<(), Box<dyn Error>> {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let mut rows = [1, 2, 3].into_iter().inspect(|row| {
         if *row == 2 {
             memory.advance(Duration::from_secs(60)); // the ttl is 30 s
@@ -44,7 +44,7 @@ fn stops_when_the_process_slept_for_longer_than_the_ttl() -> Result<(), Box<dyn 
 }
 
 fn is_kept_out_by_another_machine() -> Result<(), Box<dyn Error>> {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let (here, there) = (memory.client()?, memory.client()?);
     let guard = there.mutex("import").lock()?;
     let wait = Duration::from_millis(10);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::client::{Client, Server};
 use crate::config::Config;
 use crate::error::Error;
-use crate::event::Events;
-use crate::process::Presence;
+use crate::event::EventHandler;
 use crate::store::{Endpoint, MemoryServer, redacted};
+use crate::util::fork::ForkGuard;
 
 /// Settings of a client; each has a default, and [`build`](Builder::build) checks them all.
 ///
@@ -18,7 +18,7 @@ use crate::store::{Endpoint, MemoryServer, redacted};
 ///
 /// let client = Client::builder("redis://127.0.0.1:6379")
 ///     .ttl(Duration::from_secs(10))
-///     .patience(Duration::from_secs(1))
+///     .outage_timeout(Duration::from_secs(1))
 ///     .build_lazy()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -30,10 +30,10 @@ use crate::store::{Endpoint, MemoryServer, redacted};
 /// # let url = server.url();
 /// use std::sync::Arc;
 /// use std::time::Duration;
-/// use leasehold::{Client, Events};
+/// use leasehold::{Client, EventHandler};
 ///
 /// struct Silent;
-/// impl Events for Silent {}
+/// impl EventHandler for Silent {}
 ///
 /// let client = Client::builder(&url)
 ///     .prefix("leasehold:")
@@ -45,22 +45,22 @@ use crate::store::{Endpoint, MemoryServer, redacted};
 ///     .max_reply_bytes(4 * 1024 * 1024)
 ///     .connect_timeout(Duration::from_secs(1))
 ///     .command_timeout(Duration::from_secs(1))
-///     .patience(Duration::from_secs(5))
-///     .lanes(2)
-///     .transactions(4)
+///     .outage_timeout(Duration::from_secs(5))
+///     .pipelines(2)
+///     .max_transactions(4)
 ///     .hand_offs(256)
 ///     .hand_off_time(Duration::from_millis(5))
-///     .events(Arc::new(Silent))
+///     .event_handler(Arc::new(Silent))
 ///     .build()?; // connects once
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
-    place: Place,
+    place: Address,
     config: Config,
 }
 
-enum Place {
+enum Address {
     Url(String),
     Memory(Arc<MemoryServer>),
 }
@@ -68,14 +68,14 @@ enum Place {
 /// Every method can be seen in use in the examples of [`Builder`].
 impl Builder {
     pub(crate) fn of_url(url: &str) -> Self {
-        Self::of(Place::Url(url.to_owned()))
+        Self::of(Address::Url(url.to_owned()))
     }
 
     pub(crate) fn of_memory(server: Arc<MemoryServer>) -> Self {
-        Self::of(Place::Memory(server))
+        Self::of(Address::Memory(server))
     }
 
-    fn of(place: Place) -> Self {
+    fn of(place: Address) -> Self {
         Self {
             place,
             config: Config::default(),
@@ -116,7 +116,7 @@ impl Builder {
     }
 
     /// For how long a lock may be held at most, however often it is renewed: a stuck or forgotten
-    /// holder loses it then; see also [`Events::max_hold_near`]. At least 10 ms. Defaults to no limit.
+    /// holder loses it then; see also [`EventHandler::max_hold_near`]. At least 10 ms. Defaults to no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.config.max_hold = Some(max_hold);
         self
@@ -157,27 +157,27 @@ impl Builder {
 
     /// For how long [`Mutex::lock`](crate::Mutex::lock) rides out an outage of Redis before it fails. Waiting for
     /// somebody else to let go does not count. Defaults to 5 s.
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.config.patience = patience;
+    pub fn outage_timeout(mut self, outage_timeout: Duration) -> Self {
+        self.config.outage_timeout = outage_timeout;
         self
     }
 
     /// Over how many connections requests are spread (one or two more serve renewals, and one more
-    /// wake-ups). 1 to 4. Defaults to 2.
-    pub fn lanes(mut self, lanes: usize) -> Self {
-        self.config.lanes = lanes;
+    /// notifications). 1 to 4. Defaults to 2.
+    pub fn pipelines(mut self, pipelines: usize) -> Self {
+        self.config.pipelines = pipelines;
         self
     }
 
     /// How many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may be under
     /// way at a time, each with a connection of its own. Others wait for one to end, for as long as for
     /// a connection. 1 to 64. Defaults to 4.
-    pub fn transactions(mut self, transactions: usize) -> Self {
-        self.config.transactions = transactions;
+    pub fn max_transactions(mut self, max_transactions: usize) -> Self {
+        self.config.max_transactions = max_transactions;
         self
     }
 
-    /// How often a lock passes from one thread of this client to the next that waits for it, without
+    /// How often a lock passes from one thread of this client to the next that acquirer for it, without
     /// asking Redis, before other clients may have it. Dropped guards pass it on;
     /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches it off.
     /// Defaults to 256.
@@ -193,9 +193,9 @@ impl Builder {
         self
     }
 
-    /// Who is told what happens. See [`Events`] for an example. Defaults to nobody.
-    pub fn events<E: Events>(mut self, events: Arc<E>) -> Self {
-        self.config.events = Some(events);
+    /// Who is told what happens. See [`EventHandler`] for an example. Defaults to nobody.
+    pub fn event_handler<E: EventHandler>(mut self, event_handler: Arc<E>) -> Self {
+        self.config.event_handler = Some(event_handler);
         self
     }
 
@@ -204,31 +204,31 @@ impl Builder {
     /// # Errors
     /// Those of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
     pub fn build(self) -> Result<Client, Error> {
-        let presence = Presence::enter()?;
+        let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
         if let Server::Redis(endpoint) = &server {
             endpoint.open()?;
         }
-        Client::start(server, config, presence)
+        Client::start(server, config, fork_guard)
     }
 
     /// Builds the client without connecting: Redis may come up later.
     ///
     /// # Errors
     /// `InvalidConfig` names the field and the value. `Forked` in a process that was forked off
-    /// while its parent had clients, or if it is for a [`Memory`](crate::Memory) that another process made.
+    /// while its parent had clients, or if it is for a [`MemoryStore`](crate::MemoryStore) that another process made.
     pub fn build_lazy(self) -> Result<Client, Error> {
-        let presence = Presence::enter()?;
+        let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
-        Client::start(server, config, presence)
+        Client::start(server, config, fork_guard)
     }
 
     fn check(self) -> Result<(Server, Config), Error> {
         let config = self.config;
         config.validate()?;
         let server = match self.place {
-            Place::Memory(server) => Server::Memory(server),
-            Place::Url(url) => match MemoryServer::of_url(&url) {
+            Address::Memory(server) => Server::Memory(server),
+            Address::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
                 None => {
                     let endpoint = Endpoint::new(&url, config.connect_timeout)?;
@@ -246,8 +246,8 @@ impl Builder {
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let url = match &self.place {
-            Place::Url(url) => redacted(url),
-            Place::Memory(_) => "memory://".to_owned(),
+            Address::Url(url) => redacted(url),
+            Address::Memory(_) => "memory://".to_owned(),
         };
         f.debug_struct("Builder")
             .field("url", &url)

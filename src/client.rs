@@ -5,25 +5,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::acquire::{Acquirer, DelayedReleases, LocalQueues, NotificationHandler};
 use crate::builder::Builder;
-use crate::clock::{Clock, Moment};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::fenced::FencedValue;
 use crate::guard::MutexGuard;
 use crate::held::HeldLock;
-use crate::id::HolderId;
-use crate::key::Key;
-use crate::lease::{Courier, Lease, Ticket};
+use crate::lease::{CallbackExecutor, Lease, Ticket};
 use crate::mutex::Mutex;
 use crate::observe;
-use crate::process::{Presence, Process};
 use crate::reentrant::ReentrantMutex;
-use crate::store::{Command, DelayHook, Endpoint, Memory, MemoryServer, Node, Reply, Store};
-use crate::thread::Crew;
+use crate::store::{Command, DelayHook, Endpoint, MemoryNode, MemoryServer, Node, Reply, Store};
 use crate::transaction::Transactions;
-use crate::wait::{DelayedReleases, Hearing, LocalQueues, Waits};
-use crate::watchdog::{Agenda, Watchdog};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::fork::{ForkGuard, Process};
+use crate::util::id::HolderId;
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
+use crate::watchdog::{Scheduler, Watchdog};
 
 /// A client of one Redis: make one per process and clone it freely.
 ///
@@ -50,14 +50,14 @@ use crate::watchdog::{Agenda, Watchdog};
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Client(Arc<Home>);
+pub struct Client(Arc<ClientInner>);
 
 /// The handle and the process that made it, in which alone it is used and dropped.
-struct Home {
+struct ClientInner {
     /// Always there but while this is dropped.
     handle: Option<Handle>,
     /// Goes after the handle.
-    presence: Arc<Presence>,
+    fork_guard: Arc<ForkGuard>,
 }
 
 /// Where the locks of a client are.
@@ -72,15 +72,15 @@ pub(crate) struct Handle {
     pub(crate) config: Config,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) watchdog: Arc<Watchdog>,
-    pub(crate) courier: Arc<Courier>,
-    pub(crate) waits: Waits,
+    pub(crate) callbacks: Arc<CallbackExecutor>,
+    pub(crate) acquirer: Acquirer,
     delayed: Arc<DelayedReleases>,
     pub(crate) transactions: Transactions,
     holder: HolderId,
-    /// All threads but the courier's.
-    crew: Crew,
-    /// The courier's thread, which ends last.
-    callbacks: Crew,
+    /// All threads but the callbacks's.
+    threads: ThreadGroup,
+    /// The callbacks's thread, which ends last.
+    callback_thread: ThreadGroup,
 }
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -89,7 +89,7 @@ impl Client {
     /// Connects to the Redis at `url`, with all defaults.
     ///
     /// URLs are those of redis-rs: `redis://[user][:password@]host[:port][/db]`,
-    /// `unix:///path[?db=..&user=..&pass=..]`; and `memory://[name]`, a [`Memory`](crate::Memory)
+    /// `unix:///path[?db=..&user=..&pass=..]`; and `memory://[name]`, a [`MemoryStore`](crate::MemoryStore)
     /// for tests.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Client {
     }
 
     /// A client of a store of its own, without a server: for tests. Two that are to exclude each
-    /// other share a [`Memory`](crate::Memory).
+    /// other share a [`MemoryStore`](crate::MemoryStore).
     ///
     /// # Errors
     /// `Unavailable` if its threads cannot be started, `Forked` in a process that was forked off while its
@@ -136,10 +136,10 @@ impl Client {
     pub(crate) fn start(
         server: Server,
         config: Config,
-        presence: Arc<Presence>,
+        fork_guard: Arc<ForkGuard>,
     ) -> Result<Self, Error> {
-        let handle = Some(Handle::new(server, config, Arc::clone(&presence))?);
-        Ok(Self(Arc::new(Home { handle, presence })))
+        let handle = Some(Handle::new(server, config, Arc::clone(&fork_guard))?);
+        Ok(Self(Arc::new(ClientInner { handle, fork_guard })))
     }
 
     /// The lock named `key`. Does no I/O; an invalid key is told by the first call that needs it.
@@ -174,14 +174,14 @@ impl Client {
         FencedValue::new(self.clone(), key)
     }
 
-    /// Goes on with a lock that another client has [handed over](crate::MutexGuard::hand_over), on its
-    /// terms and under its fencing token. Nobody else can have had it in between.
+    /// Goes on with a lock that another client has [handed over](crate::MutexGuard::into_ticket), on its
+    /// grant and under its fencing token. Nobody else can have had it in between.
     ///
     /// # Errors
     /// `NotHeld` if it was adopted before, or nobody did in time, or its token was changed, or the answer to a
     /// first try was lost and what it adopted has been given back; `InvalidTicket` if this is no ticket, or is
     /// one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
-    /// client's bounds; `Unavailable` after Redis could not be asked for the client's `patience`. After
+    /// client's bounds; `Unavailable` after Redis could not be asked for the client's `outage_timeout`. After
     /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
     /// background. If not, the ticket is still good. `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
     ///
@@ -193,7 +193,7 @@ impl Client {
     ///
     /// let guard = client.mutex("deploy").lock()?;
     /// let token = guard.fencing_token();
-    /// let ticket = guard.hand_over()?; // send it: in a variable, a message, a file
+    /// let ticket = guard.into_ticket()?; // send it: in a variable, a message, a file
     ///
     /// let other = Client::open(&url)?; // in another process
     /// let guard = other.adopt(&ticket)?;
@@ -204,7 +204,7 @@ impl Client {
     pub fn adopt(&self, ticket: &str) -> Result<MutexGuard, Error> {
         self.check_process()?;
         let ticket = Ticket::read(ticket, &self.handle().config)?;
-        let lease = self.handle().waits.adopt(&ticket)?;
+        let lease = self.handle().acquirer.adopt(&ticket)?;
         Ok(MutexGuard::new(lease, self.clone()))
     }
 
@@ -225,15 +225,15 @@ impl Client {
         }
         let now = self.now();
         let held = |lease: Arc<Lease>| {
-            let terms = lease.terms();
+            let grant = lease.grant();
             Some(HeldLock {
-                key: terms.key.name().to_owned(),
-                token: terms.token,
-                age: now.since(terms.since),
-                remaining: lease.live_for(now)?,
+                key: grant.key.name().to_owned(),
+                token: grant.token,
+                age: now.since(grant.since),
+                remaining: lease.valid_for(now)?,
             })
         };
-        let leases = self.handle().waits.holders();
+        let leases = self.handle().acquirer.holders();
         let mut all: Vec<HeldLock> = leases.into_iter().filter_map(held).collect();
         all.sort_by_key(|held| std::cmp::Reverse(held.age));
         all
@@ -254,7 +254,7 @@ impl Client {
         self.mutex(key).reentrant()
     }
 
-    /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
+    /// Runs `work` while holding the lock named `key`: acquirer for it, runs, lets go.
     ///
     /// The lock is renewed while `work` runs, however long that takes, and let go when it returns
     /// or panics (the panic goes on).
@@ -333,7 +333,7 @@ impl Client {
     }
 
     pub(crate) fn process(&self) -> Process {
-        self.0.presence.process()
+        self.0.fork_guard.process()
     }
 
     /// Whether this process was forked off the client's own.
@@ -342,7 +342,7 @@ impl Client {
     }
 
     /// What time it is for this client.
-    pub(crate) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> MonotonicTime {
         self.handle().watchdog.now()
     }
 }
@@ -356,61 +356,63 @@ impl std::fmt::Debug for Client {
     }
 }
 
-impl Drop for Home {
+impl Drop for ClientInner {
     fn drop(&mut self) {
-        if !self.presence.process().is_current() {
+        if !self.fork_guard.process().is_current() {
             std::mem::forget(self.handle.take());
         }
     }
 }
 
 impl Handle {
-    fn new(server: Server, config: Config, presence: Arc<Presence>) -> Result<Self, Error> {
+    fn new(server: Server, config: Config, fork_guard: Arc<ForkGuard>) -> Result<Self, Error> {
         observe::describe();
         let holder = HolderId::of_this_process();
-        let [crew, callbacks] = [(); 2].map(|()| Crew::of(Arc::clone(&presence)));
+        let [threads, callback_thread] = [(); 2].map(|()| ThreadGroup::of(Arc::clone(&fork_guard)));
         let clock = match &server {
             Server::Redis(_) => Clock::default(),
             Server::Memory(memory) => memory.clock().clone(),
         };
-        let (agenda, inboxes) = Agenda::new(clock.clone());
-        let courier = Courier::start(&callbacks, config.events.clone())?;
-        let delayed = Arc::new(DelayedReleases::new(Arc::clone(&courier)));
-        let store = store_of(server, &config, holder.clone(), &agenda, &delayed);
+        let (scheduler, inboxes) = Scheduler::new(clock.clone());
+        let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
+        let delayed = Arc::new(DelayedReleases::new(Arc::clone(&callbacks)));
+        let store = store_of(server, &config, holder.clone(), &scheduler, &delayed);
         let watchdog = Watchdog::new(
-            agenda,
+            scheduler,
             Arc::clone(&store),
-            Arc::clone(&courier),
+            Arc::clone(&callbacks),
             config.command_timeout,
         );
         watchdog
-            .start(&crew, inboxes)
-            .inspect_err(|_| courier.stop())?;
+            .start(&threads, inboxes)
+            .inspect_err(|_| callbacks.stop())?;
         let queues = Arc::new(LocalQueues::new(clock));
-        let hearing = Hearing::new(
+        let notification_epoch = NotificationHandler::new(
             Arc::clone(&store),
             Arc::clone(&watchdog),
-            Arc::clone(&courier),
+            Arc::clone(&callbacks),
             Arc::clone(&queues),
             config.max_ttl,
         );
-        store.listen(&crew, Arc::new(hearing)).inspect_err(|_| {
-            watchdog.stop();
-            courier.stop();
-        })?;
-        let waits = Waits::new(
+        store
+            .listen(&threads, Arc::new(notification_epoch))
+            .inspect_err(|_| {
+                watchdog.stop();
+                callbacks.stop();
+            })?;
+        let acquirer = Acquirer::new(
             Arc::clone(&store),
             Arc::clone(&watchdog),
-            Arc::clone(&courier),
+            Arc::clone(&callbacks),
             queues,
             config.command_timeout,
-            config.patience,
+            config.outage_timeout,
             config.hand_offs,
         );
         let transactions = Transactions::new(
             Arc::clone(&store),
             Arc::clone(&watchdog),
-            config.transactions,
+            config.max_transactions,
             config.connect_timeout,
         );
         Ok(Self {
@@ -418,40 +420,40 @@ impl Handle {
             config,
             store,
             watchdog,
-            courier,
-            waits,
+            callbacks,
+            acquirer,
             delayed,
             transactions,
             holder,
-            crew,
-            callbacks,
+            threads,
+            callback_thread,
         })
     }
 
     /// Asks Redis one thing.
     fn ask(&self, command: Command) -> Result<Reply, Error> {
-        self.waits.check_open()?;
+        self.acquirer.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
         self.store.ask(command, deadline)
     }
 
     /// Makes sure that checks of locks are asked.
     pub(crate) fn start_checks(&self) -> Result<(), Error> {
-        self.watchdog.start_checks(&self.crew)
+        self.watchdog.start_checks(&self.threads)
     }
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
-        let deadline = Moment::now().after(timeout);
+        let deadline = MonotonicTime::now().after(timeout);
         // First, so that no lease is used whose place in the queue is then given back.
         self.watchdog.stop();
-        self.waits.end();
+        self.acquirer.end();
         let flushed = self.store.flush(deadline);
         self.store.stop_listening();
         self.delayed.end(|| self.store.end_delays());
-        // The other threads end first: until then they hand callbacks to the courier, which runs all of them.
-        let ended = self.crew.has_ended_by(deadline);
-        self.courier.stop();
-        let told = self.callbacks.has_ended_by(deadline);
+        // The other threads end first: until then they hand callbacks to the callbacks, which runs all of them.
+        let ended = self.threads.has_ended_by(deadline);
+        self.callbacks.stop();
+        let told = self.callback_thread.has_ended_by(deadline);
         flushed?;
         if ended && told {
             return Ok(());
@@ -473,18 +475,24 @@ fn store_of(
     server: Server,
     config: &Config,
     holder: HolderId,
-    agenda: &Arc<Agenda>,
+    scheduler: &Arc<Scheduler>,
     delayed: &Arc<DelayedReleases>,
 ) -> Arc<dyn Store> {
     let endpoint = match server {
         Server::Redis(endpoint) => endpoint,
-        Server::Memory(memory) => return Arc::new(Memory::new(memory, holder)),
+        Server::Memory(memory) => return Arc::new(MemoryNode::new(memory, holder)),
     };
-    let agenda = Arc::clone(agenda);
-    let bell = Box::new(move |chore| agenda.ring(chore));
-    let delays = (config.events.is_some() || observe::IS_ON).then(|| {
+    let scheduler = Arc::clone(scheduler);
+    let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
+    let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
         let delayed = Arc::clone(delayed);
         Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
     });
-    Arc::new(Node::new(endpoint, config, holder, bell, delays))
+    Arc::new(Node::new(
+        endpoint,
+        config,
+        holder,
+        request_maintenance,
+        delays,
+    ))
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::event::Events;
-use crate::key::RESERVED;
+use crate::event::EventHandler;
+use crate::util::key::RESERVED;
 
 /// Shortest ttl: below it, a round trip alone could use up the lease.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
@@ -43,11 +43,11 @@ pub(crate) struct Config {
     pub(crate) max_reply_bytes: usize,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
-    pub(crate) patience: Duration,
-    pub(crate) lanes: usize,
-    pub(crate) transactions: usize,
+    pub(crate) outage_timeout: Duration,
+    pub(crate) pipelines: usize,
+    pub(crate) max_transactions: usize,
     pub(crate) hand_offs: HandOffs,
-    pub(crate) events: Option<Arc<dyn Events>>,
+    pub(crate) event_handler: Option<Arc<dyn EventHandler>>,
 }
 
 impl Default for Config {
@@ -62,14 +62,14 @@ impl Default for Config {
             max_reply_bytes: DEFAULT_MAX_REPLY,
             connect_timeout: Duration::from_secs(1),
             command_timeout: Duration::from_secs(1),
-            patience: Duration::from_secs(5),
-            lanes: 2,
-            transactions: 4,
+            outage_timeout: Duration::from_secs(5),
+            pipelines: 2,
+            max_transactions: 4,
             hand_offs: HandOffs {
                 count: 256,
                 time: Duration::from_millis(5),
             },
-            events: None,
+            event_handler: None,
         }
     }
 }
@@ -118,8 +118,8 @@ impl Config {
             duration(field, timeout, shortest, MAX_TIMEOUT)?;
         }
         for (field, count, most) in [
-            ("lanes", self.lanes, MAX_LANES),
-            ("transactions", self.transactions, MAX_TRANSACTIONS),
+            ("pipelines", self.pipelines, MAX_LANES),
+            ("max_transactions", self.max_transactions, MAX_TRANSACTIONS),
         ] {
             if !(1..=most).contains(&count) {
                 return Err(Error::invalid(field, &format!("1 to {most}"), count));
@@ -159,7 +159,7 @@ impl fmt::Debug for Config {
             .field("prefix", &self.prefix)
             .field("ttl", &self.ttl)
             .field("max_hold", &self.max_hold)
-            .field("lanes", &self.lanes)
+            .field("pipelines", &self.pipelines)
             .finish_non_exhaustive()
     }
 }
@@ -203,9 +203,15 @@ mod tests {
                 refused(|c| c.command_timeout = 61 * second),
                 "command_timeout",
             ),
-            (refused(|c| c.lanes = 0), "lanes must be 1 to 4, not 0"),
-            (refused(|c| c.transactions = 0), "transactions must be 1 to"),
-            (refused(|c| c.transactions = 65), "1 to 64, not 65"),
+            (
+                refused(|c| c.pipelines = 0),
+                "pipelines must be 1 to 4, not 0",
+            ),
+            (
+                refused(|c| c.max_transactions = 0),
+                "max_transactions must be 1 to",
+            ),
+            (refused(|c| c.max_transactions = 65), "1 to 64, not 65"),
             (refused(|c| c.prefix = "a\n".to_owned()), "prefix"),
             (refused(|c| c.prefix = "a~".to_owned()), "prefix"),
         ];

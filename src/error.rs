@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::loss::LossReason;
-use crate::text::printable;
+use crate::util::text::printable;
 
 /// Longer messages are cut. In bytes.
 const LONGEST_MESSAGE: usize = 500;
@@ -40,7 +40,7 @@ pub enum ErrorKind {
     /// The wait for the lock was given up, as [`Mutex::cancelled_by`](crate::Mutex::cancelled_by)
     /// asked for.
     Cancelled,
-    /// A transaction was tried again and again, and each time somebody had changed what it watches.
+    /// A transaction was tried again and again, and each time somebody had changed what it is_tracked.
     /// Nothing was written, and the lock is still held.
     Conflict,
     /// The client was shut down.
@@ -79,7 +79,7 @@ impl ErrorKind {
             Self::StaleToken => "the fencing token is too old",
             Self::LeaseLost => "the lock was lost",
             Self::Cancelled => "the wait was cancelled",
-            Self::Conflict => "others keep changing what is watched",
+            Self::Conflict => "others keep changing what is tracked",
             Self::Shutdown => "the client is shut down",
             Self::Forked => "the client is another process's",
             Self::Unsupported => "not supported",

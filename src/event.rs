@@ -8,10 +8,10 @@ use crate::loss::LossReason;
 /// A lock that an event is about. More may be told later.
 ///
 /// ```
-/// use leasehold::{EventLock, Events, LossReason};
+/// use leasehold::{EventLock, EventHandler, LossReason};
 ///
 /// struct Alarms;
-/// impl Events for Alarms {
+/// impl EventHandler for Alarms {
 ///     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
 ///         eprintln!("lost {}, granted under token {}: {reason}", lock.key, lock.fencing_token);
 ///     }
@@ -36,11 +36,11 @@ pub struct EventLock<'a> {
 /// ```
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicUsize, Ordering};
-/// use leasehold::{Client, EventLock, Events};
+/// use leasehold::{Client, EventLock, EventHandler};
 ///
 /// #[derive(Default)]
 /// struct Count(AtomicUsize);
-/// impl Events for Count {
+/// impl EventHandler for Count {
 ///     fn acquired(&self, _: EventLock<'_>, _waited: std::time::Duration) {
 ///         self.0.fetch_add(1, Ordering::Relaxed);
 ///     }
@@ -48,17 +48,17 @@ pub struct EventLock<'a> {
 ///
 /// # let server = leasehold_testbed::Server::start().unwrap();
 /// let count = Arc::new(Count::default());
-/// let client = Client::builder(&server.url()).events(Arc::clone(&count)).build()?;
+/// let client = Client::builder(&server.url()).event_handler(Arc::clone(&count)).build()?;
 /// client.with_lock("a", || ())?;
 /// assert_eq!(count.0.load(Ordering::Relaxed), 1);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[allow(unused_variables)]
-pub trait Events: Send + Sync + 'static {
+pub trait EventHandler: Send + Sync + 'static {
     /// A lock was granted, or [adopted](crate::Client::adopt), after waiting for so long.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
     /// A lock was found taken; `expires_in` is its ttl in Redis, or what is left of
-    /// its validity if a thread of this client has it. Once per call that waits.
+    /// its validity if a thread of this client has it. Once per call that acquirer.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
     /// A guard was let go after so long. `confirmed` if Redis has confirmed the release of a lock
     /// that was held until then, or if the lock was handed over to another client; otherwise it was lost
@@ -89,7 +89,7 @@ pub trait Events: Send + Sync + 'static {
     /// thread. Called on that thread, before the events that still wait. [`lost`](Self::lost),
     /// [`on_lost`](crate::MutexGuard::on_lost) callbacks and events on the thread that asked are never dropped.
     fn events_missed(&self, count: u64) {}
-    /// Redis does not offer wake-ups to this client (too old, an ACL, a proxy): waiters poll, and
+    /// Redis does not offer notifications to this client (too old, an ACL, a proxy): waiters poll, and
     /// losses show at renewals. Told once per outage of them; tried again now and then.
-    fn wake_ups_refused(&self, error: &Error) {}
+    fn notifications_refused(&self, error: &Error) {}
 }

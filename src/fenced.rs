@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::key::Key;
 use crate::store::{Command, Reply};
+use crate::util::key::Key;
 
 /// A value that only ever goes forward: a write is accepted if its fencing token is not smaller than
 /// that of the last one. From [`Client::fenced_value`].

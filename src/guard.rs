@@ -9,18 +9,18 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use redis::{Pipeline, RedisResult};
 
 use crate::client::Client;
-use crate::clock::Moment;
 use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
-use crate::process::Process;
 use crate::store::TransactionConnection;
+use crate::util::clock::MonotonicTime;
+use crate::util::fork::Process;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
 ///
 /// Keep it in objects as you like: it owns all it needs. Dropping passes the lock on to a thread of
-/// the same client that waits for it, or writes the release, and does not wait for the answer;
+/// the same client that acquirer for it, or writes the release, and does not wait for the answer;
 /// [`unlock`](Self::unlock) does, and tells.
 ///
 /// A lock in Redis is a lease: however well it is renewed, it can be lost (a pause of the whole
@@ -47,35 +47,39 @@ pub struct MutexGuard {
     lease: Arc<Lease>,
     client: Client,
     /// Nothing if nobody is told for how long it is held.
-    granted_at: Option<Moment>,
+    granted_at: Option<MonotonicTime>,
     observed: observe::Hold,
-    let_go: bool,
+    release: bool,
 }
 
 /// Every method can be seen in use in the examples of [`MutexGuard`] or in its own.
 impl MutexGuard {
     pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
         Self {
-            granted_at: client.handle().courier.is_heard().then(|| client.now()),
+            granted_at: client
+                .handle()
+                .callbacks
+                .has_listeners()
+                .then(|| client.now()),
             observed: observe::Hold::begin(lease.event()),
             lease,
             client,
-            let_go: false,
+            release: false,
         }
     }
 
-    /// Lets go and waits for Redis to confirm it.
+    /// Lets go and acquirer for Redis to confirm it.
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost before: the work may have had company. Any other if Redis gave no
     /// answer (`Timeout`, `Unavailable`) or refused (`Denied`): the work was alone, and the release
     /// is repeated in the background until it is done or the ttl has ended; how that ended is told by
-    /// [`Events::release_ended`](crate::Events::release_ended).
+    /// [`EventHandler::release_ended`](crate::EventHandler::release_ended).
     pub fn unlock(mut self) -> Result<(), Error> {
         self.check_process()?;
-        self.let_go = true;
-        let waits = &self.client.handle().waits;
-        let result = waits.let_go_confirmed(&self.lease);
+        self.release = true;
+        let acquirer = &self.client.handle().acquirer;
+        let result = acquirer.release_confirmed(&self.lease);
         let outcome = match &result {
             Ok(()) => "released",
             Err(error) if error.is_lease_lost() => "lost",
@@ -92,7 +96,7 @@ impl MutexGuard {
     /// by `max_hold`.
     ///
     /// The old holder and the new one have the same token: have the answers to what you wrote under it
-    /// before you hand over. Waits while the ttl is put back, for at most two command time-outs; if Redis
+    /// before you hand over. Acquirer while the ttl is put back, for at most two command time-outs; if Redis
     /// does not answer, what is left of the ttl counts. A check ([`renew_while`](crate::Mutex::renew_while)) stays
     /// behind, so the adopter of such a lock gets it unrenewed, and extends it or is done within the ttl.
     ///
@@ -105,19 +109,19 @@ impl MutexGuard {
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
     /// # let client = leasehold::Client::open(&server.url())?;
-    /// let ticket = client.mutex("k").lock()?.hand_over()?;
+    /// let ticket = client.mutex("k").lock()?.into_ticket()?;
     /// assert!(client.mutex("k").is_locked()?, "nobody can come in between");
     /// let guard = client.adopt(&ticket)?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn hand_over(mut self) -> Result<String, Error> {
+    pub fn into_ticket(mut self) -> Result<String, Error> {
         self.check_process()?;
-        self.let_go = true;
-        let waits = &self.client.handle().waits;
-        let result = waits.hand_over(&self.lease);
+        self.release = true;
+        let acquirer = &self.client.handle().acquirer;
+        let result = acquirer.transfer_out(&self.lease);
         let result = result.map_err(|error| error.with_key(self.key()));
         let outcome = if result.is_ok() {
-            "handed_over"
+            "transferred"
         } else {
             "lost"
         };
@@ -127,14 +131,14 @@ impl MutexGuard {
 
     /// The name of the lock.
     pub fn key(&self) -> &str {
-        self.lease.terms().key.name()
+        self.lease.grant().key.name()
     }
 
     /// A number greater than that of every earlier grant of this lock. Send it along with what you
     /// write, and let the storage refuse a smaller one than it has seen: then even a holder that
     /// does not know yet that it lost the lock can do no harm.
     pub fn fencing_token(&self) -> u64 {
-        self.lease.terms().token
+        self.lease.grant().token
     }
 
     /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
@@ -242,7 +246,7 @@ impl MutexGuard {
             .config
             .check_ttl("extend", duration)
             .map_err(attach)?;
-        if let Some(hold_until) = self.lease.terms().hold_until() {
+        if let Some(hold_until) = self.lease.grant().hold_until() {
             let left = hold_until.since(self.now());
             if duration > left {
                 let wanted = format!("at most {left:?}, which is left of max_hold");
@@ -277,17 +281,17 @@ impl MutexGuard {
     /// nothing is written if those have changed either, by whomever.
     ///
     /// If something has changed and the lock is still ours (it was renewed, somebody joined its line, a
-    /// key that `body` watches was written to), `body` runs again with an empty pipeline, up to a hundred
+    /// key that `body` is_tracked was written to), `body` runs again with an empty pipeline, up to a hundred
     /// times. So it should do nothing but read and fill `pipe`: what it does elsewhere, or writes on
     /// `conn`, is neither undone nor guarded. With an empty pipeline nothing is written, and all that was
     /// read was read while the lock was held. What follows for the caller goes into `T`; the answers to the
     /// commands in `pipe` are not kept.
     ///
     /// Names of keys are those in Redis: no prefix is put before them. Each answer is waited for as long
-    /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::transactions`](crate::Builder::transactions)
+    /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::max_transactions`](crate::Builder::max_transactions)
     /// can be under way at a time, on connections that serve nothing else: however long `body` takes, it
     /// holds up no renewal and no other lock. If it panics, nothing is written. A
-    /// [`Memory`](crate::Memory) has none of it: `Unsupported`.
+    /// [`MemoryStore`](crate::MemoryStore) has none of it: `Unsupported`.
     ///
     /// # Errors
     /// - `LeaseLost` if the lock is lost: nothing was written, and the guard says lost from now on.
@@ -300,7 +304,7 @@ impl MutexGuard {
     /// - `TooLarge` if a command or pipeline of `body` is answered with more than
     ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes): nothing was written.
     /// - `Timeout` if everything was sent and no answer came: all of it was written, or will be as long
-    ///   as nothing watched changes and this guard has the lock, or nothing. Watch what must not be
+    ///   as nothing tracked changes and this guard has the lock, or nothing. Watch what must not be
     ///   written twice.
     /// - `Protocol` if Redis refused one of the writes for what it found, such as a list where a number
     ///   should be: what the others wrote stays, as Redis takes nothing back. The message says which. (A
@@ -340,7 +344,7 @@ impl MutexGuard {
         result.map_err(|error| error.with_key(self.key()))
     }
 
-    fn now(&self) -> Moment {
+    fn now(&self) -> MonotonicTime {
         self.client.now()
     }
 
@@ -355,8 +359,8 @@ impl MutexGuard {
         };
         let held = self.now().since(granted_at);
         self.observed.ended(outcome, held);
-        let courier = &self.client.handle().courier;
-        courier.tell(|events| events.released(self.lease.event(), held, confirmed));
+        let callbacks = &self.client.handle().callbacks;
+        callbacks.tell(|events| events.released(self.lease.event(), held, confirmed));
     }
 }
 
@@ -367,10 +371,10 @@ impl Drop for MutexGuard {
             self.observed.forget();
             return;
         }
-        if self.let_go {
+        if self.release {
             return;
         }
-        let lost = self.client.handle().waits.let_go(&self.lease);
+        let lost = self.client.handle().acquirer.release(&self.lease);
         self.tell_released(if lost { "lost" } else { "dropped" }, false);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::id::{HolderId, LeaseId};
 use crate::store::LockValue;
+use crate::util::id::{HolderId, LeaseId};
 
 /// Who has a lock, as Redis says: see [`Mutex::inspect`](crate::Mutex::inspect).
 ///

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use crate::clock::Clock;
-use crate::id::{HolderId, LeaseId};
-use crate::key::Key;
+use crate::acquire::LocalQueues;
 use crate::lease::Options;
 use crate::observe::counted::RENEWALS;
-use crate::store::{Call, Command, Kind, Limit, Names, Replies, Standing, encode};
-use crate::wait::LocalQueues;
+use crate::store::{Command, Kind, Limit, QueueMode, Replies, ScriptContext, ScriptRef, encode};
+use crate::util::clock::Clock;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::Key;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -70,7 +70,7 @@ impl Line {
 
 /// One script call for some acquires.
 pub struct Batch {
-    names: Names,
+    names: ScriptContext,
     hash: String,
     commands: Vec<Command>,
     buffer: Vec<u8>,
@@ -83,10 +83,10 @@ impl Batch {
             key: key(number),
             lease: LeaseId::random(),
             ttl: TTL,
-            standing: Standing::None,
+            queue_mode: QueueMode::None,
         };
         Self {
-            names: Names {
+            names: ScriptContext {
                 holder: HolderId::of_this_process(),
                 fence_counter: "leasehold:~fence".to_owned(),
             },
@@ -99,7 +99,7 @@ impl Batch {
     /// How many bytes it takes on the wire.
     pub fn encode(&mut self) -> usize {
         self.buffer.clear();
-        let call = Call::Hash(&self.hash);
+        let call = ScriptRef::Hash(&self.hash);
         let commands = self.commands.iter();
         encode(&mut self.buffer, call, Kind::Acquire, &self.names, commands);
         self.buffer.len()

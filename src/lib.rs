@@ -11,54 +11,46 @@
 // Models replace what talks to Redis.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
 
+mod acquire;
 mod builder;
 mod client;
-mod clock;
 mod config;
 mod error;
 mod event;
 mod fenced;
-#[cfg(all(test, not(shuttle)))]
-mod fuzz;
 mod guard;
 // The Rust in it is run by the crate snippets/.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 mod held;
-mod id;
 // What benches measure of the parts.
 #[cfg(feature = "__internals")]
 #[doc(hidden)]
 pub mod internals;
-mod key;
 mod lease;
 mod loss;
 mod memory;
 mod mutex;
 mod observe;
-mod process;
 mod reentrant;
 mod store;
-mod sync;
-mod text;
-mod thread;
 mod transaction;
-mod wait;
+mod util;
 mod watchdog;
 
 pub use builder::Builder;
 pub use client::Client;
 pub use error::{Error, ErrorKind};
-pub use event::{EventLock, Events};
+pub use event::{EventHandler, EventLock};
 pub use fenced::FencedValue;
 pub use guard::{LostSignal, MutexGuard};
 pub use held::{HeldLock, LockInfo};
-pub use id::HolderId;
 pub use loss::LossReason;
-pub use memory::Memory;
+pub use memory::MemoryStore;
 pub use mutex::Mutex;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
 pub use store::TransactionConnection;
+pub use util::id::HolderId;
 
 /// The channels of [`LostSignal`], with their `select!`.
 pub use crossbeam_channel;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::id::HolderId;
+use crate::util::id::HolderId;
 
 /// Why a held lock is no longer held. More reasons may come.
 ///

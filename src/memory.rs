@@ -22,9 +22,9 @@ use crate::store::MemoryServer;
 ///
 /// ```
 /// use std::time::Duration;
-/// use leasehold::{ErrorKind, Memory};
+/// use leasehold::{ErrorKind, MemoryStore};
 ///
-/// let memory = Memory::new();
+/// let memory = MemoryStore::new();
 /// let (one, two) = (memory.client()?, memory.client()?);
 /// let guard = one.mutex("invoice:42").lock()?;
 /// assert!(two.mutex("invoice:42").try_lock()?.is_none());
@@ -36,13 +36,13 @@ use crate::store::MemoryServer;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Memory(Arc<MemoryServer>);
+pub struct MemoryStore(Arc<MemoryServer>);
 
-impl Memory {
+impl MemoryStore {
     /// An empty one.
     ///
     /// ```
-    /// let memory = leasehold::Memory::new();
+    /// let memory = leasehold::MemoryStore::new();
     /// # let _ = memory;
     /// ```
     #[allow(clippy::new_without_default)]
@@ -57,7 +57,7 @@ impl Memory {
     /// that had clients when it forked.
     ///
     /// ```
-    /// let client = leasehold::Memory::new().client()?;
+    /// let client = leasehold::MemoryStore::new().client()?;
     /// assert_eq!(client.with_lock("a", || 1)?, 1);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -69,7 +69,7 @@ impl Memory {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let memory = leasehold::Memory::new();
+    /// let memory = leasehold::MemoryStore::new();
     /// let client = memory.builder().ttl(Duration::from_secs(5)).build()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -81,11 +81,11 @@ impl Memory {
     /// had slept for so long: what expires meanwhile is lost, and is lost when this returns; locks that are still held then
     /// and due for renewal have been renewed. To let more than a ttl pass and keep what is held, move
     /// in steps of less than two thirds of it. Callbacks and events run a little later, on the client's
-    /// own thread; [`Client::shutdown`](crate::Client::shutdown) waits for them.
+    /// own thread; [`Client::shutdown`](crate::Client::shutdown) acquirer for them.
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let memory = leasehold::Memory::new();
+    /// let memory = leasehold::MemoryStore::new();
     /// let guard = memory.client()?.mutex("k").lock()?; // ttl 30 s, renewed after 10
     /// for _ in 0..10 {
     ///     memory.advance(Duration::from_secs(15));
@@ -105,7 +105,7 @@ impl Memory {
     /// and has lost it when this returns.
     ///
     /// ```
-    /// let memory = leasehold::Memory::new();
+    /// let memory = leasehold::MemoryStore::new();
     /// let client = memory.client()?;
     /// let guard = client.mutex("k").lock()?;
     /// memory.flush();
@@ -120,8 +120,8 @@ impl Memory {
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").finish_non_exhaustive()
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
     }
 }

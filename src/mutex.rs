@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
+use crate::acquire::{LockRequest, Until};
 use crate::client::Client;
 use crate::config::check_max_hold;
 use crate::error::{Error, ErrorKind};
 use crate::guard::MutexGuard;
 use crate::held::LockInfo;
-use crate::key::Key;
 use crate::lease::{Check, Options};
 use crate::reentrant::ReentrantMutex;
 use crate::store::{Command, Reply};
-use crate::wait::{Until, Wanted};
+use crate::util::key::Key;
 
 /// A lock of the name given to [`Client::mutex`], free or held by anyone.
 ///
@@ -97,7 +97,7 @@ impl Mutex {
     ///
     /// All checks of a client are asked on one thread, one after another. One that hangs holds up no
     /// renewal of a lock without a check, but those with one behind it are not renewed meanwhile, and
-    /// expire; a [`shutdown`](crate::Client::shutdown) waits for it. A lock with a check is never passed
+    /// expire; a [`shutdown`](crate::Client::shutdown) acquirer for it. A lock with a check is never passed
     /// on to another thread of the client without asking Redis.
     ///
     /// ```
@@ -126,7 +126,7 @@ impl Mutex {
     }
 
     /// Ends the hold after `max_hold`, whatever its holder does. Defaults to the client's setting.
-    /// When its last tenth begins, [`Events::max_hold_near`](crate::Events::max_hold_near) is told.
+    /// When its last tenth begins, [`EventHandler::max_hold_near`](crate::EventHandler::max_hold_near) is told.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -140,7 +140,7 @@ impl Mutex {
         self
     }
 
-    /// Gives up waiting once `cancel` has a message or its senders are gone: every call that waits
+    /// Gives up waiting once `cancel` has a message or its senders are gone: every call that acquirer
     /// then fails with [`Cancelled`](crate::ErrorKind::Cancelled), at once, or once Redis has answered
     /// what it is being asked. One message ends one wait; drop the sender to end all.
     /// [`try_lock`](Self::try_lock) does not wait, and does not look at it.
@@ -193,14 +193,14 @@ impl Mutex {
         self.key.as_ref().map_or("", Key::name)
     }
 
-    /// Waits for the lock, for as long as others hold it. Threads of one client that wait for the
+    /// Acquirer for the lock, for as long as others hold it. Threads of one client that wait for the
     /// same lock are served in the order they came.
     ///
     /// Calls that wait for Redis do so by [`std::thread::park_timeout`], and use up an `unpark` that comes
-    /// meanwhile. Whoever parks threads on its own account looks at what it waits for after such a call, too.
+    /// meanwhile. Whoever parks threads on its own account looks at what it acquirer for after such a call, too.
     ///
     /// # Errors
-    /// `Unavailable` after Redis could not be asked for the client's `patience`; `Denied`,
+    /// `Unavailable` after Redis could not be asked for the client's `outage_timeout`; `Denied`,
     /// `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
     ///
     /// ```
@@ -215,11 +215,11 @@ impl Mutex {
         Ok(guard.expect("to wait without end ends with the lock or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client waits for it: those come
+    /// Takes the lock if it is free and no other thread of this client acquirer for it: those come
     /// first.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), but without patience; `Timeout` if no answer came.
+    /// As [`lock`](Self::lock), but without outage_timeout; `Timeout` if no answer came.
     /// Contention is `Ok(None)`.
     ///
     /// ```
@@ -235,11 +235,11 @@ impl Mutex {
         self.acquire(Until::Now)
     }
 
-    /// Waits for the lock for at most `timeout`, to within one command time-out whatever Redis does
+    /// Acquirer for the lock for at most `timeout`, to within one command time-out whatever Redis does
     /// (and one connect time-out, where a connection has to be made).
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), with the time left as its patience. Contention is `Ok(None)`.
+    /// As [`lock`](Self::lock), with the time left as its outage_timeout. Contention is `Ok(None)`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -253,7 +253,7 @@ impl Mutex {
         self.acquire(Until::At(self.client.now().after(timeout)))
     }
 
-    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
+    /// Acquirer for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -289,7 +289,7 @@ impl Mutex {
         done_alone(guard.unlock()).map(|()| value)
     }
 
-    /// Who has the lock, as Redis says: for people who look into why something waits. What it says
+    /// Who has the lock, as Redis says: for people who look into why something acquirer. What it says
     /// may be over when you read it, so base no decision on it.
     ///
     /// # Errors
@@ -380,11 +380,11 @@ impl Mutex {
             let started = self.client.handle().start_checks();
             started.map_err(|error| error.with_key(wanted.key.name()))?;
         }
-        let lease = self.client.handle().waits.acquire(&wanted, until)?;
+        let lease = self.client.handle().acquirer.acquire(&wanted, until)?;
         Ok(lease.map(|lease| MutexGuard::new(lease, self.client.clone())))
     }
 
-    fn wanted(&self) -> Result<Wanted, Error> {
+    fn wanted(&self) -> Result<LockRequest, Error> {
         let config = &self.client.handle().config;
         let key = self.key.clone()?;
         let ttl = match self.ttl {
@@ -409,7 +409,7 @@ impl Mutex {
             max_hold: self.max_hold,
             checked: self.check.is_some(),
         };
-        Ok(Wanted {
+        Ok(LockRequest {
             key,
             options,
             check: self.check.clone(),

@@ -1,6 +1,6 @@
 //! What the features `tracing` and `metrics` tell, under the names of docs/observability.md. Without them
 //! nothing is left of it. Decides nothing; what it calls is user code, so it is called on a caller's thread or
-//! on the courier's only, and a panic in it stays here.
+//! on the callbacks's only, and a panic in it stays here.
 
 #![cfg_attr(
     not(all(feature = "metrics", feature = "tracing", feature = "__internals")),
@@ -15,15 +15,15 @@ use std::time::Duration;
 use tracing::{Span, field::Empty, span::Entered};
 
 use crate::error::{Error, ErrorKind};
-use crate::event::{EventLock, Events};
+use crate::event::{EventHandler, EventLock};
 use crate::loss::LossReason;
-use crate::text::printable;
+use crate::util::text::printable;
 
 /// Whether there is anything to tell. Where it is not, what leads there is compiled away.
 pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
 
 /// A panic in what is told stays here.
-fn quietly(tell: impl FnOnce()) {
+fn catch_panics(tell: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(tell));
 }
 
@@ -35,8 +35,8 @@ fn span(make: impl FnOnce() -> Span) -> Span {
 /// Each by itself: a panic of the one during that of the other would end the process.
 #[cfg(feature = "tracing")]
 fn end(span: Span, say: impl FnOnce(&Span)) {
-    quietly(|| say(&span));
-    quietly(|| drop(span));
+    catch_panics(|| say(&span));
+    catch_panics(|| drop(span));
 }
 
 /// The name of a lock, made printable for spans and events: a program may let its users choose it.
@@ -82,7 +82,7 @@ impl Wait {
             span.record("outcome", outcome);
         });
         #[cfg(feature = "metrics")]
-        quietly(|| {
+        catch_panics(|| {
             metrics::counter!("leasehold_waits_total", "outcome" => outcome).increment(1);
             metrics::histogram!("leasehold_wait_seconds").record(waited);
         });
@@ -124,7 +124,7 @@ impl Hold {
             span.record("outcome", outcome);
         });
         #[cfg(feature = "metrics")]
-        quietly(|| {
+        catch_panics(|| {
             metrics::counter!("leasehold_holds_total", "outcome" => outcome).increment(1);
             metrics::histogram!("leasehold_hold_seconds").record(held);
         });
@@ -151,14 +151,14 @@ impl<'a> Scope<'a> {
 #[cfg(feature = "tracing")]
 impl Drop for Scope<'_> {
     fn drop(&mut self) {
-        quietly(|| drop(self.0.take()));
+        catch_panics(|| drop(self.0.take()));
     }
 }
 
 /// A lock passed to the next thread of its client.
 pub(crate) fn handed_off() {
     #[cfg(feature = "metrics")]
-    quietly(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
+    catch_panics(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
 }
 
 /// Renewals that were answered together, to be told together.
@@ -187,7 +187,7 @@ impl Renewals {
     pub(crate) fn tell(self) {
         #[cfg(feature = "metrics")]
         for (outcome, late) in self.answered {
-            quietly(|| {
+            catch_panics(|| {
                 metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
                 metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
             });
@@ -195,13 +195,13 @@ impl Renewals {
     }
 }
 
-/// Hears of some events before the client's own [`Events`] do.
+/// Hears of some events before the client's own [`EventHandler`] do.
 pub(crate) struct Observer;
 
-impl Events for Observer {
+impl EventHandler for Observer {
     fn renewal_failed(&self, lock: EventLock<'_>, error: &Error) {
         #[cfg(feature = "tracing")]
-        quietly(|| {
+        catch_panics(|| {
             tracing::warn!(
                 target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %error,
                 "renewal failed"
@@ -211,12 +211,12 @@ impl Events for Observer {
 
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {
         #[cfg(feature = "metrics")]
-        quietly(|| {
+        catch_panics(|| {
             let reason = name_of_loss(reason);
             metrics::counter!("leasehold_losses_total", "reason" => reason).increment(1);
         });
         #[cfg(feature = "tracing")]
-        quietly(|| {
+        catch_panics(|| {
             tracing::warn!(
                 target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %reason,
                 "lock lost"
@@ -226,16 +226,16 @@ impl Events for Observer {
 
     fn events_missed(&self, count: u64) {
         #[cfg(feature = "metrics")]
-        quietly(|| metrics::counter!("leasehold_events_missed_total").increment(count));
+        catch_panics(|| metrics::counter!("leasehold_events_missed_total").increment(count));
         #[cfg(feature = "tracing")]
-        quietly(|| tracing::warn!(target: "leasehold", count, "events missed"));
+        catch_panics(|| tracing::warn!(target: "leasehold", count, "events missed"));
     }
 
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {
         #[cfg(feature = "metrics")]
-        quietly(|| metrics::counter!("leasehold_releases_delayed_total").increment(1));
+        catch_panics(|| metrics::counter!("leasehold_releases_delayed_total").increment(1));
         #[cfg(feature = "tracing")]
-        quietly(|| {
+        catch_panics(|| {
             tracing::warn!(
                 target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %error,
                 "release delayed"
@@ -244,12 +244,13 @@ impl Events for Observer {
     }
 }
 
-/// How many releases, that could not be done yet, each lane owes.
-pub(crate) fn debts(of_lanes: &[usize]) {
+/// How many releases, that could not be done yet, each pipeline owes.
+pub(crate) fn retries(of_lanes: &[usize]) {
     #[cfg(feature = "metrics")]
-    for (lane, count) in of_lanes.iter().enumerate() {
-        quietly(|| {
-            metrics::gauge!("leasehold_lane_debts", "lane" => lane.to_string()).set(*count as f64);
+    for (pipeline, count) in of_lanes.iter().enumerate() {
+        catch_panics(|| {
+            metrics::gauge!("leasehold_release_retries", "pipeline" => pipeline.to_string())
+                .set(*count as f64);
         });
     }
 }
@@ -302,7 +303,7 @@ pub(crate) mod counted {
 /// Says what the metrics mean, to a recorder that wants to know.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
-    quietly(|| {
+    catch_panics(|| {
         use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
         let counters = [
             (
@@ -328,7 +329,7 @@ pub(crate) fn describe() {
             ),
             (
                 "leasehold_events_missed_total",
-                "Events for which callbacks were too slow",
+                "EventHandler for which callbacks were too slow",
             ),
         ];
         for (name, what) in counters {
@@ -346,9 +347,9 @@ pub(crate) fn describe() {
             describe_histogram!(name, Unit::Seconds, what);
         }
         describe_gauge!(
-            "leasehold_lane_debts",
+            "leasehold_release_retries",
             Unit::Count,
-            "Releases that a lane owes"
+            "Releases that a pipeline owes"
         );
     });
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::guard::MutexGuard;
-use crate::key::Key;
 use crate::loss::LossReason;
 use crate::mutex::{Mutex, done_alone};
+use crate::util::key::Key;
 
 /// A lock that the thread that has it can take again, from [`Client::reentrant_mutex`] or
 /// [`Mutex::reentrant`].
@@ -67,7 +67,7 @@ impl ReentrantMutex {
         self.mutex.key()
     }
 
-    /// Waits for the lock, for as long as others hold it.
+    /// Acquirer for the lock, for as long as others hold it.
     ///
     /// # Errors
     /// Those of [`Mutex::lock`]; `LeaseLost` if this thread has the lock and lost it.
@@ -85,7 +85,7 @@ impl ReentrantMutex {
         Ok(guard.expect("to wait without end ends with the lock or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client waits for it.
+    /// Takes the lock if it is free and no other thread of this client acquirer for it.
     ///
     /// # Errors
     /// Those of [`Mutex::try_lock`]; `LeaseLost` if this thread has the lock and lost it. Contention is
@@ -103,7 +103,7 @@ impl ReentrantMutex {
         self.take(Mutex::try_lock)
     }
 
-    /// Waits for the lock for at most `timeout`.
+    /// Acquirer for the lock for at most `timeout`.
     ///
     /// # Errors
     /// Those of [`Mutex::try_lock_for`]; `LeaseLost` if this thread has the lock and lost it.
@@ -122,7 +122,7 @@ impl ReentrantMutex {
         self.take(|mutex| mutex.try_lock_for(timeout))
     }
 
-    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
+    /// Acquirer for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -226,7 +226,7 @@ impl ReentrantGuard {
         Rc::strong_count(&self.hold)
     }
 
-    /// Gives this guard up. The last one lets go of the lock and waits for Redis to confirm it; the
+    /// Gives this guard up. The last one lets go of the lock and acquirer for Redis to confirm it; the
     /// others ask nobody.
     ///
     /// # Errors

@@ -10,8 +10,8 @@ use redis::{Pipeline, RedisResult};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::process::Process;
 use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
+use crate::util::fork::Process;
 use crate::watchdog::Watchdog;
 
 /// Conflicts in a row until it is given up.
@@ -25,7 +25,7 @@ pub(crate) struct Transactions {
     begin: Sender<()>,
     end: Receiver<()>,
     /// How long to wait for another one to end.
-    patience: Duration,
+    outage_timeout: Duration,
 }
 
 /// The right to use a connection.
@@ -42,7 +42,7 @@ impl Transactions {
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
         at_once: usize,
-        patience: Duration,
+        outage_timeout: Duration,
     ) -> Self {
         let (begin, end) = bounded(at_once);
         Self {
@@ -50,7 +50,7 @@ impl Transactions {
             watchdog,
             begin,
             end,
-            patience,
+            outage_timeout,
         }
     }
 
@@ -78,7 +78,7 @@ impl Transactions {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).inspect_err(|_| {
                         // It may arrive yet: until the key has changed, nobody else may have the lock.
-                        lease.bind_to_holder();
+                        lease.forbid_hand_off();
                     })?;
                     if written == Written::All {
                         return Ok(value);
@@ -93,36 +93,36 @@ impl Transactions {
         }
         // A lost lock says so, not that others wrote.
         self.look(lease, connection)?.leave();
-        let message = format!("{MAX_TRIES} times in a row something changed that was watched");
+        let message = format!("{MAX_TRIES} times in a row something changed that was tracked");
         Err(Error::new(ErrorKind::Conflict, message))
     }
 
-    /// A connection that watches the lock, which is still ours.
+    /// A connection that is_tracked the lock, which is still ours.
     fn look(
         &self,
         lease: &Lease,
         connection: Option<TransactionConnection>,
     ) -> Result<TransactionConnection, Error> {
         self.check(lease)?;
-        let terms = lease.terms();
+        let grant = lease.grant();
         let mut conn = match connection {
             Some(conn) => conn,
-            None => self.store.lend()?,
+            None => self.store.transaction_connection()?,
         };
-        let mut seen = conn.look(&terms.key);
+        let mut seen = conn.look(&grant.key);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // It may have died while nobody used it. The next one is new, and has its place in the pool.
             drop(conn);
-            conn = self.store.lend()?;
-            seen = conn.look(&terms.key);
+            conn = self.store.transaction_connection()?;
+            seen = conn.look(&grant.key);
         }
         let value = seen.map_err(nothing_asked)?;
-        if value.as_ref().is_some_and(|value| holds(value, terms.id)) {
+        if value.as_ref().is_some_and(|value| holds(value, grant.id)) {
             return Ok(conn);
         }
         conn.leave();
-        // This connection may lead to an old primary, so a lane has to confirm the loss.
+        // This connection may lead to an old primary, so a pipeline has to confirm the loss.
         self.watchdog.confirm(lease)?;
         let message = "its connection does not lead to the primary";
         Err(Error::new(ErrorKind::Unavailable, message))
@@ -141,10 +141,10 @@ impl Transactions {
         select! {
             send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
             recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),
-            default(self.patience) => {
+            default(self.outage_timeout) => {
                 let limit = self.begin.capacity().unwrap_or_default();
-                let patience = self.patience;
-                let message = format!("all {limit} transactions of the client are busy after {patience:?}");
+                let outage_timeout = self.outage_timeout;
+                let message = format!("all {limit} transactions of the client are busy after {outage_timeout:?}");
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
         }

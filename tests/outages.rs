@@ -51,7 +51,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
         .ttl(2 * LONG)
         .connect_timeout(TIMEOUT)
         .command_timeout(TIMEOUT)
-        .patience(LONG)
+        .outage_timeout(LONG)
         .build()?;
     drop(hold(&client, count));
     assert!(are_released(&server));
@@ -66,7 +66,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     let asked = Instant::now();
-                    drop(mutex.lock().expect("it has patience"));
+                    drop(mutex.lock().expect("it has outage_timeout"));
                     longest.fetch_max(asked.elapsed().as_millis() as u64, Ordering::Relaxed);
                 }
             });

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, EventLock, Events, LossReason, MutexGuard};
+use leasehold::{Client, EventHandler, EventLock, LossReason, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 use parking_lot::Mutex;
 
@@ -29,7 +29,7 @@ struct Heard {
     lost: Mutex<Vec<String>>,
 }
 
-impl Events for Heard {
+impl EventHandler for Heard {
     fn renewed(&self, _: EventLock<'_>) {
         self.renewed.fetch_add(1, Ordering::Relaxed);
     }
@@ -65,7 +65,7 @@ fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, lease
 pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), Box<dyn Error>> {
     let heard = Arc::new(Heard::default());
     let builder = Client::builder(&server.url()).ttl(TTL);
-    let client = builder.events(Arc::clone(&heard)).build()?;
+    let client = builder.event_handler(Arc::clone(&heard)).build()?;
     let others = Client::open(&server.url())?;
     let guards = (0..LOCKS)
         .map(|number| client.mutex(&key(number)).lock())

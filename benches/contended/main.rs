@@ -45,7 +45,7 @@ struct Options {
     counted_seconds: f64,
     /// How often `wake-up` lets go
     #[arg(long, default_value_t = 250)]
-    wake_ups: usize,
+    notifications: usize,
     /// How many holders `expiry` kills
     #[arg(long, default_value_t = 50)]
     expiries: usize,
@@ -111,7 +111,7 @@ impl Options {
         Self {
             seconds: self.seconds.min(0.2),
             counted_seconds: self.counted_seconds.min(0.2),
-            wake_ups: self.wake_ups.min(4),
+            notifications: self.notifications.min(4),
             expiries: self.expiries.min(2),
             thefts: self.thefts.min(8),
             renewals: self.renewals.min(1000),
@@ -128,7 +128,7 @@ impl Options {
             requests: Some(5.0),
         };
         match case {
-            Case::WakeUp => wake_up::measure(server, self.wake_ups),
+            Case::WakeUp => wake_up::measure(server, self.notifications),
             Case::Expiry => expiry::measure(server, self.expiries),
             Case::Threads => crowd::threads(server, 16, window),
             Case::FourProcesses => crowd::processes(server, [4, 1], window, counted, limits),

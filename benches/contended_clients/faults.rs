@@ -12,7 +12,7 @@ use crate::support;
 use crate::worker::KEY;
 use crate::workers::Workers;
 
-const CONNECTION_NAME: &str = "leasehold-wakeups";
+const CONNECTION_NAME: &str = "leasehold-notifications";
 /// How long a list of connections is used: to list 1,000 takes Redis some ms.
 const LIST_AGE: Duration = Duration::from_secs(5);
 const SAMPLE_PERIOD: Duration = Duration::from_millis(50);

@@ -31,7 +31,7 @@ use report::Report;
 use worker::Assignment;
 use workers::{Setup, Workers};
 
-/// Connections for each client and more: its lanes, renewals, transactions and notifications.
+/// Connections for each client and more: its pipelines, renewals, transactions and notifications.
 const CONNECTIONS: usize = 16;
 /// Requests, and KB in and out, for each grant.
 const REQUESTS: f64 = 5.0;

@@ -39,7 +39,7 @@ pub fn work(assignment: &Assignment) -> Result<(), Box<dyn Error>> {
     let client = Client::builder(&assignment.url)
         .ttl(Duration::from_millis(assignment.ttl))
         .connect_timeout(CONNECT_TIMEOUT)
-        .patience(PATIENCE)
+        .outage_timeout(PATIENCE)
         .build()?;
     println!("ready");
     let mut lines = io::stdin().lock().lines();

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::key::{Key, KeyHasher};
 use crate::lease::Lease;
+use crate::util::key::{Key, KeyHasher};
 
 #[derive(Default)]
 pub(crate) struct LeasesByKey(HashSet<ByKey, BuildHasherDefault<KeyHasher>>);
@@ -27,7 +27,7 @@ impl LeasesByKey {
 
     /// Takes out this very lease, if it is there.
     pub(crate) fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
-        let key = &lease.terms().key;
+        let key = &lease.grant().key;
         let found = self.get(key)?;
         if !std::ptr::eq(&**found, lease) {
             return None;
@@ -46,19 +46,19 @@ impl LeasesByKey {
 
 impl Borrow<Key> for ByKey {
     fn borrow(&self) -> &Key {
-        &self.0.terms().key
+        &self.0.grant().key
     }
 }
 
 impl Hash for ByKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.terms().key.hash(state);
+        self.0.grant().key.hash(state);
     }
 }
 
 impl PartialEq for ByKey {
     fn eq(&self, other: &Self) -> bool {
-        self.0.terms().key == other.0.terms().key
+        self.0.grant().key == other.0.grant().key
     }
 }
 

@@ -1,4 +1,4 @@
-mod handing_on;
+mod hand_off;
 mod keeping;
 
 use std::sync::Arc;
@@ -6,48 +6,50 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::*;
-use crate::key::Key;
-use crate::thread::Crew;
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 struct Fixture {
     lease: Lease,
-    asked_at: Moment,
-    courier: Arc<Courier>,
-    crew: Crew,
+    asked_at: MonotonicTime,
+    callbacks: Arc<CallbackExecutor>,
+    threads: ThreadGroup,
 }
 
-fn lease(change: impl FnOnce(&mut Terms)) -> Fixture {
+fn lease(change: impl FnOnce(&mut Grant)) -> Fixture {
     lease_with(None, change)
 }
 
-fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Terms)) -> Fixture {
-    let crew = Crew::new();
-    let courier = Courier::start(&crew, None).unwrap();
+fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Grant)) -> Fixture {
+    let threads = ThreadGroup::new();
+    let callbacks = CallbackExecutor::start(&threads, None).unwrap();
     // A whole multiple of every pause below, so that renewals fall on whole seconds.
-    let asked_at = Moment::now().after(1000 * SECOND).rounded_down(10 * SECOND);
+    let asked_at = MonotonicTime::now()
+        .after(1000 * SECOND)
+        .rounded_down(10 * SECOND);
     let key = Key::new("p:", "k", 100).unwrap();
-    // Not to be watched while a test lasts.
+    // Not to be tracked while a test lasts.
     let granted_at = asked_at.after(3600 * SECOND);
-    let mut terms = Terms {
+    let mut grant = Grant {
         since: granted_at,
-        ..Terms::usual(key, asked_at)
+        ..Grant::usual(key, asked_at)
     };
-    change(&mut terms);
+    change(&mut grant);
     Fixture {
-        lease: Lease::new(terms, Arc::clone(&courier), check),
+        lease: Lease::new(grant, Arc::clone(&callbacks), check),
         asked_at,
-        courier,
-        crew,
+        callbacks,
+        threads,
     }
 }
 
-fn limit(terms: &mut Terms, hold: Duration) {
-    Arc::make_mut(&mut terms.options).max_hold = Some(hold);
+fn limit(grant: &mut Grant, hold: Duration) {
+    Arc::make_mut(&mut grant.options).max_hold = Some(hold);
 }
 
-fn nothing_before(next: Moment) -> Due {
+fn nothing_before(next: MonotonicTime) -> Due {
     Due::Held {
         renew: false,
         watch: false,
@@ -56,7 +58,7 @@ fn nothing_before(next: Moment) -> Due {
     }
 }
 
-fn renewal_and_look_at(next: Moment) -> Due {
+fn renewal_and_look_at(next: MonotonicTime) -> Due {
     Due::Held {
         renew: true,
         watch: false,
@@ -66,18 +68,21 @@ fn renewal_and_look_at(next: Moment) -> Due {
 }
 
 impl Fixture {
-    fn at(&self, seconds: u32) -> Moment {
+    fn at(&self, seconds: u32) -> MonotonicTime {
         self.asked_at.after(seconds * SECOND)
     }
 
-    /// Waits until the courier has run everything handed to it.
+    /// Waits until the callbacks has run everything handed to it.
     fn finish(self) {
-        self.courier.stop();
-        assert!(self.crew.has_ended_by(Moment::now().after(60 * SECOND)));
+        self.callbacks.stop();
+        assert!(
+            self.threads
+                .has_ended_by(MonotonicTime::now().after(60 * SECOND))
+        );
     }
 }
 
-fn note(_: Option<TimerNote>, _: Moment) -> Option<TimerNote> {
+fn note(_: Option<TimerNote>, _: MonotonicTime) -> Option<TimerNote> {
     Some(TimerNote::nth(1))
 }
 
@@ -179,7 +184,10 @@ fn renewal_is_due_by_its_pause_and_once_only() {
         nothing_before(end),
         "one at a time"
     );
-    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    assert!(
+        f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
     f.lease.ttl_changed(f.at(11), f.at(10), 30 * SECOND);
     assert_eq!(f.lease.due(f.at(12), note), nothing_before(f.at(20)));
     assert_eq!(f.lease.remaining(f.at(10)), validity(30 * SECOND));
@@ -189,22 +197,33 @@ fn renewal_is_due_by_its_pause_and_once_only() {
 fn a_failed_renewal_is_tried_again_when_it_was_said() {
     let f = lease(|_| {});
     f.lease.due(f.at(10), note);
-    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    assert!(
+        f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
     f.lease
-        .ttl_unchanged(Moment::now(), 30 * SECOND, Some(f.at(11)));
+        .ttl_unchanged(MonotonicTime::now(), 30 * SECOND, Some(f.at(11)));
     assert_eq!(f.lease.due(f.at(10), note), nothing_before(f.at(11)));
 }
 
 #[test]
 fn changes_of_the_ttl_come_one_after_another() {
     let f = lease(|_| {});
-    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
     assert!(
-        !f.lease.begin_ttl_change(Moment::now(), Moment::now),
+        f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
+    assert!(
+        !f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now),
         "one is under way"
     );
-    f.lease.ttl_unchanged(Moment::now(), 30 * SECOND, None);
-    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    f.lease
+        .ttl_unchanged(MonotonicTime::now(), 30 * SECOND, None);
+    assert!(
+        f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
 }
 
 #[test]
@@ -218,7 +237,7 @@ fn a_change_of_the_ttl_never_shortens_the_validity() {
 
 #[test]
 fn an_unrenewed_lease_is_looked_at_when_it_ends() {
-    let f = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
+    let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
     let end = f.asked_at.after(validity(30 * SECOND));
     assert_eq!(f.lease.due(f.at(29), note), nothing_before(end));
     assert_eq!(f.lease.due(end, note), Due::Over);
@@ -227,7 +246,7 @@ fn an_unrenewed_lease_is_looked_at_when_it_ends() {
 
 #[test]
 fn the_end_of_the_hold_bounds_everything() {
-    let f = lease(|terms| limit(terms, 40 * SECOND));
+    let f = lease(|grant| limit(grant, 40 * SECOND));
     assert_eq!(f.lease.ttl_to_ask(f.at(10)), 30 * SECOND);
     assert_eq!(f.lease.ttl_to_ask(f.at(20)), 20 * SECOND);
     f.lease.ttl_changed(f.at(20), f.at(20), 20 * SECOND);
@@ -244,23 +263,29 @@ fn the_end_of_the_hold_bounds_everything() {
 #[test]
 fn a_released_lease_cannot_be_armed() {
     let f = lease(|_| {});
-    assert!(f.lease.rearm(|old, at| {
+    assert!(f.lease.reschedule(|old, at| {
         assert_eq!((old, at), (None, f.at(10)));
         Some(TimerNote::nth(3))
     }));
     assert_eq!(f.lease.release(f.at(1)).0.timer, Some(TimerNote::nth(3)));
-    assert!(f.lease.rearm(|_, _| unreachable!("it is released")));
+    assert!(f.lease.reschedule(|_, _| unreachable!("it is released")));
     assert_eq!(f.lease.due(f.at(10), |_, _| unreachable!()), Due::Over);
-    assert!(!f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    assert!(
+        !f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
 }
 
 #[test]
 fn a_renewal_that_was_never_answered_may_have_kept_the_key() {
     let f = lease(|_| {});
     let before = f.lease.key_until();
-    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    assert!(
+        f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
     f.lease
-        .ttl_unchanged(f.lease.terms().since, 3600 * SECOND, None);
+        .ttl_unchanged(f.lease.grant().since, 3600 * SECOND, None);
     assert_eq!(f.lease.key_until(), before.after(3600 * SECOND));
 }
 
@@ -272,26 +297,26 @@ fn signals_that_nobody_has_any_more_are_swept_out() {
         drop(f.lease.signal(f.asked_at));
     }
     let mut state = f.lease.state.lock();
-    assert!(state.rare().listeners.signals.len() < 100);
+    assert!(state.extras().listeners.signals.len() < 100);
     drop(state);
     f.lease.lose(f.asked_at, LossReason::Deleted);
     assert_eq!(kept.try_recv(), Ok(LossReason::Deleted));
 }
 
 /// What the next holder gets, if it may have the lease at `at`.
-fn next_of(f: &Fixture, at: Moment) -> Option<Arc<Lease>> {
-    let options = *f.lease.terms().options;
+fn next_of(f: &Fixture, at: MonotonicTime) -> Option<Arc<Lease>> {
+    let options = *f.lease.grant().options;
     f.lease.hand_off(at, options).map(|(next, _)| next)
 }
 
 #[test]
 fn a_lease_handed_off_goes_on_under_a_token_of_its_own() {
     let f = lease(|_| {});
-    f.lease.rearm(|_, _| Some(TimerNote::nth(3)));
-    let options = *f.lease.terms().options;
+    f.lease.reschedule(|_, _| Some(TimerNote::nth(3)));
+    let options = *f.lease.grant().options;
     let (next, ended) = f.lease.hand_off(f.at(1), options).unwrap();
     assert_eq!(ended.timer, Some(TimerNote::nth(3)));
-    let (old, new) = (f.lease.terms(), next.terms());
+    let (old, new) = (f.lease.grant(), next.grant());
     assert_eq!((old.id, old.token + 1), (new.id, new.token));
     assert_eq!(new.hand_offs(), old.hand_offs() + 1);
     let left = f.asked_at.after(validity(30 * SECOND)).since(f.at(1));
@@ -325,31 +350,34 @@ fn a_lease_is_handed_off_only_as_long_as_two_thirds_of_its_validity_are_left() {
 #[test]
 fn a_lease_is_not_handed_off_on_other_terms_unrenewed_or_while_its_ttl_changes() {
     let f = lease(|_| {});
-    let mut options = *f.lease.terms().options;
+    let mut options = *f.lease.grant().options;
     options.ttl = 31 * SECOND;
-    assert!(f.lease.hand_off(f.at(1), options).is_none(), "other terms");
-    assert!(f.lease.begin_ttl_change(Moment::now(), Moment::now));
+    assert!(f.lease.hand_off(f.at(1), options).is_none(), "other grant");
+    assert!(
+        f.lease
+            .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
+    );
     assert!(next_of(&f, f.at(1)).is_none(), "its ttl changes");
-    let f = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
+    let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
     assert!(
         next_of(&f, f.at(1)).is_none(),
         "an explicit ttl is a promise"
     );
-    let f = lease(|terms| limit(terms, 29 * SECOND));
+    let f = lease(|grant| limit(grant, 29 * SECOND));
     assert!(next_of(&f, f.at(1)).is_none(), "its hold is about to end");
 }
 
 #[test]
 fn a_lease_bound_to_its_holder_is_not_handed_off_and_is_released_as_any_other() {
     let f = lease(|_| {});
-    f.lease.bind_to_holder();
+    f.lease.forbid_hand_off();
     assert!(next_of(&f, f.at(1)).is_none());
     assert_eq!(f.lease.release(f.at(1)).1, Ok(()));
 }
 
 #[test]
 fn a_renewal_that_was_due_is_due_for_the_next_holder() {
-    let f = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = Some(5 * SECOND));
+    let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = Some(5 * SECOND));
     let due = f.lease.due(f.at(5), note);
     assert!(matches!(due, Due::Held { renew: true, .. }));
     // Nobody has begun it.
@@ -360,8 +388,8 @@ fn a_renewal_that_was_due_is_due_for_the_next_holder() {
 
 #[test]
 fn a_lease_is_watched_once_it_was_held_for_a_moment() {
-    let f = lease(|terms| terms.since = terms.asked_at);
-    let moment = f.asked_at.after(WATCHED_AFTER);
+    let f = lease(|grant| grant.since = grant.asked_at);
+    let moment = f.asked_at.after(TRACKED_AFTER);
     assert_eq!(f.lease.due(f.asked_at, note), nothing_before(moment));
     let due = f.lease.due(moment, note);
     assert!(
@@ -382,14 +410,14 @@ fn a_lease_is_watched_once_it_was_held_for_a_moment() {
         true
     });
     assert!(listed);
-    assert!(f.lease.release(f.at(1)).0.watched);
+    assert!(f.lease.release(f.at(1)).0.tracked);
     f.lease.watch(|| unreachable!("it is released"));
 }
 
 #[test]
 fn a_lease_watched_early_is_not_watched_again() {
-    let f = lease(|terms| terms.since = terms.asked_at);
-    let moment = f.asked_at.after(WATCHED_AFTER);
+    let f = lease(|grant| grant.since = grant.asked_at);
+    let moment = f.asked_at.after(TRACKED_AFTER);
     assert_eq!(f.lease.due(f.asked_at, note), nothing_before(moment));
     // As at the start of a notification connection.
     f.lease.watch(|| true);
@@ -398,8 +426,8 @@ fn a_lease_watched_early_is_not_watched_again() {
 
 #[test]
 fn a_lease_without_room_early_is_offered_later() {
-    let f = lease(|terms| terms.since = terms.asked_at);
-    let moment = f.asked_at.after(WATCHED_AFTER);
+    let f = lease(|grant| grant.since = grant.asked_at);
+    let moment = f.asked_at.after(TRACKED_AFTER);
     f.lease.watch(|| false);
     let due = f.lease.due(moment, note);
     assert!(matches!(due, Due::Held { watch: true, .. }), "{due:?}");
@@ -407,23 +435,23 @@ fn a_lease_without_room_early_is_offered_later() {
 
 #[test]
 fn a_lease_for_which_there_was_no_room_among_the_watched_is_offered_with_each_renewal() {
-    let f = lease(|terms| terms.since = terms.asked_at);
-    let is_offered = |at: Moment| match f.lease.due(at, note) {
+    let f = lease(|grant| grant.since = grant.asked_at);
+    let is_offered = |at: MonotonicTime| match f.lease.due(at, note) {
         Due::Held { watch, .. } => watch,
         Due::Over => panic!("it is held"),
     };
-    let renew = |at: Moment| {
+    let renew = |at: MonotonicTime| {
         assert!(f.lease.begin_renewal(at).is_some());
         f.lease.ttl_changed(at, at, 30 * SECOND);
     };
-    assert!(is_offered(f.asked_at.after(WATCHED_AFTER)));
+    assert!(is_offered(f.asked_at.after(TRACKED_AFTER)));
     f.lease.watch(|| false);
     assert!(!is_offered(f.at(1)), "not all the time");
     assert!(is_offered(f.at(10)));
     renew(f.at(10));
     f.lease.watch(|| true);
-    assert!(!is_offered(f.at(20)), "it is watched");
-    assert!(f.lease.release(f.at(20)).0.watched);
+    assert!(!is_offered(f.at(20)), "it is tracked");
+    assert!(f.lease.release(f.at(20)).0.tracked);
 }
 
 #[test]

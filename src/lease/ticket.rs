@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::config::{Config, MAX_TTL, MIN_TTL};
 use crate::error::{Error, ErrorKind};
-use crate::id::{LeaseId, number};
-use crate::key::Key;
 use crate::lease::Options;
+use crate::util::id::{LeaseId, number};
+use crate::util::key::Key;
 
 const VERSION: &str = "lht1";
 
@@ -237,7 +237,7 @@ mod tests {
 
         use super::*;
         use crate::config::MAX_TTL;
-        use crate::fuzz::{self, Bytes};
+        use crate::util::fuzz::{self, Bytes};
 
         const PREFIX: &str = "p:";
         const LONGEST_NAME: usize = 64;

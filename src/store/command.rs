@@ -3,28 +3,28 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId};
-use crate::key::Key;
 use crate::store::value::LockValue;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::Key;
 
 /// One thing to do to one key.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// Grant the key if it is free, or if the lease's turn has come.
+    /// GrantMessage the key if it is free, or if the lease's turn has come.
     Acquire {
         key: Key,
         lease: LeaseId,
         ttl: Duration,
-        standing: Standing,
+        queue_mode: QueueMode,
     },
     /// Release the key if it is still this lease's: the first waiter has it then. A lease that is
     /// queued itself leaves the queue. Not worth a try after `until`: its ttl has ended.
     Release {
         key: Key,
         lease: LeaseId,
-        until: Moment,
+        until: MonotonicTime,
         /// What a guard held of it; nothing if no guard ever had it.
         held: Option<Held>,
         /// The ttl of its acquire, if it may be in the queue.
@@ -55,8 +55,8 @@ pub(crate) enum Command {
     },
     /// Read a fenced value.
     Read { key: Key },
-    /// Nothing: answered once everything that was asked on the lane before it has been.
-    Flush { lane: usize },
+    /// Nothing: answered once everything that was asked on the pipeline before it has been.
+    Flush { pipeline: usize },
 }
 
 /// Which grant goes on, and for how long.
@@ -100,14 +100,14 @@ impl Command {
     }
 
     /// The release of what this may have taken by now or may take yet.
-    pub(crate) fn undo(&self, now: Moment) -> Option<Self> {
+    pub(crate) fn undo(&self, now: MonotonicTime) -> Option<Self> {
         let (key, lease, ttl, queued) = match self {
             Self::Acquire {
                 key,
                 lease,
                 ttl,
-                standing,
-            } => (key, lease, ttl, *standing != Standing::None),
+                queue_mode,
+            } => (key, lease, ttl, *queue_mode != QueueMode::None),
             Self::Adopt { key, lease, grant } => (key, lease, &grant.longest, false),
             _ => return None,
         };
@@ -131,19 +131,19 @@ pub(crate) struct Held {
 
 /// Whether an acquire that finds the key taken joins its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum QueueMode {
     /// It does not: this was only a try.
     None,
     /// It joins, and polls, since it cannot be notified. When its turn comes, the key is kept for a moment.
     Polling,
     /// It joins. When its turn comes, it is granted the key and notified.
-    Told,
+    Notified,
     /// As `Polling` or `Told`, at the place of a lease that joined at `since` and is no longer queued, or in
     /// front: see [`in_front`].
-    Again { since: u64, polls: bool },
+    Rejoin { since: u64, polls: bool },
     /// It joined before, and may still be queued. It does not join again. If it joined to poll, it is
     /// notified from now on where that is possible.
-    Kept { notified: bool },
+    Existing { notified: bool },
 }
 
 /// Places before this one, in µs, are for waiters whose turn has come before, and whose answer came too late.
@@ -155,10 +155,10 @@ pub(crate) fn in_front(since: u64) -> u64 {
     since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
 }
 
-impl Standing {
+impl QueueMode {
     /// Whether it joins to poll.
     pub(crate) fn polls(self) -> bool {
-        matches!(self, Self::Polling | Self::Again { polls: true, .. })
+        matches!(self, Self::Polling | Self::Rejoin { polls: true, .. })
     }
 }
 
@@ -193,14 +193,14 @@ pub(crate) enum Reply {
 
 /// A grant to a waiter, as read from its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant {
+pub(crate) struct GrantMessage {
     pub(crate) token: u64,
     /// The key has a short ttl until the waiter confirms the grant with an acquire.
     pub(crate) to_confirm: bool,
 }
 
 #[cfg(test)]
-impl Grant {
+impl GrantMessage {
     /// The grant that tests and models use by default.
     pub(crate) const USUAL: Self = Self {
         token: 7,
@@ -221,12 +221,12 @@ pub(crate) struct Queued {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) command: Command,
-    pub(crate) deadline: Moment,
+    pub(crate) deadline: MonotonicTime,
     pub(crate) outcome: Option<Result<Reply, Error>>,
 }
 
 impl Request {
-    pub(crate) fn new(command: Command, deadline: Moment) -> Self {
+    pub(crate) fn new(command: Command, deadline: MonotonicTime) -> Self {
         Self {
             command,
             deadline,

@@ -1,52 +1,41 @@
 //! Where grants are kept. The only way to Redis for the state of locks.
 
-mod call;
 pub(crate) mod command;
-mod connect;
-mod delay;
-mod epoch;
-mod lane;
-#[cfg_attr(all(test, shuttle), path = "link/model.rs")]
-mod link;
+mod late_release;
 mod memory;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
-mod node;
-mod pending;
-mod replies;
-mod script;
+pub(crate) mod redis;
 #[cfg(all(test, not(shuttle)))]
 mod scripted;
-mod session;
-mod stream;
 mod value;
-mod wakeups;
 
 use std::sync::Arc;
 
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::thread::Crew;
+use crate::util::clock::MonotonicTime;
+use crate::util::threads::ThreadGroup;
 
 pub(crate) use command::{
-    Adoption, Command, FIRST_USUAL_PLACE, Grant, Held, Queued, Reply, Request, Standing, in_front,
+    Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
+    in_front,
 };
-pub(crate) use connect::{Endpoint, redacted};
-pub(crate) use delay::{Delay, DelayHook};
-pub(crate) use lane::MAX_RENEWALS;
-pub(crate) use memory::{Memory, MemoryServer};
-pub(crate) use node::{Node, RENEWAL_LANES};
+pub(crate) use late_release::{Delay, DelayHook};
+pub(crate) use memory::{MemoryNode, MemoryServer};
+pub(crate) use redis::connection::{Endpoint, redacted};
+pub(crate) use redis::notifications::{Listener, TrackedKey};
+pub(crate) use redis::pipeline::MAX_RENEWALS;
 #[cfg(feature = "__internals")]
-pub(crate) use replies::{Limit, Replies};
+pub(crate) use redis::replies::{Limit, Replies};
 #[cfg(feature = "__internals")]
-pub(crate) use script::{Call, Kind, Names, encode};
+pub(crate) use redis::scripts::{Kind, ScriptContext, ScriptRef, encode};
+pub use redis::session::TransactionConnection;
+pub(crate) use redis::session::{Written, read_failed};
+pub(crate) use redis::{Node, RENEWAL_PIPELINES};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;
-pub use session::TransactionConnection;
-pub(crate) use session::{Written, read_failed};
 pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds, loss_of, micros_of};
-pub(crate) use wakeups::{Listener, Watched};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
 /// longer than one command time-out.
@@ -57,7 +46,7 @@ pub(crate) trait Store: Send + Sync {
     fn execute(&self, requests: &mut [Request]);
 
     /// Carries out one command and waits for its answer.
-    fn ask(&self, command: Command, deadline: Moment) -> Result<Reply, Error> {
+    fn ask(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         let mut request = [Request::new(command, deadline)];
         self.execute(&mut request);
         let [request] = request;
@@ -70,18 +59,18 @@ pub(crate) trait Store: Send + Sync {
 
     /// Sees to what is owed: answers nobody waits for, releases that could not be written. True if
     /// something is left for later.
-    fn settle(&self) -> bool {
+    fn run_maintenance(&self) -> bool {
         false
     }
 
-    /// How many releases are owed that could not be done yet, lane by lane.
-    fn debts(&self) -> Vec<usize> {
+    /// How many releases are owed that could not be done yet, pipeline by pipeline.
+    fn retries(&self) -> Vec<usize> {
         Vec::new()
     }
 
     /// A number that changes when notifications may have been missed: with each new connection for them, and
     /// with each flush.
-    fn hearing(&self) -> u64 {
+    fn notification_epoch(&self) -> u64 {
         0
     }
 
@@ -99,28 +88,28 @@ pub(crate) trait Store: Send + Sync {
     fn end_delays(&self) {}
 
     /// Waits until all posted releases are done, until `deadline` at the latest.
-    fn flush(&self, _deadline: Moment) -> Result<(), Error> {
+    fn flush(&self, _deadline: MonotonicTime) -> Result<(), Error> {
         Ok(())
     }
 
     /// Has `listener` told what happens to keys, once somebody wants to know.
-    fn listen(&self, crew: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error>;
+    fn listen(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error>;
 
     /// How a waiter should join the queue of its key.
-    fn standing(&self) -> Standing;
+    fn queue_mode(&self) -> QueueMode;
 
     /// Somebody has to wait and wants to be told.
-    fn want_wakeups(&self);
+    fn want_notifications(&self);
 
     /// Looks at keys, and from then on at every change of them, for the listener. False if that
     /// cannot be now: then the listener is told once it can.
-    fn watch(&self, keys: Vec<Watched>) -> bool;
+    fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
     /// Ends what [`listen`](Self::listen) began.
     fn stop_listening(&self);
 
     /// A connection for one transaction.
-    fn lend(&self) -> Result<TransactionConnection, Error> {
+    fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
         let message = "a transaction needs a Redis";
         Err(Error::new(ErrorKind::Unsupported, message))
     }
@@ -128,12 +117,12 @@ pub(crate) trait Store: Send + Sync {
 
 /// When the background work of a store is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Chore {
+pub(crate) enum Urgency {
     /// Within a tenth of a second: an answer is owed.
     Soon,
     /// At once: so much is owed that those who release no longer write themselves.
     Now,
 }
 
-/// Called by a store when [`Store::settle`] is wanted. Quick; never blocks.
-pub(crate) type Bell = Box<dyn Fn(Chore) + Send + Sync>;
+/// Called by a store when [`Store::run_maintenance`] is wanted. Quick; never blocks.
+pub(crate) type MaintenanceHook = Box<dyn Fn(Urgency) + Send + Sync>;

@@ -1,19 +1,19 @@
-//! The store of those models that are not about the lanes: carries out each command at once, on a
+//! The store of those models that are not about the pipelines: carries out each command at once, on a
 //! server in memory, and brings each client the news that Redis would bring it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use crate::clock::Moment;
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId};
-use crate::key::{Key, KeyMap};
-use crate::store::link::{Faults, Server as Memory};
-use crate::store::memory::News;
-use crate::store::{Command, Listener, Reply, Request, Standing, Store, Watched};
-use crate::sync::model::step;
-use crate::sync::{Condvar, Mutex};
-use crate::thread::Crew;
+use crate::store::memory::Notification;
+use crate::store::redis::pipeline::connection::{Faults, Server as Memory};
+use crate::store::{Command, Listener, QueueMode, Reply, Request, Store, TrackedKey};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::{Key, KeyMap};
+use crate::util::sync::model::step;
+use crate::util::sync::{Condvar, Mutex};
+use crate::util::threads::ThreadGroup;
 
 /// The server that several clients of a model share.
 #[derive(Clone)]
@@ -35,9 +35,9 @@ struct Notices {
 }
 
 enum Notice {
-    News(News),
+    News(Notification),
     /// The client asked to look at a key.
-    Look(Watched),
+    Look(TrackedKey),
     /// The connection was lost, and what was on its way with it; there is a new one.
     Reconnected,
 }
@@ -51,7 +51,7 @@ impl Server {
         }))
     }
 
-    pub(crate) fn give(&self, key: &Key, lease: LeaseId, until: Moment) {
+    pub(crate) fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
         self.0.memory.give(key, lease, until);
     }
 
@@ -93,10 +93,12 @@ impl Server {
         let mut notices = self.0.notices.lock();
         for news in self.0.memory.news() {
             let to = match &news {
-                News::Granted { to, .. } | News::Near { to, .. } | News::Forced { to, .. } => {
+                Notification::Granted { to, .. }
+                | Notification::Near { to, .. }
+                | Notification::Forced { to, .. } => {
                     vec![to.clone()]
                 }
-                News::Changed(key) => notices.watchers.remove(key).unwrap_or_default(),
+                Notification::Changed(key) => notices.watchers.remove(key).unwrap_or_default(),
             };
             for to in to {
                 notices.sent.push_back((to, Notice::News(news.clone())));
@@ -117,17 +119,17 @@ impl Server {
 /// One client's way to it.
 pub(crate) struct Direct {
     server: Server,
-    standing: Standing,
+    queue_mode: QueueMode,
     holder: HolderId,
     /// Leases that were given back: nothing is to be asked under them.
     given_back: parking_lot::Mutex<HashSet<LeaseId>>,
 }
 
 impl Direct {
-    pub(crate) fn new(server: &Server, standing: Standing) -> Self {
+    pub(crate) fn new(server: &Server, queue_mode: QueueMode) -> Self {
         Self {
             server: server.clone(),
-            standing,
+            queue_mode,
             holder: HolderId::of_this_process(),
             given_back: parking_lot::Mutex::default(),
         }
@@ -151,28 +153,30 @@ impl Direct {
 
     fn deliver(&self, listener: &dyn Listener, notice: Notice) {
         match notice {
-            Notice::News(News::Granted {
+            Notice::News(Notification::Granted {
                 key, lease, grant, ..
             }) => listener.granted(&key, lease, grant),
-            Notice::News(News::Near { key, lease, .. }) => listener.near(&key, lease),
-            Notice::News(News::Forced { key, lease, by, .. }) => listener.forced(&key, lease, by),
-            Notice::News(News::Changed(key)) => {
-                if let Some(watched) = listener.changed(&key) {
-                    self.look(listener, &watched);
+            Notice::News(Notification::Near { key, lease, .. }) => listener.near(&key, lease),
+            Notice::News(Notification::Forced { key, lease, by, .. }) => {
+                listener.forced(&key, lease, by)
+            }
+            Notice::News(Notification::Changed(key)) => {
+                if let Some(tracked) = listener.changed(&key) {
+                    self.look(listener, &tracked);
                 }
             }
-            Notice::Look(watched) => self.look(listener, &watched),
+            Notice::Look(tracked) => self.look(listener, &tracked),
             Notice::Reconnected => listener.all_changed(),
         }
     }
 
-    fn look(&self, listener: &dyn Listener, watched: &Watched) {
+    fn look(&self, listener: &dyn Listener, tracked: &TrackedKey) {
         let mut notices = self.server.0.notices.lock();
-        let watchers = notices.watchers.entry(watched.key.clone()).or_default();
+        let watchers = notices.watchers.entry(tracked.key.clone()).or_default();
         watchers.push(self.holder.clone());
-        let value = self.server.0.memory.text(&watched.key);
+        let value = self.server.0.memory.text(&tracked.key);
         drop(notices);
-        listener.seen(watched, value.as_deref().map(str::as_bytes));
+        listener.seen(tracked, value.as_deref().map(str::as_bytes));
     }
 
     /// Loses the connection that brings the news, and gets another one.
@@ -211,19 +215,19 @@ impl Store for Direct {
         self.server.serve(&self.holder, &release);
     }
 
-    fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
+    fn listen(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
-    fn standing(&self) -> Standing {
-        self.standing
+    fn queue_mode(&self) -> QueueMode {
+        self.queue_mode
     }
 
-    fn want_wakeups(&self) {}
+    fn want_notifications(&self) {}
 
-    fn watch(&self, keys: Vec<Watched>) -> bool {
-        for watched in keys {
-            self.server.send(&self.holder, Notice::Look(watched));
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        for tracked in keys {
+            self.server.send(&self.holder, Notice::Look(tracked));
         }
         true
     }

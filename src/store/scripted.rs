@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::Error;
-use crate::id::LeaseId;
-use crate::store::{Command, Listener, Reply, Request, Standing, Store, Watched};
-use crate::sync::Mutex;
-use crate::thread::Crew;
+use crate::store::{Command, Listener, QueueMode, Reply, Request, Store, TrackedKey};
+use crate::util::id::LeaseId;
+use crate::util::sync::Mutex;
+use crate::util::threads::ThreadGroup;
 
 type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
 
@@ -19,17 +19,17 @@ pub(crate) struct Scripted {
     /// How many came together.
     pub(crate) at_a_time: Mutex<Vec<usize>>,
     /// How each acquire was to join the queue.
-    pub(crate) asked: Mutex<Vec<Standing>>,
+    pub(crate) asked: Mutex<Vec<QueueMode>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
     /// Releases of what others may wait for in Redis.
     pub(crate) passed_on: AtomicUsize,
-    pub(crate) watched: AtomicUsize,
-    pub(crate) hearing: AtomicU64,
+    pub(crate) tracked: AtomicUsize,
+    pub(crate) notification_epoch: AtomicU64,
     /// How waiters are to join; `Told` if this is `None`.
-    pub(crate) standing: Mutex<Option<Standing>>,
+    pub(crate) queue_mode: Mutex<Option<QueueMode>>,
     /// How often its connections were suspected.
     pub(crate) suspected: AtomicUsize,
-    /// Called when wake-ups are wanted.
+    /// Called when notifications are wanted.
     pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -53,12 +53,12 @@ impl Store for Scripted {
         self.at_a_time.lock().push(requests.len());
         for request in requests {
             if let Command::Acquire {
-                lease, standing, ..
+                lease, queue_mode, ..
             } = &request.command
             {
                 let is_released = self.released.lock().contains(lease);
                 assert!(!is_released, "its release may come after its grant");
-                self.asked.lock().push(*standing);
+                self.asked.lock().push(*queue_mode);
             }
             let answer = self.answers.lock().pop_front();
             let answer = answer.expect("nothing more was to be asked");
@@ -75,33 +75,33 @@ impl Store for Scripted {
         }
     }
 
-    fn listen(&self, _: &Crew, _: Arc<dyn Listener>) -> Result<(), Error> {
+    fn listen(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
-    fn standing(&self) -> Standing {
-        self.standing.lock().unwrap_or(Standing::Told)
+    fn queue_mode(&self) -> QueueMode {
+        self.queue_mode.lock().unwrap_or(QueueMode::Notified)
     }
 
-    fn want_wakeups(&self) {
+    fn want_notifications(&self) {
         if let Some(when_wanted) = &*self.when_wanted.lock() {
             when_wanted();
         }
     }
 
-    fn watch(&self, _: Vec<Watched>) -> bool {
-        self.watched.fetch_add(1, Ordering::SeqCst);
+    fn track(&self, _: Vec<TrackedKey>) -> bool {
+        self.tracked.fetch_add(1, Ordering::SeqCst);
         false
     }
 
-    fn hearing(&self) -> u64 {
-        self.hearing.load(Ordering::SeqCst)
+    fn notification_epoch(&self) -> u64 {
+        self.notification_epoch.load(Ordering::SeqCst)
     }
 
     fn suspect_connections(&self) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
         // As it is until there is another notification connection.
-        *self.standing.lock() = Some(Standing::Polling);
+        *self.queue_mode.lock() = Some(QueueMode::Polling);
     }
 
     fn stop_listening(&self) {}

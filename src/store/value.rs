@@ -3,8 +3,8 @@
 
 use std::iter;
 
-use crate::id::{self, HolderId, LeaseId};
 use crate::loss::LossReason;
+use crate::util::id::{self, HolderId, LeaseId};
 
 /// A fencing token is the µs part that Redis makes, shifted by this to leave room for the number of
 /// a hand-off within one grant.
@@ -127,7 +127,7 @@ mod tests {
         use proptest::prelude::*;
 
         use super::*;
-        use crate::fuzz::{self, Bytes};
+        use crate::util::fuzz::{self, Bytes};
 
         fn value() -> impl Strategy<Value = String> {
             let rest = "179526378094[0-9]{4} [a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";

@@ -2,13 +2,13 @@
 //! releases, for all leases of a client; and one that asks callers' checks, once there is a lease with
 //! one. No lease costs a thread.
 
-mod agenda;
 mod renewals;
+mod scheduler;
 mod service;
-mod watched;
+mod tracked;
 mod wheel;
 
-pub(crate) use agenda::Agenda;
+pub(crate) use scheduler::Scheduler;
 pub(crate) use service::Watchdog;
 #[cfg(feature = "__internals")]
 pub(crate) use wheel::Wheel;

@@ -15,10 +15,10 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::lease::{Lease, LeasesByKey};
 use crate::store::MAX_RENEWALS;
-use crate::sync::{Condvar, Mutex};
+use crate::util::clock::MonotonicTime;
+use crate::util::sync::{Condvar, Mutex};
 
 /// What a worker takes where nothing has had to wait: so few that Redis is done with those of all workers in half
 /// a ms, and turns to others.
@@ -37,7 +37,7 @@ pub(crate) enum Work {
 }
 
 /// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
-/// extended while it waits here it may come once more.)
+/// extended while it acquirer here it may come once more.)
 #[derive(Default)]
 pub(super) struct Renewals {
     waiting: Mutex<Waiting>,
@@ -47,9 +47,9 @@ pub(super) struct Renewals {
 #[derive(Default)]
 struct Waiting {
     /// By the end of validity when they came, then as they came.
-    leases: BTreeMap<(Moment, u64), Arc<Lease>>,
+    leases: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
     came: u64,
-    /// Those that seem to be lost. Bounded by the leases that are watched.
+    /// Those that seem to be lost. Bounded by the leases that are tracked.
     doubted: LeasesByKey,
     /// Those of which a message says that they were taken away. Bounded by the leases: each is here once.
     forced: Vec<Arc<Lease>>,
@@ -60,7 +60,7 @@ struct Waiting {
 /// Those that waited at one moment: how long it takes until all of them have been taken tells how late the workers
 /// are, whatever comes meanwhile and goes before them. The next ones begin with few at a time again.
 struct Round {
-    since: Moment,
+    since: MonotonicTime,
     /// They came before this one.
     end: u64,
     left: usize,
@@ -72,7 +72,7 @@ impl Waiting {
     }
 
     /// Each with the end of its validity.
-    fn add(&mut self, leases: Vec<(Moment, Arc<Lease>)>) {
+    fn add(&mut self, leases: Vec<(MonotonicTime, Arc<Lease>)>) {
         for (until, lease) in leases {
             self.leases.insert((until, self.came), lease);
             self.came += 1;
@@ -80,7 +80,7 @@ impl Waiting {
     }
 
     /// Some for one round trip.
-    fn take(&mut self, now: Moment) -> Vec<Arc<Lease>> {
+    fn take(&mut self, now: MonotonicTime) -> Vec<Arc<Lease>> {
         let going_on = self.round.take().filter(|round| round.left > 0);
         let mut round = going_on.unwrap_or(Round {
             since: now,
@@ -138,7 +138,7 @@ impl Renewals {
         self.changed.notify_one();
     }
 
-    /// Waits for some, to be renewed or confirmed together; nothing once ended.
+    /// Acquirer for some, to be renewed or confirmed together; nothing once ended.
     pub(super) fn next(&self) -> Option<Work> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
@@ -152,7 +152,7 @@ impl Renewals {
         } else if !waiting.forced.is_empty() {
             Work::ConfirmForce(mem::take(&mut waiting.forced))
         } else {
-            Work::Renew(waiting.take(Moment::now()))
+            Work::Renew(waiting.take(MonotonicTime::now()))
         };
         let are_more = !waiting.is_empty();
         drop(waiting);
@@ -179,7 +179,7 @@ impl Renewals {
     }
 }
 
-fn with_ends(leases: Vec<Arc<Lease>>) -> Vec<(Moment, Arc<Lease>)> {
+fn with_ends(leases: Vec<Arc<Lease>>) -> Vec<(MonotonicTime, Arc<Lease>)> {
     let with_end = |lease: Arc<Lease>| (lease.valid_until(), lease);
     leases.into_iter().map(with_end).collect()
 }

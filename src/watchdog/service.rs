@@ -14,20 +14,20 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::event::{EventLock, Events};
-use crate::id::HolderId;
-use crate::key::Key;
-use crate::lease::{Courier, Due, Ended, Lease, TimerNote};
+use crate::event::{EventHandler, EventLock};
+use crate::lease::{CallbackExecutor, Detached, Due, Lease, TimerNote};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Chore, Command, RENEWAL_LANES, Reply, Request, Store};
-use crate::sync::Mutex;
-use crate::thread::Crew;
-use crate::watchdog::agenda::{Agenda, Inboxes, Job, Timer};
+use crate::store::{Command, RENEWAL_PIPELINES, Reply, Request, Store, Urgency};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
+use crate::util::key::Key;
+use crate::util::sync::Mutex;
+use crate::util::threads::ThreadGroup;
 use crate::watchdog::renewals::{AT_A_TIME, Work};
-use crate::watchdog::watched::{WatchedLeases, watched};
+use crate::watchdog::scheduler::{Inboxes, Job, Scheduler, Timer};
+use crate::watchdog::tracked::{TrackedLeases, tracked};
 
 /// Longest pause before a renewal that failed is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
@@ -44,12 +44,12 @@ enum Doubt {
 }
 
 pub(crate) struct Watchdog {
-    agenda: Arc<Agenda>,
+    scheduler: Arc<Scheduler>,
     store: Arc<dyn Store>,
-    courier: Arc<Courier>,
-    watched: WatchedLeases,
-    /// Leases that wait for the worker to have them watched: no more than there is room for.
-    to_watch: AtomicUsize,
+    callbacks: Arc<CallbackExecutor>,
+    tracked: TrackedLeases,
+    /// Leases that wait for the worker to have them tracked: no more than there is room for.
+    to_track: AtomicUsize,
     /// Until the thread is needed that works it off.
     checks: Mutex<Option<Receiver<Job>>>,
     command_timeout: Duration,
@@ -57,17 +57,17 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     pub(crate) fn new(
-        agenda: Arc<Agenda>,
+        scheduler: Arc<Scheduler>,
         store: Arc<dyn Store>,
-        courier: Arc<Courier>,
+        callbacks: Arc<CallbackExecutor>,
         command_timeout: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
-            agenda,
+            scheduler,
             store,
-            courier,
-            watched: WatchedLeases::default(),
-            to_watch: AtomicUsize::new(0),
+            callbacks,
+            tracked: TrackedLeases::default(),
+            to_track: AtomicUsize::new(0),
             checks: Mutex::new(None),
             command_timeout,
         })
@@ -75,87 +75,98 @@ impl Watchdog {
 
     /// Starts the timer and the workers. Those that renew do nothing else, so that releases stuck
     /// behind a dead server never hold up renewals.
-    pub(crate) fn start(self: &Arc<Self>, crew: &Crew, inboxes: Inboxes) -> Result<(), Error> {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        threads: &ThreadGroup,
+        inboxes: Inboxes,
+    ) -> Result<(), Error> {
         *self.checks.lock() = Some(inboxes.checks);
         let dog = Arc::clone(self);
-        crew.spawn("leasehold-timer", move || dog.keep_time())?;
-        for _ in 0..RENEWAL_LANES {
+        threads.spawn("leasehold-timer", move || dog.run_timer())?;
+        for _ in 0..RENEWAL_PIPELINES {
             let dog = Arc::clone(self);
-            crew.spawn("leasehold-renewals", move || dog.renew_all())
+            threads
+                .spawn("leasehold-renewals", move || dog.run_renewals())
                 .inspect_err(|_| self.stop())?;
         }
         let (dog, inbox) = (Arc::clone(self), inboxes.releases);
-        crew.spawn("leasehold-releases", move || dog.work(&inbox))
+        threads
+            .spawn("leasehold-releases", move || dog.work(&inbox))
             .inspect_err(|_| self.stop())
     }
 
     /// Starts the thread that asks checks, unless it runs. User code has one of its own: it may hang.
-    pub(crate) fn start_checks(self: &Arc<Self>, crew: &Crew) -> Result<(), Error> {
+    pub(crate) fn start_checks(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
         let mut not_started = self.checks.lock();
         if let Some(inbox) = not_started.clone() {
             let dog = Arc::clone(self);
-            crew.spawn("leasehold-checks", move || dog.work(&inbox))?;
+            threads.spawn("leasehold-checks", move || dog.work(&inbox))?;
             *not_started = None;
         }
         Ok(())
     }
 
     /// What time it is for this client.
-    pub(crate) fn now(&self) -> Moment {
-        self.agenda.now()
+    pub(crate) fn now(&self) -> MonotonicTime {
+        self.scheduler.now()
     }
 
     /// Keeps `lease` alive from now on. False, and nothing done, once stopped.
     pub(crate) fn watch(&self, lease: &Arc<Lease>) -> bool {
-        lease.rearm(|old, next| self.reset(lease, old, next))
+        lease.reschedule(|old, next| self.reset(lease, old, next))
     }
 
-    fn reset(&self, lease: &Arc<Lease>, old: Option<TimerNote>, next: Moment) -> Option<TimerNote> {
+    fn reset(
+        &self,
+        lease: &Arc<Lease>,
+        old: Option<TimerNote>,
+        next: MonotonicTime,
+    ) -> Option<TimerNote> {
         if let Some(old) = old {
-            self.agenda.cancel(old);
+            self.scheduler.cancel(old);
         }
-        self.agenda.set(next, Timer::Lease(Arc::clone(lease)))
+        self.scheduler.set(next, Timer::Lease(Arc::clone(lease)))
     }
 
     /// Lets go of a lease that was released or lost before; says which.
-    pub(crate) fn release(&self, lease: &Lease, now: Moment) -> Result<(), LossReason> {
+    pub(crate) fn release(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
         let (ended, outcome) = lease.release(now);
         if let Some(timer) = ended.timer {
-            self.agenda.cancel(timer);
+            self.scheduler.cancel(timer);
         }
-        if ended.watched {
-            self.watched.remove(lease);
+        if ended.tracked {
+            self.tracked.remove(lease);
         }
         outcome
     }
 
     /// Keeps `next` alive from now on, in the place of `before`, which ended in its favour.
-    pub(crate) fn succeed(&self, before: &Lease, ended: &Ended, next: &Arc<Lease>) {
+    pub(crate) fn replace_lease(&self, before: &Lease, ended: &Detached, next: &Arc<Lease>) {
         if let Some(timer) = ended.timer {
-            self.agenda.cancel(timer);
+            self.scheduler.cancel(timer);
         }
-        if ended.watched {
-            self.watched.remove(before);
+        if ended.tracked {
+            self.tracked.remove(before);
             // What changed in between was nobody's.
-            self.watch_keys(std::slice::from_ref(next));
+            self.track_keys(std::slice::from_ref(next));
         }
-        self.rearm(next);
+        self.reschedule(next);
     }
 
-    /// A lost lease is not watched any more, even if its guard is kept or forgotten.
+    /// A lost lease is not tracked any more, even if its guard is kept or forgotten.
     pub(crate) fn forget(&self, lost: &Lease) {
-        self.watched.remove(lost);
+        self.tracked.remove(lost);
     }
 
     /// The lease of this client whose key Redis was asked to tell about.
-    pub(crate) fn watched(&self, key: &Key) -> Option<Arc<Lease>> {
-        self.watched.get(key)
+    pub(crate) fn tracked(&self, key: &Key) -> Option<Arc<Lease>> {
+        self.tracked.get(key)
     }
 
     /// Ends the threads, and every lease with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
         let now = self.now();
-        for lease in self.agenda.stop() {
+        for lease in self.scheduler.stop() {
             lease.lose(now, LossReason::Shutdown);
         }
     }
@@ -174,51 +185,51 @@ impl Watchdog {
         let deadline = asked_at.after(self.command_timeout);
         let outcome = self.store.ask(renewal(lease, ttl), deadline);
         let result = self.ttl_answered(lease, asked_at, self.now(), ttl, outcome);
-        self.rearm(lease);
+        self.reschedule(lease);
         match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
             (result, None) => result,
         }
     }
 
-    fn keep_time(&self) {
-        while let Some(due) = self.agenda.next() {
-            let (renewals, watches) = self.attend(due);
-            self.agenda.renew(renewals);
-            self.watch_later(watches);
+    fn run_timer(&self) {
+        while let Some(due) = self.scheduler.next() {
+            let (renewals, is_tracked) = self.process_due(due);
+            self.scheduler.renew(renewals);
+            self.track_later(is_tracked);
         }
     }
 
-    fn watch_later(&self, leases: Vec<Arc<Lease>>) {
+    fn track_later(&self, leases: Vec<Arc<Lease>>) {
         if !leases.is_empty() {
-            self.to_watch.fetch_add(leases.len(), Ordering::AcqRel);
-            self.agenda.give(Job::Watch(leases));
+            self.to_track.fetch_add(leases.len(), Ordering::AcqRel);
+            self.scheduler.give(Job::Track(leases));
         }
     }
 
-    /// Does at once, on this thread, what has become due because the clock was moved. Waits for what
+    /// Does at once, on this thread, what has become due because the clock was moved. Acquirer for what
     /// another thread has in hand of it.
     pub(crate) fn catch_up(&self, held: &[Arc<Lease>]) {
         let now = self.now();
-        let (renewals, watches) = self.attend(self.agenda.due());
+        let (renewals, is_tracked) = self.process_due(self.scheduler.due());
         self.renew(&renewals);
-        self.watch_keys(&watches);
+        self.track_keys(&is_tracked);
         let deadline = self.now().after(self.command_timeout);
         for lease in held {
-            lease.settled(now, deadline.since(self.now()));
+            lease.wait_for_renewal(now, deadline.since(self.now()));
         }
     }
 
     /// Sets the next timers of the leases that are due. Returns which of them are to be renewed, and
-    /// which to be watched.
-    fn attend(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
+    /// which to be tracked.
+    fn process_due(&self, due: Vec<Timer>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
-        let (mut renewals, mut checks, mut watches) = (Vec::new(), Vec::new(), Vec::new());
-        let to_watch = self.to_watch.load(Ordering::Acquire);
-        let room = self.watched.room().saturating_sub(to_watch);
+        let (mut renewals, mut checks, mut is_tracked) = (Vec::new(), Vec::new(), Vec::new());
+        let to_track = self.to_track.load(Ordering::Acquire);
+        let room = self.tracked.room().saturating_sub(to_track);
         for timer in due {
             let Timer::Lease(lease) = timer else {
-                self.agenda.give(Job::Settle);
+                self.scheduler.give(Job::Maintenance);
                 continue;
             };
             let mut stopped = false;
@@ -236,10 +247,10 @@ impl Watchdog {
                     if warn {
                         self.warn(Arc::clone(&lease));
                     }
-                    if watch && watches.len() < room {
-                        watches.push(Arc::clone(&lease));
+                    if watch && is_tracked.len() < room {
+                        is_tracked.push(Arc::clone(&lease));
                     }
-                    match (renew, lease.terms().options.checked) {
+                    match (renew, lease.grant().options.checked) {
                         (true, true) => checks.push(lease),
                         (true, false) => renewals.push(lease),
                         (false, _) => {}
@@ -248,16 +259,16 @@ impl Watchdog {
             }
         }
         if !checks.is_empty() {
-            self.agenda.give(Job::Check(checks));
+            self.scheduler.give(Job::Check(checks));
         }
-        (renewals, watches)
+        (renewals, is_tracked)
     }
 
     /// Tells that `max_hold` is about to strike, unless that is of no use any more.
     fn warn(&self, lease: Arc<Lease>) {
-        let agenda = Arc::clone(&self.agenda);
-        self.courier.tell_later(move |events| {
-            if let Some(left) = lease.hold_left(agenda.now()) {
+        let scheduler = Arc::clone(&self.scheduler);
+        self.callbacks.queue_event(move |events| {
+            if let Some(left) = lease.hold_left(scheduler.now()) {
                 events.max_hold_near(lease.event(), left);
             }
         });
@@ -267,18 +278,19 @@ impl Watchdog {
         while let Ok(job) = inbox.recv() {
             match job {
                 Job::Check(leases) => self.check(leases),
-                Job::Watch(leases) => {
-                    self.watch_keys(&leases);
-                    self.to_watch.fetch_sub(leases.len(), Ordering::AcqRel);
+                Job::Track(leases) => {
+                    self.track_keys(&leases);
+                    self.to_track.fetch_sub(leases.len(), Ordering::AcqRel);
                 }
-                Job::Settle => {
-                    self.agenda.answer();
-                    if self.store.settle() {
-                        self.agenda.ring(Chore::Soon);
+                Job::Maintenance => {
+                    self.scheduler.maintenance_begins();
+                    if self.store.run_maintenance() {
+                        self.scheduler.request_maintenance(Urgency::Soon);
                     }
                     if observe::IS_ON {
-                        let debts = self.store.debts();
-                        self.courier.observe_later(move || observe::debts(&debts));
+                        let retries = self.store.retries();
+                        self.callbacks
+                            .queue_observation(move || observe::retries(&retries));
                     }
                 }
                 Job::Stop => return,
@@ -288,19 +300,19 @@ impl Watchdog {
 
     /// Has Redis tell what happens to the keys, as far as there is room for that. If it cannot now, it is
     /// asked once it can.
-    pub(crate) fn watch_keys(&self, leases: &[Arc<Lease>]) {
+    pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
         let mut keys = Vec::new();
         for lease in leases {
             lease.watch(|| {
-                let has_room = self.watched.insert(lease);
+                let has_room = self.tracked.insert(lease);
                 if has_room {
-                    keys.push(watched(lease));
+                    keys.push(tracked(lease));
                 }
                 has_room
             });
         }
         if !keys.is_empty() {
-            self.store.watch(keys);
+            self.store.track(keys);
         }
     }
 
@@ -308,13 +320,13 @@ impl Watchdog {
     fn check(&self, leases: Vec<Arc<Lease>>) {
         for lease in leases {
             if lease.may_be_renewed() {
-                self.agenda.renew(vec![lease]);
+                self.scheduler.renew(vec![lease]);
             }
         }
     }
 
-    fn renew_all(&self) {
-        while let Some(work) = self.agenda.next_renewals() {
+    fn run_renewals(&self) {
+        while let Some(work) = self.scheduler.next_renewals() {
             match work {
                 Work::Renew(leases) => self.renew(&leases),
                 Work::Confirm(leases) => self.confirm_all(leases.iter().collect(), Doubt::Seen),
@@ -325,23 +337,23 @@ impl Watchdog {
         }
     }
 
-    /// For a lease that seems to be lost: queues a request on a lane, which ends the lease if it is lost there too.
+    /// For a lease that seems to be lost: queues a request on a pipeline, which ends the lease if it is lost there too.
     pub(crate) fn confirm_later(&self, lease: Arc<Lease>) {
-        self.agenda.queue_confirmation(lease);
+        self.scheduler.queue_confirmation(lease);
     }
 
     /// Handles a message that says that `by` took the lock away: as [`confirm_later`](Self::confirm_later), with one
     /// request at a time. Ends the lease at once if no other user can send messages.
-    pub(crate) fn hear_force(&self, lease: Arc<Lease>, by: HolderId) {
+    pub(crate) fn confirm_force(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.store.may_hear_others() {
             lease.lose(now, LossReason::ForceUnlocked { by });
-        } else if lease.hear_force(by, now) {
-            self.agenda.queue_force_confirmation(lease);
+        } else if lease.note_force(by, now) {
+            self.scheduler.queue_force_confirmation(lease);
         }
     }
 
-    /// As [`confirm_later`](Self::confirm_later), and waits for the answer. An error if it is lost, or if
+    /// As [`confirm_later`](Self::confirm_later), and acquirer for the answer. An error if it is lost, or if
     /// that could not be found out.
     pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
@@ -351,7 +363,7 @@ impl Watchdog {
 
     fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>, doubt: Doubt) {
         let now = self.now();
-        leases.retain(|lease| lease.live_for(now).is_some());
+        leases.retain(|lease| lease.valid_for(now).is_some());
         let deadline = now.after(self.command_timeout);
         let command = |lease: &&Arc<Lease>| renewal(lease, CONFIRMING_TTL);
         let mut requests: Vec<Request> = leases
@@ -362,7 +374,7 @@ impl Watchdog {
         for (lease, request) in leases.into_iter().zip(requests) {
             let confirmed = self.confirmed(lease, request.into_outcome(), doubt);
             if doubt == Doubt::Force {
-                lease.force_answered(confirmed.is_ok().then(|| self.now()));
+                lease.note_force_answer(confirmed.is_ok().then(|| self.now()));
             }
             let is_answered = match &confirmed {
                 // Another message may have come meanwhile.
@@ -371,13 +383,13 @@ impl Watchdog {
             };
             if !is_answered {
                 // Its key is looked at again.
-                lease.watch_again(self.now().after(LONGEST_RETRY));
-                self.rearm(lease);
+                lease.track_again(self.now().after(LONGEST_RETRY));
+                self.reschedule(lease);
             }
         }
     }
 
-    /// Handles a lane's answer about a lease that seems to be lost.
+    /// Handles a pipeline's answer about a lease that seems to be lost.
     fn confirmed(
         &self,
         lease: &Lease,
@@ -387,7 +399,7 @@ impl Watchdog {
         let reason = match outcome? {
             Reply::Done => {
                 if doubt == Doubt::Seen {
-                    // The lane denies the loss: one of the two connections does not lead to the primary.
+                    // The pipeline denies the loss: one of the two connections does not lead to the primary.
                     self.store.suspect_connections();
                 }
                 return Ok(());
@@ -429,15 +441,15 @@ impl Watchdog {
             let outcome = self.ttl_answered(lease, asked_at, answered_at, ttl, outcome);
             observed.add(&outcome, late, took);
             if is_crowd && outcome.is_ok() {
-                lease.leave_the_crowd();
+                lease.spread_renewal();
             }
             self.tell_renewed(lease, outcome);
-            self.rearm(lease);
+            self.reschedule(lease);
         }
-        self.courier.observe_later(move || observed.tell());
+        self.callbacks.queue_observation(move || observed.tell());
     }
 
-    fn rearm(&self, lease: &Arc<Lease>) {
+    fn reschedule(&self, lease: &Arc<Lease>) {
         if !self.watch(lease) {
             lease.lose(self.now(), LossReason::Shutdown);
         }
@@ -447,8 +459,8 @@ impl Watchdog {
     fn ttl_answered(
         &self,
         lease: &Lease,
-        asked_at: Moment,
-        now: Moment,
+        asked_at: MonotonicTime,
+        now: MonotonicTime,
         ttl: Duration,
         outcome: Result<Reply, Error>,
     ) -> Result<(), Error> {
@@ -466,7 +478,7 @@ impl Watchdog {
             Ok(Reply::Taken { by }) => lost(LossReason::TakenOver { by }),
             Ok(_) => unreachable!("another command's answer to a renewal"),
             Err(error) => {
-                let every = lease.terms().options.renew_every.unwrap_or(LONGEST_RETRY);
+                let every = lease.grant().options.renew_every.unwrap_or(LONGEST_RETRY);
                 let retry_at = now.after((every / 4).min(LONGEST_RETRY));
                 lease.ttl_unchanged(now, ttl, Some(retry_at));
                 Err(error)
@@ -479,25 +491,26 @@ impl Watchdog {
             Err(error) if error.is_lease_lost() => {}
             Ok(()) => {
                 let lease = Arc::clone(lease);
-                self.courier
-                    .tell_later(move |events| events.renewed(lease.event()));
+                self.callbacks
+                    .queue_event(move |events| events.renewed(lease.event()));
             }
             Err(error) => {
-                let terms = lease.terms();
-                let report = move |events: &dyn Events, lock: EventLock<'_>| {
+                let grant = lease.grant();
+                let report = move |events: &dyn EventHandler, lock: EventLock<'_>| {
                     events.renewal_failed(lock, &error);
                 };
-                self.courier.report_later(&terms.key, terms.token, report);
+                self.callbacks
+                    .queue_lock_event(&grant.key, grant.token, report);
             }
         }
     }
 }
 
 fn renewal(lease: &Lease, ttl: Duration) -> Command {
-    let terms = lease.terms();
+    let grant = lease.grant();
     Command::Renew {
-        key: terms.key.clone(),
-        lease: terms.id,
+        key: grant.key.clone(),
+        lease: grant.id,
         ttl,
     }
 }

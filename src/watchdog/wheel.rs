@@ -4,10 +4,10 @@
 
 use std::num::NonZeroU64;
 
-// A deadline is read as eleven digits of six bits. An entry waits at the level of the highest digit
+// A deadline is read as eleven digits of six bits. An entry acquirer at the level of the highest digit
 // in which its deadline differs from `now`, in the slot of its deadline's digit there:
 //
-//     level   slot width   waits here when the deadline is
+//     level   slot width   acquirer here when the deadline is
 //     0       1 tick       within the same 64 ticks as `now` (aligned, not "64 ticks away")
 //     1       64 ticks     within the same 4,096 ticks
 //     ..
@@ -185,7 +185,7 @@ impl<T: Default> Wheel<T> {
         self.nodes.iter().filter(|node| !node.is_free()).count()
     }
 
-    /// Whether no value waits.
+    /// Whether no value acquirer.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0

@@ -22,7 +22,7 @@ fn drop_and_take(client: &Client, key: &str, rounds: usize) {
     }
 }
 
-/// Threads that keep all lanes busy until told to stop: they take and leave other keys, wait for
+/// Threads that keep all pipelines busy until told to stop: they take and leave other keys, wait for
 /// one another, and come to keys that are taken.
 fn noise(client: &Client, threads: usize, stop: &Arc<AtomicBool>) -> Vec<Task<()>> {
     let held = client.mutex("noise-held");
@@ -55,9 +55,9 @@ fn a_thread_alone_never_finds_its_own_key_taken() {
 
 #[test]
 fn threads_with_own_keys_never_find_them_taken_under_load() {
-    for lanes in [1, 2, 4] {
+    for pipelines in [1, 2, 4] {
         let server = server();
-        let client = steady(&server.url()).lanes(lanes).build().unwrap();
+        let client = steady(&server.url()).pipelines(pipelines).build().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let noise = noise(&client, 6, &stop);
         let takers: Vec<_> = (0..6)

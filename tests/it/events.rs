@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, ErrorKind, EventLock, Events, LossReason};
+use leasehold::{Client, Error, ErrorKind, EventHandler, EventLock, LossReason};
 
 use crate::fakes::closed_port;
 use crate::support::{SOON, Task, ask, builder, in_redis, is_held, millis, secs, server};
@@ -48,7 +48,7 @@ impl<F: Fn(&str)> Listener<F> {
     }
 }
 
-impl<F: Fn(&str) + Send + Sync + 'static> Events for Listener<F> {
+impl<F: Fn(&str) + Send + Sync + 'static> EventHandler for Listener<F> {
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {
         self.hear(lock, Told::Acquired(waited));
     }
@@ -108,7 +108,10 @@ fn next_but_renewed(heard: &Receiver<Heard>) -> Heard {
 fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
     let server = server();
     let (events, heard) = listener(|_| ());
-    let client = builder(&server.url()).events(events).build().unwrap();
+    let client = builder(&server.url())
+        .event_handler(events)
+        .build()
+        .unwrap();
     let here = thread::current().id();
     for confirmed in [true, false] {
         let start = Instant::now();
@@ -147,7 +150,10 @@ fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
 fn contention_is_told_once_for_each_call() {
     let server = server();
     let (events, heard) = listener(|_| ());
-    let client = builder(&server.url()).events(events).build().unwrap();
+    let client = builder(&server.url())
+        .event_handler(events)
+        .build()
+        .unwrap();
     let holder = builder(&server.url()).build().unwrap();
     let held = holder.mutex("k").lock().unwrap();
     let here = thread::current().id();
@@ -183,7 +189,10 @@ fn contention_is_told_once_for_each_call() {
 fn contention_is_told_to_a_call_that_began_in_an_outage() {
     let server = server();
     let (events, heard) = listener(|_| ());
-    let client = builder(&server.url()).events(events).build().unwrap();
+    let client = builder(&server.url())
+        .event_handler(events)
+        .build()
+        .unwrap();
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
     let held = holder.mutex("k").lock().unwrap();
     server.stop();
@@ -208,7 +217,7 @@ fn renewals_and_losses_are_told_on_the_callback_thread() {
     let server = server();
     let (events, heard) = listener(|_| ());
     let client = builder(&server.url()).ttl(secs(9)).renew_ratio(0.05);
-    let client = client.events(events).build().unwrap();
+    let client = client.event_handler(events).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
     assert!(matches!(next(&heard).told, Told::Acquired(_)));
@@ -256,7 +265,9 @@ fn renewals_and_losses_are_told_on_the_callback_thread() {
 fn the_end_of_max_hold_is_told_once_before_it_comes_on_the_callback_thread() {
     let server = server();
     let (events, heard) = listener(|_| ());
-    let client = builder(&server.url()).renew_ratio(0.1).events(events);
+    let client = builder(&server.url())
+        .renew_ratio(0.1)
+        .event_handler(events);
     let client = client.max_hold(secs(7)).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
@@ -288,7 +299,10 @@ fn the_end_of_max_hold_is_not_told_of_what_was_let_go() {
             let _ = wait.lock().unwrap().recv();
         }
     });
-    let client = builder(&server.url()).events(events).build().unwrap();
+    let client = builder(&server.url())
+        .event_handler(events)
+        .build()
+        .unwrap();
     let limited = |key: &str| client.mutex(key).ttl(secs(9)).max_hold(secs(2));
     let first = limited("first").lock().unwrap();
     let second = limited("second").lock().unwrap();
@@ -308,8 +322,8 @@ fn an_attempt_that_cannot_be_made_is_told_on_the_thread_that_asks() {
     let (events, heard) = listener(|_| ());
     let client = builder(&format!("redis://127.0.0.1:{}", closed_port()));
     let client = client
-        .patience(millis(300))
-        .events(events)
+        .outage_timeout(millis(300))
+        .event_handler(events)
         .build_lazy()
         .unwrap();
     assert!(client.mutex("k").lock().unwrap_err().is_unavailable());
@@ -353,7 +367,7 @@ fn events_that_panic_break_nothing() {
     let server = server();
     let (events, heard) = listener(|_| panic!("a test's own panic"));
     let client = builder(&server.url()).ttl(secs(3)).renew_ratio(0.1);
-    let client = client.events(events).build().unwrap();
+    let client = client.event_handler(events).build().unwrap();
     live_through_everything(&server, &client);
     client.shutdown(secs(5)).unwrap();
     let told: Vec<Heard> = heard.try_iter().collect();
@@ -389,7 +403,7 @@ fn events_may_use_the_client() {
     let built = builder(&server.url()).ttl(secs(3)).renew_ratio(0.3);
     let built = built
         .command_timeout(millis(150))
-        .events(events)
+        .event_handler(events)
         .build()
         .unwrap();
     *client.lock().unwrap() = Some(built.clone());
@@ -421,7 +435,7 @@ fn a_slow_event_holds_up_no_renewal() {
         }
     });
     let client = builder(&server.url()).ttl(secs(3)).renew_ratio(0.1);
-    let client = client.events(events).build().unwrap();
+    let client = client.event_handler(events).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     began.recv_timeout(SOON).expect("the first renewal is told");
     let lost = guard.lost_signal().recv_timeout(secs(4));

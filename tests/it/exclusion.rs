@@ -150,7 +150,7 @@ fn with_lock_holds_while_it_works_and_gives_the_value_back() {
 fn with_lock_lets_go_when_its_work_panics_and_the_panic_goes_on() {
     let server = server();
     let recorder = Recorder::new();
-    let client = steady(&server.url()).events(recorder.clone());
+    let client = steady(&server.url()).event_handler(recorder.clone());
     let client = client.build().unwrap();
     for _ in 0..3 {
         let outcome = catch_unwind(AssertUnwindSafe(|| {

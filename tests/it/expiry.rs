@@ -19,7 +19,7 @@ fn an_explicit_ttl_is_not_renewed() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url())
-        .events(recorder.clone())
+        .event_handler(recorder.clone())
         .build()
         .unwrap();
     let asked = Instant::now();
@@ -39,7 +39,7 @@ fn an_explicit_ttl_is_renewed_when_that_is_asked_for() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url())
-        .events(recorder.clone())
+        .event_handler(recorder.clone())
         .build()
         .unwrap();
     let guard = client.mutex("k").ttl(secs(3)).renew(true).lock().unwrap();

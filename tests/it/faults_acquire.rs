@@ -16,7 +16,7 @@ fn a_dead_server_is_told_to_those_who_only_look_and_ridden_out_by_the_patient() 
     let mut server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -41,7 +41,7 @@ fn a_dead_server_is_told_to_those_who_only_look_and_ridden_out_by_the_patient() 
 fn patience_ends() {
     let mut server = server();
     let client = builder(&server.url())
-        .patience(millis(700))
+        .outage_timeout(millis(700))
         .build()
         .unwrap();
     server.kill();
@@ -81,7 +81,7 @@ fn a_caller_rides_out_a_server_stopped_during_its_acquire() {
     let server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -121,7 +121,7 @@ fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
     let recorder = Recorder::new();
     let clients = [(); 2].map(|()| {
         builder(&server.url())
-            .events(Arc::clone(&recorder))
+            .event_handler(Arc::clone(&recorder))
             .build()
             .unwrap()
     });
@@ -159,7 +159,10 @@ fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
             Err(error) => assert!(error.is_unavailable(), "{error}"),
         }
     }
-    assert_eq!(entered, 50, "the outage was shorter than their patience");
+    assert_eq!(
+        entered, 50,
+        "the outage was shorter than their outage_timeout"
+    );
     drop(guards);
     assert_all_become_free(&server);
 }
@@ -169,8 +172,8 @@ fn fifty_waiters_lose_their_patience_together_when_the_server_stays_away() {
     let mut server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
-        .patience(secs(1))
-        .events(Arc::clone(&recorder))
+        .outage_timeout(secs(1))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let guard = client.mutex("a").lock().unwrap();
@@ -184,7 +187,7 @@ fn fifty_waiters_lose_their_patience_together_when_the_server_stays_away() {
     server.kill();
     // One after another, they would take 50 s.
     for task in tasks {
-        let error = task.within(SOON, "running out of patience");
+        let error = task.within(SOON, "running out of outage_timeout");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     drop(guard);
@@ -195,7 +198,7 @@ fn scripts_flushed_between_acquires_go_unnoticed() {
     let server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     for _ in 0..20 {
@@ -226,7 +229,7 @@ fn waiters_whose_connections_are_killed_get_in_all_the_same() {
     let recorder = Recorder::new();
     let [holder, waiter] = [(); 2].map(|()| {
         builder(&server.url())
-            .events(Arc::clone(&recorder))
+            .event_handler(Arc::clone(&recorder))
             .build()
             .unwrap()
     });
@@ -256,7 +259,7 @@ fn refused_connections_are_ridden_out_once_they_are_accepted_again() {
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
     let client = builder(&proxy.url())
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -278,11 +281,11 @@ fn a_leader_that_times_out_takes_nobody_with_it_whose_deadline_is_later() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
-    // One lane, so that all of them share it.
+    // One pipeline, so that all of them share it.
     let client = builder(&proxy.url())
-        .lanes(1)
+        .pipelines(1)
         .command_timeout(secs(2))
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     client.with_lock("warm", || ()).unwrap();

@@ -17,7 +17,7 @@ fn held(key: &str) -> (Server, Arc<Recorder>, leasehold::Client, MutexGuard) {
     // Renewed early, so that there is time for more than one try.
     let client = builder(&server.url())
         .renew_ratio(0.1)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let guard = client.mutex(key).lock().unwrap();
@@ -88,7 +88,7 @@ fn a_server_stopped_for_longer_than_the_ttl_tells_all_holders_before_anyone_else
     let holders = builder(&server.url()).build().unwrap();
     let waiters_events = Recorder::new();
     let waiters = builder(&server.url())
-        .events(Arc::clone(&waiters_events))
+        .event_handler(Arc::clone(&waiters_events))
         .build()
         .unwrap();
     let keys: Vec<String> = (0..LOCKS).map(|n| format!("lock-{n}")).collect();
@@ -183,7 +183,7 @@ fn a_flushed_database_costs_the_lock_at_the_next_renewal_and_lets_the_next_in() 
     let (server, _, client, guard) = held("a");
     let others_events = Recorder::new();
     let other = builder(&server.url())
-        .events(Arc::clone(&others_events))
+        .event_handler(Arc::clone(&others_events))
         .build()
         .unwrap();
     let waiter = Task::start(move || other.mutex("a").lock().unwrap());

@@ -20,14 +20,14 @@ fn proxied() -> (Server, Proxy) {
     (server, proxy)
 }
 
-/// Settings of a client with one lane, whose locks stay for very long if they are not let go.
+/// Settings of a client with one pipeline, whose locks stay for very long if they are not let go.
 fn long_held(url: &str, recorder: &Arc<Recorder>) -> Builder {
     // Connecting is refused at once or takes as long as the machine is slow.
     builder(url)
         .connect_timeout(2 * SOON)
         .ttl(LONG_TTL)
-        .lanes(1)
-        .events(Arc::clone(recorder))
+        .pipelines(1)
+        .event_handler(Arc::clone(recorder))
 }
 
 fn client(url: &str, recorder: &Arc<Recorder>) -> Client {
@@ -250,7 +250,7 @@ fn a_holder_in_a_black_hole_is_told_in_time_and_disturbs_nobody_later() {
     let client = client(&proxy.url(), &recorder);
     let others_events = Recorder::new();
     let other = builder(&server.url())
-        .events(Arc::clone(&others_events))
+        .event_handler(Arc::clone(&others_events))
         .build()
         .unwrap();
     let ttl = secs(1);
@@ -288,7 +288,7 @@ fn a_short_black_hole_costs_a_renewed_lock_nothing() {
     let recorder = Recorder::new();
     let client = builder(&proxy.url())
         .renew_ratio(0.1)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let guard = client.mutex("a").lock().unwrap();
@@ -308,7 +308,7 @@ fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out_and_not_told_as_
     let recorder = Recorder::new();
     let client = builder(&proxy.url())
         .command_timeout(secs(5))
-        .events(recorder.clone())
+        .event_handler(recorder.clone())
         .build()
         .unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -398,8 +398,8 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
     // all times during those that carry their second attempts.
     let leavers: Vec<_> = (0..LEAVERS)
         .map(|n| {
-            let (mutex, patience) = (client.mutex(&key(n)), millis(800 + 80 * n as u64));
-            Task::start(move || mutex.try_lock_for(patience).unwrap().map(drop))
+            let (mutex, outage_timeout) = (client.mutex(&key(n)), millis(800 + 80 * n as u64));
+            Task::start(move || mutex.try_lock_for(outage_timeout).unwrap().map(drop))
         })
         .collect();
     for n in 0..LEAVERS {
@@ -412,7 +412,7 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
     }
     busy.store(false, Ordering::Relaxed);
     for leader in leaders {
-        leader.within(SOON, "keeping the lane busy");
+        leader.within(SOON, "keeping the pipeline busy");
     }
     proxy.delay(millis(0));
     assert_all_become_free(&server);

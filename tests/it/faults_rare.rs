@@ -52,7 +52,7 @@ fn a_panic_lets_go_over_the_connection_that_is_there() {
     for _ in 0..20 {
         let work = || client.with_lock("k", || panic!("the work's own"));
         catch_unwind(AssertUnwindSafe(work)).unwrap_err();
-        // Written by the thread that panicked, so it is done once anything later on its lane is.
+        // Written by the thread that panicked, so it is done once anything later on its pipeline is.
         client.with_lock("k", || ()).unwrap();
     }
     assert_eq!(connections(), before, "a healthy connection was given up");
@@ -76,7 +76,7 @@ fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
         ],
     );
     let url = server.url().replace("redis://", "redis://narrow:word@");
-    let client = builder(&url).lanes(1).ttl(LONG_TTL).build().unwrap();
+    let client = builder(&url).pipelines(1).ttl(LONG_TTL).build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let forbidden: Vec<_> = (0..2)
         .map(|n| {
@@ -113,7 +113,7 @@ fn connections_that_died_in_the_pool_fail_nobody() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = builder(&proxy.url())
-        .lanes(1)
+        .pipelines(1)
         .ttl(LONG_TTL)
         .build()
         .unwrap();
@@ -155,8 +155,8 @@ fn nobody_is_told_that_a_lock_is_taken_while_redis_is_away() {
     let mut server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
-        .patience(secs(20))
-        .events(Arc::clone(&recorder))
+        .outage_timeout(secs(20))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     client.with_lock("k", || ()).unwrap();

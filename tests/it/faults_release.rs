@@ -17,7 +17,7 @@ fn client(url: &str) -> (Client, Arc<Recorder>) {
     let recorder = Recorder::new();
     let client = builder(url)
         .ttl(LONG_TTL)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     (client, recorder)
@@ -256,8 +256,8 @@ fn a_release_dropped_without_a_connection_is_seen_through_once_there_is_one() {
     let recorder = Recorder::new();
     let client = builder(&proxy.url())
         .ttl(LONG_TTL)
-        .lanes(1)
-        .events(Arc::clone(&recorder))
+        .pipelines(1)
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let guard = client.mutex("a").lock().unwrap();

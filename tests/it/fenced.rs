@@ -309,7 +309,7 @@ fn who_may_not_is_told_so() {
 fn a_write_whose_answer_is_lost_is_not_repeated_by_itself() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let client = steady(&proxy.url()).lanes(1).build().unwrap();
+    let client = steady(&proxy.url()).pipelines(1).build().unwrap();
     let value = client.fenced_value("v");
     value.write(1, "a").unwrap();
     let before = script_calls(&server);
@@ -333,7 +333,7 @@ fn a_write_cut_after_any_number_of_its_bytes_is_done_once_at_most_and_then_succe
     let server = server();
     for n in (0..260).step_by(13) {
         let proxy = Proxy::start(server.port()).unwrap();
-        let client = steady(&proxy.url()).lanes(1).build().unwrap();
+        let client = steady(&proxy.url()).pipelines(1).build().unwrap();
         let value = client.fenced_value(&format!("v{n}"));
         assert_eq!(value.read().unwrap(), None);
         let before = script_calls(&server);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fork::{Fork, waitpid_nohang};
 use leasehold::{
-    Client, Error, ErrorKind, LossReason, LostSignal, Memory, MutexGuard, ReentrantGuard,
+    Client, Error, ErrorKind, LossReason, LostSignal, MemoryStore, MutexGuard, ReentrantGuard,
 };
 use leasehold_testbed::{Reply, eventually};
 use rustix::process::{Pid, Signal, kill_process};
@@ -111,7 +111,7 @@ fn try_guards(held: MutexGuard, handed_over: MutexGuard) {
     held.on_lost(|_| panic!("nobody is there to run it"));
     assert!(held.fencing_token() > 0 && held.key() == "held");
     assert_forked_of("held", held.unlock());
-    assert_forked_of("handed over", handed_over.hand_over());
+    assert_forked_of("handed over", handed_over.into_ticket());
 }
 
 /// What a thread has already can be taken again without asking anybody: not so here.
@@ -154,7 +154,7 @@ fn family(url: &str) -> Family {
     let recorder = Recorder::new();
     let client = steady(url)
         .ttl(LONG_TTL)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let lock = |key| client.mutex(key).lock().unwrap();
@@ -171,7 +171,7 @@ fn family(url: &str) -> Family {
         dropped,
         handed_over,
     };
-    // By then its wake-up connection is open, and the keys are watched.
+    // By then its notification connection is open, and the keys are watched.
     family.recorder.wait_for(1, What::Renewed, "renewed");
     family
 }
@@ -224,7 +224,7 @@ fn a_parent() {
         assert_eq!(recorder.count(What::RenewalFailed, key), 0);
     }
     child::tell("unharmed");
-    // The test deletes one of the keys: without wake-ups that would show in twenty seconds.
+    // The test deletes one of the keys: without notifications that would show in twenty seconds.
     assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
     renewed.unlock().unwrap();
     again.unlock().unwrap();
@@ -294,7 +294,11 @@ fn a_fork_in_the_midst_of_everything_waits_for_no_thread_that_is_not_there() {
 #[ignore = "run by the tests of this module, in a process of its own"]
 fn a_parent_in_a_transaction() {
     let Some(url) = child::url() else { return };
-    let client = steady(&url).ttl(LONG_TTL).transactions(1).build().unwrap();
+    let client = steady(&url)
+        .ttl(LONG_TTL)
+        .max_transactions(1)
+        .build()
+        .unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let mut in_child = false;
     let result = guard.transaction(|_, pipe| {
@@ -337,7 +341,7 @@ fn a_parent_with_a_memory() {
     if child::url().is_none() {
         return;
     }
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let named = Client::open("memory://forked").unwrap();
     let guard = memory.client().unwrap().mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
@@ -348,7 +352,7 @@ fn a_parent_with_a_memory() {
         assert_forked(memory.client());
         assert_forked(memory.builder().build_lazy());
         assert_forked(Client::open("memory://forked"));
-        assert_forked(Memory::new().client());
+        assert_forked(MemoryStore::new().client());
     });
     guard.check().unwrap();
     memory.flush();
@@ -356,7 +360,7 @@ fn a_parent_with_a_memory() {
     named.with_lock("k", || ()).unwrap();
     drop((guard, named));
     in_a_fork(|| {
-        let own = Memory::new();
+        let own = MemoryStore::new();
         let guard = own.client().unwrap().mutex("k").lock().unwrap();
         own.advance(secs(31));
         assert!(guard.is_lost());
@@ -369,7 +373,7 @@ fn a_parent_with_a_memory() {
     });
     memory.flush();
     drop(guard);
-    in_a_fork(|| drop(assert_forked(Memory::new().client())));
+    in_a_fork(|| drop(assert_forked(MemoryStore::new().client())));
 }
 
 #[test]
@@ -387,7 +391,7 @@ fn two_sides() {
         let recorder = Recorder::new();
         let client = steady(&url)
             .ttl(secs(3))
-            .events(Arc::clone(&recorder))
+            .event_handler(Arc::clone(&recorder))
             .build()
             .unwrap();
         let own = client.mutex(key).lock().unwrap();

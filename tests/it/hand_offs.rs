@@ -271,7 +271,9 @@ fn nobody_is_handed_a_lease_that_is_lost() {
 fn a_lease_is_renewed_however_often_it_was_passed_on() {
     let (server, recorder) = (server(), Recorder::new());
     let ttl = millis(1500);
-    let builder = builder(&server).ttl(ttl).events(Arc::clone(&recorder));
+    let builder = builder(&server)
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
     let witness = Arc::new(Witness::default());
     let start = Instant::now();
@@ -309,7 +311,9 @@ fn a_lease_is_renewed_however_often_it_was_passed_on() {
 fn a_lease_passed_on_late_in_its_time_is_renewed_in_time() {
     let (server, recorder) = (server(), Recorder::new());
     let ttl = millis(1500);
-    let builder = builder(&server).ttl(ttl).events(Arc::clone(&recorder));
+    let builder = builder(&server)
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
     let mut held = client.mutex("k").lock().unwrap();
     for _ in 0..4 {

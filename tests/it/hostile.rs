@@ -152,7 +152,7 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
             let hostile = Hostile::start(server.port(), attack, since.clone());
             let what = format!("notifications, {attack:?}, {since:?}");
             let recorder = Recorder::new();
-            let builder = hasty(&hostile).events(Arc::clone(&recorder));
+            let builder = hasty(&hostile).event_handler(Arc::clone(&recorder));
             assert_bounded(
                 &what,
                 move || builder.build().unwrap(),
@@ -204,7 +204,7 @@ fn shutdown_ends_a_silent_login_of_notifications() {
     let patient = Client::builder(&hostile.url())
         .connect_timeout(secs(60))
         .command_timeout(secs(60))
-        .events(Arc::clone(&recorder));
+        .event_handler(Arc::clone(&recorder));
     let client = patient.build().unwrap();
     let locked = client.mutex("k").try_lock_for(WANTED);
     assert!(locked.unwrap().is_none());

@@ -28,7 +28,7 @@ fn hearing(server: &Server) -> Client {
 
 fn hearing_with(server: &Server, recorder: &Arc<Recorder>) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
-    let client = builder.events(Arc::clone(recorder)).build().unwrap();
+    let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
     let before = clients_that_hear(server);
     let guard = lock(&client, "warm");
     assert!(eventually(SOON, || clients_that_hear(server) > before));
@@ -77,7 +77,7 @@ fn forge_force(attacker: &mut Connection, victim: &Client, lease: &str, key: &st
 fn notification_connections(server: &Server) -> Vec<String> {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();
-    let lines = lines.filter(|line| line.contains(" name=leasehold-wakeups "));
+    let lines = lines.filter(|line| line.contains(" name=leasehold-notifications "));
     let id = |line: &str| line.split(' ').next().unwrap().to_owned();
     lines.map(id).collect()
 }

@@ -1,6 +1,7 @@
 //! Integration tests: one binary, real servers, injected faults.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod admin;
 mod bad_input;
 mod cancelling;
 mod child;
@@ -10,11 +11,11 @@ mod contention_cost;
 mod contention_faults;
 mod contention_recovery;
 mod drop_order;
-mod early_loss;
 mod events;
 mod examples;
 mod exclusion;
 mod expiry;
+mod fairness;
 mod fakes;
 mod faults_acquire;
 mod faults_hold;
@@ -26,14 +27,13 @@ mod fenced;
 mod forked;
 mod guards;
 mod hand_offs;
-mod hand_overs;
 mod hostile;
 mod hostile_messages;
 mod hostile_server;
-mod inspecting;
-mod leftovers;
+mod leaks;
+mod loss_notification;
 mod mass_releases;
-mod order;
+mod notifications;
 mod reentrant;
 mod release_events;
 mod renewal_checks;
@@ -44,6 +44,6 @@ mod steady;
 mod support;
 mod switch_over;
 mod transactions;
+mod transfer;
 mod waiting;
-mod wake_ups;
 mod watchdog;

@@ -26,7 +26,11 @@ fn keys(server: &Server) -> usize {
 fn a_lock_waits_behind_one_batch_of_releases() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let client = steady(&proxy.url()).ttl(LONG_TTL).lanes(1).build().unwrap();
+    let client = steady(&proxy.url())
+        .ttl(LONG_TTL)
+        .pipelines(1)
+        .build()
+        .unwrap();
     let guards = hold_many(&client);
     proxy.delay(millis(SLOW));
     drop(guards);
@@ -42,7 +46,11 @@ fn a_lock_waits_behind_one_batch_of_releases() {
 fn a_lock_takes_the_release_of_its_key_along() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
-    let client = steady(&proxy.url()).ttl(LONG_TTL).lanes(1).build().unwrap();
+    let client = steady(&proxy.url())
+        .ttl(LONG_TTL)
+        .pipelines(1)
+        .build()
+        .unwrap();
     let guards = hold_many(&client);
     proxy.delay(millis(SLOW));
     drop(guards);

@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{
-    Client, ErrorKind, EventLock, Events, LossReason, LostSignal, ReentrantGuard, ReentrantMutex,
+    Client, ErrorKind, EventHandler, EventLock, LossReason, LostSignal, ReentrantGuard,
+    ReentrantMutex,
 };
 use leasehold_testbed::Server;
 
@@ -228,7 +229,7 @@ struct TakesAnew(Shared<Option<ReentrantMutex>>);
 
 thread_local!(static TAKEN: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
 
-impl Events for TakesAnew {
+impl EventHandler for TakesAnew {
     fn released(&self, _: EventLock<'_>, _: Duration, _: bool) {
         if let Some(mutex) = self.0.lock().unwrap().take() {
             TAKEN.set(Some(mutex.lock().unwrap()));
@@ -241,7 +242,7 @@ fn a_lock_taken_anew_while_it_is_let_go_can_be_taken_again() {
     let server = server();
     for unlocked in [true, false] {
         let events = Arc::new(TakesAnew(Shared::default()));
-        let client = steady(&server.url()).events(Arc::clone(&events));
+        let client = steady(&server.url()).event_handler(Arc::clone(&events));
         let mutex = client.build().unwrap().reentrant_mutex("k");
         *events.0.lock().unwrap() = Some(mutex.clone());
         let guard = mutex.lock().unwrap();
@@ -293,7 +294,7 @@ fn a_thread_that_ends_with_the_lock_in_hand_keeps_others_out_until_its_validity_
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
-    let client = client.events(Arc::clone(&recorder)).build().unwrap();
+    let client = client.event_handler(Arc::clone(&recorder)).build().unwrap();
     let mutex = client.reentrant_mutex("k");
     let lost = ended(&mutex, forget);
     assert!(is_held(&server, "k"), "nobody knows where the work stands");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use leasehold::{Builder, Client, Error, ErrorKind, EventLock, Events, MutexGuard};
+use leasehold::{Builder, Client, Error, ErrorKind, EventHandler, EventLock, MutexGuard};
 use leasehold_testbed::{Proxy, eventually};
 
 use crate::steady::steady;
@@ -35,7 +35,7 @@ impl Listener {
     }
 }
 
-impl Events for Listener {
+impl EventHandler for Listener {
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {
         self.hear(lock, Delayed(error.kind()));
     }
@@ -48,7 +48,7 @@ impl Events for Listener {
 fn listening(builder: Builder) -> (Client, Receiver<Heard>) {
     let (told, heard) = channel();
     let listener = Arc::new(Listener(Mutex::new(told)));
-    (builder.events(listener).build().unwrap(), heard)
+    (builder.event_handler(listener).build().unwrap(), heard)
 }
 
 /// A client of locks that stay for very long if they are not let go.

@@ -40,7 +40,7 @@ impl Stuck {
 
 fn told(recorder: &Arc<Recorder>, url: &str) -> Client {
     let client = steady(url).ttl(secs(3)).renew_ratio(0.1);
-    client.events(Arc::clone(recorder)).build().unwrap()
+    client.event_handler(Arc::clone(recorder)).build().unwrap()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold::{EventLock, Events, MutexGuard};
+use leasehold::{EventHandler, EventLock, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 
 use crate::child::{self, Child};
@@ -26,7 +26,7 @@ fn keys(server: &Server) -> i64 {
 #[derive(Default)]
 struct Renewed(Mutex<HashSet<u64>>);
 
-impl Events for Renewed {
+impl EventHandler for Renewed {
     fn renewed(&self, lock: EventLock<'_>) {
         self.0.lock().unwrap().insert(lock.fencing_token);
     }
@@ -66,7 +66,7 @@ fn ten_thousand_held_locks_are_all_renewed_and_cost_no_thread() {
 fn hold_ten_thousand() {
     let Some(url) = child::url() else { return };
     let renewed = Arc::new(Renewed::default());
-    let client = steady(&url).ttl(TTL).events(Arc::clone(&renewed));
+    let client = steady(&url).ttl(TTL).event_handler(Arc::clone(&renewed));
     let client = client.command_timeout(secs(3)).build().unwrap();
     let one = client.mutex("k0").lock().unwrap();
     let with_one = child::threads();

@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use leasehold::{Client, ErrorKind, EventLock, Events, LossReason};
+use leasehold::{Client, ErrorKind, EventHandler, EventLock, LossReason};
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::support::{
@@ -29,7 +29,7 @@ fn shutdown_sends_waiters_away_and_leaves_held_locks_to_their_ttl() {
     let recorder = Recorder::new();
     let client = builder(&server.url())
         .ttl(LONG_TTL)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let guard = client.mutex("a").lock().unwrap();
@@ -141,7 +141,7 @@ fn shutdown_among_busy_threads_leaves_nothing_held_by_nobody() {
         let recorder = Recorder::new();
         let client = builder(&server.url())
             .ttl(LONG_TTL)
-            .events(Arc::clone(&recorder))
+            .event_handler(Arc::clone(&recorder))
             .build()
             .unwrap();
         let threads: Vec<_> = (0..8)
@@ -218,7 +218,7 @@ fn the_last_client_dropped_in_on_lost_ends_without_a_deadlock() {
     let server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let guard = client.mutex("a").ttl(millis(200)).lock().unwrap();
@@ -262,7 +262,7 @@ struct Undertaker {
     done: Mutex<std::sync::mpsc::Sender<()>>,
 }
 
-impl Events for Undertaker {
+impl EventHandler for Undertaker {
     fn lost(&self, _: EventLock<'_>, _: &LossReason) {
         let last = self.client.lock().unwrap().take();
         drop(last);
@@ -279,7 +279,7 @@ fn the_last_client_dropped_in_an_event_ends_without_a_deadlock() {
         done: Mutex::new(done),
     });
     let client = builder(&server.url())
-        .events(Arc::clone(&undertaker))
+        .event_handler(Arc::clone(&undertaker))
         .build()
         .unwrap();
     let guard = client.mutex("a").ttl(millis(300)).lock().unwrap();

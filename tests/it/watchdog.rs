@@ -34,7 +34,7 @@ fn renewal_puts_the_ttl_back_and_never_adds_up() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(4)).renew_ratio(0.05);
-    let client = client.events(recorder.clone()).build().unwrap();
+    let client = client.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     for _ in 0..8 {
         recorder.wait_for_more(1, What::Renewed, "k");
@@ -52,7 +52,9 @@ fn locks_are_renewed_as_often_as_the_ratio_says() {
     let server = server();
     let renewals = |ratio: f64, given: bool| {
         let recorder = Recorder::new();
-        let client = steady(&server.url()).ttl(TTL).events(recorder.clone());
+        let client = steady(&server.url())
+            .ttl(TTL)
+            .event_handler(recorder.clone());
         let client = if given {
             client.renew_ratio(ratio)
         } else {
@@ -93,7 +95,7 @@ fn renewal_stops_when_the_lock_is_let_go() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.05);
-    let client = client.events(recorder.clone()).build().unwrap();
+    let client = client.event_handler(recorder.clone()).build().unwrap();
     let mut calls_for_nobody = 0;
     for round in 0..ROUNDS {
         let guard = client.mutex("k").lock().unwrap();
@@ -121,7 +123,7 @@ fn a_key_taken_by_somebody_else_is_never_renewed() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.05);
-    let client = client.events(recorder.clone()).build().unwrap();
+    let client = client.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     recorder.wait_for(1, What::Renewed, "k");
     ask(
@@ -180,7 +182,7 @@ fn a_lock_whose_ttl_was_cut_short_is_kept() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(4)).renew_ratio(0.05);
-    let client = client.events(recorder.clone()).build().unwrap();
+    let client = client.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     ask(&server, &["PEXPIRE", &in_redis("k"), "2500"]);
     assert!(eventually(SOON, || expires_in(&server, "k").unwrap() > millis(2500)));

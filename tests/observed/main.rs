@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Sender, unbounded};
-use leasehold::{Client, EventLock, Events, Memory};
+use leasehold::{Client, EventHandler, EventLock, MemoryStore};
 use leasehold_testbed::{Reply, Server, eventually};
 
 use receivers::{ALWAYS, AT_SPANS, Panicking, TOLD_ON, Told, receivers};
@@ -72,7 +72,7 @@ fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
 #[test]
 fn a_key_is_escaped_in_spans_and_warnings() {
     let receivers = receivers();
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let client = memory.client().unwrap();
     let guard = client.mutex("a\u{202e}\u{2028}b").lock().unwrap();
     memory.advance(Duration::from_secs(31));
@@ -87,11 +87,11 @@ fn a_key_is_escaped_in_spans_and_warnings() {
 #[test]
 fn an_adoption_is_a_wait_for_a_lock() {
     let receivers = receivers();
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let [old, new] = [(); 2].map(|()| memory.client().unwrap());
     let guard = old.mutex("k").lock().unwrap();
     let token = guard.fencing_token().to_string();
-    let ticket = guard.hand_over().unwrap();
+    let ticket = guard.into_ticket().unwrap();
     drop(new.adopt(&ticket).unwrap());
     new.adopt(&ticket).unwrap_err();
     let waits = receivers.told("leasehold.wait");
@@ -106,7 +106,7 @@ fn an_adoption_is_a_wait_for_a_lock() {
 #[test]
 fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
     let receivers = receivers();
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let client = memory.client().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let (key, token) = ("k".to_owned(), guard.fencing_token().to_string());
@@ -129,7 +129,7 @@ fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
 #[test]
 fn renewals_are_counted_with_how_late_they_were() {
     let receivers = receivers();
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let clients = [(); 3].map(|()| memory.client().unwrap());
     let keys = ["a", "b", "c"].iter().zip(&clients);
     let guards: Vec<_> = keys
@@ -150,7 +150,7 @@ fn shutdown_waits_until_renewals_are_counted() {
     const CLIENTS: u32 = 300;
     let receivers = receivers();
     for _ in 0..CLIENTS {
-        let memory = Memory::new();
+        let memory = MemoryStore::new();
         let client = memory.client().unwrap();
         let guard = client.mutex("k").lock().unwrap();
         // In some rounds a worker renews, because the timer thread sees first that the clock was moved.
@@ -166,7 +166,7 @@ fn shutdown_waits_until_renewals_are_counted() {
 /// Says when somebody waits.
 struct Waits(Sender<()>);
 
-impl Events for Waits {
+impl EventHandler for Waits {
     fn contended(&self, _: EventLock<'_>, _: Duration) {
         let _ = self.0.send(());
     }
@@ -176,9 +176,9 @@ impl Events for Waits {
 fn hand_offs_are_counted() {
     let receivers = receivers();
     let (waits, waiting) = unbounded();
-    let client = Memory::new()
+    let client = MemoryStore::new()
         .builder()
-        .events(Arc::new(Waits(waits)))
+        .event_handler(Arc::new(Waits(waits)))
         .hand_off_time(SOON)
         .build()
         .unwrap();
@@ -199,14 +199,14 @@ fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
     let receivers = receivers();
     let server = Server::start().unwrap();
     let client = Client::builder(&server.url())
-        .lanes(1)
+        .pipelines(1)
         .command_timeout(Duration::from_millis(200))
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
     server.stop();
     assert!(guard.unlock().is_err());
-    let owed = || receivers.level("leasehold_lane_debts{lane=0}");
+    let owed = || receivers.level("leasehold_release_retries{pipeline=0}");
     assert!(eventually(SOON, || owed() == Some(1.0)));
     assert!(eventually(SOON, || !receivers
         .told("release delayed")
@@ -219,7 +219,7 @@ fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
 /// Says when a lock was renewed.
 struct Renewals(Sender<()>);
 
-impl Events for Renewals {
+impl EventHandler for Renewals {
     fn renewed(&self, _: EventLock<'_>) {
         let _ = self.0.send(());
     }
@@ -234,10 +234,10 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
     let client = Client::builder(&server.url())
         .ttl(Duration::from_secs(10))
         .renew_ratio(0.05)
-        .lanes(1)
+        .pipelines(1)
         .command_timeout(Duration::from_millis(500))
         .hand_off_time(SOON)
-        .events(Arc::new(Renewals(renews)))
+        .event_handler(Arc::new(Renewals(renews)))
         .build()
         .unwrap();
     let mutex = client.mutex("k");

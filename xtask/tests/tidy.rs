@@ -72,7 +72,7 @@ fn the_library_imports_downwards_only() {
     }
     none(
         &upwards,
-        "primitives -> wait -> watchdog -> lease -> store -> the rest, never back",
+        "public items -> acquire -> watchdog -> lease -> store -> base, never back",
     );
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::*;
 
 fn checked(check: impl Fn() -> bool + Send + Sync + 'static) -> Fixture {
-    lease_with(Some(Check::new(check)), |terms| {
-        Arc::make_mut(&mut terms.options).checked = true
+    lease_with(Some(Check::new(check)), |grant| {
+        Arc::make_mut(&mut grant.options).checked = true
     })
 }
 
@@ -67,7 +67,7 @@ fn extending_by_little_puts_no_renewal_off() {
 
 #[test]
 fn the_end_of_the_hold_comes_before_other_reasons() {
-    let f = lease(|terms| limit(terms, 20 * SECOND));
+    let f = lease(|grant| limit(grant, 20 * SECOND));
     f.lease.let_expire(LossReason::NotRenewed);
     assert_eq!(f.lease.loss(f.at(20)), Some(LossReason::MaxHold));
 }
@@ -107,7 +107,7 @@ fn a_lease_with_a_check_is_handed_to_nobody_and_taken_from_nobody() {
     let f = checked(|| true);
     assert!(next_of(&f, f.at(1)).is_none());
     let plain = lease(|_| {});
-    let mut options = *plain.lease.terms().options;
+    let mut options = *plain.lease.grant().options;
     options.checked = true;
     assert!(plain.lease.hand_off(plain.at(1), options).is_none());
 }
@@ -120,19 +120,22 @@ fn a_check_goes_when_its_lease_ends() {
     ];
     for end in ends {
         let owned = Arc::new(());
-        let watched = Arc::downgrade(&owned);
+        let tracked = Arc::downgrade(&owned);
         let f = checked(move || Arc::strong_count(&owned) > 0);
-        assert!(watched.upgrade().is_some());
+        assert!(tracked.upgrade().is_some());
         end(&f);
-        f.courier.stop();
-        assert!(f.crew.has_ended_by(Moment::now().after(60 * SECOND)));
-        assert!(watched.upgrade().is_none());
+        f.callbacks.stop();
+        assert!(
+            f.threads
+                .has_ended_by(MonotonicTime::now().after(60 * SECOND))
+        );
+        assert!(tracked.upgrade().is_none());
     }
 }
 
 #[test]
 fn the_end_of_the_hold_is_warned_of_once_when_its_last_tenth_begins() {
-    let held = |hold| lease(move |terms| limit(terms, hold));
+    let held = |hold| lease(move |grant| limit(grant, hold));
     let f = held(100 * SECOND);
     for second in (0..90).step_by(8) {
         let due = f.lease.due(f.at(second), note);
@@ -157,7 +160,7 @@ fn the_end_of_the_hold_is_warned_of_once_when_its_last_tenth_begins() {
 
 #[test]
 fn each_holder_of_a_lease_handed_off_is_warned_of_its_own_hold() {
-    let f = lease(|terms| limit(terms, 100 * SECOND));
+    let f = lease(|grant| limit(grant, 100 * SECOND));
     let next = next_of(&f, f.at(5)).unwrap();
     for second in [25, 45, 65, 85] {
         next.ttl_changed(f.at(second), f.at(second), 30 * SECOND);
@@ -169,9 +172,9 @@ fn each_holder_of_a_lease_handed_off_is_warned_of_its_own_hold() {
 #[test]
 fn a_hold_without_an_end_is_not_warned_of() {
     for hold in [None, Some(Duration::MAX)] {
-        let f = lease(|terms| {
+        let f = lease(|grant| {
             if let Some(hold) = hold {
-                limit(terms, hold);
+                limit(grant, hold);
             }
         });
         assert_eq!(f.lease.due(f.at(9), note), nothing_before(f.at(10)));
@@ -185,7 +188,7 @@ fn a_lease_whose_validity_has_ended_is_lost_once_it_has_settled_and_is_not_waite
     f.lease.due(f.at(10), note);
     assert!(f.lease.begin_renewal(f.at(10)).is_some());
     let (_keep, lost) = f.lease.signal(f.at(10));
-    assert!(f.lease.settled(f.at(30), 60 * SECOND));
+    assert!(f.lease.wait_for_renewal(f.at(30), 60 * SECOND));
     assert_eq!(lost.try_recv(), Ok(LossReason::Expired));
 }
 
@@ -219,8 +222,8 @@ fn a_checked_lease_that_is_looked_at_before_it_is_due_is_asked_when_it_is() {
     assert!(matches!(due, Due::Held { renew: true, .. }), "{due:?}");
 }
 
-fn is_settled(f: &Fixture, now: Moment) -> bool {
-    f.lease.settled(now, SECOND / 100)
+fn is_settled(f: &Fixture, now: MonotonicTime) -> bool {
+    f.lease.wait_for_renewal(now, SECOND / 100)
 }
 
 #[test]
@@ -232,19 +235,23 @@ fn only_a_renewal_that_is_due_is_waited_for() {
     assert!(matches!(due, Due::Held { renew: true, .. }));
     assert!(!is_settled(&waited_for, waited_for.at(10)), "in hand");
     std::thread::scope(|scope| {
-        let settling = scope.spawn(|| waited_for.lease.settled(waited_for.at(10), 60 * SECOND));
+        let settling = scope.spawn(|| {
+            waited_for
+                .lease
+                .wait_for_renewal(waited_for.at(10), 60 * SECOND)
+        });
         let (now, asked_at) = (waited_for.at(10), waited_for.at(10));
         assert!(waited_for.lease.begin_renewal(now).is_some());
         waited_for.lease.ttl_changed(now, asked_at, 30 * SECOND);
         assert!(settling.join().unwrap());
     });
 
-    let never_renewed = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
+    let never_renewed = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
     assert!(is_settled(&never_renewed, never_renewed.at(10)));
     let ending = lease(|_| {});
     ending.lease.let_expire(LossReason::NotRenewed);
     assert!(is_settled(&ending, ending.at(10)));
-    let capped = lease(|terms| limit(terms, 25 * SECOND));
+    let capped = lease(|grant| limit(grant, 25 * SECOND));
     capped
         .lease
         .ttl_changed(capped.at(1), capped.at(1), 30 * SECOND);
@@ -259,9 +266,9 @@ fn renewals_of_leases_granted_one_after_another_fall_together_and_are_no_heap() 
     let ms = Duration::from_millis;
     for (every, together) in [(10 * SECOND, ms(10)), (ms(128 * 4), ms(4))] {
         let due_after = |after: u64| {
-            let f = lease(|terms| {
-                terms.asked_at = terms.asked_at.after(ms(after));
-                Arc::make_mut(&mut terms.options).renew_every = Some(every);
+            let f = lease(|grant| {
+                grant.asked_at = grant.asked_at.after(ms(after));
+                Arc::make_mut(&mut grant.options).renew_every = Some(every);
             });
             let Due::Held { next, .. } = f.lease.due(f.asked_at, note) else {
                 panic!("it is held")
@@ -282,7 +289,7 @@ fn renewals_of_a_crowd_drift_apart_and_none_comes_late() {
         .map(|_| {
             let f = lease(|_| {});
             f.lease.ttl_changed(f.asked_at, f.asked_at, 30 * SECOND);
-            f.lease.leave_the_crowd();
+            f.lease.spread_renewal();
             match f.lease.due(f.asked_at, note) {
                 Due::Held { next, .. } => next.since(f.asked_at),
                 Due::Over => panic!("it is held"),
@@ -298,8 +305,8 @@ fn renewals_of_a_crowd_drift_apart_and_none_comes_late() {
 
 #[test]
 fn a_lease_never_leaves_the_crowd_to_be_renewed_again() {
-    let f = lease(|terms| Arc::make_mut(&mut terms.options).renew_every = None);
-    f.lease.leave_the_crowd();
+    let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
+    f.lease.spread_renewal();
     let end = f.asked_at.after(validity(30 * SECOND));
     assert_eq!(f.lease.due(f.asked_at, note), nothing_before(end));
 }

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::id::{HolderId, LeaseId, LeaseStart};
-use crate::key::{Key, KeyMap};
-use crate::store::command::{Command, FIRST_USUAL_PLACE, Grant, Queued, Reply, Standing};
+use crate::store::command::{Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply};
 use crate::store::value::{self, LockValue};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::{Key, KeyMap};
 
 /// The most waiters in a queue, and the most that one step skips.
 const MAX_QUEUE: usize = 10_000;
@@ -49,7 +49,7 @@ struct Lock {
     holder: HolderId,
     /// Its release serves its queue.
     marked: bool,
-    expires_at: Moment,
+    expires_at: MonotonicTime,
 }
 
 /// The waiters of a key, first come first served. Never empty.
@@ -57,7 +57,7 @@ struct Lock {
 struct Queue {
     /// Sorted by the time at which they joined.
     waiters: Vec<Waiter>,
-    expires_at: Moment,
+    expires_at: MonotonicTime,
 }
 
 #[derive(Clone)]
@@ -72,13 +72,13 @@ struct Waiter {
 
 /// A message to a client, or to the clients that watch a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum Notification {
     /// `lease`, which was queued, has the key.
     Granted {
         to: HolderId,
         key: Key,
         lease: LeaseId,
-        grant: Grant,
+        grant: GrantMessage,
     },
     /// `lease` is now one of the first in its queue.
     Near {
@@ -99,12 +99,12 @@ pub(crate) enum News {
 
 /// One command being carried out.
 pub(crate) struct Step<'a> {
-    pub(crate) now: Moment,
+    pub(crate) now: MonotonicTime,
     /// Who asks.
     pub(crate) by: &'a HolderId,
     /// Whether a client can be told.
     pub(crate) listens: &'a dyn Fn(&HolderId) -> bool,
-    pub(crate) news: &'a mut Vec<News>,
+    pub(crate) news: &'a mut Vec<Notification>,
 }
 
 impl Waiter {
@@ -143,8 +143,8 @@ impl Keyspace {
                 key,
                 lease,
                 ttl,
-                standing,
-            } => self.acquire(key, *lease, *ttl, *standing, step),
+                queue_mode,
+            } => self.acquire(key, *lease, *ttl, *queue_mode, step),
             Command::Release {
                 key, lease, queued, ..
             } => Ok(self.release(key, *lease, *queued, false, step)),
@@ -167,29 +167,29 @@ impl Keyspace {
         key: &Key,
         lease: LeaseId,
         ttl: Duration,
-        standing: Standing,
+        queue_mode: QueueMode,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
         let own = Waiter {
             since: 0,
             lease,
-            ttl: (!standing.polls()).then_some(ttl),
+            ttl: (!queue_mode.polls()).then_some(ttl),
             holder: step.by.clone(),
         };
-        let is_queued = self.queues.contains_key(key) && standing != Standing::None;
+        let is_queued = self.queues.contains_key(key) && queue_mode != QueueMode::None;
         let left = match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => {
                 // It was granted while it was queued.
                 lock.expires_at = step.now.after(ttl);
-                step.news.push(News::Changed(key.clone()));
+                step.news.push(Notification::Changed(key.clone()));
                 let token = token(lock.micros);
                 return Ok(Reply::Granted { token });
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
             // A repeated request must not acquire a free key: its caller may be gone, and nobody would
             // release it.
-            None if matches!(standing, Standing::Kept { .. }) || is_queued => None,
+            None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
             None => {
                 let micros = self.grant(key, &own, ttl, false, step);
                 let token = token(micros);
@@ -202,9 +202,9 @@ impl Keyspace {
                 queued,
             })
         };
-        let stood = match standing {
-            Standing::None => return contended(left, None),
-            Standing::Kept { notified } => {
+        let stood = match queue_mode {
+            QueueMode::None => return contended(left, None),
+            QueueMode::Existing { notified } => {
                 let polls = Waiter {
                     ttl: None,
                     ..own.clone()
@@ -212,8 +212,8 @@ impl Keyspace {
                 let queue = self.queues.get_mut(key);
                 queue.and_then(|queue| queue.find_waiter(own, polls, notified))
             }
-            Standing::Polling | Standing::Told | Standing::Again { .. } => {
-                self.join(key, &own, standing, step.now);
+            QueueMode::Polling | QueueMode::Notified | QueueMode::Rejoin { .. } => {
+                self.join(key, &own, queue_mode, step.now);
                 Some(own)
             }
         };
@@ -223,7 +223,7 @@ impl Keyspace {
         if let Some(Entry::Lock(lock)) = self.entries.get_mut(key)
             && !std::mem::replace(&mut lock.marked, true)
         {
-            step.news.push(News::Changed(key.clone()));
+            step.news.push(Notification::Changed(key.clone()));
         }
         let left = match left {
             Some(left) => left,
@@ -248,7 +248,7 @@ impl Keyspace {
             queue.waiters.remove(ahead);
             return contended(Some(left), None);
         }
-        let asks_again = matches!(standing, Standing::Kept { .. });
+        let asks_again = matches!(queue_mode, QueueMode::Existing { .. });
         if asks_again || queue.expires_at < step.now.after(left + QUEUE_OUTLIVES) {
             let expires_at = step.now.after(left + 2 * QUEUE_OUTLIVES);
             queue.expires_at = queue.expires_at.max(expires_at);
@@ -261,14 +261,14 @@ impl Keyspace {
     }
 
     /// Puts a waiter into the queue.
-    fn join(&mut self, key: &Key, own: &Waiter, standing: Standing, now: Moment) {
+    fn join(&mut self, key: &Key, own: &Waiter, queue_mode: QueueMode, now: MonotonicTime) {
         let micros = clock_micros(now);
         let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue {
             waiters: Vec::new(),
             expires_at: now,
         });
-        let since = match (standing, queue.waiters.last()) {
-            (Standing::Again { since, .. }, _) => since,
+        let since = match (queue_mode, queue.waiters.last()) {
+            (QueueMode::Rejoin { since, .. }, _) => since,
             (_, Some(newest)) => micros.max(newest.since + 1),
             (_, None) => micros,
         };
@@ -299,7 +299,7 @@ impl Keyspace {
             expires_at: step.now.after(ttl),
         };
         self.entries.insert(key.clone(), Entry::Lock(lock));
-        step.news.push(News::Changed(key.clone()));
+        step.news.push(Notification::Changed(key.clone()));
         self.last_micros
     }
 
@@ -336,11 +336,11 @@ impl Keyspace {
             let more = self.queues.contains_key(key);
             let micros = self.grant(key, &first, ttl, more, step);
             if is_told {
-                step.news.push(News::Granted {
+                step.news.push(Notification::Granted {
                     to: first.holder,
                     key: key.clone(),
                     lease: first.lease,
-                    grant: Grant {
+                    grant: GrantMessage {
                         token: token(micros),
                         to_confirm: unconfirmed.is_some(),
                     },
@@ -359,7 +359,7 @@ impl Keyspace {
         let waiters = self.queues.get(key).map_or(&[][..], |queue| &queue.waiters);
         let near = waiters.iter().take(NEAR).skip(NEAR.saturating_sub(gone));
         for waiter in near.filter(|waiter| waiter.ttl.is_some()) {
-            step.news.push(News::Near {
+            step.news.push(Notification::Near {
                 to: waiter.holder.clone(),
                 key: key.clone(),
                 lease: waiter.lease.start(),
@@ -382,7 +382,7 @@ impl Keyspace {
         };
         if is_held {
             if let (true, Some(Entry::Lock(lock))) = (forced, self.entries.get(key)) {
-                step.news.push(News::Forced {
+                step.news.push(Notification::Forced {
                     to: lock.holder.clone(),
                     key: key.clone(),
                     lease: lease.start(),
@@ -391,7 +391,7 @@ impl Keyspace {
             }
             if !(is_marked && self.serve(key, None, step).is_some()) {
                 self.entries.remove(key);
-                step.news.push(News::Changed(key.clone()));
+                step.news.push(Notification::Changed(key.clone()));
             }
             return Reply::Done;
         }
@@ -431,7 +431,7 @@ impl Keyspace {
         let expires_at = step.now.after(ttl);
         if lock.expires_at < expires_at {
             lock.expires_at = expires_at;
-            step.news.push(News::Changed(key.clone()));
+            step.news.push(Notification::Changed(key.clone()));
         }
         Reply::Done
     }
@@ -457,7 +457,7 @@ impl Keyspace {
         lock.holder = step.by.clone();
         let asked = ttl.map_or(step.now, |ttl| step.now.after(ttl));
         lock.expires_at = lock.expires_at.max(asked);
-        step.news.push(News::Changed(key.clone()));
+        step.news.push(Notification::Changed(key.clone()));
         Reply::Adopted {
             expires_in: lock.expires_at.since(step.now),
         }
@@ -496,7 +496,7 @@ impl Keyspace {
         let value = Arc::clone(value);
         self.entries
             .insert(key.clone(), Entry::Fenced { token, value });
-        step.news.push(News::Changed(key.clone()));
+        step.news.push(Notification::Changed(key.clone()));
         Ok(Reply::Done)
     }
 
@@ -521,7 +521,8 @@ impl Keyspace {
     pub(crate) fn expire(&mut self, step: &mut Step<'_>) {
         let expired = |_: &Key, entry: &mut Entry| entry.has_expired(step.now);
         let gone = self.entries.extract_if(expired);
-        step.news.extend(gone.map(|(key, _)| News::Changed(key)));
+        step.news
+            .extend(gone.map(|(key, _)| Notification::Changed(key)));
         self.queues.retain(|_, queue| queue.expires_at >= step.now);
     }
 
@@ -553,7 +554,7 @@ impl Keyspace {
     }
 
     #[cfg(test)]
-    pub(crate) fn expires_at(&self, key: &Key) -> Option<Moment> {
+    pub(crate) fn expires_at(&self, key: &Key) -> Option<MonotonicTime> {
         match self.entries.get(key)? {
             Entry::Lock(lock) => Some(lock.expires_at),
             Entry::Fenced { .. } => None,
@@ -561,7 +562,7 @@ impl Keyspace {
     }
 
     #[cfg(test)]
-    pub(crate) fn expire_at(&mut self, key: &Key, at: Moment) {
+    pub(crate) fn expire_at(&mut self, key: &Key, at: MonotonicTime) {
         if let Some(Entry::Lock(lock)) = self.entries.get_mut(key) {
             lock.expires_at = at;
         }
@@ -571,7 +572,7 @@ impl Keyspace {
         let entry = self.entries.get(key);
         if entry.is_some_and(|entry| entry.has_expired(step.now)) {
             self.entries.remove(key);
-            step.news.push(News::Changed(key.clone()));
+            step.news.push(Notification::Changed(key.clone()));
         }
         let queue = self.queues.get(key);
         if queue.is_some_and(|queue| queue.expires_at < step.now) {
@@ -580,18 +581,18 @@ impl Keyspace {
     }
 
     /// The time, made greater than that of the last grant.
-    fn micros(&self, now: Moment) -> u64 {
+    fn micros(&self, now: MonotonicTime) -> u64 {
         clock_micros(now).max(self.last_micros + 1)
     }
 }
 
-fn clock_micros(now: Moment) -> u64 {
-    let since_boot = now.since(Moment::at_tick(0)).as_micros();
+fn clock_micros(now: MonotonicTime) -> u64 {
+    let since_boot = now.since(MonotonicTime::at_tick(0)).as_micros();
     FIRST_MICROS + u64::try_from(since_boot).unwrap_or(0)
 }
 
 impl Entry {
-    fn has_expired(&self, now: Moment) -> bool {
+    fn has_expired(&self, now: MonotonicTime) -> bool {
         match self {
             // As Redis does: at the end of its last millisecond.
             Self::Lock(lock) => lock.expires_at < now,

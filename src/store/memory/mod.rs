@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clock::Clock;
 use crate::error::Error;
-use crate::id::HolderId;
-use crate::key::KeyMap;
-use crate::process::Process;
-use crate::store::command::{Command, Request, Standing};
-use crate::store::{Listener, Store, Watched};
-use crate::thread::Crew;
+use crate::store::command::{Command, QueueMode, Request};
+use crate::store::{Listener, Store, TrackedKey};
+use crate::util::clock::Clock;
+use crate::util::fork::Process;
+use crate::util::id::HolderId;
+use crate::util::key::KeyMap;
+use crate::util::threads::ThreadGroup;
 
-pub(crate) use keyspace::{Keyspace, News, Step};
+pub(crate) use keyspace::{Keyspace, Notification, Step};
 
 /// What the clients of one memory share.
 pub(crate) struct MemoryServer {
@@ -125,10 +125,10 @@ impl MemoryServer {
         changed
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: Notification) {
         let listener = |holder: &HolderId| self.listeners.lock().get(holder).cloned();
         match news {
-            News::Granted {
+            Notification::Granted {
                 to,
                 key,
                 lease,
@@ -138,61 +138,61 @@ impl MemoryServer {
                     listener.granted(&key, lease, grant);
                 }
             }
-            News::Near { to, key, lease } => {
+            Notification::Near { to, key, lease } => {
                 if let Some(listener) = listener(&to) {
                     listener.near(&key, lease);
                 }
             }
-            News::Forced { to, key, lease, by } => {
+            Notification::Forced { to, key, lease, by } => {
                 if let Some(listener) = listener(&to) {
                     listener.forced(&key, lease, by);
                 }
             }
-            News::Changed(key) => {
+            Notification::Changed(key) => {
                 let watchers = self.watchers.lock().remove(&key).unwrap_or_default();
                 for holder in watchers {
                     let Some(listener) = listener(&holder) else {
                         continue;
                     };
-                    if let Some(watched) = listener.changed(&key) {
-                        self.look(&holder, &*listener, &watched);
+                    if let Some(tracked) = listener.changed(&key) {
+                        self.look(&holder, &*listener, &tracked);
                     }
                 }
             }
         }
     }
 
-    fn look(&self, holder: &HolderId, listener: &dyn Listener, watched: &Watched) {
+    fn look(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
         let value = self.change(holder, |keyspace, step| {
-            let value = keyspace.text(&watched.key, step);
+            let value = keyspace.text(&tracked.key, step);
             // One that is not there is seen to be gone, and need not be told of again. Under the lock of
             // the keys: nothing changes in between.
             if value.is_some() {
                 let mut watchers = self.watchers.lock();
-                let of_key = watchers.entry(watched.key.clone()).or_default();
+                let of_key = watchers.entry(tracked.key.clone()).or_default();
                 if !of_key.contains(holder) {
                     of_key.push(holder.clone());
                 }
             }
             value
         });
-        listener.seen(watched, value.as_deref().map(str::as_bytes));
+        listener.seen(tracked, value.as_deref().map(str::as_bytes));
     }
 }
 
 /// One client's way to it.
-pub(crate) struct Memory {
+pub(crate) struct MemoryNode {
     server: Arc<MemoryServer>,
     holder: HolderId,
 }
 
-impl Memory {
+impl MemoryNode {
     pub(crate) fn new(server: Arc<MemoryServer>, holder: HolderId) -> Self {
         Self { server, holder }
     }
 }
 
-impl Store for Memory {
+impl Store for MemoryNode {
     fn execute(&self, requests: &mut [Request]) {
         for request in requests {
             let outcome = self.server.change(&self.holder, |keyspace, step| {
@@ -209,24 +209,24 @@ impl Store for Memory {
         });
     }
 
-    fn listen(&self, _: &Crew, listener: Arc<dyn Listener>) -> Result<(), Error> {
+    fn listen(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
         let holder = self.holder.clone();
         self.server.listeners.lock().insert(holder, listener);
         Ok(())
     }
 
-    fn standing(&self) -> Standing {
-        Standing::Told
+    fn queue_mode(&self) -> QueueMode {
+        QueueMode::Notified
     }
 
-    fn want_wakeups(&self) {}
+    fn want_notifications(&self) {}
 
-    fn watch(&self, keys: Vec<Watched>) -> bool {
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
         let Some(listener) = self.server.listeners.lock().get(&self.holder).cloned() else {
             return false;
         };
-        for watched in keys {
-            self.server.look(&self.holder, &*listener, &watched);
+        for tracked in keys {
+            self.server.look(&self.holder, &*listener, &tracked);
         }
         true
     }

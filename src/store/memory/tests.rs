@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-use crate::store::script::Kind;
+use crate::store::redis::scripts::Kind;
 
 use histories::{Operation, histories};
 use server::{Redis, Scripts};

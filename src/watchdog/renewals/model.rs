@@ -3,18 +3,18 @@
 use shuttle::thread;
 
 use super::*;
-use crate::key::Key;
-use crate::lease::{Courier, Terms};
-use crate::sync::model::check;
+use crate::lease::{CallbackExecutor, Grant};
+use crate::util::key::Key;
+use crate::util::sync::model::check;
 
 /// One takes a batch and is busy with it; the other has to come for the rest.
 #[test]
 fn model_what_comes_together_is_seen_to_by_all_workers() {
     check(2000, || {
-        let (courier, _deliver) = Courier::of_a_model();
+        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
         let lease = |_| {
-            let terms = Terms::usual(Key::new("", "k", 16).unwrap(), Moment::now());
-            Arc::new(Lease::new(terms, Arc::clone(&courier), None))
+            let grant = Grant::usual(Key::new("", "k", 16).unwrap(), MonotonicTime::now());
+            Arc::new(Lease::new(grant, Arc::clone(&callbacks), None))
         };
         let renewals = Renewals::default();
         let work = || match renewals.next().expect("it goes on") {

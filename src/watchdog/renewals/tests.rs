@@ -1,29 +1,29 @@
 use super::*;
-use crate::key::Key;
-use crate::lease::{Courier, Options, Terms};
-use crate::thread::Crew;
+use crate::lease::{CallbackExecutor, Grant, Options};
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
 
 /// Leases with these ttls in seconds, taken now.
 fn leases(ttls: impl IntoIterator<Item = u64>) -> Vec<Arc<Lease>> {
-    let courier = Courier::start(&Crew::new(), None).unwrap();
-    courier.stop();
-    let now = Moment::now();
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
+    callbacks.stop();
+    let now = MonotonicTime::now();
     let lease = |ttl| {
         let options = Options {
             ttl: Duration::from_secs(ttl),
             ..Options::USUAL
         };
-        let terms = Terms {
+        let grant = Grant {
             options: Arc::new(options),
-            ..Terms::usual(Key::new("", "k", 16).unwrap(), now)
+            ..Grant::usual(Key::new("", "k", 16).unwrap(), now)
         };
-        Arc::new(Lease::new(terms, Arc::clone(&courier), None))
+        Arc::new(Lease::new(grant, Arc::clone(&callbacks), None))
     };
     ttls.into_iter().map(lease).collect()
 }
 
 fn ttls(leases: &[Arc<Lease>]) -> Vec<u64> {
-    let ttl = |lease: &Arc<Lease>| lease.terms().ttl().as_secs();
+    let ttl = |lease: &Arc<Lease>| lease.grant().ttl().as_secs();
     leases.iter().map(ttl).collect()
 }
 
@@ -40,7 +40,7 @@ fn what_ends_first_goes_first_whatever_came_along() {
 
 #[test]
 fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
-    let (mut waiting, now) = (Waiting::default(), Moment::now());
+    let (mut waiting, now) = (Waiting::default(), MonotonicTime::now());
     let all = leases((0..AT_A_TIME as u64 + 2).map(|_| 30));
     waiting.add(with_ends(all.clone()));
     let taken = [waiting.take(now), waiting.take(now)];
@@ -58,7 +58,7 @@ fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
 
 #[test]
 fn more_go_at_a_time_the_longer_some_have_waited() {
-    let (mut waiting, start) = (Waiting::default(), Moment::now());
+    let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
     let many = 2 * MAX_RENEWALS + 3 * AT_A_TIME;
     waiting.add(with_ends(leases((0..many).map(|_| 30))));
     let mut taken_after = |pause| {
@@ -76,7 +76,7 @@ fn more_go_at_a_time_the_longer_some_have_waited() {
 
 #[test]
 fn what_comes_later_and_goes_first_does_not_hide_how_long_others_wait() {
-    let (mut waiting, start) = (Waiting::default(), Moment::now());
+    let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
     waiting.add(with_ends(leases((0..MAX_RENEWALS).map(|_| 30))));
     let mut taken_after = |pause| {
         waiting.add(with_ends(leases((0..AT_A_TIME).map(|_| 10))));

@@ -8,12 +8,12 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
-use crate::clock::Clock;
-use crate::lease::{Check, Options, Terms};
-use crate::store::Standing;
+use crate::lease::{Check, Grant, Options};
+use crate::store::QueueMode;
 use crate::store::model::{Direct, Server};
-use crate::sync::model::{chance, check, choice, pass, quiet, sleep};
-use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
+use crate::util::clock::Clock;
+use crate::util::sync::model::{chance, check, choice, pass, quiet, sleep};
+use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 
 const RUNS: usize = 600;
 const SECOND: Duration = Duration::from_secs(1);
@@ -25,26 +25,26 @@ const OPTIONS: Options = Options {
     checked: false,
 };
 /// The timer, those that renew, the one for releases, and the one that asks checks.
-const THREADS: usize = 3 + RENEWAL_LANES;
+const THREADS: usize = 3 + RENEWAL_PIPELINES;
 
 struct World {
     dog: Arc<Watchdog>,
     server: Server,
-    courier: Arc<Courier>,
+    callbacks: Arc<CallbackExecutor>,
     inboxes: Inboxes,
     over: AtomicBool,
 }
 
 impl World {
     fn new() -> Self {
-        let (agenda, inboxes) = Agenda::new(Clock::default());
+        let (scheduler, inboxes) = Scheduler::new(Clock::default());
         let server = Server::new();
-        let store = Arc::new(Direct::new(&server, Standing::None));
-        let (courier, _deliver) = Courier::of_a_model();
+        let store = Arc::new(Direct::new(&server, QueueMode::None));
+        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
         Self {
-            dog: Watchdog::new(agenda, store, Arc::clone(&courier), SECOND),
+            dog: Watchdog::new(scheduler, store, Arc::clone(&callbacks), SECOND),
             server,
-            courier,
+            callbacks,
             inboxes,
             over: AtomicBool::new(false),
         }
@@ -55,19 +55,19 @@ impl World {
     }
 
     fn grant_with(&self, name: &str, check: Option<Check>) -> Arc<Lease> {
-        let now = Moment::now();
+        let now = MonotonicTime::now();
         let key = Key::new("", name, 16).unwrap();
         let options = Options {
             checked: check.is_some(),
             ..OPTIONS
         };
-        let terms = Terms {
+        let grant = Grant {
             options: Arc::new(options),
-            ..Terms::usual(key, now)
+            ..Grant::usual(key, now)
         };
         self.server
-            .give(&terms.key, terms.id, now.after(OPTIONS.ttl));
-        Arc::new(Lease::new(terms, Arc::clone(&self.courier), check))
+            .give(&grant.key, grant.id, now.after(OPTIONS.ttl));
+        Arc::new(Lease::new(grant, Arc::clone(&self.callbacks), check))
     }
 
     /// What a worker does, on a channel that cannot make a thread of a model wait.
@@ -75,9 +75,9 @@ impl World {
         let (nap, never) = (Mutex::new(()), Condvar::new());
         loop {
             match inbox.try_recv() {
-                Ok(Job::Watch(leases)) => self.dog.watch_keys(&leases),
+                Ok(Job::Track(leases)) => self.dog.track_keys(&leases),
                 Ok(Job::Check(leases)) => self.dog.check(leases),
-                Ok(Job::Settle) => {}
+                Ok(Job::Maintenance) => {}
                 Ok(Job::Stop) => return,
                 Err(_) => drop(never.wait_for(&mut nap.lock(), STEP / 10)),
             }
@@ -87,9 +87,9 @@ impl World {
     /// Runs `owners` beside the threads of the watchdog, and `clock` beside all; then `finish`.
     fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
-            let mut threads = vec![scope.spawn(|| self.dog.keep_time())];
-            for _ in 0..RENEWAL_LANES {
-                threads.push(scope.spawn(|| self.dog.renew_all()));
+            let mut threads = vec![scope.spawn(|| self.dog.run_timer())];
+            for _ in 0..RENEWAL_PIPELINES {
+                threads.push(scope.spawn(|| self.dog.run_renewals()));
             }
             for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
                 threads.push(scope.spawn(|| self.work(inbox)));
@@ -128,7 +128,7 @@ fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
                 let hold = choice(6) as u32;
                 if hold > 0 {
                     sleep(hold * STEP);
-                    assert!(world.dog.release(lease, Moment::now()).is_ok());
+                    assert!(world.dog.release(lease, MonotonicTime::now()).is_ok());
                     released.store(true, Ordering::SeqCst);
                 }
                 asleep.fetch_sub(1, Ordering::SeqCst);
@@ -141,7 +141,7 @@ fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
             for _ in 0..steps {
                 everybody_sleeps();
                 for (lease, released) in &leases {
-                    let left = lease.live_for(Moment::now()).unwrap_or_default();
+                    let left = lease.valid_for(MonotonicTime::now()).unwrap_or_default();
                     assert!(
                         released.load(Ordering::SeqCst) || left > SECOND,
                         "renewed late"
@@ -152,17 +152,17 @@ fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
         };
         let finish = || {
             everybody_sleeps();
-            let watched = world.dog.agenda.stop();
+            let tracked = world.dog.scheduler.stop();
             for (lease, released) in &leases {
-                let key = &lease.terms().key;
-                let timers = watched.iter().filter(|one| Arc::ptr_eq(one, lease));
+                let key = &lease.grant().key;
+                let timers = tracked.iter().filter(|one| Arc::ptr_eq(one, lease));
                 let is_held = !released.load(Ordering::SeqCst);
                 assert_eq!(timers.count(), usize::from(is_held), "timers of {key:?}");
                 let alive = world.server.holder(key).is_some();
                 assert!(alive || !is_held, "{key:?} is not renewed");
                 assert!(is_held || !alive || steps == 6, "{key:?} is renewed still");
-                assert_eq!(world.dog.watched(key).is_some(), is_held);
-                assert_eq!(lease.loss(Moment::now()), None);
+                assert_eq!(world.dog.tracked(key).is_some(), is_held);
+                assert_eq!(lease.loss(MonotonicTime::now()), None);
             }
         };
         let (a, b, c) = (own(0), own(1), own(2));
@@ -174,18 +174,18 @@ fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
 fn model_its_end_loses_every_lease_and_ends_every_thread() {
     check(RUNS, || {
         let world = World::new();
-        let start = Moment::now();
+        let start = MonotonicTime::now();
         let leases = ["a", "b"].map(|name| world.grant(name));
         let released = AtomicBool::new(false);
         let own = |lease: &Arc<Lease>, lets_go: bool| {
             if !world.dog.watch(lease) {
                 // As whoever asked for it does then.
-                lease.lose(Moment::now(), LossReason::Shutdown);
+                lease.lose(MonotonicTime::now(), LossReason::Shutdown);
             }
             if chance(2) {
                 let _ = world.dog.extend(lease, 4 * SECOND);
             }
-            if lets_go && world.dog.release(lease, Moment::now()).is_ok() {
+            if lets_go && world.dog.release(lease, MonotonicTime::now()).is_ok() {
                 released.store(true, Ordering::SeqCst);
             }
         };
@@ -195,10 +195,10 @@ fn model_its_end_loses_every_lease_and_ends_every_thread() {
         let clock = || (0..6).for_each(|_| pass(STEP));
         world.run(&[&one, &other, &stop], clock, || {});
         for lease in &leases {
-            assert_eq!(lease.live_for(start), None, "it outlives the watchdog");
+            assert_eq!(lease.valid_for(start), None, "it outlives the watchdog");
         }
         if released.load(Ordering::SeqCst) {
-            assert_eq!(leases[1].loss(Moment::now()), None);
+            assert_eq!(leases[1].loss(MonotonicTime::now()), None);
         }
     });
 }

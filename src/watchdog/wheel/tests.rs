@@ -173,7 +173,7 @@ fn the_farthest_deadline_is_reached_in_at_most_one_step_per_level() {
     let mut wheel = Wheel::new(0);
     wheel.insert(u64::MAX, ());
     for _ in 0..LEVELS {
-        let wake = wheel.next_wake().expect("an entry waits");
+        let wake = wheel.next_wake().expect("an entry acquirer");
         fired(&mut wheel, wake);
     }
     assert!(wheel.is_empty());
@@ -271,7 +271,7 @@ enum Step {
     Insert(Tick),
     /// Any id that was ever handed out: live, fired or cancelled.
     Cancel(usize),
-    /// One that still waits.
+    /// One that still acquirer.
     CancelLive(usize),
     Advance(Tick),
     /// From wake to wake until the earliest deadline fires.

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::{Error, ErrorKind, EventLock, Events, LossReason};
+use leasehold::{Error, ErrorKind, EventHandler, EventLock, LossReason};
 use leasehold_testbed::Server;
 
 use crate::fakes::{FORGED, Fake, Manner};
@@ -71,7 +71,7 @@ fn a_loss_to_a_forged_holder_names_nobody() {
 fn a_ticket_taken_by_a_forged_holder_is_one_line() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let ticket = lock(&client, "k").hand_over().unwrap();
+    let ticket = lock(&client, "k").into_ticket().unwrap();
     forge(&server, "k");
     let error = client.adopt(&ticket).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotHeld);
@@ -124,7 +124,7 @@ fn names_and_tickets_are_shown_on_one_line() {
     let client = steady(&server.url()).build().unwrap();
     let name = FORGED.replace(|c: char| c.is_control(), "");
     ask(&server, &["SET", &in_redis(&name), "theirs"]);
-    let ticket = lock(&client, "k").hand_over().unwrap();
+    let ticket = lock(&client, "k").into_ticket().unwrap();
     let mut words: Vec<&str> = ticket.split(' ').collect();
     let number = format!("{FORGED}{}", "9".repeat(100_000));
     words[3] = &number;
@@ -149,7 +149,7 @@ fn names_and_tickets_are_shown_on_one_line() {
 #[derive(Default)]
 struct Seen(Mutex<Vec<String>>);
 
-impl Events for Seen {
+impl EventHandler for Seen {
     fn acquired(&self, lock: EventLock<'_>, _: Duration) {
         self.0.lock().unwrap().push(format!("{lock:?}"));
     }
@@ -169,7 +169,7 @@ fn every_debug_text_is_one_line_without_secrets() {
     let seen = Arc::new(Seen::default());
     let builder = builder(&server.url())
         .prefix(&prefix)
-        .events(Arc::clone(&seen));
+        .event_handler(Arc::clone(&seen));
     let mut texts = vec![format!("{builder:?}")];
     let client = builder.build().unwrap();
     let mutex = client.mutex(&name);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 
-use leasehold::{Error, ErrorKind, Events};
+use leasehold::{Error, ErrorKind, EventHandler};
 use leasehold_testbed::{Reply, Server};
 
 use crate::steady::steady;
@@ -286,8 +286,8 @@ fn a_missing_password_does_not_show_the_user() {
 
 struct Refusals(mpsc::Sender<Error>);
 
-impl Events for Refusals {
-    fn wake_ups_refused(&self, error: &Error) {
+impl EventHandler for Refusals {
+    fn notifications_refused(&self, error: &Error) {
         let _ = self.0.send(error.clone());
     }
 }
@@ -301,7 +301,7 @@ fn refused_notifications_do_not_show_the_password() {
         .unwrap();
     let (tell, told) = mpsc::channel();
     let client = builder(&server.url())
-        .events(Arc::new(Refusals(tell)))
+        .event_handler(Arc::new(Refusals(tell)))
         .build();
     let client = client.unwrap();
     let guard = lock(&client, "k");
@@ -320,7 +320,7 @@ fn refused_notifications_do_not_show_the_password() {
 fn an_unknown_command_does_not_show_the_lease() {
     let server = server();
     let client = builder(&server.url()).prefix("p").build().unwrap();
-    let ticket = lock(&client, "k").hand_over().unwrap();
+    let ticket = lock(&client, "k").into_ticket().unwrap();
     let lease = ticket.split(' ').nth(1).unwrap().to_owned();
     let renamed = Server::builder()
         .arg("rename-command", "EVALSHA \"\"")

@@ -23,7 +23,7 @@ fn hasty(url: &str) -> Builder {
     Client::builder(url)
         .connect_timeout(millis(300))
         .command_timeout(millis(300))
-        .patience(millis(600))
+        .outage_timeout(millis(600))
         .ttl(secs(3))
 }
 

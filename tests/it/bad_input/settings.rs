@@ -50,10 +50,10 @@ fn a_client_with_a_setting_out_of_bounds_is_not_built() {
             b.command_timeout(Duration::ZERO)
         }),
         ("command_timeout", "61s", |b| b.command_timeout(secs(61))),
-        ("lanes", "0", |b| b.lanes(0)),
-        ("lanes", "5", |b| b.lanes(5)),
-        ("transactions", "0", |b| b.transactions(0)),
-        ("transactions", "65", |b| b.transactions(65)),
+        ("pipelines", "0", |b| b.pipelines(0)),
+        ("pipelines", "5", |b| b.pipelines(5)),
+        ("transactions", "0", |b| b.max_transactions(0)),
+        ("transactions", "65", |b| b.max_transactions(65)),
         ("hand_offs", "1024", |b| b.hand_offs(1024)),
         ("hand_offs", "4294967295", |b| b.hand_offs(u32::MAX)),
         ("max_key_bytes", "0", |b| b.max_key_bytes(0)),
@@ -100,11 +100,11 @@ fn settings_at_their_bounds_are_accepted() {
             .max_ttl(DAY)
             .max_hold(Duration::MAX),
     );
-    build(hasty(&nowhere()).renew_ratio(0.05).lanes(4).prefix(""));
+    build(hasty(&nowhere()).renew_ratio(0.05).pipelines(4).prefix(""));
     build(
         hasty(&nowhere())
             .renew_ratio(0.9)
-            .lanes(1)
+            .pipelines(1)
             .prefix(&"x".repeat(256)),
     );
     build(hasty(&nowhere()).hand_offs(0).hand_off_time(Duration::ZERO));
@@ -113,8 +113,8 @@ fn settings_at_their_bounds_are_accepted() {
             .hand_offs(1023)
             .hand_off_time(Duration::MAX),
     );
-    build(hasty(&nowhere()).patience(Duration::ZERO));
-    build(hasty(&nowhere()).patience(Duration::MAX));
+    build(hasty(&nowhere()).outage_timeout(Duration::ZERO));
+    build(hasty(&nowhere()).outage_timeout(Duration::MAX));
 }
 
 #[test]

@@ -81,8 +81,8 @@ fn an_endless_foreign_value_makes_a_short_error() {
 #[test]
 fn a_foreign_value_takes_nothing_from_others_in_the_same_batch() {
     let server = server();
-    // One lane, and many threads on it: requests share batches.
-    let client = steady(&server.url()).lanes(1).build().unwrap();
+    // One pipeline, and many threads on it: requests share batches.
+    let client = steady(&server.url()).pipelines(1).build().unwrap();
     ask(&server, &["RPUSH", &in_redis("list"), "theirs"]);
     let tasks: Vec<_> = (0..8)
         .map(|n| {

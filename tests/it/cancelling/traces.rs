@@ -107,7 +107,7 @@ fn a_thousand_cancelled_waits_leave_nothing() {
     wait_for_line(&server, "k", 0);
     assert_eq!(lease_of(&server, "k"), lease);
     held.check().unwrap();
-    // Two lanes, two for renewals, one for wake-ups; of each.
+    // Two pipelines, two for renewals, one for notifications; of each.
     assert!(connections(&server) <= 10, "{}", connections(&server));
     held.unlock().unwrap();
     for client in [&waiting, &holder, &waiting] {

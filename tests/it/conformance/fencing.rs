@@ -3,11 +3,11 @@
 
 use leasehold::{ErrorKind, MutexGuard};
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::Task;
 
-pub fn tokens_rise_with_every_grant(ground: &dyn Ground) {
-    let clients: Vec<_> = (0..3).map(|_| ground.client()).collect();
+pub fn tokens_rise_with_every_grant(backend: &dyn Backend) {
+    let clients: Vec<_> = (0..3).map(|_| backend.client()).collect();
     let mut last = 0;
     let mut rises = |guard: &MutexGuard, after: &str| {
         let token = guard.fencing_token();
@@ -19,10 +19,10 @@ pub fn tokens_rise_with_every_grant(ground: &dyn Ground) {
         rises(&guard, "a release");
         guard.unlock().unwrap();
     }
-    let ttl = ground.ttl();
+    let ttl = backend.ttl();
     let expired = clients[0].mutex("k").ttl(ttl).lock().unwrap();
     rises(&expired, "a release");
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     let forced = clients[1].mutex("k").lock().unwrap();
     rises(&forced, "an expiry");
     clients[2].mutex("k").force_unlock().unwrap();
@@ -33,19 +33,19 @@ pub fn tokens_rise_with_every_grant(ground: &dyn Ground) {
     drop(held);
     let handed = waiter.within(crate::support::SOON, "its turn");
     rises(&handed, "a hand-off");
-    ground.forget();
+    backend.forget();
     let guard = clients[0].mutex("k").lock().unwrap();
     rises(&guard, "a loss of all memory");
 }
 
-pub fn a_late_holders_write_is_refused(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
-    let ttl = ground.ttl();
+pub fn a_late_holders_write_is_refused(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let ttl = backend.ttl();
     let late = one.mutex("k").ttl(ttl).lock().unwrap();
     let value = one.fenced_value("k");
     assert_eq!(value.read().unwrap(), None);
     value.write(late.fencing_token(), "early").unwrap();
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     let next = two.mutex("k").lock().unwrap();
     let of_next = two.fenced_value("k");
     of_next.write(next.fencing_token(), "next").unwrap();

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::{LONG_TTL, SOON, Task, Witness};
 
 /// Threads of several clients, each with what it does.
-fn by_many(ground: &dyn Ground, work: impl Fn(&leasehold::Client) + Send + Sync + 'static) {
+fn by_many(backend: &dyn Backend, work: impl Fn(&leasehold::Client) + Send + Sync + 'static) {
     let work = Arc::new(work);
-    let clients: Vec<_> = (0..3).map(|_| ground.client()).collect();
+    let clients: Vec<_> = (0..3).map(|_| backend.client()).collect();
     let tasks: Vec<_> = clients
         .iter()
         .cycle()
@@ -25,10 +25,10 @@ fn by_many(ground: &dyn Ground, work: impl Fn(&leasehold::Client) + Send + Sync 
     }
 }
 
-pub fn a_count_is_right_over_clients_and_threads(ground: &dyn Ground) {
+pub fn a_count_is_right_over_clients_and_threads(backend: &dyn Backend) {
     let count = Arc::new(AtomicUsize::new(0));
     let online = Arc::clone(&count);
-    by_many(ground, move |client| {
+    by_many(backend, move |client| {
         for _ in 0..10 {
             let raise = || {
                 let seen = online.load(Ordering::Relaxed);
@@ -41,10 +41,10 @@ pub fn a_count_is_right_over_clients_and_threads(ground: &dyn Ground) {
     assert_eq!(count.load(Ordering::Relaxed), 90);
 }
 
-pub fn holders_are_inside_one_at_a_time(ground: &dyn Ground) {
+pub fn holders_are_inside_one_at_a_time(backend: &dyn Backend) {
     let witness = Arc::new(Witness::default());
     let seen = Arc::clone(&witness);
-    by_many(ground, move |client| {
+    by_many(backend, move |client| {
         for _ in 0..10 {
             let guard = client.mutex("k").lock().unwrap();
             let inside = seen.enter(&guard);
@@ -55,8 +55,8 @@ pub fn holders_are_inside_one_at_a_time(ground: &dyn Ground) {
     assert_eq!(witness.entries(), 90);
 }
 
-pub fn locks_of_other_names_are_not_in_the_way(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn locks_of_other_names_are_not_in_the_way(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let item = one.mutex("market:item:1").lock().unwrap();
     let other = two.mutex("market:item:2").try_lock().unwrap();
     assert!(other.is_some());
@@ -64,14 +64,14 @@ pub fn locks_of_other_names_are_not_in_the_way(ground: &dyn Ground) {
     item.unlock().unwrap();
 }
 
-pub fn clients_of_other_prefixes_are_not_in_the_way(ground: &dyn Ground) {
-    let billing = ground.builder().prefix("billing:").build().unwrap();
+pub fn clients_of_other_prefixes_are_not_in_the_way(backend: &dyn Backend) {
+    let billing = backend.builder().prefix("billing:").build().unwrap();
     let _held = billing.mutex("k").lock().unwrap();
-    assert!(ground.client().mutex("k").try_lock().unwrap().is_some());
+    assert!(backend.client().mutex("k").try_lock().unwrap().is_some());
 }
 
-pub fn contention_is_no_error(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn contention_is_no_error(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let held = one.mutex("k").lock().unwrap();
     for client in [&one, &two] {
         assert!(client.mutex("k").try_lock().unwrap().is_none());
@@ -80,8 +80,8 @@ pub fn contention_is_no_error(ground: &dyn Ground) {
     assert!(two.mutex("k").try_lock().unwrap().is_some());
 }
 
-pub fn each_grant_has_an_id_of_its_own(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn each_grant_has_an_id_of_its_own(backend: &dyn Backend) {
+    let client = backend.client();
     let grant = || {
         let guard = client.mutex("k").lock().unwrap();
         let found = client.mutex("k").inspect().unwrap().unwrap();
@@ -93,8 +93,8 @@ pub fn each_grant_has_an_id_of_its_own(ground: &dyn Ground) {
     assert_eq!(one.len(), 32);
 }
 
-pub fn the_ttl_stands_from_the_first_moment(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn the_ttl_stands_from_the_first_moment(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let mutex = two.mutex("k");
     for _ in 0..20 {
         let guard = one.mutex("k").lock().unwrap();
@@ -105,28 +105,31 @@ pub fn the_ttl_stands_from_the_first_moment(ground: &dyn Ground) {
     }
 }
 
-pub fn who_fails_to_take_it_does_not_prolong_it(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
-    let ttl = ground.ttl();
+pub fn who_fails_to_take_it_does_not_prolong_it(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let ttl = backend.ttl();
     let guard = one.mutex("k").ttl(ttl).lock().unwrap();
     for _ in 0..4 {
         assert!(two.mutex("k").ttl(ttl).try_lock().unwrap().is_none());
-        ground.pass(ttl / 8);
+        backend.pass(ttl / 8);
     }
     let found = two.mutex("k").inspect().unwrap().unwrap();
     assert!(found.expires_in() <= Some(ttl / 2 + ttl / 8), "{found:?}");
     drop(guard);
 }
 
-pub fn a_holder_that_crashed_keeps_it_for_its_ttl_only(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
+pub fn a_holder_that_crashed_keeps_it_for_its_ttl_only(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
     let guard = one.mutex("k").lock().unwrap();
     // As far as the store can see: nobody renews it, nobody lets it go.
     std::mem::forget(guard);
     one.shutdown(SOON).unwrap();
     assert!(two.mutex("k").try_lock().unwrap().is_none());
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     let next = two.mutex("k").try_lock_for(SOON).unwrap();
     assert!(next.is_some());
 }

@@ -5,10 +5,10 @@ use std::sync::mpsc::channel;
 
 use leasehold::{Client, LossReason};
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::{Recorder, SOON, What, told_within};
 
-/// Ways to lose a lock that was taken with half of [`Ground::ttl`] as its ttl, or more.
+/// Ways to lose a lock that was taken with half of [`Backend::ttl`] as its ttl, or more.
 const WAYS: [Way; 5] = [
     Way::Expiry,
     Way::MaxHold,
@@ -27,33 +27,33 @@ enum Way {
 }
 
 impl Way {
-    fn lock(self, ground: &dyn Ground, client: &Client) -> leasehold::MutexGuard {
+    fn lock(self, backend: &dyn Backend, client: &Client) -> leasehold::MutexGuard {
         let mutex = client.mutex("k");
         let mutex = match self {
-            Self::Expiry => mutex.ttl(ground.ttl()),
-            Self::MaxHold => mutex.max_hold(ground.ttl()),
+            Self::Expiry => mutex.ttl(backend.ttl()),
+            Self::MaxHold => mutex.max_hold(backend.ttl()),
             _ => mutex,
         };
         mutex.lock().unwrap()
     }
 
     /// Loses it; who does so, where that is somebody.
-    fn lose(self, ground: &dyn Ground, client: &Client) -> LossReason {
+    fn lose(self, backend: &dyn Backend, client: &Client) -> LossReason {
         match self {
             Self::Expiry => {
-                ground.pass(ground.ttl());
+                backend.pass(backend.ttl());
                 LossReason::Expired
             }
             Self::MaxHold => {
-                ground.pass(ground.ttl());
+                backend.pass(backend.ttl());
                 LossReason::MaxHold
             }
             Self::Forgotten => {
-                ground.forget();
+                backend.forget();
                 LossReason::Deleted
             }
             Self::Forced => {
-                let operator = ground.client();
+                let operator = backend.client();
                 operator.mutex("k").force_unlock().unwrap().unwrap();
                 let by = operator.holder_id().clone();
                 LossReason::ForceUnlocked { by }
@@ -66,17 +66,17 @@ impl Way {
     }
 }
 
-pub fn a_loss_is_told_in_every_way(ground: &dyn Ground) {
+pub fn a_loss_is_told_in_every_way(backend: &dyn Backend) {
     for way in WAYS {
         let recorder = Recorder::new();
-        let builder = ground.builder().events(Arc::clone(&recorder));
+        let builder = backend.builder().event_handler(Arc::clone(&recorder));
         let client = builder.build().unwrap();
-        let guard = way.lock(ground, &client);
+        let guard = way.lock(backend, &client);
         let (signal, other) = (guard.lost_signal(), guard.lost_signal());
         let (called, calls) = channel();
         guard.on_lost(move |reason| called.send(reason).unwrap());
-        hear(ground, &guard);
-        let reason = way.lose(ground, &client);
+        hear(backend, &guard);
+        let reason = way.lose(backend, &client);
         assert_eq!(told_within(SOON, &signal), reason);
         assert_eq!(told_within(SOON, &other), reason);
         assert!(guard.is_lost() && guard.remaining().is_zero());
@@ -88,25 +88,25 @@ pub fn a_loss_is_told_in_every_way(ground: &dyn Ground) {
         }
         let refused = guard.unlock().unwrap_err();
         assert_eq!(refused.loss_reason(), Some(&reason));
-        ground.forget();
+        backend.forget();
     }
 }
 
 /// Returns once a loss of the lock is told at once: after a moment it is watched.
-fn hear(ground: &dyn Ground, guard: &leasehold::MutexGuard) {
-    ground.pass(std::time::Duration::from_millis(100));
+fn hear(backend: &dyn Backend, guard: &leasehold::MutexGuard) {
+    backend.pass(std::time::Duration::from_millis(100));
     guard.check().unwrap();
 }
 
-pub fn a_loss_is_told_once_and_for_good(ground: &dyn Ground) {
+pub fn a_loss_is_told_once_and_for_good(backend: &dyn Backend) {
     let recorder = Recorder::new();
-    let builder = ground.builder().events(Arc::clone(&recorder));
+    let builder = backend.builder().event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
-    let guard = client.mutex("k").ttl(ground.ttl()).lock().unwrap();
+    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
     let signal = guard.lost_signal();
-    ground.pass(ground.ttl());
+    backend.pass(backend.ttl());
     let reason = told_within(SOON, &signal);
-    ground.forget();
+    backend.forget();
     let next = client.mutex("k").lock().unwrap();
     assert_eq!(guard.check().unwrap_err().loss_reason(), Some(&reason));
     assert!(signal.try_recv().is_err());
@@ -118,27 +118,27 @@ pub fn a_loss_is_told_once_and_for_good(ground: &dyn Ground) {
     assert_eq!(recorder.count(What::Lost, "k"), 1);
 }
 
-pub fn a_release_is_no_loss(ground: &dyn Ground) {
+pub fn a_release_is_no_loss(backend: &dyn Backend) {
     let recorder = Recorder::new();
-    let builder = ground.builder().events(Arc::clone(&recorder));
+    let builder = backend.builder().event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let signal = guard.lost_signal();
     guard.on_lost(|_| unreachable!("it was let go"));
     guard.unlock().unwrap();
-    ground.forget();
+    backend.forget();
     client.mutex("other").lock().unwrap().unlock().unwrap();
     assert!(signal.try_recv().is_err());
     assert_eq!(recorder.count(What::Lost, "k"), 0);
 }
 
-pub fn a_callback_may_take_the_lock_again(ground: &dyn Ground) {
-    let client = ground.client();
-    let guard = client.mutex("k").ttl(ground.ttl()).lock().unwrap();
+pub fn a_callback_may_take_the_lock_again(backend: &dyn Backend) {
+    let client = backend.client();
+    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
     let (done, again) = channel();
     let mutex = client.mutex("k");
     guard.on_lost(move |_| done.send(mutex.try_lock_for(SOON)).unwrap());
-    ground.pass(ground.ttl());
+    backend.pass(backend.ttl());
     let taken = again.recv_timeout(2 * SOON).expect("it is called");
     assert!(taken.unwrap().is_some());
 }

@@ -1,11 +1,11 @@
-//! What only [`Memory`] has, as whoever writes unit tests uses it: a clock to move, a memory to lose,
+//! What only [`MemoryStore`] has, as whoever writes unit tests uses it: a clock to move, a memory to lose,
 //! names, and nothing left behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold::{Client, LossReason, Memory};
+use leasehold::{Client, LossReason, MemoryStore};
 use leasehold_testbed::eventually;
 
 use crate::child::{self, Child};
@@ -18,7 +18,7 @@ const TTL: Duration = Duration::from_secs(30);
 fn steps_of_half_a_ttl_keep_every_lock_from_the_moment_it_was_taken() {
     // The clock is moved while the timer of a lock just taken wakes up, as often as not.
     for _ in 0..20 {
-        let memory = Memory::new();
+        let memory = MemoryStore::new();
         let clients = [(); 3].map(|()| memory.client().unwrap());
         let guards = clients.each_ref().map(|client| {
             let key = client.holder_id().to_string();
@@ -36,7 +36,7 @@ fn steps_of_half_a_ttl_keep_every_lock_from_the_moment_it_was_taken() {
 
 #[test]
 fn a_step_longer_than_a_ttl_loses_every_lock_at_once() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let client = memory.client().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let (lost, waiting) = (guard.lost_signal(), client.mutex("k"));
@@ -49,7 +49,7 @@ fn a_step_longer_than_a_ttl_loses_every_lock_at_once() {
 
 #[test]
 fn who_waits_with_a_deadline_gives_up_when_the_clock_passes_it() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let clients = [(); 2].map(|()| memory.client().unwrap());
     let _held = clients[0].mutex("k").lock().unwrap();
     // Of the same client as the holder, and of another.
@@ -65,7 +65,7 @@ fn who_waits_with_a_deadline_gives_up_when_the_clock_passes_it() {
 
 #[test]
 fn max_hold_is_met_when_the_clock_passes_it() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let client = memory.client().unwrap();
     let guard = client.mutex("k").max_hold(secs(100)).lock().unwrap();
     for _ in 0..6 {
@@ -80,7 +80,7 @@ fn max_hold_is_met_when_the_clock_passes_it() {
 
 #[test]
 fn the_clock_can_be_moved_by_as_much_as_there_is() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let client = memory.client().unwrap();
     let mut last = 0;
     for by in [Duration::MAX, Duration::MAX, secs(31), secs(31)] {
@@ -95,7 +95,7 @@ fn the_clock_can_be_moved_by_as_much_as_there_is() {
 
 #[test]
 fn the_clock_can_be_moved_by_many_at_once_while_locks_are_taken() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let stop = Arc::new(AtomicBool::new(false));
     let movers = [(); 2].map(|()| {
         let (memory, stop) = (memory.clone(), Arc::clone(&stop));
@@ -109,7 +109,7 @@ fn the_clock_can_be_moved_by_many_at_once_while_locks_are_taken() {
     let takers: Vec<_> = (0..4)
         .map(|_| {
             // The clock may pass every ttl again and again while somebody asks, or holds it.
-            let builder = memory.builder().patience(secs(1_000_000_000));
+            let builder = memory.builder().outage_timeout(secs(1_000_000_000));
             let client = builder.build().unwrap();
             Task::start(move || {
                 for _ in 0..50 {
@@ -129,7 +129,7 @@ fn the_clock_can_be_moved_by_many_at_once_while_locks_are_taken() {
 
 #[test]
 fn what_a_flush_forgets_is_lost_at_once() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let clients = [(); 2].map(|()| memory.client().unwrap());
     let guards = ["a", "b"].map(|key| clients[0].mutex(key).lock().unwrap());
     clients[1].fenced_value("v").write(1, "x").unwrap();
@@ -145,7 +145,7 @@ fn what_a_flush_forgets_is_lost_at_once() {
 
 #[test]
 fn clients_come_and_go_while_others_stay() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let stays = memory.client().unwrap();
     let held = stays.mutex("k").lock().unwrap();
     for _ in 0..5 {
@@ -163,7 +163,7 @@ fn clients_come_and_go_while_others_stay() {
 
 #[test]
 fn a_callback_may_move_the_clock_and_forget_everything() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let clients = [(); 2].map(|()| memory.client().unwrap());
     let first = clients[0].mutex("first").lock().unwrap();
     let second = clients[1].mutex("second").lock().unwrap();
@@ -187,7 +187,7 @@ fn a_name_is_one_memory_for_as_long_as_it_is_used() {
     assert!(unnamed.mutex("k").try_lock().unwrap().is_some());
     drop((one, two));
     assert!(open().mutex("k").is_locked().unwrap(), "its guard uses it");
-    let _ticket = guard.hand_over().unwrap();
+    let _ticket = guard.into_ticket().unwrap();
     assert!(!open().mutex("k").is_locked().unwrap(), "a new one");
     for bad in ["memory://a b", "memory://a/b", "memory://ä"] {
         let error = Client::open(bad).unwrap_err();
@@ -222,9 +222,9 @@ fn use_and_count_what_is_left() {
 
 /// What the client and the store keep is gone once this is: each kept the recorder.
 fn use_everything() -> std::sync::Weak<Recorder> {
-    let (memory, recorder) = (Memory::new(), Recorder::new());
+    let (memory, recorder) = (MemoryStore::new(), Recorder::new());
     let client = || {
-        let builder = memory.builder().events(Arc::clone(&recorder));
+        let builder = memory.builder().event_handler(Arc::clone(&recorder));
         builder.build().unwrap()
     };
     let (one, two) = (client(), client());
@@ -240,14 +240,14 @@ fn use_everything() -> std::sync::Weak<Recorder> {
     memory.flush();
     memory.advance(secs(31));
     drop((next, signal));
-    let _ticket = two.mutex("ticket").lock().unwrap().hand_over().unwrap();
+    let _ticket = two.mutex("ticket").lock().unwrap().into_ticket().unwrap();
     two.shutdown(SOON).unwrap();
     Arc::downgrade(&recorder)
 }
 
 #[test]
 fn many_threads_contend_on_one_memory() {
-    let memory = Memory::new();
+    let memory = MemoryStore::new();
     let witness = Arc::new(Witness::default());
     let clients = [(); 4].map(|()| memory.client().unwrap());
     let threads: Vec<_> = clients

@@ -1,13 +1,13 @@
-//! What a lock has to do, shown on every store: one list of behaviours, run on each ground; and, in
+//! What a lock has to do, shown on every store: one list of behaviours, run on each backend; and, in
 //! `broken`, what known designs do instead. docs/conformance.md says which statement each test holds.
 //!
 //! A behaviour that is in no list below is dead code, which is refused; so none is left out for one
 //! store.
 
+mod backend;
 mod broken;
 mod fencing;
 mod grants;
-mod ground;
 mod losses;
 mod memory_face;
 mod operating;
@@ -18,25 +18,25 @@ mod serving;
 mod validity;
 mod waiting;
 
-use ground::{Memory, Redis};
+use backend::{Memory, Redis};
 
 macro_rules! shown {
-    ($ground:expr; $($subject:ident: $($behaviour:ident)+;)+) => {
+    ($backend:expr; $($subject:ident: $($behaviour:ident)+;)+) => {
         $($(
             #[test]
             fn $behaviour() {
                 #[allow(unused_mut)]
-                let mut ground = $ground;
-                super::$subject::$behaviour(&mut ground);
+                let mut backend = $backend;
+                super::$subject::$behaviour(&mut backend);
             }
         )+)+
     };
 }
 
-/// Every behaviour of a lock, on the ground that is given.
+/// Every behaviour of a lock, on the backend that is given.
 macro_rules! every_behaviour_on {
-    ($ground:expr) => {
-        shown! { $ground;
+    ($backend:expr) => {
+        shown! { $backend;
             grants:
                 a_count_is_right_over_clients_and_threads
                 holders_are_inside_one_at_a_time
@@ -110,10 +110,10 @@ macro_rules! every_behaviour_on {
     };
 }
 
-/// What needs a server: see [`ground::Serving`]. The one list of what a store without one cannot do.
+/// What needs a server: see [`backend::Serving`]. The one list of what a store without one cannot do.
 macro_rules! every_behaviour_of_a_server_on {
-    ($ground:expr) => {
-        shown! { $ground;
+    ($backend:expr) => {
+        shown! { $backend;
             serving:
                 a_foreign_value_is_left_alone
                 a_lock_without_a_ttl_is_given_one_by_whoever_fails_to_take_it

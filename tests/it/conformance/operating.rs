@@ -4,11 +4,11 @@
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::{LONG_TTL, SOON, Task, told_within};
 
-pub fn a_lock_says_who_has_it(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_lock_says_who_has_it(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let mutex = two.mutex("k");
     assert_eq!(mutex.inspect().unwrap(), None);
     assert!(!mutex.is_locked().unwrap());
@@ -22,8 +22,8 @@ pub fn a_lock_says_who_has_it(ground: &dyn Ground) {
     assert_eq!(mutex.inspect().unwrap(), None);
 }
 
-pub fn a_crashed_holder_can_be_named(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_crashed_holder_can_be_named(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let name = one.holder_id().clone();
     std::mem::forget(one.mutex("k").lock().unwrap());
     one.shutdown(SOON).unwrap();
@@ -34,10 +34,10 @@ pub fn a_crashed_holder_can_be_named(ground: &dyn Ground) {
     assert!(name.as_str().contains(&process), "{name}");
 }
 
-pub fn a_client_knows_what_it_holds(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_client_knows_what_it_holds(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let first = one.mutex("first").lock().unwrap();
-    let second = one.mutex("second").ttl(ground.ttl()).lock().unwrap();
+    let second = one.mutex("second").ttl(backend.ttl()).lock().unwrap();
     let keys = || -> Vec<String> {
         let held = one.held_locks();
         held.iter().map(|held| held.key().to_owned()).collect()
@@ -45,15 +45,15 @@ pub fn a_client_knows_what_it_holds(ground: &dyn Ground) {
     assert_eq!(keys(), ["first", "second"]);
     assert_eq!(one.held_locks()[0].fencing_token(), first.fencing_token());
     assert!(two.held_locks().is_empty());
-    ground.pass(ground.ttl());
+    backend.pass(backend.ttl());
     assert_eq!(keys(), ["first"], "the other is lost");
     drop(second);
     first.unlock().unwrap();
     assert!(keys().is_empty());
 }
 
-pub fn a_lock_taken_away_is_the_next_in_lines(ground: &dyn Ground) {
-    let clients: Vec<_> = (0..3).map(|_| ground.client()).collect();
+pub fn a_lock_taken_away_is_the_next_in_lines(backend: &dyn Backend) {
+    let clients: Vec<_> = (0..3).map(|_| backend.client()).collect();
     let stuck = clients[0].mutex("k").lock().unwrap();
     let lost = stuck.lost_signal();
     let mutex = clients[1].mutex("k");
@@ -61,7 +61,7 @@ pub fn a_lock_taken_away_is_the_next_in_lines(ground: &dyn Ground) {
     let operator = clients[2].mutex("k");
     let in_line = || operator.inspect().unwrap().unwrap().clients_waiting();
     assert!(eventually(SOON, || in_line() == 1));
-    ground.pass(std::time::Duration::from_millis(100));
+    backend.pass(std::time::Duration::from_millis(100));
     let taken_from = operator.force_unlock().unwrap().unwrap();
     assert_eq!(taken_from.holder(), clients[0].holder_id());
     let next = waiter.within(SOON, "its turn");
@@ -73,12 +73,12 @@ pub fn a_lock_taken_away_is_the_next_in_lines(ground: &dyn Ground) {
     assert!(operator.force_unlock().unwrap().is_none(), "it is free");
 }
 
-pub fn a_lock_handed_over_stays_held_until_it_is_adopted(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_lock_handed_over_stays_held_until_it_is_adopted(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
     let token = guard.fencing_token();
     let silent = guard.lost_signal();
-    let ticket = guard.hand_over().unwrap();
+    let ticket = guard.into_ticket().unwrap();
     assert!(two.mutex("k").try_lock().unwrap().is_none());
     let guard = two.adopt(&ticket).unwrap();
     assert_eq!(guard.fencing_token(), token);
@@ -90,23 +90,29 @@ pub fn a_lock_handed_over_stays_held_until_it_is_adopted(ground: &dyn Ground) {
     assert_eq!(two.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
 }
 
-pub fn a_ticket_nobody_adopts_ends_with_its_ttl(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
-    let ticket = one.mutex("k").lock().unwrap().hand_over().unwrap();
-    ground.pass(ttl + ttl / 10);
+pub fn a_ticket_nobody_adopts_ends_with_its_ttl(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
+    let ticket = one.mutex("k").lock().unwrap().into_ticket().unwrap();
+    backend.pass(ttl + ttl / 10);
     assert!(!two.mutex("k").is_locked().unwrap());
     assert_eq!(two.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
     let forged = two.adopt("lock:k").unwrap_err();
     assert_eq!(forged.kind(), ErrorKind::InvalidTicket);
 }
 
-pub fn an_adopted_lock_is_renewed_by_who_adopted_it(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
-    let ticket = one.mutex("k").lock().unwrap().hand_over().unwrap();
+pub fn an_adopted_lock_is_renewed_by_who_adopted_it(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
+    let ticket = one.mutex("k").lock().unwrap().into_ticket().unwrap();
     drop(one);
     let guard = two.adopt(&ticket).unwrap();
-    ground.pass(ttl * 5 / 3);
+    backend.pass(ttl * 5 / 3);
     guard.unlock().unwrap();
 }

@@ -3,11 +3,11 @@
 
 use std::thread;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::millis;
 
-pub fn a_mutex_is_not_reentrant(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn a_mutex_is_not_reentrant(backend: &dyn Backend) {
+    let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     assert!(client.mutex("k").try_lock().unwrap().is_none());
     let waited = client.mutex("k").try_lock_for(millis(20)).unwrap();
@@ -15,8 +15,8 @@ pub fn a_mutex_is_not_reentrant(ground: &dyn Ground) {
     guard.unlock().unwrap();
 }
 
-pub fn threads_of_one_client_do_not_enter_one_anothers_locks(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn threads_of_one_client_do_not_enter_one_anothers_locks(backend: &dyn Backend) {
+    let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     let other = client.clone();
     let entered = thread::spawn(move || other.mutex("k").try_lock().unwrap().is_some());
@@ -24,8 +24,8 @@ pub fn threads_of_one_client_do_not_enter_one_anothers_locks(ground: &dyn Ground
     guard.unlock().unwrap();
 }
 
-pub fn a_reentrant_lock_is_free_after_as_many_releases(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_reentrant_lock_is_free_after_as_many_releases(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let mutex = one.reentrant_mutex("k");
     let mut guards: Vec<_> = (0..3).map(|_| mutex.lock().unwrap()).collect();
     assert_eq!(guards[0].depth(), 3);
@@ -36,8 +36,8 @@ pub fn a_reentrant_lock_is_free_after_as_many_releases(ground: &dyn Ground) {
     assert!(two.mutex("k").try_lock().unwrap().is_some());
 }
 
-pub fn a_reentrant_lock_keeps_other_threads_of_its_client_out(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn a_reentrant_lock_keeps_other_threads_of_its_client_out(backend: &dyn Backend) {
+    let client = backend.client();
     let guard = client.reentrant_mutex("k").lock().unwrap();
     let other = client.clone();
     let entered = thread::spawn(move || {

@@ -3,29 +3,29 @@
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::SOON;
 
-pub fn a_released_lock_is_free_at_once(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_released_lock_is_free_at_once(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     one.mutex("k").lock().unwrap().unlock().unwrap();
     assert!(!two.mutex("k").is_locked().unwrap());
     assert!(two.mutex("k").try_lock().unwrap().is_some());
 }
 
-pub fn a_dropped_lock_is_free_soon(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_dropped_lock_is_free_soon(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     drop(one.mutex("k").lock().unwrap());
     let free = eventually(SOON, || !two.mutex("k").is_locked().unwrap());
     assert!(free);
 }
 
-pub fn a_late_release_leaves_the_next_holders_lock_alone(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
-    let ttl = ground.ttl();
+pub fn a_late_release_leaves_the_next_holders_lock_alone(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let ttl = backend.ttl();
     let late = one.mutex("k").ttl(ttl).lock().unwrap();
     let later = one.mutex("l").ttl(ttl).lock().unwrap();
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     let next = [
         two.mutex("k").lock().unwrap(),
         two.mutex("l").lock().unwrap(),
@@ -41,14 +41,14 @@ pub fn a_late_release_leaves_the_next_holders_lock_alone(ground: &dyn Ground) {
     }
 }
 
-pub fn a_release_of_an_expired_lock_is_told_to_who_asks(ground: &dyn Ground) {
-    let client = ground.client();
-    let ttl = ground.ttl();
+pub fn a_release_of_an_expired_lock_is_told_to_who_asks(backend: &dyn Backend) {
+    let client = backend.client();
+    let ttl = backend.ttl();
     let (told, silent) = (
         client.mutex("told").ttl(ttl).lock().unwrap(),
         client.mutex("silent").ttl(ttl).lock().unwrap(),
     );
-    ground.pass(ttl);
+    backend.pass(ttl);
     let error = told.unlock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
@@ -57,23 +57,23 @@ pub fn a_release_of_an_expired_lock_is_told_to_who_asks(ground: &dyn Ground) {
     assert!(client.mutex("silent").try_lock().unwrap().is_some());
 }
 
-pub fn a_release_of_a_forgotten_lock_is_told(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn a_release_of_a_forgotten_lock_is_told(backend: &dyn Backend) {
+    let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
-    ground.forget();
+    backend.forget();
     let error = guard.unlock().unwrap_err();
     assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
 }
 
-pub fn work_whose_lock_was_lost_has_no_value(ground: &dyn Ground) {
-    let client = ground.client();
-    let ttl = ground.ttl();
-    let outcome = client.mutex("k").ttl(ttl).with(|_| ground.pass(ttl));
+pub fn work_whose_lock_was_lost_has_no_value(backend: &dyn Backend) {
+    let client = backend.client();
+    let ttl = backend.ttl();
+    let outcome = client.mutex("k").ttl(ttl).with(|_| backend.pass(ttl));
     assert!(outcome.unwrap_err().is_lease_lost());
 }
 
-pub fn work_is_not_done_without_the_lock(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn work_is_not_done_without_the_lock(backend: &dyn Backend) {
+    let client = backend.client();
     client.shutdown(SOON).unwrap();
     let mut done = false;
     let refused = client.with_lock("k", || done = true).unwrap_err();
@@ -81,16 +81,16 @@ pub fn work_is_not_done_without_the_lock(ground: &dyn Ground) {
     assert!(!done);
 }
 
-pub fn work_that_panics_lets_go(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn work_that_panics_lets_go(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let work = std::panic::AssertUnwindSafe(|| one.with_lock("k", || panic!("as it should")));
     assert!(std::panic::catch_unwind(work).is_err());
     let free = eventually(SOON, || !two.mutex("k").is_locked().unwrap());
     assert!(free);
 }
 
-pub fn letting_go_twice_is_harmless(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn letting_go_twice_is_harmless(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
     assert!(two.mutex("k").force_unlock().unwrap().is_some());
     assert!(two.mutex("k").force_unlock().unwrap().is_none());
@@ -100,8 +100,8 @@ pub fn letting_go_twice_is_harmless(ground: &dyn Ground) {
     next.unlock().unwrap();
 }
 
-pub fn a_lock_is_let_go_on_whichever_thread(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_lock_is_let_go_on_whichever_thread(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
     let unlocked = std::thread::spawn(move || guard.unlock()).join();
     unlocked.unwrap().unwrap();

@@ -4,28 +4,34 @@ use std::sync::Arc;
 
 use leasehold::LossReason;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::{Recorder, SOON, What, told_within};
 
-pub fn a_lock_outlives_its_ttl_while_it_is_held(ground: &dyn Ground) {
-    let (ttl, recorder) = (ground.ttl(), Recorder::new());
-    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
-    let (one, two) = (builder.build().unwrap(), ground.client());
+pub fn a_lock_outlives_its_ttl_while_it_is_held(backend: &dyn Backend) {
+    let (ttl, recorder) = (backend.ttl(), Recorder::new());
+    let builder = backend
+        .builder()
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
+    let (one, two) = (builder.build().unwrap(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
-    ground.pass(ttl * 5 / 3);
+    backend.pass(ttl * 5 / 3);
     guard.check().unwrap();
     assert!(two.mutex("k").try_lock().unwrap().is_none());
     recorder.wait_for(2, What::Renewed, "k");
     guard.unlock().unwrap();
 }
 
-pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(ground: &dyn Ground) {
-    let (ttl, recorder) = (ground.ttl(), Recorder::new());
-    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
+pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(backend: &dyn Backend) {
+    let (ttl, recorder) = (backend.ttl(), Recorder::new());
+    let builder = backend
+        .builder()
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     for renewals in 1..4 {
-        ground.pass(ttl / 3);
+        backend.pass(ttl / 3);
         recorder.wait_for(renewals, What::Renewed, "k");
         let found = client.mutex("k").inspect().unwrap().unwrap();
         assert!(found.expires_in() <= Some(ttl), "{found:?}");
@@ -34,69 +40,78 @@ pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(ground: &dyn Ground) {
     guard.unlock().unwrap();
 }
 
-pub fn a_ttl_of_ones_own_is_renewed_only_when_asked_for(ground: &dyn Ground) {
-    let (ttl, client) = (ground.ttl(), ground.client());
+pub fn a_ttl_of_ones_own_is_renewed_only_when_asked_for(backend: &dyn Backend) {
+    let (ttl, client) = (backend.ttl(), backend.client());
     let promised = client.mutex("promised").ttl(ttl).lock().unwrap();
     let renewed = client.mutex("renewed").ttl(ttl).renew(true).lock();
     let renewed = renewed.unwrap();
-    ground.pass(ttl * 4 / 3);
+    backend.pass(ttl * 4 / 3);
     let lost = promised.check().unwrap_err();
     assert_eq!(lost.loss_reason(), Some(&LossReason::Expired));
     renewed.unlock().unwrap();
 }
 
-pub fn renewal_stops_at_the_release(ground: &dyn Ground) {
-    let (ttl, recorder) = (ground.ttl(), Recorder::new());
-    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
-    let (one, two) = (builder.build().unwrap(), ground.client());
+pub fn renewal_stops_at_the_release(backend: &dyn Backend) {
+    let (ttl, recorder) = (backend.ttl(), Recorder::new());
+    let builder = backend
+        .builder()
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
+    let (one, two) = (builder.build().unwrap(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
-    ground.pass(ttl / 2);
+    backend.pass(ttl / 2);
     recorder.wait_for(1, What::Renewed, "k");
     guard.unlock().unwrap();
     let next = two.mutex("k").ttl(ttl).lock().unwrap();
     // All that was told before the release has been told once this has.
     recorder.wait_for(1, What::Released, "k");
     let renewed = recorder.count(What::Renewed, "k");
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     assert!(recorder.count(What::Renewed, "k") <= renewed + 1);
     assert!(next.is_lost(), "nobody renewed the next holder's");
     assert!(!one.mutex("k").is_locked().unwrap());
 }
 
-pub fn a_holder_renews_no_lock_but_its_own(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
+pub fn a_holder_renews_no_lock_but_its_own(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
     let mine = one.mutex("k").lock().unwrap();
     let lost = mine.lost_signal();
-    ground.forget();
+    backend.forget();
     let next = two.mutex("k").ttl(ttl).lock().unwrap();
-    ground.pass(ttl / 2);
+    backend.pass(ttl / 2);
     let reason = told_within(SOON, &lost);
     let taken = matches!(reason, LossReason::TakenOver { .. } | LossReason::Deleted);
     assert!(taken, "{reason:?}");
-    ground.pass(ttl * 6 / 10);
+    backend.pass(ttl * 6 / 10);
     assert!(next.is_lost());
     assert!(!two.mutex("k").is_locked().unwrap(), "it ended in its time");
 }
 
-pub fn max_hold_ends_a_hold_however_often_it_was_renewed(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
+pub fn max_hold_ends_a_hold_however_often_it_was_renewed(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
     let guard = one.mutex("k").max_hold(ttl * 3 / 2).lock().unwrap();
     let lost = guard.lost_signal();
     // Stuck: nobody lets go of it.
     std::mem::forget(guard);
-    ground.pass(ttl * 8 / 5);
+    backend.pass(ttl * 8 / 5);
     assert_eq!(told_within(SOON, &lost), LossReason::MaxHold);
     assert!(two.mutex("k").try_lock_for(SOON).unwrap().is_some());
 }
 
-pub fn many_locks_are_renewed_at_once(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let client = ground.builder().ttl(ttl).build().unwrap();
+pub fn many_locks_are_renewed_at_once(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let client = backend.builder().ttl(ttl).build().unwrap();
     let take = |n| client.mutex(&format!("k{n}")).lock().unwrap();
     let guards: Vec<_> = (0..200).map(take).collect();
-    ground.pass(ttl * 5 / 3);
+    backend.pass(ttl * 5 / 3);
     assert_eq!(client.held_locks().len(), guards.len());
     for guard in guards {
         guard.unlock().unwrap();

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::{Proxy, Reply, eventually};
 
-use crate::conformance::ground::Serving;
+use crate::conformance::backend::Serving;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis,
     kill_connections, lease_of, millis, secs, told_within, value_of,
 };
 
-pub fn a_foreign_value_is_left_alone(ground: &mut dyn Serving) {
-    let client = ground.client();
-    let server = ground.server();
+pub fn a_foreign_value_is_left_alone(backend: &mut dyn Serving) {
+    let client = backend.client();
+    let server = backend.server();
     ask(server, &["SET", &in_redis("k"), "somebody's"]);
     let mutex = client.mutex("k");
     for refused in [
@@ -29,9 +29,9 @@ pub fn a_foreign_value_is_left_alone(ground: &mut dyn Serving) {
     assert_eq!(expires_in(server, "k"), None, "not healed, either");
 }
 
-pub fn a_lock_without_a_ttl_is_given_one_by_whoever_fails_to_take_it(ground: &mut dyn Serving) {
-    let (one, two) = (ground.client(), ground.client());
-    let server = ground.server();
+pub fn a_lock_without_a_ttl_is_given_one_by_whoever_fails_to_take_it(backend: &mut dyn Serving) {
+    let (one, two) = (backend.client(), backend.client());
+    let server = backend.server();
     let guard = one.mutex("k").lock().unwrap();
     ask(server, &["PERSIST", &in_redis("k")]);
     let found = two.mutex("k").inspect().unwrap().unwrap();
@@ -42,19 +42,19 @@ pub fn a_lock_without_a_ttl_is_given_one_by_whoever_fails_to_take_it(ground: &mu
     guard.unlock().unwrap();
 }
 
-pub fn a_key_deleted_by_hand_is_told_as_deleted(ground: &mut dyn Serving) {
-    let client = ground.client();
+pub fn a_key_deleted_by_hand_is_told_as_deleted(backend: &mut dyn Serving) {
+    let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
-    ask(ground.server(), &["DEL", &in_redis("k")]);
+    ask(backend.server(), &["DEL", &in_redis("k")]);
     assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
     let error = guard.unlock().unwrap_err();
     assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
 }
 
-pub fn a_key_overwritten_is_told_as_taken_over_and_by_whom(ground: &mut dyn Serving) {
-    let (one, two) = (ground.client(), ground.client());
-    let server = ground.server();
+pub fn a_key_overwritten_is_told_as_taken_over_and_by_whom(backend: &mut dyn Serving) {
+    let (one, two) = (backend.client(), backend.client());
+    let server = backend.server();
     let theirs = two.mutex("theirs").lock().unwrap();
     let value = value_of(server, "theirs").unwrap();
     let mine = one.mutex("k").lock().unwrap();
@@ -69,26 +69,29 @@ pub fn a_key_overwritten_is_told_as_taken_over_and_by_whom(ground: &mut dyn Serv
     theirs.unlock().unwrap();
 }
 
-pub fn renewal_survives_broken_connections(ground: &mut dyn Serving) {
+pub fn renewal_survives_broken_connections(backend: &mut dyn Serving) {
     let (ttl, recorder) = (secs(4), Recorder::new());
-    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
+    let builder = backend
+        .builder()
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     recorder.wait_for(1, What::Renewed, "k");
-    let lease = lease_of(ground.server(), "k");
+    let lease = lease_of(backend.server(), "k");
     for _ in 0..2 {
-        kill_connections(ground.server());
+        kill_connections(backend.server());
         recorder.wait_for_more(1, What::Renewed, "k");
     }
-    assert_eq!(lease_of(ground.server(), "k"), lease, "never let go of");
+    assert_eq!(lease_of(backend.server(), "k"), lease, "never let go of");
     guard.unlock().unwrap();
 }
 
-pub fn a_server_that_stands_still_is_an_error_and_no_hang(ground: &mut dyn Serving) {
-    let hasty = ground.builder().command_timeout(TIMEOUT);
-    let client = hasty.patience(TIMEOUT).connect_timeout(TIMEOUT);
+pub fn a_server_that_stands_still_is_an_error_and_no_hang(backend: &mut dyn Serving) {
+    let hasty = backend.builder().command_timeout(TIMEOUT);
+    let client = hasty.outage_timeout(TIMEOUT).connect_timeout(TIMEOUT);
     let client = client.build().unwrap();
-    ground.server().stop();
+    backend.server().stop();
     let mutex = client.mutex("k");
     let tried = crate::support::within(2 * SOON, "a try", move || {
         [
@@ -98,57 +101,60 @@ pub fn a_server_that_stands_still_is_an_error_and_no_hang(ground: &mut dyn Servi
             mutex.inspect().map(drop).unwrap_err(),
         ]
     });
-    ground.server().resume();
+    backend.server().resume();
     for error in tried {
         assert!(error.is_unavailable(), "{error}");
     }
     // What was asked for meanwhile and granted late is given back.
-    let free = eventually(SOON, || value_of(ground.server(), "k").is_none());
+    let free = eventually(SOON, || value_of(backend.server(), "k").is_none());
     assert!(free);
 }
 
-pub fn a_grant_that_comes_too_late_to_be_believed_is_asked_for_again(ground: &mut dyn Serving) {
-    let proxy = Proxy::start(ground.server().port()).unwrap();
+pub fn a_grant_that_comes_too_late_to_be_believed_is_asked_for_again(backend: &mut dyn Serving) {
+    let proxy = Proxy::start(backend.server().port()).unwrap();
     let brief = secs(1);
-    let builder = steady(&proxy.url()).ttl(brief).patience(brief);
-    // One lane: both keys use the connection that is made here.
-    let client = builder.lanes(1).build().unwrap();
+    let builder = steady(&proxy.url()).ttl(brief).outage_timeout(brief);
+    // One pipeline: both keys use the connection that is made here.
+    let client = builder.pipelines(1).build().unwrap();
     client.with_lock("before", || ()).unwrap();
     proxy.hold_replies(true);
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     // Granted, and over before the answer is here: as after a pause of the whole machine.
-    assert!(eventually(SOON, || value_of(ground.server(), "k").is_some()));
+    assert!(eventually(SOON, || value_of(backend.server(), "k").is_some()));
     std::thread::sleep(brief * 3 / 2);
     proxy.hold_replies(false);
     waiter.within(SOON, "another try").unlock().unwrap();
 }
 
-pub fn a_failed_release_is_reported(ground: &mut dyn Serving) {
-    let hasty = ground.builder().command_timeout(TIMEOUT);
+pub fn a_failed_release_is_reported(backend: &mut dyn Serving) {
+    let hasty = backend.builder().command_timeout(TIMEOUT);
     let client = hasty.connect_timeout(TIMEOUT).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    ground.server().kill();
+    backend.server().kill();
     let error = guard.unlock().unwrap_err();
     assert!(error.is_unavailable(), "{error}");
 }
 
-pub fn a_failed_renewal_is_told_and_then_the_loss(ground: &mut dyn Serving) {
-    let (ttl, recorder) = (ground.ttl(), Recorder::new());
-    let builder = ground.builder().ttl(ttl).events(Arc::clone(&recorder));
+pub fn a_failed_renewal_is_told_and_then_the_loss(backend: &mut dyn Serving) {
+    let (ttl, recorder) = (backend.ttl(), Recorder::new());
+    let builder = backend
+        .builder()
+        .ttl(ttl)
+        .event_handler(Arc::clone(&recorder));
     let builder = builder.command_timeout(TIMEOUT).connect_timeout(TIMEOUT);
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
-    ground.server().kill();
+    backend.server().kill();
     recorder.wait_for(1, What::RenewalFailed, "k");
     assert_eq!(told_within(SOON, &lost), LossReason::Expired);
     assert!(guard.unlock().unwrap_err().is_lease_lost());
 }
 
-pub fn data_is_not_written_after_a_loss(ground: &mut dyn Serving) {
-    let client = ground.client();
-    let server = ground.server();
+pub fn data_is_not_written_after_a_loss(backend: &mut dyn Serving) {
+    let client = backend.client();
+    let server = backend.server();
     let guard = client.mutex("k").lock().unwrap();
     let write = |what: &str, lose: &dyn Fn()| {
         guard.transaction(|_, pipe| {
@@ -168,16 +174,16 @@ pub fn data_is_not_written_after_a_loss(ground: &mut dyn Serving) {
     assert_eq!(data.as_text(), Some("held"));
 }
 
-pub fn no_key_or_connection_is_left_behind(ground: &mut dyn Serving) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn no_key_or_connection_is_left_behind(backend: &mut dyn Serving) {
+    let (one, two) = (backend.client(), backend.client());
     let held = one.mutex("k").lock().unwrap();
     assert!(two.mutex("k").try_lock_for(millis(100)).unwrap().is_none());
     drop(held);
     one.with_lock("other", || ()).unwrap();
-    let ticket = two.mutex("k").lock().unwrap().hand_over().unwrap();
+    let ticket = two.mutex("k").lock().unwrap().into_ticket().unwrap();
     one.adopt(&ticket).unwrap().unlock().unwrap();
     drop((one, two));
-    let server = ground.server();
+    let server = backend.server();
     assert!(eventually(SOON, || connections(server) == 0));
     let keys = ask(server, &["KEYS", "*"]);
     let Reply::Array(keys) = keys else {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::{LONG_TTL, secs};
 
 /// Redlock's allowance for the drift of two clocks.
@@ -11,8 +11,8 @@ fn less_drift(ttl: Duration) -> Duration {
     ttl - ttl / 100 - Duration::from_millis(2)
 }
 
-pub fn validity_is_the_ttl_less_the_drift_and_the_time_to_ask(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn validity_is_the_ttl_less_the_drift_and_the_time_to_ask(backend: &dyn Backend) {
+    let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     assert!(guard.remaining() <= less_drift(LONG_TTL));
     let guard_of_its_own = client.mutex("own").ttl(secs(40)).lock().unwrap();
@@ -20,8 +20,8 @@ pub fn validity_is_the_ttl_less_the_drift_and_the_time_to_ask(ground: &dyn Groun
     assert!(guard_of_its_own.remaining() > secs(20));
 }
 
-pub fn validity_ends_before_the_lock_does(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn validity_ends_before_the_lock_does(backend: &dyn Backend) {
+    let client = backend.client();
     let mutex = client.mutex("k");
     for _ in 0..20 {
         let guard = mutex.lock().unwrap();
@@ -34,29 +34,29 @@ pub fn validity_ends_before_the_lock_does(ground: &dyn Ground) {
     }
 }
 
-pub fn validity_goes_on_with_a_renewal_and_with_an_extension(ground: &dyn Ground) {
-    let client = ground.client();
-    let guard = client.mutex("k").ttl(ground.ttl()).lock().unwrap();
+pub fn validity_goes_on_with_a_renewal_and_with_an_extension(backend: &dyn Backend) {
+    let client = backend.client();
+    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
     guard.extend(LONG_TTL).unwrap();
     let remaining = guard.remaining();
     assert!(remaining <= less_drift(LONG_TTL) && remaining > LONG_TTL / 2);
-    guard.extend(ground.ttl()).unwrap();
+    guard.extend(backend.ttl()).unwrap();
     assert!(guard.remaining() > LONG_TTL / 2, "never shortened");
     let expires_in = client.mutex("k").inspect().unwrap().unwrap().expires_in();
     assert!(expires_in > Some(LONG_TTL / 2));
 }
 
-pub fn past_its_validity_a_lock_cannot_be_extended(ground: &dyn Ground) {
-    let client = ground.client();
-    let guard = client.mutex("k").ttl(ground.ttl()).lock().unwrap();
-    ground.pass(ground.ttl());
+pub fn past_its_validity_a_lock_cannot_be_extended(backend: &dyn Backend) {
+    let client = backend.client();
+    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
+    backend.pass(backend.ttl());
     assert!(guard.extend(LONG_TTL).unwrap_err().is_lease_lost());
     assert!(guard.is_lost(), "not revived");
     assert!(guard.remaining().is_zero());
 }
 
-pub fn extending_beyond_max_hold_is_refused(ground: &dyn Ground) {
-    let client = ground.client();
+pub fn extending_beyond_max_hold_is_refused(backend: &dyn Backend) {
+    let client = backend.client();
     let mutex = client.mutex("k").max_hold(LONG_TTL);
     let guard = mutex.lock().unwrap();
     let refused = guard.extend(2 * LONG_TTL).unwrap_err();

@@ -7,7 +7,7 @@ use leasehold::crossbeam_channel::bounded;
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::eventually;
 
-use crate::conformance::ground::Ground;
+use crate::conformance::backend::Backend;
 use crate::support::{SOON, Task, Witness, millis};
 
 /// Waits until so many clients stand in line for the lock.
@@ -20,8 +20,8 @@ fn wait_for_line(client: &Client, of: usize) {
     assert!(there, "not {of} in line: {:?}", waiting());
 }
 
-pub fn who_waits_is_let_in_by_a_release(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn who_waits_is_let_in_by_a_release(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     for let_go in [
         |guard| drop(guard),
         |guard: leasehold::MutexGuard| {
@@ -37,32 +37,35 @@ pub fn who_waits_is_let_in_by_a_release(ground: &dyn Ground) {
     }
 }
 
-pub fn who_waits_is_let_in_when_the_store_forgets(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn who_waits_is_let_in_when_the_store_forgets(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let _held = one.mutex("k").lock().unwrap();
     let mutex = two.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_line(&one, 1);
-    ground.forget();
+    backend.forget();
     waiter.within(SOON, "its turn").unlock().unwrap();
 }
 
-pub fn a_wait_is_bounded_by_how_long_a_holder_may_hold(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.builder().ttl(ttl).build().unwrap(), ground.client());
+pub fn a_wait_is_bounded_by_how_long_a_holder_may_hold(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
     let guard = one.mutex("k").max_hold(ttl).lock().unwrap();
     let mutex = two.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_line(&two, 1);
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     let next = waiter.within(SOON, "its turn");
     assert!(guard.is_lost());
     next.unlock().unwrap();
 }
 
-pub fn one_of_many_is_let_in_when_a_lock_expires(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let clients: Vec<_> = (0..4).map(|_| ground.client()).collect();
+pub fn one_of_many_is_let_in_when_a_lock_expires(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let clients: Vec<_> = (0..4).map(|_| backend.client()).collect();
     let _expired = clients[0].mutex("k").ttl(ttl).lock().unwrap();
     let witness = Arc::new(Witness::default());
     let waiters: Vec<_> = clients[1..]
@@ -80,37 +83,37 @@ pub fn one_of_many_is_let_in_when_a_lock_expires(ground: &dyn Ground) {
         })
         .collect();
     wait_for_line(&clients[0], 3);
-    ground.pass(ttl + ttl / 10);
+    backend.pass(ttl + ttl / 10);
     for waiter in waiters {
         waiter.within(2 * SOON, "its turn");
     }
     assert_eq!(witness.entries(), 9);
 }
 
-pub fn who_waits_for_a_while_gives_up_then(ground: &dyn Ground) {
-    let ttl = ground.ttl();
-    let (one, two) = (ground.client(), ground.client());
+pub fn who_waits_for_a_while_gives_up_then(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (backend.client(), backend.client());
     let held = one.mutex("k").lock().unwrap();
     let mutex = two.mutex("k");
     let waiter = Task::start(move || mutex.try_lock_for(ttl / 2).unwrap().is_none());
     wait_for_line(&one, 1);
-    ground.pass(ttl / 2);
+    backend.pass(ttl / 2);
     assert!(waiter.within(SOON, "its deadline"));
     wait_for_line(&one, 0);
     held.unlock().unwrap();
     assert!(!two.mutex("k").is_locked().unwrap(), "it left the line");
 }
 
-pub fn a_deadline_in_the_past_is_one_try(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_deadline_in_the_past_is_one_try(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let now = Instant::now();
     let free = one.mutex("k").try_lock_until(now).unwrap();
     assert!(free.is_some());
     assert!(two.mutex("k").try_lock_until(now).unwrap().is_none());
 }
 
-pub fn a_wait_that_is_cancelled_ends(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_wait_that_is_cancelled_ends(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let held = one.mutex("k").lock().unwrap();
     let (stop, stopped) = bounded(0);
     let mutex = two.mutex("k").cancelled_by(stopped);
@@ -123,8 +126,8 @@ pub fn a_wait_that_is_cancelled_ends(ground: &dyn Ground) {
     held.unlock().unwrap();
 }
 
-pub fn clients_have_their_turns_in_the_order_they_came(ground: &dyn Ground) {
-    let clients: Vec<_> = (0..5).map(|_| ground.client()).collect();
+pub fn clients_have_their_turns_in_the_order_they_came(backend: &dyn Backend) {
+    let clients: Vec<_> = (0..5).map(|_| backend.client()).collect();
     let held = clients[0].mutex("k").lock().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = Vec::new();
@@ -144,8 +147,8 @@ pub fn clients_have_their_turns_in_the_order_they_came(ground: &dyn Ground) {
     assert_eq!(*order.lock().unwrap(), [1, 2, 3, 4]);
 }
 
-pub fn who_has_gone_is_passed_over(ground: &dyn Ground) {
-    let clients: Vec<_> = (0..3).map(|_| ground.client()).collect();
+pub fn who_has_gone_is_passed_over(backend: &dyn Backend) {
+    let clients: Vec<_> = (0..3).map(|_| backend.client()).collect();
     let held = clients[0].mutex("k").lock().unwrap();
     let mut waiters = Vec::new();
     for (n, client) in clients.iter().enumerate().skip(1) {
@@ -166,8 +169,8 @@ pub fn who_has_gone_is_passed_over(ground: &dyn Ground) {
         .unwrap();
 }
 
-pub fn threads_of_one_client_have_their_turns_in_the_order_they_came(ground: &dyn Ground) {
-    let client = ground.builder().hand_offs(1023).build().unwrap();
+pub fn threads_of_one_client_have_their_turns_in_the_order_they_came(backend: &dyn Backend) {
+    let client = backend.builder().hand_offs(1023).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let waiters: Vec<_> = (0..6)
@@ -188,9 +191,9 @@ pub fn threads_of_one_client_have_their_turns_in_the_order_they_came(ground: &dy
     assert_eq!(order.len(), 6);
 }
 
-pub fn a_busy_client_leaves_others_their_turn(ground: &dyn Ground) {
-    let busy = ground.builder().hand_offs(8).build().unwrap();
-    let other = ground.client();
+pub fn a_busy_client_leaves_others_their_turn(backend: &dyn Backend) {
+    let busy = backend.builder().hand_offs(8).build().unwrap();
+    let other = backend.client();
     let held = busy.mutex("k").lock().unwrap();
     let mutex = other.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap().unlock());
@@ -217,8 +220,8 @@ pub fn a_busy_client_leaves_others_their_turn(ground: &dyn Ground) {
     }
 }
 
-pub fn a_shutdown_ends_waits_and_holds_and_keeps_what_is_held(ground: &dyn Ground) {
-    let (one, two) = (ground.client(), ground.client());
+pub fn a_shutdown_ends_waits_and_holds_and_keeps_what_is_held(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
     let held = one.mutex("held").lock().unwrap();
     let wanted = two.mutex("k").lock().unwrap();
     let mutex = one.mutex("k");

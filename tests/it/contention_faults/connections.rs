@@ -1,4 +1,4 @@
-//! Connections are killed while clients wait: those that hear wake-ups, those that ask, all of them.
+//! Connections are killed while clients wait: those that hear notifications, those that ask, all of them.
 
 use std::thread;
 use std::time::Duration;
@@ -6,7 +6,9 @@ use std::time::Duration;
 use leasehold::Client;
 use leasehold_testbed::{Proxy, Server, eventually};
 
-use crate::contention_faults::{KEY, Turns, assert_kept, client, connections, kill, kill_wake_ups};
+use crate::contention_faults::{
+    KEY, Turns, assert_kept, client, connections, kill, kill_notifications,
+};
 use crate::support::{
     LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, millis, secs, server,
     wait_for_line, wake_up_connections,
@@ -28,16 +30,16 @@ fn take_turns_under(fault: impl Fn(&Server)) {
 #[test]
 fn turns_go_on_while_wake_up_connections_are_killed() {
     take_turns_under(|server| {
-        kill_wake_ups(server);
+        kill_notifications(server);
     });
 }
 
 #[test]
-fn turns_go_on_while_lane_connections_are_killed() {
+fn turns_go_on_while_pipeline_connections_are_killed() {
     take_turns_under(|server| {
         let all = connections(server);
-        for lane in all.iter().filter(|one| !one.hears_wake_ups()) {
-            kill(server, lane);
+        for pipeline in all.iter().filter(|one| !one.hears_notifications()) {
+            kill(server, pipeline);
         }
     });
 }
@@ -77,7 +79,7 @@ fn a_lock_let_go_while_a_wake_up_connection_is_gone_for_good_is_entered_soon() {
         // Before and after it has looked at the key.
         thread::sleep(millis(10 * round));
         proxy.refuse(true);
-        kill_wake_ups(&server);
+        kill_notifications(&server);
         assert_kept(held.unlock());
         let entered = waiter.within(WITHOUT_WORD, "entering without a wake-up");
         proxy.refuse(false);
@@ -96,7 +98,7 @@ fn a_lock_let_go_just_as_a_wake_up_connection_is_killed_is_entered_soon() {
         let waiter = Task::start(move || mutex.lock().unwrap());
         wait_for_line(&server, KEY, 1);
         let killer = || {
-            kill_wake_ups(&server);
+            kill_notifications(&server);
         };
         match round % 4 {
             0 => {
@@ -148,7 +150,7 @@ fn who_cannot_be_told_holds_up_nobody_who_can() {
 }
 
 #[test]
-fn a_client_that_waits_for_many_locks_gets_them_all_after_its_wake_ups_broke() {
+fn a_client_that_waits_for_many_locks_gets_them_all_after_its_notifications_broke() {
     const LOCKS: usize = 40;
     let server = server();
     let (holder, waiting) = (client(&server.url()), client(&server.url()));
@@ -169,7 +171,7 @@ fn a_client_that_waits_for_many_locks_gets_them_all_after_its_wake_ups_broke() {
     }
     for (n, guard) in held.into_iter().enumerate() {
         if n % 8 == 0 {
-            kill_wake_ups(&server);
+            kill_notifications(&server);
         }
         assert_kept(guard.unlock());
     }
@@ -186,7 +188,7 @@ fn a_holder_is_told_of_a_loss_after_its_wake_up_connection_was_killed() {
     let guard = client(&server.url()).mutex(KEY).lock().unwrap();
     let lost = guard.lost_signal();
     for _ in 0..5 {
-        let hears = || kill_wake_ups(&server) > 0;
+        let hears = || kill_notifications(&server) > 0;
         assert!(eventually(SOON, hears), "it listens");
     }
     ask(&server, &["DEL", &in_redis(KEY)]);

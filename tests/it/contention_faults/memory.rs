@@ -29,8 +29,13 @@ fn without_memory_a_release_frees_the_lock_and_who_waits_gets_it_later() {
     let holder = client(&server.url());
     let clients: Vec<Client> = (0..3)
         .map(|_| {
-            let builder = builder(&server.url()).ttl(LONG_TTL).patience(6 * SOON);
-            builder.events(Arc::clone(&recorder)).build().unwrap()
+            let builder = builder(&server.url())
+                .ttl(LONG_TTL)
+                .outage_timeout(6 * SOON);
+            builder
+                .event_handler(Arc::clone(&recorder))
+                .build()
+                .unwrap()
         })
         .collect();
     let held = holder.mutex(KEY).lock().unwrap();

@@ -38,8 +38,8 @@ struct Connection {
 }
 
 impl Connection {
-    fn hears_wake_ups(&self) -> bool {
-        self.name == "leasehold-wakeups"
+    fn hears_notifications(&self) -> bool {
+        self.name == "leasehold-notifications"
     }
 }
 
@@ -62,10 +62,12 @@ fn kill(server: &Server, connection: &Connection) -> bool {
     ask(server, &["CLIENT", "KILL", "ID", &connection.id]) == Reply::Int(1)
 }
 
-/// Kills the connections that hear wake-ups and no others; says how many.
-fn kill_wake_ups(server: &Server) -> usize {
+/// Kills the connections that hear notifications and no others; says how many.
+fn kill_notifications(server: &Server) -> usize {
     let all = connections(server);
-    let hearing = all.iter().filter(|connection| connection.hears_wake_ups());
+    let hearing = all
+        .iter()
+        .filter(|connection| connection.hears_notifications());
     hearing
         .filter(|connection| kill(server, connection))
         .count()

@@ -14,7 +14,11 @@ use crate::support::{
 
 /// Clients that ride out any outage of a test.
 fn patient(server: &Server, count: usize) -> Vec<Client> {
-    let builder = || builder(&server.url()).ttl(LONG_TTL).patience(6 * SOON);
+    let builder = || {
+        builder(&server.url())
+            .ttl(LONG_TTL)
+            .outage_timeout(6 * SOON)
+    };
     (0..count).map(|_| builder().build().unwrap()).collect()
 }
 
@@ -126,7 +130,7 @@ fn a_renewal_under_way_keeps_who_comes_into_line() {
     let holder = builder(&proxy.url())
         .ttl(secs(10))
         .renew_ratio(0.05)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let held = held_by(&holder);
@@ -161,7 +165,7 @@ fn a_renewal_that_comes_after_the_lock_was_passed_on_changes_nothing() {
         .ttl(LONG_TTL)
         .renew_ratio(0.05)
         .command_timeout(6 * SOON)
-        .events(Arc::clone(&recorder))
+        .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
     let held = held_by(&holder);

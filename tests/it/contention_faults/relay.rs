@@ -1,5 +1,5 @@
 //! A relay in front of a server that loses, or holds back, what the server says on connections that
-//! hear wake-ups, and leaves all others alone. The client notices nothing.
+//! hear notifications, and leaves all others alone. The client notices nothing.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::thread;
 
 use crate::support::millis;
 
-/// What becomes of the server's words on connections that hear wake-ups.
+/// What becomes of the server's words on connections that hear notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Words {
@@ -81,7 +81,7 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     thread::spawn(move || {
         // Its own name is the first thing that tells what it is for.
         pass(&ends.0, &ends.1, |bytes| {
-            let name = b"leasehold-wakeups";
+            let name = b"leasehold-notifications";
             if bytes.windows(name.len()).any(|part| part == name) {
                 is_known.store(true, Ordering::Release);
             }

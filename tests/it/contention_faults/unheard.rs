@@ -9,7 +9,7 @@ use leasehold::crossbeam_channel::bounded;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::contention_faults::relay::{Relay, Words};
-use crate::contention_faults::{KEY, Turns, assert_kept, client, kill_wake_ups, unhurried};
+use crate::contention_faults::{KEY, Turns, assert_kept, client, kill_notifications, unhurried};
 use crate::support::{
     SOON, Task, ask, assert_all_become_free, in_redis, lease_of, millis, secs, server, value_of,
     wait_for_line,
@@ -90,7 +90,7 @@ fn a_grant_of_which_nothing_is_said_at_all_is_found() {
         let waiter = Task::start(move || mutex.lock().unwrap());
         wait_for_line(&server, KEY, 1);
         thread::sleep(millis(12 * round));
-        kill_wake_ups(&server);
+        kill_notifications(&server);
         let script = "local first = redis.call('ZPOPMIN', KEYS[3])[1] \
              local lease, holder = string.match(first, '(%x+),%d+,(%S+)$') \
              local micros = string.format('%.0f', redis.call('INCR', KEYS[2])) \

@@ -54,7 +54,7 @@ fn renewal_raises_what_remains() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.2);
-    let client = client.events(recorder.clone()).build().unwrap();
+    let client = client.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let at_first = guard.remaining();
     recorder.wait_for(6, What::Renewed, "k");

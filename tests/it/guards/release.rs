@@ -105,7 +105,7 @@ fn a_guard_forgotten_without_max_hold_is_kept() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
-    let client = client.events(recorder.clone()).build().unwrap();
+    let client = client.event_handler(recorder.clone()).build().unwrap();
     std::mem::forget(client.mutex("k").lock().unwrap());
     recorder.wait_for(12, What::Renewed, "k");
     assert!(is_held(&server, "k"));

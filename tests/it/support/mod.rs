@@ -47,7 +47,7 @@ pub fn builder(url: &str) -> Builder {
         .ttl(secs(6))
         .connect_timeout(4 * TIMEOUT)
         .command_timeout(TIMEOUT)
-        .patience(secs(20))
+        .outage_timeout(secs(20))
 }
 
 /// The lock; that it cannot be had soon fails the test.

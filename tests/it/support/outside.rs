@@ -28,12 +28,12 @@ pub fn channel_of(client: &Client) -> String {
     in_redis(&format!("~to:{}", client.holder_id()))
 }
 
-/// Connections of clients that hear wake-ups, or will soon.
+/// Connections of clients that hear notifications, or will soon.
 pub fn wake_up_connections(server: &Server) -> usize {
     clients_with(server, "")
 }
 
-/// Clients that hear wake-ups by now.
+/// Clients that hear notifications by now.
 pub fn clients_that_hear(server: &Server) -> usize {
     clients_with(server, " sub=1 ")
 }
@@ -41,8 +41,8 @@ pub fn clients_that_hear(server: &Server) -> usize {
 fn clients_with(server: &Server, mark: &str) -> usize {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().expect("CLIENT LIST is text").lines();
-    let of_wake_ups = lines.filter(|line| line.contains(" name=leasehold-wakeups "));
-    of_wake_ups.filter(|line| line.contains(mark)).count()
+    let of_notifications = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    of_notifications.filter(|line| line.contains(mark)).count()
 }
 
 /// All connections but the one that asks.

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, EventLock, Events, LossReason};
+use leasehold::{Error, EventHandler, EventLock, LossReason};
 
 use super::SOON;
 
-/// The events of [`Events`].
+/// The events of [`EventHandler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     Acquired,
@@ -81,7 +81,7 @@ impl Recorder {
     }
 }
 
-impl Events for Recorder {
+impl EventHandler for Recorder {
     fn acquired(&self, lock: EventLock<'_>, _: Duration) {
         self.note(What::Acquired, lock);
     }
@@ -110,7 +110,7 @@ impl Events for Recorder {
         self.note(What::Unavailable, lock);
     }
 
-    fn wake_ups_refused(&self, _: &Error) {
+    fn notifications_refused(&self, _: &Error) {
         self.note_of(What::WakeUpsRefused, "");
     }
 }

@@ -14,7 +14,7 @@ use crate::support::{
 fn locks_of_the_new_primary_are_not_lost() {
     let (servers, recorder) = (Servers::start(), Recorder::new());
     let builder = steady(&servers.proxy.url()).ttl(LONG_TTL);
-    let client = builder.events(recorder.clone()).build().unwrap();
+    let client = builder.event_handler(recorder.clone()).build().unwrap();
     listen_on_the_old(&servers, &client).unlock().unwrap();
     servers.switch_over_apart();
     servers.close_lanes();
@@ -51,7 +51,7 @@ fn locks_held_across_the_switch_are_released_when_dropped() {
 fn a_key_that_goes_on_the_old_primary_is_no_loss() {
     let (servers, recorder) = (Servers::start(), Recorder::new());
     let builder = steady(&servers.proxy.url()).ttl(LONG_TTL);
-    let client = builder.events(recorder.clone()).build().unwrap();
+    let client = builder.event_handler(recorder.clone()).build().unwrap();
     let guard = lock(&client, "k");
     assert!(eventually(SOON, || looks(&servers.old) > 0));
     guard.extend(LONG_TTL).unwrap();

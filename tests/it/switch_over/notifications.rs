@@ -15,8 +15,8 @@ use crate::support::{
 #[test]
 fn one_refused_request_moves_the_notifications() {
     let servers = Servers::start();
-    // One lane: the request has to use a connection to the old primary, whatever its key.
-    let builder = steady(&servers.proxy.url()).ttl(LONG_TTL).lanes(1);
+    // One pipeline: the request has to use a connection to the old primary, whatever its key.
+    let builder = steady(&servers.proxy.url()).ttl(LONG_TTL).pipelines(1);
     let client = builder.build().unwrap();
     let _held = listen_on_the_old(&servers, &client);
     assert_eq!(listening(&servers.old, &client), 1);
@@ -35,7 +35,7 @@ fn a_waiter_that_was_passed_over_moves_the_notifications() {
     let client = servers.client();
     let _held = listen_on_the_old(&servers, &client);
     servers.switch_over();
-    // Lanes lead to the new primary from now on: nothing is ever refused.
+    // Pipelines lead to the new primary from now on: nothing is ever refused.
     servers.close_lanes();
     let other = servers.client();
     let held = lock(&other, "k");
@@ -124,7 +124,7 @@ fn a_replaced_connection_leaves_no_gap() {
 fn id_of_notifications(server: &Server) -> String {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();
-    let mut lines = lines.filter(|line| line.contains(" name=leasehold-wakeups "));
+    let mut lines = lines.filter(|line| line.contains(" name=leasehold-notifications "));
     let last = lines.next_back().unwrap_or_default();
     last.split(' ').next().unwrap_or_default().to_owned()
 }

@@ -11,7 +11,7 @@ use crate::support::{
     server,
 };
 
-/// Connections that a client uses here: two lanes, and one for notifications.
+/// Connections that a client uses here: two pipelines, and one for notifications.
 const USED: u64 = 3;
 
 #[test]
@@ -20,7 +20,12 @@ fn a_read_only_server_costs_a_connection_per_second() {
     const THREADS: usize = 16;
     let server = server();
     let clients: Vec<Client> = (0..CLIENTS)
-        .map(|_| steady(&server.url()).patience(TIMEOUT).build().unwrap())
+        .map(|_| {
+            steady(&server.url())
+                .outage_timeout(TIMEOUT)
+                .build()
+                .unwrap()
+        })
         .collect();
     // Each has its connection for notifications: it holds a lock for longer than a moment.
     let held: Vec<_> = (0..CLIENTS)

@@ -38,10 +38,10 @@ fn closures_that_hang_hold_up_no_renewal_and_no_other_lock() {
     let client = steady(&server.url())
         .ttl(secs(10))
         .renew_ratio(0.05)
-        .lanes(1)
-        .transactions(2)
+        .pipelines(1)
+        .max_transactions(2)
         .connect_timeout(millis(1500))
-        .events(recorder.clone())
+        .event_handler(recorder.clone())
         .build()
         .unwrap();
     let (end, go_on) = bounded(0);
@@ -70,7 +70,7 @@ fn closures_that_hang_hold_up_no_renewal_and_no_other_lock() {
 #[test]
 fn more_transactions_than_may_be_at_a_time_wait_for_each_other() {
     let server = server();
-    let builder = steady(&server.url()).ttl(LONG_TTL).transactions(2);
+    let builder = steady(&server.url()).ttl(LONG_TTL).max_transactions(2);
     let client = builder.build().unwrap();
     let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
@@ -96,14 +96,14 @@ fn more_transactions_than_may_be_at_a_time_wait_for_each_other() {
     let done: usize = done.as_text().unwrap().parse().unwrap();
     assert!(most.load(Ordering::SeqCst) <= 2, "{most:?} at a time");
     assert_eq!(done, 12 * 10);
-    // Two lanes, two for renewals, one for wake-ups, and two transactions.
+    // Two pipelines, two for renewals, one for notifications, and two transactions.
     assert!(connections(&server) <= 7);
 }
 
 /// What ends the wait of a transaction for another one to end.
 fn end_of_a_wait(end_it: impl FnOnce(&Server, &Client)) -> LossReason {
     let server = server();
-    let builder = steady(&server.url()).ttl(LONG_TTL).transactions(1);
+    let builder = steady(&server.url()).ttl(LONG_TTL).max_transactions(1);
     let client = builder.connect_timeout(secs(60)).build().unwrap();
     let (end, go_on) = unbounded();
     let guard = client.mutex("a").lock().unwrap();

@@ -14,7 +14,7 @@ use crate::support::{
 fn a_renewal_in_between_costs_another_run_and_nothing_else() {
     let (server, recorder) = (server(), Recorder::new());
     let builder = steady(&server.url()).ttl(secs(10)).renew_ratio(0.05);
-    let client = builder.events(recorder.clone()).build().unwrap();
+    let client = builder.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let (runs, result) = write(&guard, |run| {
         if run == 1 {

@@ -222,10 +222,14 @@ fn dead_connections_of_transactions_keep_no_new_ones_from_being_made() {
         let server = server();
         let proxy = Proxy::start(server.port()).unwrap();
         let builder = steady(&proxy.url()).ttl(LONG_TTL);
-        let client = builder.lanes(1).transactions(at_once).build().unwrap();
+        let client = builder
+            .pipelines(1)
+            .max_transactions(at_once)
+            .build()
+            .unwrap();
         let guards = ["a", "b", "c"].map(|key| client.mutex(key).lock().unwrap());
         proxy.delay(millis(2));
-        // Those that are not for transactions: a lane, the wake-ups, and two of renewals, once two are under way.
+        // Those that are not for transactions: a pipeline, the notifications, and two of renewals, once two are under way.
         let all_others = eventually(SOON, || {
             thread::scope(|scope| {
                 for guard in &guards {

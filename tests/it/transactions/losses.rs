@@ -16,7 +16,7 @@ use crate::support::{
 fn reason(what: &str, theft: impl Fn(&Server)) -> LossReason {
     let (server, recorder) = (silent_server(), Recorder::new());
     let builder = steady(&server.url()).ttl(LONG_TTL);
-    let client = builder.events(recorder.clone()).build().unwrap();
+    let client = builder.event_handler(recorder.clone()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
     let (runs, result) = write(&guard, |_| theft(&server));

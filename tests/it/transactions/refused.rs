@@ -90,7 +90,7 @@ fn the_error_of_a_closure_is_handed_on_and_nothing_is_written() {
 #[test]
 fn a_closure_that_panics_writes_nothing_and_leaves_the_lock_as_it_is() {
     let server = server();
-    let builder = steady(&server.url()).ttl(LONG_TTL).transactions(1);
+    let builder = steady(&server.url()).ttl(LONG_TTL).max_transactions(1);
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     for round in 0..3 {

@@ -124,7 +124,7 @@ fn a_lock_that_is_free_is_taken_whatever_the_deadline() {
 fn endless_durations_overflow_nothing() {
     let server = server();
     let client = builder(&server.url())
-        .patience(Duration::MAX)
+        .outage_timeout(Duration::MAX)
         .max_hold(Duration::MAX);
     let client = client.ttl(secs(3)).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
@@ -156,7 +156,7 @@ fn endless_durations_overflow_nothing() {
 fn waiting_for_others_uses_up_no_patience() {
     let server = server();
     let client = builder(&server.url())
-        .patience(millis(200))
+        .outage_timeout(millis(200))
         .build()
         .unwrap();
     let holder = builder(&server.url()).build().unwrap();
@@ -170,7 +170,7 @@ fn waiting_for_others_uses_up_no_patience() {
     std::thread::sleep(secs(1));
     assert!(
         tasks.iter().all(|task| !task.is_done()),
-        "five times its patience"
+        "five times its outage_timeout"
     );
     held.unlock().unwrap();
     for task in tasks {

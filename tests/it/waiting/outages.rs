@@ -11,13 +11,16 @@ use crate::support::{SOON, Task, builder, millis, secs, server};
 const SLACK: Duration = Duration::from_secs(3);
 
 fn impatient(server: &Server) -> Builder {
-    builder(&server.url()).patience(millis(800))
+    builder(&server.url()).outage_timeout(millis(800))
 }
 
 #[test]
 fn lock_rides_out_an_outage_shorter_than_its_patience() {
     let mut server = server();
-    let client = builder(&server.url()).patience(secs(60)).build().unwrap();
+    let client = builder(&server.url())
+        .outage_timeout(secs(60))
+        .build()
+        .unwrap();
     server.kill();
     let tasks: Vec<_> = (0..3)
         .map(|n| {
@@ -63,7 +66,9 @@ fn a_hundred_in_line_run_out_of_patience_together() {
         })
         .collect();
     for task in tasks {
-        let error = task.within(secs(15), "the end of patience").unwrap_err();
+        let error = task
+            .within(secs(15), "the end of outage_timeout")
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     assert!(start.elapsed() < secs(15), "not one after another");
@@ -90,7 +95,7 @@ fn the_try_forms_say_unavailable_and_never_none() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(
         waited >= millis(1200),
-        "the deadline is its patience: {waited:?}"
+        "the deadline is its outage_timeout: {waited:?}"
     );
     assert!(waited < millis(1200 + 500) + SLACK, "{waited:?}");
 }
@@ -101,7 +106,7 @@ fn a_server_that_answers_again_before_the_deadline_is_enough() {
     let client = impatient(&server).build().unwrap();
     server.kill();
     let mutex = client.mutex("k");
-    // Longer than its patience: the deadline counts.
+    // Longer than its outage_timeout: the deadline counts.
     let waiter = Task::start(move || mutex.try_lock_for(secs(60)));
     std::thread::sleep(millis(1500));
     assert!(!waiter.is_done());
@@ -130,7 +135,9 @@ fn an_outage_that_begins_while_waiting_is_told_as_one() {
     let error = bounded.within(secs(15), "its deadline");
     let error = error.expect_err("nobody knows who has the lock");
     assert!(error.is_unavailable(), "{error}");
-    let error = endless.within(secs(15), "the end of patience").unwrap_err();
+    let error = endless
+        .within(secs(15), "the end of outage_timeout")
+        .unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     server.resume();
     held.unlock().unwrap();
@@ -140,7 +147,7 @@ fn an_outage_that_begins_while_waiting_is_told_as_one() {
 fn an_outage_is_told_as_one_to_those_who_share_a_connection() {
     let server = server();
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
-    let client = impatient(&server).lanes(1).build().unwrap();
+    let client = impatient(&server).pipelines(1).build().unwrap();
     let held: Vec<_> = (0..6)
         .map(|n| holder.mutex(&format!("k{n}")).lock().unwrap())
         .collect();

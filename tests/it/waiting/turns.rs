@@ -62,7 +62,7 @@ fn nobody_who_does_not_wait_gets_before_those_who_do() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url())
-        .events(recorder.clone())
+        .event_handler(recorder.clone())
         .build()
         .unwrap();
     let holder = steady(&server.url()).build().unwrap();

@@ -16,7 +16,7 @@ pub const LONGEST_TTL: Duration = Duration::from_secs(4);
 const HOT_KEYS: usize = 3;
 const COLD_KEYS: usize = 60;
 /// Idle connections that the pool of a client may keep after its shutdown, if something keeps the client:
-/// with one lane and one transaction at a time, and two for renewals.
+/// with one pipeline and one transaction at a time, and two for renewals.
 pub const KEPT_CONNECTIONS: usize = 4;
 /// Those that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;

@@ -415,7 +415,7 @@ impl<'a> Thread<'a> {
         let token = guard.fencing_token();
         self.records.write(What::LettingGo);
         let allowed = Some(Duration::ZERO);
-        let ticket = self.call(Doing::HandOver, Some(key), allowed, || guard.hand_over());
+        let ticket = self.call(Doing::HandOver, Some(key), allowed, || guard.into_ticket());
         if let Ok(ticket) = ticket {
             let ticket = tickets::Ticket {
                 key,

@@ -155,7 +155,7 @@ impl Place {
     fn one_of_a_crowd(&self) -> anyhow::Result<(Thread<'_>, Client)> {
         let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
         let settings = settings(&self.assignment.url, self.ttl);
-        let client = settings.lanes(1).transactions(1).build_lazy()?;
+        let client = settings.pipelines(1).max_transactions(1).build_lazy()?;
         Ok((self.thread(number)?, client))
     }
 
@@ -208,7 +208,7 @@ impl Place {
     /// A client whose guards may be forgotten.
     pub fn leaky_client(&self) -> Client {
         let settings = settings(&self.assignment.url, self.ttl);
-        let client = || settings.lanes(1).transactions(1).build_lazy();
+        let client = || settings.pipelines(1).max_transactions(1).build_lazy();
         let client = || client().expect("it need not connect");
         self.leaky.get_or_init(client).clone()
     }
@@ -234,9 +234,9 @@ impl Place {
 
 /// The server may be away just now.
 fn new_client(url: &str, ttl: Duration, chance: &mut Chance) -> anyhow::Result<Client> {
-    let lanes = 1 + chance.below(4);
+    let pipelines = 1 + chance.below(4);
     let hand_offs = chance.weighted(&[(1, 0), (1, 4), (2, 256)]);
-    let client = settings(url, ttl).lanes(lanes).hand_offs(hand_offs);
+    let client = settings(url, ttl).pipelines(pipelines).hand_offs(hand_offs);
     Ok(client.build_lazy()?)
 }
 
@@ -246,5 +246,5 @@ pub fn settings(url: &str, ttl: Duration) -> Builder {
         .max_ttl(LONGEST_TTL)
         .command_timeout(COMMAND_TIMEOUT)
         .connect_timeout(CONNECT_TIMEOUT)
-        .patience(PATIENCE)
+        .outage_timeout(PATIENCE)
 }

@@ -11,16 +11,13 @@ use syn::{Attribute, Item, UseTree, Visibility};
 /// From the bottom up. A module may import from its own layer and from those below.
 const LAYERS: [(&str, &[&str]); 6] = [
     (
-        "ground",
-        &[
-            "error", "key", "id", "clock", "event", "config", "fuzz", "loss", "observe", "process",
-            "sync", "text", "thread",
-        ],
+        "base",
+        &["error", "event", "config", "loss", "observe", "util"],
     ),
     ("store", &["store"]),
     ("lease", &["lease"]),
     ("watchdog", &["watchdog"]),
-    ("wait", &["wait", "transaction"]),
+    ("acquire", &["acquire", "transaction"]),
     (
         "primitives",
         &[
@@ -210,7 +207,7 @@ impl<'ast> Visit<'ast> for Mentions {
 #[test]
 fn a_mention_is_found_in_uses_groups_and_expressions_but_not_in_tests() {
     let text = "
-        use crate::{wait::Queue, store};
+        use crate::{acquire::Queue, store};
         fn f() { crate::client::open(); std::thread::sleep(d); select! { x => thread::sleep(d) } }
         #[cfg(test)] mod tests { use crate::mutex::Mutex; }
     ";
@@ -220,6 +217,6 @@ fn a_mention_is_found_in_uses_groups_and_expressions_but_not_in_tests() {
         .iter()
         .map(|(name, _)| name.as_str())
         .collect();
-    assert_eq!(names, ["wait", "store", "client"]);
+    assert_eq!(names, ["acquire", "store", "client"]);
     assert_eq!(mentions.sleeps, [3, 3]);
 }

@@ -9,11 +9,11 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
-use crate::clock::Moment;
-use crate::id::{HolderId, LeaseId};
-use crate::key::Key;
-use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, Standing};
+use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
 use crate::store::value;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId};
+use crate::util::key::Key;
 
 /// The last of the clients is one that nobody can tell anything.
 pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
@@ -65,38 +65,38 @@ fn command() -> impl Strategy<Value = Command> {
     let key = || (0..2_usize).prop_map(key);
     let lease = || (0..5_usize).prop_map(lease);
     let ttl = || select(vec![20, 45, 5_000, 5_000, 90_000]).prop_map(Duration::from_millis);
-    let standing = select(vec![
-        Standing::None,
-        Standing::Polling,
-        Standing::Polling,
-        Standing::Told,
-        Standing::Told,
-        Standing::Again {
+    let queue_mode = select(vec![
+        QueueMode::None,
+        QueueMode::Polling,
+        QueueMode::Polling,
+        QueueMode::Notified,
+        QueueMode::Notified,
+        QueueMode::Rejoin {
             since: 5,
             polls: false,
         },
-        Standing::Again {
+        QueueMode::Rejoin {
             since: FIRST_USUAL_PLACE + 5,
             polls: false,
         },
-        Standing::Again {
+        QueueMode::Rejoin {
             since: 7,
             polls: false,
         },
-        Standing::Again {
+        QueueMode::Rejoin {
             since: 7,
             polls: true,
         },
-        Standing::Kept { notified: false },
-        Standing::Kept { notified: true },
+        QueueMode::Existing { notified: false },
+        QueueMode::Existing { notified: true },
     ]);
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
-        6 => (key(), lease(), ttl(), standing).prop_map(|(key, lease, ttl, standing)| {
-            Command::Acquire { key, lease, ttl, standing }
+        6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
+            Command::Acquire { key, lease, ttl, queue_mode }
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
-            Command::Release { key, lease, until: Moment::at_tick(0), held: None, queued }
+            Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
         }),
         1 => (key(), lease()).prop_map(|(key, lease)| Command::ForceUnlock { key, lease }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
@@ -132,7 +132,7 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
                 key: key(0),
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),
-                standing: Standing::Told,
+                queue_mode: QueueMode::Notified,
             },
         };
         (0..waiters).map(joins).collect::<Vec<_>>()

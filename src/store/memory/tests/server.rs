@@ -8,14 +8,14 @@ use leasehold_testbed::Server;
 use redis::{Connection, Value};
 
 use super::histories::{CLIENTS, Operation, holder, key, with_right_token};
-use crate::clock::Moment;
 use crate::error::Error;
-use crate::id::HolderId;
-use crate::key::Key;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
-use crate::store::memory::{Keyspace, News, Step};
-use crate::store::script::{self, Call, Decoded, Kind, Names, bare};
+use crate::store::memory::{Keyspace, Notification, Step};
+use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef, strip_comments};
 use crate::store::value;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
+use crate::util::key::Key;
 
 /// The texts to run; one may have a difference planted.
 pub(super) struct Scripts(Vec<String>);
@@ -29,7 +29,7 @@ impl Scripts {
     pub(super) fn planted(kind: Kind, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
         let text = &mut scripts.0[kind as usize];
-        let (from, to) = (bare(from), bare(to));
+        let (from, to) = (strip_comments(from), strip_comments(to));
         assert!(text.contains(&from), "{kind:?} has {from:?}");
         *text = text.replace(&from, &to);
         scripts
@@ -52,21 +52,21 @@ struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
     looked: [Looked; 2],
-    before: Moment,
-    after: Moment,
+    before: MonotonicTime,
+    after: MonotonicTime,
 }
 
 /// The state of a key after a step.
 struct Looked {
     value: Option<String>,
     /// When it expires.
-    end: Option<Moment>,
+    end: Option<MonotonicTime>,
     /// The waiters of its queue.
     queue: Vec<String>,
 }
 
 impl Looked {
-    fn of(results: &[Value], at: Moment) -> Self {
+    fn of(results: &[Value], at: MonotonicTime) -> Self {
         let [value, left, queue] = results else {
             panic!("{results:?}");
         };
@@ -213,13 +213,13 @@ impl Redis {
             panic!("{results:?}");
         };
         let time = |value| moment(redis::from_redis_value_ref(value).unwrap());
-        let (before, after): (Moment, Moment) = (time(begun), time(ended));
+        let (before, after): (MonotonicTime, MonotonicTime) = (time(begun), time(ended));
         if after.since(before) >= GRAIN {
             return None;
         }
-        let reply = match script::decode(kind, 1, reply.clone()) {
+        let reply = match scripts::decode(kind, 1, reply.clone()) {
             Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
-            Decoded::Nonsense(error) | Decoded::Doubtful(error) => Err(error),
+            Decoded::Nonsense(error) | Decoded::OutcomeUnknown(error) => Err(error),
             _ => unreachable!("one key, by text"),
         };
         let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
@@ -243,18 +243,18 @@ impl Redis {
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // What is no text is no lock.
         let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
-        let names = Names {
+        let names = ScriptContext {
             holder: by.clone(),
             fence_counter: "p:~fence".to_owned(),
         };
         let mut bytes = Vec::new();
-        let call = Call::Text(&scripts.0[kind as usize]);
-        script::encode(&mut bytes, call, kind, &names, [command].into_iter());
+        let call = ScriptRef::Text(&scripts.0[kind as usize]);
+        scripts::encode(&mut bytes, call, kind, &names, [command].into_iter());
         bytes
     }
 
     fn put_back(&mut self, by: Duration) {
-        let now = self.time().since(Moment::at_tick(0)).as_micros() as u64;
+        let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
         let last: Option<u64> = redis::cmd("GET")
             .arg("p:~fence")
             .query(&mut self.connection)
@@ -267,7 +267,7 @@ impl Redis {
             .unwrap();
     }
 
-    fn time(&mut self) -> Moment {
+    fn time(&mut self) -> MonotonicTime {
         moment(redis::cmd("TIME").query(&mut self.connection).unwrap())
     }
 
@@ -309,8 +309,8 @@ impl Twin {
         found: &Found,
         by: &HolderId,
         command: &Command,
-        asked_at: Moment,
-        looked_at: [Moment; 2],
+        asked_at: MonotonicTime,
+        looked_at: [MonotonicTime; 2],
     ) -> Result<(), String> {
         let mut news = Vec::new();
         let listens = |holder: &HolderId| CLIENTS[..CLIENTS.len() - 1].contains(&holder.as_str());
@@ -419,12 +419,12 @@ impl Twin {
     }
 
     /// What lua/release.lua publishes for it.
-    fn published(&self, news: &News) -> Option<String> {
+    fn published(&self, news: &Notification) -> Option<String> {
         let text = |to: &HolderId, lease: &dyn Display, what: &str, key: &Key| {
             Some(format!("p:~to:{to}: {lease} {what} {}", key.in_redis()))
         };
         match news {
-            News::Granted {
+            Notification::Granted {
                 to,
                 key,
                 lease,
@@ -435,8 +435,10 @@ impl Twin {
                 let mark = if grant.to_confirm { "?" } else { "" };
                 text(to, lease, &format!("{mark}{micros}"), key)
             }
-            News::Near { to, key, lease } if to.as_str() != CLIENTS[2] => text(to, lease, "~", key),
-            News::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {
+            Notification::Near { to, key, lease } if to.as_str() != CLIENTS[2] => {
+                text(to, lease, "~", key)
+            }
+            Notification::Forced { to, key, lease, by } if to.as_str() != CLIENTS[2] => {
                 text(to, lease, &format!("!{by}"), key)
             }
             _ => None,
@@ -453,6 +455,6 @@ fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
     place(redis) == place(memory)
 }
 
-fn moment((secs, micros): (u64, u64)) -> Moment {
-    Moment::at_tick(secs * 1000 + micros / 1000)
+fn moment((secs, micros): (u64, u64)) -> MonotonicTime {
+    MonotonicTime::at_tick(secs * 1000 + micros / 1000)
 }

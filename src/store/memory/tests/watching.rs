@@ -6,33 +6,33 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::histories::{holder, key};
-use crate::clock::Moment;
 use crate::error::Error;
-use crate::id::{HolderId, LeaseId, LeaseStart};
-use crate::key::Key;
-use crate::store::command::{Command, Grant, Standing};
-use crate::store::memory::{Memory, MemoryServer};
-use crate::store::{Listener, Store, Watched};
-use crate::thread::Crew;
+use crate::store::command::{Command, GrantMessage, QueueMode};
+use crate::store::memory::{MemoryNode, MemoryServer};
+use crate::store::{Listener, Store, TrackedKey};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::Key;
+use crate::util::threads::ThreadGroup;
 
 /// Always wants to know more; notes whether there was such a key.
 #[derive(Default)]
 struct Curious(Mutex<Vec<bool>>);
 
 impl Listener for Curious {
-    fn granted(&self, _: &Key, _: LeaseId, _: Grant) {}
+    fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
 
     fn near(&self, _: &Key, _: LeaseStart) {}
 
     fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
 
-    fn changed(&self, key: &Key) -> Option<Watched> {
+    fn changed(&self, key: &Key) -> Option<TrackedKey> {
         Some(look_at(key))
     }
 
     fn all_changed(&self) {}
 
-    fn seen(&self, _: &Watched, value: Option<&[u8]>) {
+    fn seen(&self, _: &TrackedKey, value: Option<&[u8]>) {
         self.0.lock().push(value.is_some());
     }
 
@@ -41,8 +41,8 @@ impl Listener for Curious {
     fn refused(&self, _: &Error) {}
 }
 
-fn look_at(key: &Key) -> Watched {
-    Watched {
+fn look_at(key: &Key) -> TrackedKey {
+    TrackedKey {
         key: key.clone(),
         lease: None,
     }
@@ -51,32 +51,32 @@ fn look_at(key: &Key) -> Watched {
 #[test]
 fn a_key_is_watched_as_long_as_it_is_there() {
     let (server, key) = (MemoryServer::new(), key(0));
-    let store = Memory::new(Arc::clone(&server), holder(0));
+    let store = MemoryNode::new(Arc::clone(&server), holder(0));
     let curious = Arc::new(Curious::default());
     store
-        .listen(&Crew::new(), Arc::<Curious>::clone(&curious))
+        .listen(&ThreadGroup::new(), Arc::<Curious>::clone(&curious))
         .unwrap();
-    let watched = || server.watchers.lock().len();
+    let tracked = || server.watchers.lock().len();
     let acquire = |ttl| {
         let command = Command::Acquire {
             key: key.clone(),
             lease: LeaseId::random(),
             ttl,
-            standing: Standing::None,
+            queue_mode: QueueMode::None,
         };
-        store.ask(command, Moment::now()).unwrap();
+        store.ask(command, MonotonicTime::now()).unwrap();
     };
-    store.watch(vec![look_at(&key)]);
-    assert_eq!((watched(), &curious.0.lock()[..]), (0, &[false][..]));
+    store.track(vec![look_at(&key)]);
+    assert_eq!((tracked(), &curious.0.lock()[..]), (0, &[false][..]));
     for _ in 0..2 {
         curious.0.lock().clear();
         acquire(Duration::from_secs(30));
         for _ in 0..2 {
-            store.watch(vec![look_at(&key)]);
-            assert_eq!(watched(), 1);
+            store.track(vec![look_at(&key)]);
+            assert_eq!(tracked(), 1);
         }
         server.advance(Duration::from_secs(30));
         assert_eq!(&curious.0.lock()[..], [true, true, false]);
-        assert_eq!(watched(), 0, "it has gone, and is told so");
+        assert_eq!(tracked(), 0, "it has gone, and is told so");
     }
 }

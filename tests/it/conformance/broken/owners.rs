@@ -98,7 +98,7 @@ fn renewal_that_does_not_ask_whose_it_is_keeps_the_next_holders_lock_alive() {
     next.unlock().unwrap();
 
     let recorder = Recorder::new();
-    let builder = steady(&server.url()).events(recorder.clone());
+    let builder = steady(&server.url()).event_handler(recorder.clone());
     let one = builder.ttl(LONG_TTL).renew_ratio(0.05).build().unwrap();
     let mine = one.mutex("k").ttl(secs(4)).renew(true).lock().unwrap();
     let lost = mine.lost_signal();

@@ -29,7 +29,9 @@ fn renewal_that_adds_makes_the_ttl_grow() {
     assert!(outlives_a_crash_by_more_than(&server, ttl));
     broken.ask::<()>("DEL", &[]);
 
-    let builder = steady(&server.url()).ttl(ttl).events(recorder.clone());
+    let builder = steady(&server.url())
+        .ttl(ttl)
+        .event_handler(recorder.clone());
     let client = builder.renew_ratio(0.05).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     for renewals in 1..4 {

@@ -1,0 +1,77 @@
+//! Pauses between attempts: doubling, with jitter, bounded.
+
+use std::time::Duration;
+
+use crate::util::id::LeaseId;
+
+const FIRST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_millis(50);
+const LONGEST_IN_OUTAGE: Duration = Duration::from_millis(250);
+
+pub(crate) struct Backoff {
+    next: Duration,
+    longest: Duration,
+    /// What was last said about when the lock expires.
+    bound: Duration,
+}
+
+impl Backoff {
+    pub(crate) fn new() -> Self {
+        Self {
+            next: FIRST,
+            longest: LONGEST,
+            bound: Duration::MAX,
+        }
+    }
+
+    /// The lock expires by then: trying a moment later is worth it.
+    pub(crate) fn no_longer_than(&mut self, expires_in: Duration) {
+        self.longest = LONGEST;
+        self.bound = expires_in + Duration::from_millis(1);
+    }
+
+    pub(crate) fn for_an_outage(&mut self) {
+        self.longest = LONGEST_IN_OUTAGE;
+        self.bound = Duration::MAX;
+    }
+
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = self.next.min(self.longest);
+        self.next = pause * 2;
+        jittered(pause).min(self.bound)
+    }
+}
+
+/// Half to all of `pause`, so that waiters do not march in step.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_their_bound_with_jitter() {
+        let mut pause = Backoff::new();
+        let mut nominal = FIRST;
+        for _ in 0..12 {
+            let next = pause.next();
+            assert!(next >= nominal / 2 && next <= nominal, "{next:?}");
+            nominal = (nominal * 2).min(LONGEST);
+        }
+    }
+
+    #[test]
+    fn a_pause_ends_when_the_lock_expires() {
+        let mut pause = Backoff::new();
+        for _ in 0..10 {
+            pause.next();
+        }
+        pause.no_longer_than(Duration::from_millis(3));
+        assert_eq!(pause.next(), Duration::from_millis(4));
+        pause.for_an_outage();
+        assert!(pause.next() > Duration::from_millis(4));
+    }
+}

@@ -1,0 +1,170 @@
+//! Tells of guards' releases that could not be done at once. Each that was told of as delayed is told
+//! of as ended, at the end of the client if not before. Does no I/O and runs no user code.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::event::EventLock;
+use crate::lease::CallbackExecutor;
+use crate::store::Delay;
+use crate::util::key::Key;
+
+pub(crate) struct DelayedReleases {
+    callbacks: Arc<CallbackExecutor>,
+    /// The callbacks is handed its errands under this lock, so that it gets them in their order.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Keys and fencing tokens of late releases that are being written or read: bounded by what is in flight. The
+    /// pipelines know of late releases that wait to be written.
+    open: HashSet<(Key, u64)>,
+    /// The client ends: a release that goes to a pipeline's queue stays open until its end is reported.
+    ending: bool,
+    ended: bool,
+}
+
+impl DelayedReleases {
+    pub(crate) fn new(callbacks: Arc<CallbackExecutor>) -> Self {
+        Self {
+            callbacks,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn hear(&self, key: &Key, token: u64, delay: Delay) {
+        let mut state = self.state.lock();
+        if state.ended {
+            return;
+        }
+        let release = (key.clone(), token);
+        match delay {
+            Delay::Began(error) => {
+                state.open.insert(release);
+                self.callbacks
+                    .queue_lock_event(key, token, move |events, lock| {
+                        events.release_delayed(lock, &error);
+                    });
+            }
+            Delay::Ended { confirmed } => {
+                state.open.remove(&release);
+                self.tell_ended(release, confirmed);
+            }
+            Delay::Queued if state.ending => {}
+            Delay::Queued => {
+                state.open.remove(&release);
+            }
+            Delay::Taken => {
+                state.open.insert(release);
+            }
+        }
+    }
+
+    /// At the end of the client: reports all late releases as given up, and nothing after that. `end_queued` has the
+    /// pipelines report those that wait to be written.
+    pub(crate) fn end(&self, end_queued: impl FnOnce()) {
+        self.state.lock().ending = true;
+        end_queued();
+        let mut state = self.state.lock();
+        state.ended = true;
+        for release in std::mem::take(&mut state.open) {
+            self.tell_ended(release, false);
+        }
+    }
+
+    fn tell_ended(&self, (key, fencing_token): (Key, u64), confirmed: bool) {
+        self.callbacks.queue_event(move |events| {
+            let key = key.name();
+            events.release_ended(EventLock { key, fencing_token }, confirmed);
+        });
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+    use crate::event::EventHandler;
+    use crate::util::threads::ThreadGroup;
+
+    const ENDED: Delay = Delay::Ended { confirmed: false };
+
+    struct Listener(Mutex<Sender<u64>>);
+
+    impl EventHandler for Listener {
+        fn release_ended(&self, lock: EventLock<'_>, _: bool) {
+            self.0.lock().send(lock.fencing_token).unwrap();
+        }
+    }
+
+    fn delayed() -> (DelayedReleases, Receiver<u64>) {
+        let (told, hears) = channel();
+        let listener = Arc::new(Listener(Mutex::new(told)));
+        let callbacks = CallbackExecutor::start(&ThreadGroup::new(), Some(listener)).unwrap();
+        (DelayedReleases::new(callbacks), hears)
+    }
+
+    fn hear(delayed: &DelayedReleases, token: u64, delays: impl IntoIterator<Item = Delay>) {
+        let key = Key::new("", "k", 16).unwrap();
+        for delay in delays {
+            delayed.hear(&key, token, delay);
+        }
+    }
+
+    fn began() -> Delay {
+        Delay::Began(Error::new(ErrorKind::Unavailable, ""))
+    }
+
+    #[test]
+    fn releases_in_a_queue_take_no_room_here() {
+        let (delayed, hears) = delayed();
+        let open = || delayed.state.lock().open.len();
+        for token in 0..1000 {
+            hear(&delayed, token, [began(), Delay::Queued]);
+        }
+        assert_eq!(open(), 0);
+        hear(&delayed, 0, [Delay::Taken]);
+        assert_eq!(open(), 1);
+        hear(&delayed, 0, [ENDED]);
+        assert_eq!(
+            (open(), hears.recv_timeout(Duration::from_secs(20))),
+            (0, Ok(0))
+        );
+        delayed.callbacks.stop();
+    }
+
+    #[test]
+    fn each_open_release_is_told_of_once_at_the_end() {
+        let (delayed, hears) = delayed();
+        for token in [1, 2] {
+            hear(&delayed, token, [began(), Delay::Queued]);
+        }
+        for token in [3, 4, 5] {
+            hear(&delayed, token, [began()]);
+        }
+        delayed.end(|| {
+            // Out of the queue, into it, and done, before the queue is looked through.
+            hear(&delayed, 1, [Delay::Taken]);
+            hear(&delayed, 3, [Delay::Queued]);
+            hear(&delayed, 4, [ENDED]);
+            for queued in [2, 3] {
+                hear(&delayed, queued, [ENDED]);
+            }
+            // Into the queue after that.
+            hear(&delayed, 5, [Delay::Queued]);
+        });
+        hear(&delayed, 5, [Delay::Taken, ENDED]);
+        delayed.callbacks.stop();
+        drop(delayed);
+        let mut told: Vec<u64> = hears.iter().collect();
+        told.sort_unstable();
+        assert_eq!(told, [1, 2, 3, 4, 5]);
+    }
+}

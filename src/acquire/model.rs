@@ -1,0 +1,321 @@
+//! Models of the waiting room: threads of one client or of two that want one lock, hand it over, give
+//! up, lose it, and are sent away.
+
+mod cancellation;
+mod notifications;
+mod transfer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::sync::atomic::AtomicU32;
+use shuttle::thread;
+
+use super::queue::GrantOf;
+use super::*;
+use crate::loss::LossReason;
+use crate::store::model::{Direct, Server};
+use crate::util::clock::Clock;
+use crate::util::id::LeaseId;
+use crate::util::sync::model::{chance, check, choice, pass};
+use crate::util::sync::{Mutex, Ordering};
+use crate::watchdog::Scheduler;
+
+const RUNS: usize = 1000;
+const SECOND: Duration = Duration::from_secs(1);
+const OPTIONS: Options = Options::USUAL;
+
+/// One client, but for the threads of its watchdog: nothing is held for long enough to be renewed.
+struct Client {
+    store: Arc<Direct>,
+    watchdog: Arc<Watchdog>,
+    notification_epoch: NotificationHandler,
+    waits: Acquirer,
+    queues: Arc<LocalQueues>,
+}
+
+impl Client {
+    fn new(server: &Server, queue_mode: QueueMode) -> Self {
+        let store = Arc::new(Direct::new(server, queue_mode));
+        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
+        let (scheduler, _inboxes) = Scheduler::new(Clock::default());
+        let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), SECOND);
+        let queues = Arc::new(LocalQueues::new(Clock::default()));
+        let notification_epoch = NotificationHandler::new(
+            store.clone(),
+            watchdog.clone(),
+            callbacks.clone(),
+            queues.clone(),
+            OPTIONS.ttl,
+        );
+        let hand_offs = HandOffs {
+            count: 2,
+            time: SECOND,
+        };
+        let waits = Acquirer::new(
+            store.clone(),
+            watchdog.clone(),
+            callbacks,
+            queues.clone(),
+            SECOND,
+            5 * SECOND,
+            hand_offs,
+        );
+        Self {
+            store,
+            watchdog,
+            notification_epoch,
+            waits,
+            queues,
+        }
+    }
+
+    /// As a guard that is dropped, or as one that is unlocked.
+    fn release(&self, lease: &Arc<Lease>, is_there: bool) {
+        if chance(2) {
+            self.waits.release(lease);
+            return;
+        }
+        let done = self.waits.release_confirmed(lease);
+        let was_lost = lease.loss(MonotonicTime::now()).is_some();
+        assert!(done.is_ok() || was_lost || !is_there, "it was not its own");
+    }
+}
+
+/// What a lock protects.
+struct Work {
+    request: LockRequest,
+    inside: AtomicU32,
+    last_token: Mutex<u64>,
+    /// Somebody else deletes this one while it is held: it excludes nobody.
+    deleted: Option<LeaseId>,
+}
+
+impl Work {
+    fn new() -> Self {
+        Self {
+            request: request(),
+            inside: AtomicU32::new(0),
+            last_token: Mutex::default(),
+            deleted: None,
+        }
+    }
+
+    /// Acquirer for the lock and does it. False if it was not granted.
+    fn run(&self, client: &Client, until: Until) -> bool {
+        let Some(lease) = client.waits.acquire(&self.request, until).unwrap() else {
+            return false;
+        };
+        if self.deleted == Some(lease.grant().id) {
+            client.release(&lease, false);
+        } else {
+            self.hold(client, &lease);
+        }
+        true
+    }
+
+    /// Does it under `lease`, and lets go of that.
+    fn hold(&self, client: &Client, lease: &Arc<Lease>) {
+        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two inside");
+        let token = lease.grant().token;
+        let before = std::mem::replace(&mut *self.last_token.lock(), token);
+        assert!(before < token, "{token} after {before}");
+        assert!(lease.loss(MonotonicTime::now()).is_none());
+        assert_eq!(self.inside.fetch_sub(1, Ordering::SeqCst), 1);
+        client.release(lease, true);
+    }
+}
+
+fn request() -> LockRequest {
+    LockRequest {
+        key: Key::new("", "k", 16).unwrap(),
+        options: OPTIONS,
+        check: None,
+        cancel: None,
+    }
+}
+
+/// Runs `threads` beside those who bring the news to `clients`.
+fn run(server: &Server, clients: &[Client], threads: &[&(dyn Fn() + Sync)]) {
+    thread::scope(|scope| {
+        for client in clients {
+            scope.spawn(|| client.store.hear(&client.notification_epoch));
+        }
+        let threads: Vec<_> = threads.iter().map(|run| scope.spawn(run)).collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        server.end();
+    });
+}
+
+fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
+    assert_eq!(server.holder(&request().key), None, "held by nobody");
+    for client in clients {
+        assert_eq!(client.queues.queues(), 0, "a queue of nobody");
+    }
+}
+
+#[test]
+fn model_threads_of_one_client_take_turns_and_none_is_forgotten() {
+    check(RUNS, || {
+        let server = Server::new();
+        // No time passes: whoever is not woken sleeps for ever, and so does who meets a lock that
+        // its own client has let go of.
+        let queue_mode = [QueueMode::Notified, QueueMode::Polling][choice(2)];
+        let clients = [Client::new(&server, queue_mode)];
+        let work = Work::new();
+        let twice = || (0..2).for_each(|_| assert!(work.run(&clients[0], Until::Forever)));
+        run(&server, &clients, &[&twice, &twice, &twice]);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_threads_of_two_clients_take_turns_and_none_is_forgotten() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
+        let work = Work::new();
+        let one = || (0..2).for_each(|_| assert!(work.run(&clients[0], Until::Forever)));
+        let other = || (0..2).for_each(|_| assert!(work.run(&clients[1], Until::Forever)));
+        run(&server, &clients, &[&one, &one, &other, &other]);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
+        let work = Work::new();
+        let soon = MonotonicTime::now().after(SECOND);
+        let waits = |client: usize, until: Until| {
+            let (work, clients) = (&work, &clients);
+            move || {
+                work.run(&clients[client], until);
+            }
+        };
+        let gives_up = waits(0, Until::At(soon));
+        let tries = waits(0, Until::Now);
+        let other = waits(1, Until::At(soon));
+        let patient = || assert!(work.run(&clients[0], Until::Forever));
+        let clock = || pass(2 * SECOND);
+        run(
+            &server,
+            &clients,
+            &[&gives_up, &tries, &patient, &other, &clock],
+        );
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_a_lease_handed_to_who_gives_up_finds_another_or_is_let_go() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [Client::new(&server, QueueMode::Notified)];
+        let client = &clients[0];
+        let work = Work::new();
+        let lease = client.waits.acquire(&work.request, Until::Forever);
+        let lease = lease.unwrap().unwrap();
+        let until = Until::At(MonotonicTime::now().after(SECOND));
+        let gives_up = || {
+            work.run(client, until);
+        };
+        let patient = || assert!(work.run(client, Until::Forever));
+        let lets_go = || {
+            client.waits.release(&lease);
+        };
+        let clock = || pass(2 * SECOND);
+        run(&server, &clients, &[&gives_up, &lets_go, &patient, &clock]);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_who_waits_is_woken_when_the_lock_is_lost() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [Client::new(&server, QueueMode::Notified)];
+        let client = &clients[0];
+        let request = request();
+        let lease = client.waits.acquire(&request, Until::Forever);
+        let lease = lease.unwrap().unwrap();
+        let work = Work {
+            deleted: Some(lease.grant().id),
+            ..Work::new()
+        };
+        let waits = || assert!(work.run(client, Until::Forever));
+        let tries = || {
+            work.run(client, Until::Now);
+        };
+        let loses = || {
+            server.take_back(&request.key, lease.grant().id);
+            lease.lose(MonotonicTime::now(), LossReason::Deleted);
+        };
+        // Nobody has to wait for whoever has lost it.
+        let lets_go = || {
+            client.waits.release(&lease);
+        };
+        let late = chance(2);
+        let meanwhile = || {
+            if !late {
+                lets_go();
+            }
+        };
+        run(
+            &server,
+            &clients,
+            &[&waits, &tries, &waits, &loses, &meanwhile],
+        );
+        if late {
+            lets_go();
+        }
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_whoever_waits_at_the_end_is_sent_away() {
+    check(RUNS, || {
+        let server = Server::new();
+        let clients = [Client::new(&server, QueueMode::Notified)];
+        let (key, other) = (request().key, LeaseId::random());
+        if chance(2) {
+            server.give(&key, other, MonotonicTime::now().after(OPTIONS.ttl));
+        }
+        let waits = || match clients[0].waits.acquire(&request(), Until::Forever) {
+            Ok(lease) => clients[0].release(&lease.unwrap(), true),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Shutdown),
+        };
+        let end = || {
+            clients[0].watchdog.stop();
+            clients[0].waits.end();
+        };
+        let late = chance(2);
+        let meanwhile = || {
+            if !late {
+                server.take_back(&key, other);
+            }
+        };
+        run(&server, &clients, &[&waits, &waits, &end, &meanwhile]);
+        server.take_back(&key, other);
+        assert_nothing_is_left(&server, &clients);
+    });
+}
+
+#[test]
+fn model_a_rest_ends_with_the_client() {
+    check(RUNS, || {
+        let shutdown = Shutdown::default();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let error = shutdown.rest(SECOND).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Shutdown);
+            });
+            shutdown.close();
+        });
+    });
+}

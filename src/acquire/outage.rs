@@ -1,0 +1,108 @@
+//! Whether Redis answers at the moment, as the callers of one client see it.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::util::clock::MonotonicTime;
+use crate::util::sync::{AtomicBool, Mutex, Ordering};
+
+/// Shared by all who wait, so that a hundred waiters in queue run out of outage_timeout together and not
+/// one after another.
+pub(crate) struct Outage {
+    is_known: AtomicBool,
+    known: Mutex<Option<CurrentOutage>>,
+    /// What was last known longer ago says nothing about now.
+    fresh_for: Duration,
+}
+
+#[derive(Clone)]
+pub(crate) struct CurrentOutage {
+    pub(crate) since: MonotonicTime,
+    last: MonotonicTime,
+    /// What the last attempt met with.
+    pub(crate) error: Error,
+}
+
+impl Outage {
+    pub(crate) fn new(fresh_for: Duration) -> Self {
+        Self {
+            is_known: AtomicBool::new(false),
+            known: Mutex::new(None),
+            fresh_for,
+        }
+    }
+
+    /// An attempt that began at `since` failed. Says whether this is news.
+    pub(crate) fn begin(
+        &self,
+        since: MonotonicTime,
+        now: MonotonicTime,
+        error: Error,
+    ) -> (CurrentOutage, bool) {
+        let mut known = self.known.lock();
+        let before = known.take().filter(|current| self.is_fresh(current, now));
+        let is_news = before.is_none();
+        let current = CurrentOutage {
+            since: before.map_or(since, |current| current.since),
+            last: now,
+            error,
+        };
+        *known = Some(current.clone());
+        self.is_known.store(true, Ordering::Release);
+        (current, is_news)
+    }
+
+    /// Redis answered.
+    pub(crate) fn end(&self) {
+        if self.is_known.load(Ordering::Acquire) {
+            let mut known = self.known.lock();
+            *known = None;
+            self.is_known.store(false, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn current(&self, now: MonotonicTime) -> Option<CurrentOutage> {
+        if !self.is_known.load(Ordering::Acquire) {
+            return None;
+        }
+        let known = self.known.lock().clone();
+        known.filter(|current| self.is_fresh(current, now))
+    }
+
+    fn is_fresh(&self, current: &CurrentOutage, now: MonotonicTime) -> bool {
+        now.since(current.last) <= self.fresh_for
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn error() -> Error {
+        Error::new(ErrorKind::Unavailable, "")
+    }
+
+    #[test]
+    fn an_outage_lasts_from_its_first_failure_to_the_next_answer() {
+        let outage = Outage::new(Duration::from_secs(3));
+        let first = MonotonicTime::now();
+        let second = first.after(Duration::from_secs(2));
+        assert!(outage.begin(first, first, error()).1);
+        let (current, is_news) = outage.begin(second, second, error());
+        assert_eq!((current.since, is_news), (first, false));
+        outage.end();
+        assert!(outage.current(second).is_none());
+    }
+
+    #[test]
+    fn what_was_known_long_ago_says_nothing() {
+        let outage = Outage::new(Duration::from_secs(3));
+        let first = MonotonicTime::now();
+        let later = first.after(Duration::from_secs(4));
+        outage.begin(first, first, error());
+        assert!(outage.current(later).is_none());
+        let (current, is_news) = outage.begin(later, later, error());
+        assert_eq!((current.since, is_news), (later, true));
+    }
+}

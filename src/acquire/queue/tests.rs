@@ -1,0 +1,533 @@
+use crossbeam_channel::unbounded;
+
+use super::*;
+use crate::lease::{CallbackExecutor, Grant};
+use crate::util::threads::ThreadGroup;
+
+const FAR: Duration = Duration::from_secs(600);
+const OPTIONS: Options = Options::USUAL;
+const GRANT: GrantMessage = GrantMessage::USUAL;
+
+fn key(name: &str) -> Key {
+    Key::new("", name, 16).unwrap()
+}
+
+fn far() -> MonotonicTime {
+    MonotonicTime::now().after(FAR)
+}
+
+fn soon() -> MonotonicTime {
+    MonotonicTime::now().after(Duration::from_millis(1))
+}
+
+fn lease(key: &Key) -> Arc<Lease> {
+    lease_of(key, LeaseId::random())
+}
+
+fn lease_of(key: &Key, id: LeaseId) -> Arc<Lease> {
+    lease_under(7, key, id)
+}
+
+fn lease_under(token: u64, key: &Key, id: LeaseId) -> Arc<Lease> {
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
+    callbacks.stop();
+    let now = MonotonicTime::now();
+    let grant = Grant {
+        id,
+        token,
+        ..Grant::usual(key.clone(), now)
+    };
+    Arc::new(Lease::new(grant, callbacks, None))
+}
+
+fn operator() -> HolderId {
+    HolderId::of_text("host/1/0")
+}
+
+fn join<'a>(queues: &'a LocalQueues, key: &'a Key) -> WaiterGuard<'a> {
+    queues.join(key, OPTIONS, None)
+}
+
+fn is_first(place: &WaiterGuard<'_>) -> bool {
+    matches!(place.position(MonotonicTime::now()), QueuePosition::First)
+}
+
+#[test]
+fn the_line_is_first_in_first_out() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let [one, two, three] = [(); 3].map(|()| join(&queues, &key));
+    assert!(is_first(&one) && !is_first(&two) && !is_first(&three));
+    one.leave();
+    assert!(is_first(&two) && !is_first(&three));
+    three.leave();
+    two.leave();
+    assert_eq!(queues.queues(), 0);
+}
+
+#[test]
+fn nobody_joins_a_line_only_to_look() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    assert!(queues.join_if_empty(&key, OPTIONS).is_none());
+    drop(one);
+    assert!(queues.join_if_empty(&key, OPTIONS).is_some());
+}
+
+#[test]
+fn a_wake_up_before_the_sleep_is_kept() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    queues.wake(&key);
+    assert_eq!(one.wait(far()), WakeReason::Woken);
+    assert_eq!(one.wait(soon()), WakeReason::TimedOut, "used up");
+}
+
+#[test]
+fn whoever_gives_up_passes_its_wake_up_on() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    queues.wake(&key);
+    one.leave();
+    assert_eq!(two.wait(far()), WakeReason::Woken);
+}
+
+#[test]
+fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let held = lease(&key);
+    assert!(one.leave_with(&held).0.is_none());
+    assert!(matches!(
+        two.position(MonotonicTime::now()),
+        QueuePosition::Held(_)
+    ));
+    assert_eq!(two.wait(soon()), WakeReason::TimedOut, "no need to ask yet");
+    queues.remove_holder(&held);
+    assert_eq!(two.wait(far()), WakeReason::Woken);
+    assert!(is_first(&two));
+}
+
+#[test]
+fn a_lost_lease_holds_nobody_up() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let held = lease(&key);
+    assert!(one.leave_with(&held).0.is_none());
+    held.lose(MonotonicTime::now(), LossReason::Deleted);
+    assert!(is_first(&two));
+}
+
+#[test]
+fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert_eq!(queues.queues(), 1);
+    queues.remove_holder(&held);
+    assert_eq!(queues.queues(), 0);
+}
+
+#[test]
+fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (old, new) = (lease(&key), lease(&key));
+    assert!(join(&queues, &key).leave_with(&old).0.is_none());
+    assert!(join(&queues, &key).leave_with(&new).0.is_none());
+    queues.remove_holder(&old);
+    let waiter = join(&queues, &key);
+    assert!(matches!(
+        waiter.position(MonotonicTime::now()),
+        QueuePosition::Held(_)
+    ));
+}
+
+#[test]
+fn a_lease_is_handed_to_the_first_in_line_alone() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(MonotonicTime::now(), options)
+            .map(|(next, _)| next)
+    }));
+    assert_eq!(one.wait(far()), WakeReason::Woken);
+    let next = one.handed().unwrap();
+    assert_eq!(next.grant().token, held.grant().token + 1);
+    assert!(two.handed().is_none());
+    assert!(matches!(
+        two.position(MonotonicTime::now()),
+        QueuePosition::Held(_)
+    ));
+    assert!(!queues.hand_off(&held, |_| unreachable!("it is not the holder any more")));
+}
+
+#[test]
+fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    let one = join(&queues, &key);
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(MonotonicTime::now(), options)
+            .map(|(next, _)| next)
+    }));
+    let (handed, entry) = one.leave();
+    assert!(handed.is_some() && entry.is_none());
+}
+
+#[test]
+fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let asked = LeaseId::random();
+    let (lease, was_queued, other) = one.entry(asked, MonotonicTime::now());
+    assert!(lease == asked && was_queued == EntryKind::New && other.is_none());
+    assert!(one.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+    assert!(one.leave().1.is_none());
+    let (lease, was_queued, other) = two.entry(LeaseId::random(), MonotonicTime::now());
+    assert!(lease == asked && was_queued == EntryKind::Existing && other.is_none());
+    assert!(two.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+    assert_eq!(two.leave().1.unwrap().lease, asked);
+    assert_eq!(queues.queues(), 0);
+}
+
+#[test]
+fn an_unanswered_request_is_left_to_its_caller() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    let [one, two] = [(); 2].map(|()| join(&queues, &key));
+    let [asked, fresh] = [(); 2].map(|()| LeaseId::random());
+    one.entry(asked, MonotonicTime::now());
+    // Adopted meanwhile, and handed to the thread that has asked.
+    queues.hold(&held);
+    assert!(queues.hand_off(&held, |options| {
+        held.hand_off(MonotonicTime::now(), options)
+            .map(|(next, _)| next)
+    }));
+    let (lease, was_queued, other) = two.entry(fresh, MonotonicTime::now());
+    assert!(lease == fresh && was_queued == EntryKind::New && other.is_none());
+    assert!(
+        two.note_queued(fresh, 1, QueueMode::Notified, 0).is_none(),
+        "it is given back"
+    );
+    assert!(two.leave().1.is_none());
+    assert!(
+        one.note_queued(asked, 1, QueueMode::Notified, 0).is_none(),
+        "it is given back now"
+    );
+    assert!(one.leave().0.is_some());
+}
+
+#[test]
+fn an_unanswered_request_is_not_given_back_when_the_client_ends() {
+    for again in [false, true] {
+        let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+        let one = join(&queues, &key);
+        let asked = LeaseId::random();
+        one.entry(asked, MonotonicTime::now());
+        if again {
+            assert!(one.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+            one.entry(LeaseId::random(), MonotonicTime::now());
+        }
+        assert!(queues.abandon_all().is_empty());
+        assert!(
+            one.note_queued(asked, 1, QueueMode::Notified, 0).is_none(),
+            "its caller gives it back"
+        );
+    }
+}
+
+#[test]
+fn a_panic_in_a_request_leaves_its_id_to_the_next() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let [one, two] = [(); 2].map(|()| join(&queues, &key));
+    let asked = LeaseId::random();
+    one.entry(asked, MonotonicTime::now());
+    drop(one);
+    let (lease, was_queued, _) = two.entry(LeaseId::random(), MonotonicTime::now());
+    assert!(lease == asked && was_queued == EntryKind::Existing);
+}
+
+#[test]
+fn what_was_asked_for_on_other_terms_is_given_back() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    let asked = LeaseId::random();
+    one.entry(asked, MonotonicTime::now());
+    assert!(one.note_queued(asked, 1, QueueMode::Notified, 0).is_some());
+    let others = Options {
+        ttl: Duration::from_secs(5),
+        ..OPTIONS
+    };
+    let two = queues.join(&key, others, None);
+    one.leave();
+    let (lease, was_queued, other) = two.entry(LeaseId::random(), MonotonicTime::now());
+    assert!(lease != asked && was_queued == EntryKind::New);
+    assert_eq!(other.unwrap().lease, asked);
+}
+
+#[test]
+fn a_grant_that_comes_before_its_answer_is_kept() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    let asked = LeaseId::random();
+    one.entry(asked, MonotonicTime::now());
+    assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
+    assert_eq!(one.wait(far()), WakeReason::Woken);
+    assert!(matches!(
+        one.position(MonotonicTime::now()),
+        QueuePosition::Granted(_, GRANT)
+    ));
+}
+
+#[test]
+fn a_grant_with_a_force_message_has_to_be_confirmed() {
+    let to_confirm = GrantMessage {
+        to_confirm: true,
+        ..GRANT
+    };
+    for is_force_first in [true, false] {
+        let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+        let one = join(&queues, &key);
+        let asked = LeaseId::random();
+        one.entry(asked, MonotonicTime::now());
+        let force = || assert!(queues.forced(&key, asked.start(), &operator()).is_none());
+        if is_force_first {
+            force();
+        }
+        assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
+        assert_eq!(one.wait(soon()), WakeReason::Woken);
+        if !is_force_first {
+            force();
+        }
+        assert_eq!(
+            one.wait(soon()),
+            WakeReason::TimedOut,
+            "woken by the grant only"
+        );
+        let QueuePosition::Granted(entry, grant) = one.position(MonotonicTime::now()) else {
+            panic!("its entry stays");
+        };
+        assert_eq!((entry.lease, grant), (asked, to_confirm));
+    }
+}
+
+#[test]
+fn a_force_heard_before_entering_is_returned() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (one, two) = (join(&queues, &key), join(&queues, &key));
+    let [forced, other] = [(); 2].map(|()| lease(&key));
+    one.entry(forced.grant().id, MonotonicTime::now());
+    queues.forced(&key, forced.grant().id.start(), &operator());
+    assert_eq!(one.leave_with(&forced).1, Some(operator()));
+    assert_eq!(two.leave_with(&other).1, None, "it is another");
+}
+
+#[test]
+fn a_second_grant_of_one_lease_has_to_be_confirmed() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    let (asked, fresh) = (LeaseId::random(), LeaseId::random());
+    one.entry(asked, MonotonicTime::now());
+    assert!(one.note_queued(asked, 5, QueueMode::Notified, 3).is_some());
+    let grants = || {
+        assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
+        match one.position(MonotonicTime::now()) {
+            QueuePosition::Granted(_, grant) => grant.to_confirm,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!grants() && grants());
+    // Found in the queue: the grant was none.
+    assert_eq!(
+        one.entry(fresh, MonotonicTime::now()).1,
+        EntryKind::Existing
+    );
+    let kept = QueueMode::Existing { notified: true };
+    assert!(one.note_queued(asked, 5, kept, 3).is_some());
+    assert!(grants());
+    one.entry(fresh, MonotonicTime::now());
+    assert!(one.note_queued(asked, 5, kept, 3).is_some());
+    // As if none had come: it keeps its place.
+    one.entry(fresh, MonotonicTime::now());
+    assert_eq!(one.remove_missing_entry(asked), Some(3));
+    let again = EntryKind::Rejoin { since: 5 };
+    assert_eq!(one.entry(fresh, MonotonicTime::now()).1, again);
+}
+
+#[test]
+fn a_token_is_plausible_from_joining_to_now() {
+    const MINUTE: u64 = 60_000_000;
+    const JOINED: u64 = 1_800_000_000_000_000;
+    let (queues, key, now) = (
+        LocalQueues::new(Clock::default()),
+        key("a"),
+        MonotonicTime::now(),
+    );
+    let later = now.after(Duration::from_secs(5));
+    for since in [JOINED, in_front(JOINED)] {
+        let one = join(&queues, &key);
+        let asked = LeaseId::random();
+        one.entry(asked, now);
+        let is_plausible = |micros: u64| {
+            let token = micros << 10;
+            let grant = GrantMessage { token, ..GRANT };
+            assert_eq!(queues.granted(&key, asked, grant), GrantOf::Waiter);
+            match one.position(now) {
+                QueuePosition::Granted(entry, grant) => entry.is_plausible(grant, later),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(!is_plausible(JOINED), "its place is not known");
+        assert!(
+            one.note_queued(asked, since, QueueMode::Notified, 0)
+                .is_some()
+        );
+        assert!(is_plausible(JOINED) && is_plausible(JOINED + MINUTE + 5_000_000));
+        assert!(!is_plausible(JOINED - 1) && !is_plausible(JOINED + MINUTE + 5_000_001));
+        assert!(!is_plausible(u64::MAX >> 10));
+        one.leave();
+    }
+}
+
+#[test]
+fn who_has_a_lease_that_is_let_go_by_force_is_found() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let held = lease(&key);
+    assert!(join(&queues, &key).leave_with(&held).0.is_none());
+    assert!(
+        queues
+            .forced(&key, LeaseId::random().start(), &operator())
+            .is_none()
+    );
+    let found = queues
+        .forced(&key, held.grant().id.start(), &operator())
+        .unwrap();
+    assert!(Arc::ptr_eq(&found, &held));
+}
+
+#[test]
+fn only_grants_of_abandoned_leases_are_released() {
+    use GrantOf::OtherLease;
+
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let [held, left, disclaimed, remove_missing_entry, panicked] =
+        [(); 5].map(|()| LeaseId::random());
+    assert_eq!(
+        queues.granted(&key, held, GRANT),
+        OtherLease,
+        "nobody is there"
+    );
+    let one = join(&queues, &key);
+    assert_eq!(
+        queues.granted(&key, held, GRANT),
+        OtherLease,
+        "nobody asked for it"
+    );
+    one.entry(held, MonotonicTime::now());
+    let lease = lease_of(&key, held);
+    assert!(one.leave_with(&lease).0.is_none());
+    assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it is held");
+    queues.remove_holder(&lease);
+    assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it was held");
+    let one = join(&queues, &key);
+    one.entry(remove_missing_entry, MonotonicTime::now());
+    one.remove_missing_entry(remove_missing_entry);
+    one.entry(disclaimed, MonotonicTime::now());
+    queues.forget_entry(&key, disclaimed);
+    one.entry(left, MonotonicTime::now());
+    assert!(one.note_queued(left, 1, QueueMode::Notified, 0).is_some());
+    assert_eq!(queues.granted(&key, left, GRANT), GrantOf::Waiter);
+    one.leave();
+    let one = join(&queues, &key);
+    one.entry(panicked, MonotonicTime::now());
+    drop(one);
+    for lease in [left, disclaimed, remove_missing_entry, panicked] {
+        assert_eq!(queues.granted(&key, lease, GRANT), GrantOf::AbandonedLease);
+        assert_eq!(queues.granted(&key, lease, GRANT), OtherLease, "once");
+    }
+    assert_eq!(queues.granted(&key, LeaseId::random(), GRANT), OtherLease);
+}
+
+#[test]
+fn a_wait_ends_when_it_is_cancelled_or_called() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let (stop, stopped) = unbounded();
+    let one = queues.join(&key, OPTIONS, Some(&stopped));
+    queues.wake(&key);
+    assert_eq!(one.wait(far()), WakeReason::Woken);
+    assert_eq!(one.wait(soon()), WakeReason::TimedOut);
+    drop(stop);
+    assert_eq!(one.wait(far()), WakeReason::Cancelled);
+}
+
+#[test]
+fn of_a_grant_that_was_adopted_and_a_later_one_the_later_one_is_held() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let now = MonotonicTime::now();
+    let [older, newer] = [1, 2].map(|token| lease_under(token, &key, LeaseId::random()));
+    for [first, second] in [[&older, &newer], [&newer, &older]] {
+        let [first, second] = [first, second].map(|lease| {
+            let lease = lease_under(lease.grant().token, &key, lease.grant().id);
+            queues.hold(&lease);
+            lease
+        });
+        let (lost, held) = if first.grant().token == 1 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        assert_eq!(lost.loss(now), Some(LossReason::Deleted));
+        assert_eq!(held.loss(now), None);
+        assert!(Arc::ptr_eq(&queues.holders()[0], &held));
+        queues.remove_holder(&held);
+        queues.remove_holder(&lost);
+        assert_eq!(queues.queues(), 0);
+    }
+}
+
+#[test]
+fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
+    let key = key("a");
+    let hold: fn(&LocalQueues, &Arc<Lease>) = |queues, next| queues.hold(next);
+    let enter: fn(&LocalQueues, &Arc<Lease>) = |queues, next| {
+        let (handed, _) = join(queues, &next.grant().key).leave_with(next);
+        assert!(handed.is_none());
+    };
+    for replace in [hold, enter] {
+        for (passed, reason) in [(29, LossReason::Deleted), (30, LossReason::Expired)] {
+            let clock = Clock::movable();
+            let queues = LocalQueues::new(clock.clone());
+            let [before, next] = [1, 2].map(|token| lease_under(token, &key, LeaseId::random()));
+            enter(&queues, &before);
+            clock.advance(Duration::from_secs(passed));
+            replace(&queues, &next);
+            assert_eq!(before.loss(MonotonicTime::now()), Some(reason));
+        }
+    }
+}
+
+#[test]
+fn the_first_of_each_line_can_be_woken_and_those_behind_sleep_on() {
+    let queues = LocalQueues::new(Clock::default());
+    let keys = ["a", "b"].map(key);
+    let firsts = keys.each_ref().map(|key| join(&queues, key));
+    let second = join(&queues, &keys[0]);
+    queues.wake_first();
+    for first in &firsts {
+        assert_eq!(first.wait(soon()), WakeReason::Woken);
+    }
+    assert_eq!(second.wait(soon()), WakeReason::TimedOut);
+}
+
+#[test]
+fn a_key_that_is_held_and_not_wanted_is_waited_for_by_nobody() {
+    let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
+    let one = join(&queues, &key);
+    assert!(queues.join_if_empty(&key, OPTIONS).is_none());
+    assert!(one.leave_with(&lease(&key)).0.is_none());
+    assert!(queues.join_if_empty(&key, OPTIONS).is_some());
+}

@@ -1,0 +1,334 @@
+//! One caller's wait, by a clock that tests move and on a store that answers what it is told to.
+
+mod granted;
+mod outages;
+mod transfer;
+
+use std::sync::atomic::Ordering;
+
+use super::queue::GrantOf;
+use super::*;
+use crate::lease::Grant;
+use crate::store::{Command, GrantMessage, Reply, Request, Scripted, in_front};
+use crate::util::clock::Clock;
+use crate::util::id::LeaseId;
+use crate::util::threads::ThreadGroup;
+use crate::watchdog::Scheduler;
+
+const OPTIONS: Options = Options::USUAL;
+/// The place of a waiter.
+const SINCE: u64 = 1_800_000_000_000_005;
+/// Longer than any test lasts.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
+
+struct Fixture {
+    clock: Clock,
+    store: Arc<Scripted>,
+    callbacks: Arc<CallbackExecutor>,
+    watchdog: Arc<Watchdog>,
+    queues: Arc<LocalQueues>,
+    waits: Arc<Acquirer>,
+}
+
+fn fixture() -> Fixture {
+    let clock = Clock::movable();
+    let store = Arc::new(Scripted::default());
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
+    callbacks.stop();
+    // Without its threads: nothing is held for long enough to need them.
+    let (scheduler, _) = Scheduler::new(clock.clone());
+    let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), COMMAND_TIMEOUT);
+    let queues = Arc::new(LocalQueues::new(clock.clone()));
+    let hand_offs = HandOffs {
+        count: 2,
+        time: PATIENCE,
+    };
+    let waits = Acquirer::new(
+        store.clone(),
+        watchdog.clone(),
+        callbacks.clone(),
+        queues.clone(),
+        COMMAND_TIMEOUT,
+        PATIENCE,
+        hand_offs,
+    );
+    Fixture {
+        clock,
+        store,
+        callbacks,
+        watchdog,
+        queues,
+        waits: Arc::new(waits),
+    }
+}
+
+fn key() -> Key {
+    Key::new("", "k", 16).unwrap()
+}
+
+fn error(kind: ErrorKind) -> Error {
+    Error::new(kind, "")
+}
+
+/// In the queue there, or not.
+fn contended(is_queued: bool) -> Reply {
+    let expires_in = OPTIONS.ttl;
+    match is_queued {
+        true => contended_behind(0),
+        false => Reply::Contended {
+            expires_in,
+            queued: None,
+        },
+    }
+}
+
+/// Behind so many other waiters.
+fn contended_behind(ahead: u64) -> Reply {
+    Reply::Contended {
+        expires_in: OPTIONS.ttl,
+        queued: Some(Queued {
+            ahead,
+            since: SINCE,
+        }),
+    }
+}
+
+fn request(options: Options) -> LockRequest {
+    LockRequest {
+        key: key(),
+        options,
+        check: None,
+        cancel: None,
+    }
+}
+
+impl Fixture {
+    /// The answer to the next question.
+    fn answer(&self, answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static) {
+        self.store.answer(answer);
+    }
+
+    /// The next question is answered after `later`.
+    fn answer_after(&self, later: Duration, outcome: Result<Reply, Error>) {
+        let clock = self.clock.clone();
+        self.answer(move |_| {
+            clock.advance(later);
+            outcome
+        });
+    }
+
+    /// The grant on which the lock was granted.
+    fn acquire(&self, until: Until) -> Result<Option<Grant>, Error> {
+        self.acquire_on(OPTIONS, until)
+    }
+
+    fn acquire_on(&self, options: Options, until: Until) -> Result<Option<Grant>, Error> {
+        let lease = self.waits.acquire(&request(options), until)?;
+        Ok(lease.map(|lease| lease.grant().clone()))
+    }
+
+    fn tracked(&self) -> usize {
+        self.store.tracked.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn a_queued_waiter_watches_its_key() {
+    for in_line in [true, false] {
+        let f = fixture();
+        f.answer_after(Duration::ZERO, Ok(contended(in_line)));
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        assert!(f.acquire(Until::Forever).unwrap().is_some());
+        assert_eq!(f.tracked(), usize::from(in_line));
+    }
+}
+
+/// When a waiter at this place in the queue of a lock that expires after `ttl` asks again.
+fn asks_after(ahead: u64, ttl: Duration) -> Duration {
+    let now = MonotonicTime::now();
+    let queued = Queued {
+        ahead,
+        since: SINCE,
+    };
+    match RetryState::queued(queued, now.after(ttl), now) {
+        RetryState::Queued { ask_at, .. } => ask_at.since(now),
+        _ => unreachable!("it is queued"),
+    }
+}
+
+#[test]
+fn a_thousand_waiters_send_few_requests() {
+    for (ttl, at_most) in [(30, 120.0), (1, 250.0)] {
+        let ttl = Duration::from_secs(ttl);
+        let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
+        let requests: f64 = a_second.sum();
+        assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
+        // Before the queue ends, which outlives its lock by ten seconds or more.
+        let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
+        assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn only_the_first_two_waiters_watch_the_key() {
+    for ahead in 0..4 {
+        let f = fixture();
+        f.answer_after(Duration::ZERO, Ok(contended_behind(ahead)));
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        assert!(f.acquire(Until::Forever).unwrap().is_some());
+        assert_eq!(f.tracked(), usize::from(ahead < 2), "{ahead} before it");
+    }
+}
+
+#[test]
+fn a_waiter_that_joined_to_poll_is_notified_once_it_can_be() {
+    let f = fixture();
+    *f.store.queue_mode.lock() = Some(QueueMode::Polling);
+    for to_come in [Some(QueueMode::Polling), None] {
+        let store = Arc::clone(&f.store);
+        f.answer(move |_| {
+            *store.queue_mode.lock() = to_come;
+            Ok(contended(true))
+        });
+    }
+    f.answer_after(Duration::ZERO, Ok(contended(true)));
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let kept = [false, true, true].map(|notified| QueueMode::Existing { notified });
+    let asked = [&[QueueMode::Polling][..], &kept].concat();
+    assert_eq!(*f.store.asked.lock(), asked);
+    assert_eq!(f.tracked(), 1, "only once it is notified");
+}
+
+#[test]
+fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
+    let f = fixture();
+    f.answer_after(OPTIONS.ttl, Ok(contended(true)));
+    let store = Arc::clone(&f.store);
+    f.answer(move |_| {
+        store.notification_epoch.fetch_add(1, Ordering::SeqCst);
+        Ok(contended(false))
+    });
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let again = QueueMode::Rejoin {
+        since: SINCE,
+        polls: false,
+    };
+    let kept = QueueMode::Existing { notified: true };
+    assert_eq!(*f.store.asked.lock(), [QueueMode::Notified, kept, again]);
+    assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
+}
+
+/// The grant ended before its confirmation came. The message comes before that is sent, or after it.
+#[test]
+fn a_waiter_that_confirms_too_late_joins_in_front() {
+    for is_early in [true, false] {
+        let f = fixture();
+        let grant = GrantMessage {
+            to_confirm: true,
+            ..GrantMessage::USUAL
+        };
+        for (is_queued, is_told) in [(true, is_early), (false, !is_early)] {
+            let queues = Arc::clone(&f.queues);
+            let clock = f.clock.clone();
+            f.answer(move |request| {
+                let Command::Acquire { key, lease, .. } = &request.command else {
+                    panic!("{request:?}");
+                };
+                if is_told {
+                    assert_eq!(queues.granted(key, *lease, grant), GrantOf::Waiter);
+                }
+                clock.advance(OPTIONS.ttl);
+                Ok(contended(is_queued))
+            });
+        }
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+        let grant = f.acquire(Until::Forever).unwrap().unwrap();
+        assert_eq!(grant.token, 8);
+        let again = QueueMode::Rejoin {
+            since: in_front(SINCE),
+            polls: false,
+        };
+        let kept = QueueMode::Existing { notified: true };
+        let first = f.store.asked.lock()[0];
+        assert_eq!(*f.store.asked.lock(), [first, kept, again]);
+        let suspected = f.store.suspected.load(Ordering::SeqCst);
+        assert_eq!(suspected, 0, "it was notified");
+    }
+}
+
+#[test]
+fn a_waiter_that_polls_too_late_joins_in_front() {
+    let f = fixture();
+    *f.store.queue_mode.lock() = Some(QueueMode::Polling);
+    f.answer_after(Duration::ZERO, Ok(contended(true)));
+    f.answer_after(Duration::ZERO, Ok(contended(false)));
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let again = QueueMode::Rejoin {
+        since: in_front(SINCE),
+        polls: true,
+    };
+    assert_eq!(f.store.asked.lock().last(), Some(&again));
+}
+
+#[test]
+fn a_waiter_that_comes_to_the_front_asks_before_long() {
+    let f = fixture();
+    let queues = Arc::clone(&f.queues);
+    f.answer(move |request| {
+        let Command::Acquire { key, lease, .. } = &request.command else {
+            panic!("{request:?}");
+        };
+        queues.near(key, lease.start());
+        Ok(contended_behind(1000))
+    });
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    let started = std::time::Instant::now();
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    // Otherwise after more than half a minute.
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn a_waiter_that_lost_its_place_joins_again_at_it() {
+    let f = fixture();
+    for is_queued in [true, false] {
+        f.answer_after(OPTIONS.ttl, Ok(contended(is_queued)));
+    }
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    let again = QueueMode::Rejoin {
+        since: SINCE,
+        polls: true,
+    };
+    let asked = [
+        QueueMode::Notified,
+        QueueMode::Existing { notified: true },
+        again,
+    ];
+    assert_eq!(*f.store.asked.lock(), asked);
+    // Another wait begins at the end of the queue.
+    f.queues.holders().iter().for_each(|lease| {
+        f.waits.release(lease);
+    });
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    assert_eq!(f.store.asked.lock().last(), Some(&QueueMode::Polling));
+}
+
+#[test]
+fn shutdown_gives_queued_claims_back() {
+    let (f, key) = (fixture(), key());
+    let place = f.queues.join(&key, OPTIONS, None);
+    let (lease, ..) = place.entry(LeaseId::random(), f.clock.now());
+    assert!(
+        place
+            .note_queued(lease, 1, QueueMode::Notified, 0)
+            .is_some()
+    );
+    f.waits.end();
+    assert_eq!(*f.store.released.lock(), [lease]);
+}

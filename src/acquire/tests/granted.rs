@@ -1,0 +1,155 @@
+//! What is made of a grant: one that was told of, one that came too late, one that nobody can keep.
+
+use super::*;
+use crate::store::Command;
+
+/// Later than the waiter's place.
+const GRANT: GrantMessage = GrantMessage {
+    token: (SINCE + 1) << 10,
+    to_confirm: false,
+};
+
+impl Fixture {
+    /// The next question puts the caller in queue, and it is granted the lock before it hears so.
+    fn grant_in_line(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
+        self.grant(GRANT, later, meanwhile);
+    }
+
+    fn grant(
+        &self,
+        grant: GrantMessage,
+        later: Duration,
+        meanwhile: impl FnOnce() + Send + 'static,
+    ) {
+        let (clock, queues) = (self.clock.clone(), Arc::clone(&self.queues));
+        self.answer(move |request| {
+            let Command::Acquire { key, lease, .. } = &request.command else {
+                panic!("{request:?}");
+            };
+            clock.advance(later);
+            assert_eq!(queues.granted(key, *lease, grant), GrantOf::Waiter);
+            meanwhile();
+            Ok(contended(true))
+        });
+    }
+
+    fn asked(&self) -> Vec<QueueMode> {
+        self.store.asked.lock().clone()
+    }
+}
+
+#[test]
+fn a_grant_that_was_told_of_is_entered_on_without_another_question() {
+    let f = fixture();
+    f.grant_in_line(Duration::ZERO, || {});
+    let grant = f.acquire(Until::Forever).unwrap().unwrap();
+    assert_eq!(grant.token, GRANT.token);
+}
+
+#[test]
+fn a_doubtful_grant_is_confirmed_before_it_is_used() {
+    let unrenewed = Options {
+        renew_every: None,
+        ..OPTIONS
+    };
+    let unconfirmed = GrantMessage {
+        to_confirm: true,
+        ..GRANT
+    };
+    let [too_early, too_late] =
+        [(SINCE - 1) << 10, u64::MAX].map(|token| GrantMessage { token, ..GRANT });
+    for (options, later, grant) in [
+        (OPTIONS, OPTIONS.ttl / 2, GRANT),
+        (unrenewed, Duration::ZERO, GRANT),
+        (OPTIONS, Duration::ZERO, unconfirmed),
+        (OPTIONS, Duration::ZERO, too_early),
+        (OPTIONS, Duration::ZERO, too_late),
+    ] {
+        let f = fixture();
+        f.grant(grant, later, || {});
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 9 }));
+        let grant = f.acquire_on(options, Until::Forever).unwrap().unwrap();
+        assert_eq!(grant.token, 9);
+        assert_eq!(
+            f.asked(),
+            [QueueMode::Notified, QueueMode::Existing { notified: true }]
+        );
+    }
+}
+
+#[test]
+fn what_came_out_of_a_line_is_let_go_as_what_others_wait_for() {
+    for (told, was_queued) in [(true, true), (false, true), (false, false)] {
+        let f = fixture();
+        if told {
+            f.grant_in_line(Duration::ZERO, || {});
+        } else {
+            f.answer_after(Duration::ZERO, Ok(contended(was_queued)));
+            f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        }
+        let lease = f.waits.acquire(&request(OPTIONS), Until::Forever).unwrap();
+        f.waits.release(&lease.unwrap());
+        assert_eq!(
+            f.store.passed_on.load(Ordering::SeqCst),
+            usize::from(was_queued)
+        );
+    }
+}
+
+#[test]
+fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
+    // All of it is allowance for drift.
+    let options = Options {
+        ttl: Duration::from_millis(2),
+        ..OPTIONS
+    };
+    let kept = QueueMode::Existing { notified: true };
+    // Where a third of that passes before the waiter runs, it confirms the grant instead.
+    let is_in_time = (0..1000).any(|_| {
+        let f = fixture();
+        f.grant_in_line(Duration::ZERO, || {});
+        f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
+        let denied = f.acquire_on(options, Until::Forever).unwrap_err();
+        assert_eq!(denied.kind(), ErrorKind::Denied);
+        assert_eq!(f.store.released.lock().len(), 1, "the late grant");
+        let asked = f.asked();
+        let anew = QueueMode::Rejoin {
+            since: SINCE,
+            polls: false,
+        };
+        let is_known = asked == [QueueMode::Notified, anew] || asked == [QueueMode::Notified, kept];
+        assert!(is_known, "under another lease id, at its place: {asked:?}");
+        asked[1] == anew
+    });
+    assert!(is_in_time, "the machine is too slow for this test");
+}
+
+#[test]
+fn a_grant_that_comes_after_its_validity_is_given_back_and_asked_for_anew() {
+    let f = fixture();
+    f.answer_after(OPTIONS.ttl, Ok(Reply::Granted { token: 7 }));
+    f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
+    let grant = f.acquire(Until::Forever).unwrap().unwrap();
+    assert_eq!(grant.token, 8);
+    let released = f.store.released.lock();
+    assert!(released.len() == 1 && released[0] != grant.id);
+}
+
+#[test]
+fn who_is_granted_the_lock_as_the_client_ends_is_told_so_and_asks_no_more() {
+    for told in [true, false] {
+        let f = fixture();
+        let watchdog = Arc::clone(&f.watchdog);
+        if told {
+            f.grant_in_line(Duration::ZERO, move || watchdog.stop());
+        } else {
+            f.answer(move |_| {
+                watchdog.stop();
+                Ok(Reply::Granted { token: 7 })
+            });
+        }
+        let ended = f.acquire(Until::Forever).unwrap_err();
+        assert_eq!(ended.kind(), ErrorKind::Shutdown);
+        assert_eq!(f.store.released.lock().len(), 1, "it is given back");
+    }
+}

@@ -1,0 +1,107 @@
+//! What an attempt that fails says: to who asked, and to who did not.
+
+use super::*;
+
+#[test]
+fn an_answer_cut_short_by_the_callers_own_deadline_is_no_outage() {
+    let f = fixture();
+    let limit = Duration::from_secs(30);
+    f.answer_after(Duration::ZERO, Ok(contended(false)));
+    f.answer_after(limit, Err(error(ErrorKind::Timeout)));
+    let until = Until::At(f.clock.now().after(limit));
+    assert!(f.acquire(until).unwrap().is_none());
+}
+
+#[test]
+fn an_attempt_without_an_answer_in_its_full_time_is_an_outage_for_who_only_tries_as_well() {
+    let f = fixture();
+    f.answer_after(COMMAND_TIMEOUT, Err(error(ErrorKind::Timeout)));
+    let outage = f.acquire(Until::Now).unwrap_err();
+    assert_eq!(outage.kind(), ErrorKind::Timeout);
+    assert_eq!(*f.store.asked.lock(), [QueueMode::None], "it does not wait");
+}
+
+#[test]
+fn who_waits_rides_out_an_outage() {
+    for kind in [ErrorKind::Timeout, ErrorKind::Unavailable] {
+        let f = fixture();
+        f.answer_after(Duration::ZERO, Err(error(kind)));
+        f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
+        assert!(f.acquire(Until::Forever).unwrap().is_some());
+    }
+}
+
+#[test]
+fn who_only_tries_and_finds_others_queued_is_told_at_once_what_is_known() {
+    let (f, key) = (fixture(), key());
+    let _before = f.queues.join(&key, OPTIONS, None);
+    assert!(f.acquire(Until::Now).unwrap().is_none());
+    let now = f.clock.now();
+    f.waits
+        .outage
+        .begin(now, now, error(ErrorKind::Unavailable));
+    let outage = f.acquire(Until::Now).unwrap_err();
+    assert_eq!(outage.kind(), ErrorKind::Unavailable);
+    assert!(f.clock.now() < now.after(COMMAND_TIMEOUT), "at once");
+    f.waits.end();
+    let ended = f.acquire(Until::Now).unwrap_err();
+    assert_eq!(ended.kind(), ErrorKind::Shutdown);
+}
+
+#[test]
+fn an_answer_of_ones_own_counts_more_than_an_outage_that_others_have_met() {
+    let f = fixture();
+    let (waits, clock) = (Arc::downgrade(&f.waits), f.clock.clone());
+    *f.store.when_wanted.lock() = Some(Box::new(move || {
+        let (waits, now) = (waits.upgrade().unwrap(), clock.now());
+        waits.outage.begin(now, now, error(ErrorKind::Unavailable));
+    }));
+    let limit = Duration::from_secs(30);
+    f.answer_after(Duration::ZERO, Ok(contended(false)));
+    f.answer_after(limit, Ok(contended(false)));
+    let until = Until::At(f.clock.now().after(limit));
+    assert!(f.acquire(until).unwrap().is_none());
+}
+
+#[test]
+fn who_waits_for_a_holder_is_not_told_of_an_outage_that_is_long_over() {
+    let f = fixture();
+    let (now, hour) = (f.clock.now(), Duration::from_secs(3600));
+    let options = Options {
+        ttl: hour,
+        ..OPTIONS
+    };
+    let grant = Grant {
+        options: Arc::new(options),
+        ..Grant::usual(key(), now)
+    };
+    let held = Arc::new(Lease::new(grant, Arc::clone(&f.callbacks), None));
+    let queues = Arc::clone(&f.queues);
+    f.answer(move |_| {
+        // As one that is adopted meanwhile.
+        queues.hold(&held);
+        Err(error(ErrorKind::Unavailable))
+    });
+    let until = Until::At(now.after(hour / 4));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| f.acquire(until));
+        while f.waits.outage.current(f.clock.now()).is_none() {
+            std::thread::yield_now();
+        }
+        f.clock.advance(hour / 2);
+        f.queues.wake_all();
+        assert!(waiting.join().unwrap().unwrap().is_none());
+    });
+}
+
+#[test]
+fn in_an_outage_one_looks_again_when_patience_ends_and_often_from_then_on() {
+    let f = fixture();
+    let since = f.clock.now();
+    let unavailable = error(ErrorKind::Unavailable);
+    let (outage, _) = f.waits.outage.begin(since, since, unavailable);
+    let look = |now| f.waits.longest_wait(now, Until::Forever, Some(&outage));
+    let end = since.after(PATIENCE);
+    assert_eq!(look(since), end);
+    assert_eq!(look(end), end.after(PATIENCE / 10));
+}

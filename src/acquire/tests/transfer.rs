@@ -1,0 +1,45 @@
+//! How an adoption is tried: again in an outage, and not where it is refused.
+
+use super::*;
+use crate::lease::Ticket;
+use crate::util::id::HolderId;
+
+fn ticket() -> Ticket {
+    Ticket {
+        key: key(),
+        lease: LeaseId::random(),
+        token: 7,
+        options: OPTIONS,
+        key_left: OPTIONS.ttl,
+    }
+}
+
+#[test]
+fn an_adoption_rides_out_an_outage() {
+    let f = fixture();
+    let expires_in = OPTIONS.ttl;
+    f.answer_after(Duration::ZERO, Err(error(ErrorKind::Unavailable)));
+    f.answer_after(Duration::ZERO, Ok(Reply::Adopted { expires_in }));
+    assert_eq!(f.waits.adopt(&ticket()).unwrap().grant().token, 7);
+}
+
+#[test]
+fn an_adoption_is_given_up_when_patience_ends() {
+    let f = fixture();
+    f.answer_after(PATIENCE, Err(error(ErrorKind::Unavailable)));
+    let outage = f.waits.adopt(&ticket()).map(drop).unwrap_err();
+    assert_eq!(outage.kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn an_adoption_that_is_refused_is_not_tried_again_and_says_who_has_the_lock() {
+    let f = fixture();
+    f.answer_after(Duration::ZERO, Ok(Reply::Missing));
+    let gone = f.waits.adopt(&ticket()).map(drop).unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotHeld);
+    let by = Some(HolderId::of_text("host/1/0"));
+    f.answer_after(Duration::ZERO, Ok(Reply::Taken { by }));
+    let taken = f.waits.adopt(&ticket()).map(drop).unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::NotHeld);
+    assert!(taken.to_string().contains("host/1/0"), "{taken}");
+}

@@ -1,0 +1,123 @@
+//! How a grant passes from one client to another: the old one lets it live under a ticket, the new one
+//! goes on with it under a lease of its own.
+
+use std::sync::Arc;
+
+use crate::acquire::Acquirer;
+use crate::acquire::backoff::Backoff;
+use crate::error::{Error, ErrorKind};
+use crate::lease::{Grant, Lease, Ticket};
+use crate::store::{Adoption, Command, Reply};
+use crate::util::clock::MonotonicTime;
+
+impl Acquirer {
+    /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
+    /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
+    pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
+        let grant = lease.grant();
+        let mut options = *grant.options;
+        if lease.is_let_expire() {
+            options.renew_every = None;
+        }
+        if options.renew_every.is_some() {
+            let ttl = lease.ttl_to_ask(self.watchdog.now());
+            // What it tells, the lease knows as well.
+            let _ = self.watchdog.extend(lease, ttl);
+        }
+        if options.checked {
+            // Its check stays here, and without one nobody could stop its renewal.
+            options.renew_every = None;
+        }
+        let now = self.watchdog.now();
+        if let Err(reason) = self.watchdog.release(lease, now) {
+            let lost = self.release_lost(lease, reason);
+            self.queues.remove_holder(lease);
+            return Err(lost);
+        }
+        self.queues.remove_holder(lease);
+        options.max_hold = grant.hold_until().map(|until| until.since(now));
+        Ok(Ticket {
+            key: grant.key.clone(),
+            lease: grant.id,
+            token: grant.token,
+            options,
+            key_left: lease.key_until().since(now),
+        })
+    }
+
+    /// Goes on with the grant of a ticket. Rides out an outage, but never asks twice under one lease id:
+    /// what an unanswered try has taken is given back, and the next one then finds it gone.
+    pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
+        let adopt = |started| self.adopt_with_patience(ticket, started);
+        self.observed(&ticket.key, adopt, |lease| Some(&**lease))
+    }
+
+    fn adopt_with_patience(
+        &self,
+        ticket: &Ticket,
+        started: MonotonicTime,
+    ) -> Result<Arc<Lease>, Error> {
+        let mut pause = Backoff::new();
+        pause.for_an_outage();
+        self.check_open()?;
+        loop {
+            let error = match self.try_adopt(ticket) {
+                Err(error) if error.is_unavailable() => error,
+                tried => return tried,
+            };
+            self.report_unavailable(&ticket.key, &error);
+            let pause = pause.next();
+            let is_over = self.watchdog.now().since(started) + pause >= self.outage_timeout;
+            // Without an answer it may have been done, and is being undone.
+            if is_over || error.kind() == ErrorKind::Timeout {
+                return Err(error);
+            }
+            self.shutdown.rest(pause)?;
+        }
+    }
+
+    fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
+        let key = ticket.key.clone();
+        let lease = self.lease_pools(&key).ids.next();
+        let asked_at = self.watchdog.now();
+        let mut options = ticket.options;
+        let command = Command::Adopt {
+            key: key.clone(),
+            lease,
+            grant: Box::new(Adoption {
+                from: ticket.lease,
+                token: ticket.token,
+                ttl: options.first_ttl(),
+                longest: options.first_ttl().max(ticket.key_left),
+                renew: options.renew_every.is_some(),
+            }),
+        };
+        let deadline = asked_at.after(self.command_timeout);
+        let expires_in = match self.store.ask(command, deadline)? {
+            Reply::Adopted { expires_in } => expires_in,
+            Reply::Taken { by: Some(holder) } => {
+                let message = format!("{holder} has the lock now");
+                return Err(Error::new(ErrorKind::NotHeld, message));
+            }
+            _ => return Err(Error::new(ErrorKind::NotHeld, "")),
+        };
+        if options.renew_every.is_none() {
+            options.ttl = expires_in;
+        }
+        let now = self.watchdog.now();
+        let options = self.lease_pools(&key).options.share(options);
+        let grant = Grant {
+            key: key.clone(),
+            id: lease,
+            token: ticket.token,
+            options,
+            asked_at,
+            since: now,
+        };
+        let adopted = self.granted(grant, None, true)?;
+        // It may have been extended before.
+        adopted.key_lives(now.after(expires_in));
+        self.queues.hold(&adopted);
+        Ok(adopted)
+    }
+}

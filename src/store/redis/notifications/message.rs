@@ -1,0 +1,141 @@
+//! Reads the messages that scripts publish about one lease of this client. Other users may publish on the channel, too:
+//! text that no script writes is no message. A waiter's lease id is a secret until its grant. Only the message of the
+//! grant has all of it, and so proves the grant.
+
+use crate::store::command::GrantMessage;
+use crate::store::value;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::Key;
+
+/// `<lease> <what happened> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) what: MessageKind,
+    pub(super) key: Key,
+}
+
+#[derive(Debug)]
+pub(super) enum MessageKind {
+    /// The µs part of the token, with `?` before a grant to confirm.
+    Granted(LeaseId, GrantMessage),
+    /// `~`: the lease is near the front of its queue.
+    Near(LeaseStart),
+    /// `!<holder>`: that holder took the lock away.
+    Forced(LeaseStart, HolderId),
+}
+
+impl Message {
+    pub(super) fn read(prefix: &str, message: &[u8]) -> Option<Self> {
+        let mut words = std::str::from_utf8(message).ok()?.splitn(3, ' ');
+        Some(Self {
+            what: MessageKind::read(words.next()?, words.next()?)?,
+            key: Key::of_redis(prefix, words.next()?)?,
+        })
+    }
+}
+
+impl MessageKind {
+    fn read(lease: &str, text: &str) -> Option<Self> {
+        if let Some(by) = text.strip_prefix('!') {
+            return Some(Self::Forced(
+                LeaseStart::decode(lease)?,
+                HolderId::decode(by)?,
+            ));
+        }
+        if text == "~" {
+            return LeaseStart::decode(lease).map(Self::Near);
+        }
+        let micros = text.strip_prefix('?');
+        let token = value::token(micros.unwrap_or(text))?;
+        let to_confirm = micros.is_some();
+        Some(Self::Granted(
+            LeaseId::decode(lease)?,
+            GrantMessage { token, to_confirm },
+        ))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::util::fuzz::{self, Bytes};
+
+    fn message() -> impl Strategy<Value = String> {
+        let hint = prop_oneof![
+            Just("~".to_owned()),
+            "!host-[a-z]{0,100}/[0-9]{1,7}/[0-9a-f]{8}",
+        ];
+        let hint =
+            (fuzz::lease(), hint).prop_map(|(lease, what)| format!("{} {what}", lease.start()));
+        let grant = (fuzz::lease(), "\\??179526378094[0-9]{4}")
+            .prop_map(|(lease, what)| format!("{} {what}", fuzz::lease_text(lease)));
+        (prop_oneof![hint, grant], "p:[a-z ]{1,20}").prop_map(|(what, key)| format!("{what} {key}"))
+    }
+
+    fn written(message: &Message) -> String {
+        let what = match &message.what {
+            MessageKind::Near(lease) => format!("{lease} ~"),
+            MessageKind::Forced(lease, by) => format!("{lease} !{by}"),
+            MessageKind::Granted(lease, grant) => {
+                let mark = if grant.to_confirm { "?" } else { "" };
+                let micros = value::micros_of(grant.token);
+                format!("{} {mark}{micros}", fuzz::lease_text(*lease))
+            }
+        };
+        format!("{what} {}", message.key.in_redis())
+    }
+
+    #[test]
+    fn what_no_script_publishes_is_no_message() {
+        let id = "0".repeat(LeaseId::DIGITS);
+        for what in [
+            "", "?", "??1", "+1", "01", "~~", "!", "! a", "!a\nb", "!\u{e9}",
+        ] {
+            for id in [&*id, &id[..LeaseStart::DIGITS]] {
+                let message = format!("{id} {what} p:k");
+                let read = Message::read("p:", message.as_bytes());
+                assert!(read.is_none(), "{message:?} is {read:?}");
+            }
+        }
+        // Only a grant has the whole id, and has all of it.
+        for (digits, what) in [
+            (32, "~"),
+            (32, "!a"),
+            (16, "1"),
+            (16, "?1"),
+            (31, "1"),
+            (17, "~"),
+        ] {
+            let message = format!("{} {what} p:k", &id[..digits]);
+            assert!(
+                Message::read("p:", message.as_bytes()).is_none(),
+                "{message}"
+            );
+        }
+        let other = format!("{id} 1 other:k");
+        assert!(Message::read("p:", other.as_bytes()).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn fuzz_a_message_is_read_as_written(text in message()) {
+            let read = Message::read("p:", text.as_bytes());
+            prop_assert_eq!(read.as_ref().map(written), Some(text));
+        }
+
+        #[test]
+        fn fuzz_only_what_scripts_publish_is_a_message(Bytes(bytes) in fuzz::bytes_like(message())) {
+            if let Some(read) = Message::read("p:", &bytes) {
+                prop_assert_eq!(written(&read), String::from_utf8_lossy(&bytes));
+                prop_assert!(read.key.in_redis().starts_with("p:"));
+                if let MessageKind::Forced(_, by) = read.what {
+                    prop_assert!(by.as_str().len() <= HolderId::MAX_BYTES);
+                    prop_assert!(by.as_str().bytes().all(|byte| byte.is_ascii_graphic()));
+                }
+            }
+        }
+    }
+}

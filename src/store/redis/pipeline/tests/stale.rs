@@ -1,0 +1,94 @@
+//! A connection that may be dead, or lead to the wrong server, is replaced before it is written on.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::*;
+
+impl Fixture {
+    /// Another connection breaks.
+    fn make_stale(&self) {
+        self.pipeline.shared.endpoint.epoch().broke();
+    }
+
+    fn ask_server(&self, args: &[&str]) -> String {
+        let reply = self.server.command(args).unwrap();
+        reply.as_text().unwrap_or_default().to_owned()
+    }
+}
+
+#[test]
+fn answers_owed_on_a_stale_connection_are_read() {
+    let f = fixture();
+    let lease = f.acquire("k");
+    // The release is answered by NOSCRIPT, so that nothing is done unless the answer is read.
+    f.ask_server(&["SCRIPT", "FLUSH"]);
+    let before = f.connection();
+    f.pipeline.post(f.release("k", lease));
+    assert_eq!(f.unanswered(), 1);
+    f.make_stale();
+    f.acquire("k");
+    assert_ne!(f.connection(), before);
+}
+
+#[test]
+fn a_release_is_not_written_on_a_stale_connection() {
+    let f = fixture();
+    let lease = f.acquire("k");
+    let (before, rings) = (f.connection(), f.rings.load(Ordering::SeqCst));
+    f.make_stale();
+    f.pipeline.post(f.release("k", lease));
+    assert_eq!(f.unanswered(), 0);
+    assert!(f.exists("k"));
+    assert!(
+        f.rings.load(Ordering::SeqCst) > rings,
+        "left to the background"
+    );
+    f.pipeline.run_maintenance();
+    assert!(!f.exists("k"));
+    assert_ne!(f.connection(), before);
+}
+
+/// Passes everything on to the server, but for the next reply once `armed`: that makes no sense.
+fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (port, to) = (listener.local_addr().unwrap().port(), server.port());
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
+            let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut from, &mut into));
+            let (armed, mut client, mut server) = (Arc::clone(&armed), client, server);
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(count @ 1..) = server.read(&mut bytes) {
+                    let reply = match armed.swap(false, Ordering::SeqCst) {
+                        true => b"+nonsense\r\n",
+                        false => &bytes[..count],
+                    };
+                    if client.write_all(reply).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn a_reply_without_sense_makes_all_connections_suspect() {
+    let armed = Arc::new(AtomicBool::new(false));
+    let server = Server::start().unwrap();
+    let port = talks_nonsense(&server, Arc::clone(&armed));
+    let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
+    let lease = f.acquire("k");
+    let epoch = f.pipeline.shared.endpoint.epoch();
+    let made_in = epoch.now();
+    armed.store(true, Ordering::SeqCst);
+    let error = f.ask(f.release("k", lease), LONG).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    assert!(epoch.replace_at(&made_in).is_some());
+}

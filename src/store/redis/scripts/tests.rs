@@ -1,0 +1,309 @@
+//! What goes over the wire, and what is made of what comes back.
+
+use redis::Value;
+
+use super::encode::decimal;
+use super::*;
+use crate::error::ErrorKind;
+use crate::store::command::Reply;
+use crate::store::value;
+use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
+use crate::util::key::Key;
+
+fn names() -> ScriptContext {
+    ScriptContext {
+        holder: HolderId::of_this_process(),
+        fence_counter: "p:~fence".to_owned(),
+    }
+}
+
+#[test]
+fn a_call_is_what_redis_reads() {
+    let key = Key::new("p:", "a", 10).unwrap();
+    let lease = LeaseId::random();
+    let until = MonotonicTime::now();
+    let command = Command::Release {
+        key,
+        lease,
+        until,
+        held: None,
+        queued: None,
+    };
+    let mut buffer = Vec::new();
+    let call = ScriptRef::Text("return 1");
+    encode(
+        &mut buffer,
+        call,
+        Kind::Release,
+        &names(),
+        [&command].into_iter(),
+    );
+    let wanted = format!(
+        "*7\r\n$4\r\nEVAL\r\n$8\r\nreturn 1\r\n$1\r\n3\r\n$8\r\np:~fence\r\n$3\r\np:a\r\n\
+         $10\r\np:~queue:a\r\n$32\r\n{lease}\r\n"
+    );
+    assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
+}
+
+#[test]
+fn numbers_are_written_in_decimal() {
+    for number in [0, 7, 10, 30_000, u64::MAX] {
+        let (digits, start) = decimal(number);
+        assert_eq!(&digits[start..], number.to_string().as_bytes());
+    }
+}
+
+#[test]
+fn a_string_too_long_names_only_its_type() {
+    let cases = [
+        (Kind::Acquire, "a string"),
+        (Kind::Inspect, "a string"),
+        (Kind::Write, "a hash"),
+    ];
+    for (kind, found) in cases {
+        let reply = redis::parse_redis_value(b"-TOOLARGE 9 bytes\r\n").unwrap();
+        let Decoded::Outcomes(outcomes) = decode(kind, 1, reply) else {
+            panic!("an error of the key");
+        };
+        let error = outcomes[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.to_string().ends_with(found), "{error}");
+    }
+}
+
+#[test]
+fn an_answer_of_the_wrong_shape_is_nonsense() {
+    for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
+        let decoded = decode(Kind::Acquire, 1, value);
+        assert!(matches!(decoded, Decoded::Nonsense(_)));
+    }
+    let short = Value::Array(vec![Value::Int(1)]);
+    assert!(matches!(
+        decode(Kind::Release, 2, short),
+        Decoded::Nonsense(_)
+    ));
+    for (kind, one_for_two) in [
+        (Kind::Release, 0),
+        (Kind::Acquire, 1),
+        (Kind::Adopt, 1),
+        (Kind::Write, 1),
+    ] {
+        let decoded = decode(kind, 2, Value::Int(one_for_two));
+        assert!(matches!(decoded, Decoded::Nonsense(_)), "{kind:?}");
+    }
+}
+
+#[test]
+fn one_answer_can_be_all_that_there_is_to_say() {
+    let outcomes = |kind, value| match decode(kind, 3, value) {
+        Decoded::Outcomes(outcomes) => outcomes.into_iter().map(Result::unwrap).collect(),
+        _ => Vec::new(),
+    };
+    for kind in [Kind::Release, Kind::Renew] {
+        assert_eq!(outcomes(kind, Value::Int(1)), vec![Reply::Done; 3]);
+    }
+    let micros = [0, 1, 2].map(|n| (1_700_000_000_000_000_u64 + n).to_string());
+    let granted = [&micros[0], &micros[1], &micros[2]].map(|micros| Reply::Granted {
+        token: value::token(micros).unwrap(),
+    });
+    let first = Value::BulkString(micros[0].clone().into_bytes());
+    assert_eq!(outcomes(Kind::Acquire, first), granted);
+}
+
+#[test]
+fn no_token_follows_the_greatest_one() {
+    let last = || Value::BulkString(b"18014398509481983".to_vec());
+    assert!(matches!(
+        decode(Kind::Acquire, 1, last()),
+        Decoded::Outcomes(_)
+    ));
+    assert!(matches!(
+        decode(Kind::Acquire, 2, last()),
+        Decoded::Nonsense(_)
+    ));
+}
+
+fn answer(wire: &str) -> Value {
+    redis::parse_redis_value(wire.as_bytes()).unwrap()
+}
+
+#[test]
+fn errors_of_a_script_are_read_in_the_words_of_every_version() {
+    for wire in [
+        "-OOM command not allowed\r\n",
+        "-@user_script: 18: -OOM command not allowed\r\n",
+    ] {
+        let Decoded::Outcomes(outcomes) = decode(Kind::Acquire, 1, answer(wire)) else {
+            panic!("{wire}");
+        };
+        let error = outcomes[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+}
+
+#[test]
+fn a_refusal_in_a_script_leaves_nothing_in_doubt() {
+    for wire in [
+        "-@user_script: 1: The user executing the script can't run this command or subcommand\r\n",
+        "-ERR The user executing the script can't run this command or subcommand\r\n",
+        "-ERR ACL failure in script: User x has no permissions to run the 'set' command\r\n",
+    ] {
+        let Decoded::Outcomes(outcomes) = decode(Kind::Acquire, 2, answer(wire)) else {
+            panic!("{wire}");
+        };
+        let kinds = outcomes.into_iter().map(|one| one.unwrap_err().kind());
+        assert_eq!(kinds.collect::<Vec<_>>(), [ErrorKind::Denied; 2], "{wire}");
+    }
+}
+
+#[test]
+fn an_unreadable_result_is_an_error_of_its_key() {
+    for (kind, found) in [
+        (Kind::Write, "18446744073709551616"),
+        (Kind::Write, ""),
+        (Kind::Acquire, "not a number"),
+        (Kind::Acquire, "18014398509481984"),
+    ] {
+        let results = [Value::BulkString(found.into()), Value::Int(1)];
+        let Decoded::Outcomes(outcomes) = decode(kind, 2, Value::Array(results.to_vec())) else {
+            panic!("{kind:?}: {found:?}");
+        };
+        let error = outcomes[0].as_ref().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        let text = error.to_string();
+        assert!(found.is_empty() || !text.contains(found), "{text}");
+        assert!(outcomes[1].is_ok());
+    }
+    let endless = Value::BulkString(vec![0xff; 1 << 20]);
+    let Decoded::Outcomes(outcomes) = decode(Kind::Write, 1, endless) else {
+        panic!("one outcome");
+    };
+    let error = outcomes[0].as_ref().unwrap_err().to_string();
+    assert!(error.len() < 2000, "{}", error.len());
+    // One result can stand for a whole batch: then nobody's data is in it.
+    let one_for_two = decode(Kind::Acquire, 2, Value::BulkString(b"not a number".into()));
+    assert!(matches!(one_for_two, Decoded::Nonsense(_)));
+}
+
+#[test]
+fn one_demoted_primary_in_a_batch_is_enough_to_look_elsewhere() {
+    let refusal = "-READONLY You can't write against a read only replica.\r\n";
+    for wire in [format!("*2\r\n:0\r\n{refusal}"), refusal.to_owned()] {
+        assert!(is_out_of_place(&answer(&wire)), "{wire}");
+    }
+}
+
+#[test]
+fn an_error_that_is_not_of_redis_leaves_what_was_done_in_doubt() {
+    let decoded = decode(Kind::Acquire, 1, answer("-upstream failure\r\n"));
+    assert!(matches!(decoded, Decoded::OutcomeUnknown(_)));
+}
+
+#[test]
+fn a_batch_refused_for_one_of_its_keys_is_taken_apart() {
+    let refused = || answer("-NOPERM No permissions to access a key\r\n");
+    assert!(matches!(
+        decode(Kind::Acquire, 2, refused()),
+        Decoded::SplitBatch
+    ));
+    assert!(matches!(
+        decode(Kind::Acquire, 1, refused()),
+        Decoded::Outcomes(_)
+    ));
+}
+
+mod fuzz {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+    use redis::{PushKind, VerbatimFormat};
+
+    use super::*;
+    use crate::util::fuzz::{self, Bytes};
+
+    /// A text that a script returns (a part in µs, a value, an answer of lua/inspect.lua), or any bytes.
+    fn text() -> impl Strategy<Value = Bytes> {
+        let holder = "[a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
+        let answer = (
+            fuzz::lease(),
+            "(-?[0-9]{1,20} [0-9]{1,20} )?",
+            "[0-9]{16}",
+            holder,
+        );
+        let answer = answer.prop_map(|(lease, before, micros, holder)| {
+            format!("{before}lh1 {} {micros} {holder}", fuzz::lease_text(lease))
+        });
+        let micros = any::<u64>().prop_map(|micros| micros.to_string());
+        let greatest = select(vec!["18014398509481983", "18014398509481984"]);
+        fuzz::bytes_like(prop_oneof![
+            answer,
+            micros,
+            greatest.prop_map(str::to_owned)
+        ])
+    }
+
+    fn error() -> impl Strategy<Value = Value> {
+        let code = "(ERR|NOSCRIPT|NOPERM|CROSSSLOT|WRONGTYPE|FOREIGN|TOOLARGE|READONLY|[A-Z]{1,9}|[a-z@_: -]{1,30})";
+        (code, ".{0,600}").prop_map(|(code, detail)| {
+            let line = format!("-{code} {}\r\n", detail.replace(['\r', '\n'], " "));
+            redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
+        })
+    }
+
+    fn reply() -> impl Strategy<Value = Value> {
+        let string = || text().prop_map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned());
+        let leaf = prop_oneof![
+            4 => text().prop_map(|bytes| Value::BulkString(bytes.0)),
+            // The last µs part that a token has room for.
+            1 => Just(Value::BulkString(b"18014398509481983".to_vec())),
+            2 => prop_oneof![-3..3_i64, any::<i64>()].prop_map(Value::Int),
+            2 => error(),
+            1 => string().prop_map(Value::SimpleString),
+            1 => prop_oneof![Just(Value::Nil), Just(Value::Okay)],
+            1 => any::<f64>().prop_map(Value::Double),
+            1 => any::<bool>().prop_map(Value::Boolean),
+            1 => string().prop_map(|text| Value::VerbatimString { format: VerbatimFormat::Text, text }),
+        ];
+        leaf.prop_recursive(3, 24, 5, |inner| {
+            prop_oneof![
+                4 => vec(inner.clone(), 0..5).prop_map(Value::Array),
+                1 => vec(inner.clone(), 0..5).prop_map(Value::Set),
+                1 => vec((inner.clone(), inner.clone()), 0..3).prop_map(Value::Map),
+                1 => vec(inner, 0..3).prop_map(|data| Value::Push { kind: PushKind::Message, data }),
+            ]
+        })
+    }
+
+    fn short(error: &crate::error::Error) -> Result<(), TestCaseError> {
+        let message = error.to_string();
+        prop_assert!(
+            message.len() <= 2000,
+            "{} bytes: {message:.200}",
+            message.len()
+        );
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn fuzz_any_reply_has_a_meaning_for_each_command(
+            kind in select(&Kind::ALL[..]),
+            n in 1..4_usize,
+            reply in reply(),
+        ) {
+            match decode(kind, n, reply) {
+                Decoded::Outcomes(outcomes) => {
+                    prop_assert_eq!(outcomes.len(), n);
+                    for outcome in &outcomes {
+                        if let Err(error) = outcome {
+                            short(error)?;
+                        }
+                    }
+                }
+                Decoded::OutcomeUnknown(error) | Decoded::Nonsense(error) => short(&error)?,
+                Decoded::SplitBatch | Decoded::NoScript => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Who holds (a client) and what is held (one grant).
+
+use std::fmt;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::util::sync::Mutex;
+
+/// One grant of one lock: 128 bits, random but for six, new with each attempt to be granted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LeaseId(Uuid);
+
+impl LeaseId {
+    /// Hexadecimal digits of an id on the wire.
+    pub(crate) const DIGITS: usize = 32;
+
+    pub(crate) fn random() -> Self {
+        let [id] = Self::several();
+        id
+    }
+
+    fn several<const N: usize>() -> [Self; N] {
+        random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
+    }
+
+    /// Reads an id as [`encode`](Self::encode) writes it: with small digits only, since Redis compares bytes.
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let is_id = text.len() == Self::DIGITS && text.bytes().all(is_digit);
+        is_id
+            .then(|| Uuid::try_parse(text).ok().map(Self))
+            .flatten()
+    }
+
+    pub(crate) fn encode(self, into: &mut [u8; Self::DIGITS]) -> &str {
+        self.0.as_simple().encode_lower(into)
+    }
+
+    pub(crate) fn start(self) -> LeaseStart {
+        LeaseStart((self.0.as_u128() >> 64) as u64)
+    }
+
+    /// A number in 0.0 .. 1.0 drawn from the id, to spread retries.
+    pub(crate) fn jitter(self) -> f64 {
+        (self.0.as_u128() as u32) as f64 / (f64::from(u32::MAX) + 1.0)
+    }
+}
+
+/// The first half of a lease id. It tells leases apart and proves nothing: 64 bits stay unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseStart(u64);
+
+impl LeaseStart {
+    /// Hexadecimal digits on the wire.
+    pub(crate) const DIGITS: usize = LeaseId::DIGITS / 2;
+
+    /// As [`LeaseId::decode`].
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let is_start = text.len() == Self::DIGITS && text.bytes().all(is_digit);
+        is_start
+            .then(|| u64::from_str_radix(text, 16).ok().map(Self))
+            .flatten()
+    }
+}
+
+impl fmt::Display for LeaseStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:0digits$x}", self.0, digits = Self::DIGITS)
+    }
+}
+
+fn is_digit(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
+}
+
+/// Lease ids. Until its grant each is a secret, by which the message of the grant proves itself. They are drawn from
+/// the system many at a time, since that is a system call; and from nowhere else, since generators of a process
+/// go on alike in those that it forks. (As these would: but a forked process has no use of its parent's clients.)
+#[derive(Default)]
+pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
+
+impl LeaseIds {
+    /// A KiB of randomness, a few µs.
+    const AT_ONCE: usize = 64;
+
+    pub(crate) fn next(&self) -> LeaseId {
+        let mut drawn = self.0.lock();
+        if drawn.is_empty() {
+            drawn.extend(LeaseId::several::<{ Self::AT_ONCE }>());
+        }
+        drawn.pop().expect("some were just drawn")
+    }
+}
+
+#[cfg(all(test, shuttle))]
+fn random<const N: usize>() -> [[u8; 16]; N] {
+    [(); N].map(|()| crate::util::sync::model::random().to_be_bytes())
+}
+
+/// Random bytes of the system.
+#[cfg(not(all(test, shuttle)))]
+fn random<const N: usize>() -> [[u8; 16]; N] {
+    let mut bytes = [[0; 16]; N];
+    getrandom::fill(bytes.as_flattened_mut()).expect("the system has random bytes");
+    bytes
+}
+
+/// All digits, for Redis and for tickets. Not for errors and logs: with its token, a lease id makes a ticket.
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.encode(&mut [0; Self::DIGITS]))
+    }
+}
+
+/// The first eight digits: enough to tell leases apart, not to use one.
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", &self.encode(&mut [0; Self::DIGITS])[..8])
+    }
+}
+
+/// Reads a number as values, messages and tickets have it: decimal digits without a sign or leading zeros.
+pub(crate) fn number(text: &str) -> Option<u64> {
+    let is_written_so = text == "0" || text.starts_with(|first| matches!(first, '1'..='9'));
+    is_written_so.then(|| text.parse().ok()).flatten()
+}
+
+/// Who holds a lock: one per [`Client`](crate::Client), readable as `host/pid/random`.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url()).unwrap();
+/// let holder = client.holder_id();
+/// assert_eq!(holder.as_str().split('/').count(), 3);
+/// println!("I am {holder}");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HolderId(Arc<str>);
+
+impl HolderId {
+    /// A host's name of 64 bytes, a process id, eight digits, and room for more.
+    pub(crate) const MAX_BYTES: usize = 128;
+
+    pub(crate) fn of_this_process() -> Self {
+        let host: String = host_name()
+            .chars()
+            .map(|c| {
+                if c.is_ascii_graphic() && c != '/' {
+                    c
+                } else {
+                    '-'
+                }
+            })
+            .take(64)
+            .collect();
+        let [[a, b, c, d, ..]] = random::<1>();
+        let random = u32::from_be_bytes([a, b, c, d]);
+        Self(format!("{host}/{}/{random:08x}", std::process::id()).into())
+    }
+
+    pub(crate) fn of_text(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// A holder as it stands in values and messages, which anybody may have written.
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let is_holder = (1..=Self::MAX_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic());
+        is_holder.then(|| Self::of_text(text))
+    }
+
+    /// The holder as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HolderId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_ids_are_32_digits_and_differ() {
+        let (one, two) = (LeaseId::random(), LeaseId::random());
+        assert_ne!(one, two);
+        assert_eq!(one.to_string().len(), LeaseId::DIGITS);
+        assert_eq!(format!("{one:?}"), format!("{}..", &one.to_string()[..8]));
+        assert!((0.0..1.0).contains(&one.jitter()));
+    }
+
+    #[test]
+    fn the_ids_of_a_client_are_its_own_and_none_tells_of_another() {
+        let clients = [LeaseIds::default(), LeaseIds::default()];
+        let drawn: Vec<LeaseId> = clients
+            .iter()
+            .flat_map(|ids| std::iter::repeat_with(|| ids.next()).take(1000))
+            .collect();
+        let distinct: std::collections::HashSet<_> = drawn.iter().collect();
+        assert_eq!(distinct.len(), drawn.len());
+        let steps = drawn.windows(2).map(|pair| {
+            let [one, next] = [pair[0], pair[1]].map(|id| id.0.as_u128());
+            next.wrapping_sub(one)
+        });
+        let distinct: std::collections::HashSet<_> = steps.collect();
+        assert_eq!(distinct.len(), drawn.len() - 1);
+    }
+
+    #[test]
+    fn only_what_is_written_is_read() {
+        let digits = "0123456789abcdef0123456789abcdef";
+        assert!(LeaseId::decode(digits).is_some());
+        assert!(LeaseId::decode(&digits.to_uppercase()).is_none());
+        let start = LeaseId::decode(digits).map(LeaseId::start);
+        assert_eq!(start, LeaseStart::decode(&digits[..16]));
+        assert_eq!(start.unwrap().to_string(), digits[..16]);
+        for text in [
+            "",
+            &digits[..15],
+            &digits[..17],
+            "0123456789ABCDEF",
+            "+123456789abcdef",
+        ] {
+            assert_eq!(LeaseStart::decode(text), None, "{text:?}");
+        }
+        for text in ["", "a b", "a\nb", "\u{e9}", &"x".repeat(129)] {
+            assert_eq!(HolderId::decode(text), None, "{text:?}");
+        }
+        let own = HolderId::of_this_process();
+        assert_eq!(HolderId::decode(own.as_str()), Some(own));
+        for text in [
+            "",
+            "+1",
+            "-1",
+            "01",
+            "00",
+            " 1",
+            "1 ",
+            "1e3",
+            "18446744073709551616",
+        ] {
+            assert_eq!(number(text), None, "{text:?}");
+        }
+        for text in ["0", "1", "10", "18446744073709551615"] {
+            assert_eq!(number(text).unwrap().to_string(), text);
+        }
+    }
+}

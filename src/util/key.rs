@@ -1,0 +1,323 @@
+//! The names of locks: what a caller may choose, and what it becomes in Redis.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
+use std::sync::{Arc, LazyLock};
+
+use crate::error::{Error, ErrorKind};
+use crate::util::id::HolderId;
+
+/// First character of the library's own keys below the prefix. No prefix may contain it, and no name may begin
+/// with it.
+pub(crate) const RESERVED: char = '~';
+
+/// After the prefix in the key of the fence counter.
+const FENCE: &str = "~fence";
+/// Between the prefix and the name in the key of a lock's queue.
+const QUEUE: &str = "~queue:";
+/// Between the prefix and the name in the key of a fenced value.
+const VALUE: &str = "~value:";
+
+/// Between the prefix and the holder in the name of a client's channel.
+const CHANNEL: &str = "~to:";
+
+/// No name may contain these. A prefix may be the beginning of another one: `billing:~fence` under `app:` would be
+/// the fence counter of `app:billing:`. Redis compares bytes, so other cases and similar characters are harmless.
+const RESERVED_WORDS: [&str; 4] = [FENCE, QUEUE, VALUE, CHANNEL];
+
+/// A valid key of a lock, as it stands in Redis: prefix and name in one.
+#[derive(Clone)]
+pub(crate) struct Key {
+    full: Arc<str>,
+    prefix: u32,
+    hash: u32,
+}
+
+impl Key {
+    pub(crate) fn new(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
+        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidKey, why));
+        if name.is_empty() {
+            return refuse("the key is empty".to_owned());
+        }
+        if name.len() > max_bytes {
+            let start: String = name.chars().take(16).collect();
+            let len = name.len();
+            return refuse(format!(
+                "{start:?}.. has {len} bytes, at most {max_bytes} are allowed"
+            ));
+        }
+        if let Some(found) = name.chars().find(|c| c.is_control()) {
+            return refuse(format!("{name:?} holds the control character {found:?}"));
+        }
+        if name.starts_with(RESERVED) {
+            return refuse(format!(
+                "{name:?} begins with {RESERVED:?}, which is reserved"
+            ));
+        }
+        if let Some(word) = reserved_word(name) {
+            return refuse(format!(
+                "{name:?} contains {word:?}, which is reserved: under a longer prefix it is a key of the library"
+            ));
+        }
+        Ok(Self::under(prefix, name))
+    }
+
+    /// The key of the fenced value that is called `name`.
+    pub(crate) fn of_value(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
+        Self::new("", name, max_bytes)?;
+        Ok(Self::under(&[prefix, VALUE].concat(), name))
+    }
+
+    fn under(prefix: &str, name: &str) -> Self {
+        let full: Arc<str> = [prefix, name].concat().into();
+        Self {
+            hash: hash(full.as_bytes()),
+            prefix: prefix.len() as u32,
+            full,
+        }
+    }
+
+    /// A key as it stands in Redis under `prefix`.
+    pub(crate) fn of_redis(prefix: &str, full: &str) -> Option<Self> {
+        full.strip_prefix(prefix)
+            .map(|name| Self::under(prefix, name))
+    }
+
+    pub(crate) fn prefix_length(&self) -> usize {
+        self.prefix as usize
+    }
+
+    /// The name that its caller gave.
+    pub(crate) fn name(&self) -> &str {
+        &self.full[self.prefix as usize..]
+    }
+
+    /// The key in Redis.
+    pub(crate) fn in_redis(&self) -> &str {
+        &self.full
+    }
+
+    /// The parts of its queue's key in Redis: prefix, `~queue:`, name.
+    pub(crate) fn queue_parts(&self) -> [&str; 3] {
+        let (prefix, name) = self.full.split_at(self.prefix as usize);
+        [prefix, QUEUE, name]
+    }
+
+    /// Same key, same part: which pipeline serves it, which shard remembers it.
+    pub(crate) fn shard(&self, of: usize) -> usize {
+        self.hash as usize % of
+    }
+}
+
+/// The counter that makes fencing tokens of all locks under `prefix` strictly increasing.
+pub(crate) fn fence_counter(prefix: &str) -> String {
+    [prefix, FENCE].concat()
+}
+
+/// The channel on which scripts publish messages to the client `holder`.
+pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
+    [prefix, CHANNEL, holder.as_str()].concat()
+}
+
+fn reserved_word(name: &str) -> Option<&'static str> {
+    RESERVED_WORDS.into_iter().find(|word| name.contains(word))
+}
+
+/// SipHash with a random seed, one per process. Without a seed, users who choose names could choose many with one hash.
+#[cfg(not(all(test, shuttle)))]
+type Seed = std::collections::hash_map::RandomState;
+/// Models need the same hashes each time.
+#[cfg(all(test, shuttle))]
+type Seed = BuildHasherDefault<std::collections::hash_map::DefaultHasher>;
+
+static SEED: LazyLock<Seed> = LazyLock::new(Seed::default);
+
+fn hash(bytes: &[u8]) -> u32 {
+    let mut hasher = SEED.build_hasher();
+    hasher.write(bytes);
+    hasher.finish() as u32
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.full == other.full
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u32(self.hash);
+    }
+}
+
+/// For maps of keys, which bring their hash along.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are hashed by their u32");
+    }
+
+    fn write_u32(&mut self, hash: u32) {
+        // The low bits choose a key's part, so all keys in the map of one part share them, but a map chooses buckets
+        // by the low bits, too. The upper half of the product depends on all bits (Fibonacci hashing): swap the halves.
+        self.0 = u64::from(hash)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A map from keys.
+pub(crate) type KeyMap<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.full, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(name: &str) -> String {
+        Key::new("p:", name, 1024).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_key_is_its_prefix_and_its_name() {
+        let key = Key::new("billing:", "invoice:42", 1024).unwrap();
+        assert_eq!(key.in_redis(), "billing:invoice:42");
+        assert_eq!(key.name(), "invoice:42");
+    }
+
+    #[test]
+    fn bad_keys_are_named_in_the_error() {
+        assert_eq!(message(""), "invalid key: the key is empty");
+        assert!(message("a\0b").contains(r#""a\0b" holds the control character '\0'"#));
+        assert!(message("a\nb").contains(r"'\n'"));
+        assert!(message("~fence").contains("reserved"));
+        assert!(message("a~b~fence").contains("reserved"));
+        assert!(message("a~queue:b").contains("\"~queue:\", which is reserved"));
+        assert!(message(&"x".repeat(1 << 20)).contains("has 1048576 bytes, at most 1024"));
+        assert!(Key::new("p:", &"x".repeat(1024), 1024).is_ok());
+    }
+
+    #[test]
+    fn no_name_is_a_key_of_the_library_under_a_longer_prefix() {
+        let (outer, inner) = ("app:", "app:billing:");
+        let lock = Key::new(inner, "k", 1024).unwrap();
+        let own = [
+            fence_counter(inner),
+            channel(inner, &HolderId::of_text("host/1/a")),
+            lock.queue_parts().concat(),
+            Key::of_value(inner, "k", 1024).unwrap().full.to_string(),
+        ];
+        for key in own {
+            let name = key.strip_prefix(outer).unwrap();
+            let error = Key::new(outer, name, 1024).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}");
+            assert!(Key::of_value(outer, name, 1024).is_err(), "{name}");
+            // Under the prefix of all keys, too.
+            assert!(Key::new("", &key, 1024).is_err(), "{key}");
+        }
+        assert_eq!(
+            message("billing:~fence"),
+            "invalid key: \"billing:~fence\" contains \"~fence\", which is reserved: under a longer prefix it is a \
+             key of the library"
+        );
+    }
+
+    #[test]
+    fn the_same_key_is_always_in_the_same_part() {
+        let one = Key::new("p:", "a", 1024).unwrap();
+        let two = Key::new("p:", "a", 1024).unwrap();
+        assert_eq!(one.shard(4), two.shard(4));
+        let parts: std::collections::HashSet<_> = (0..64)
+            .map(|n| Key::new("p:", &n.to_string(), 1024).unwrap().shard(4))
+            .collect();
+        assert_eq!(parts.len(), 4, "all parts are used");
+    }
+
+    #[test]
+    fn keys_of_one_part_use_all_buckets() {
+        let keys = (0..16_384).map(|n| Key::new("p:", &n.to_string(), 1024).unwrap());
+        let first_part: Vec<Key> = keys.filter(|key| key.shard(64) == 0).collect();
+        let hasher = BuildHasherDefault::<KeyHasher>::default();
+        let bucket = |key: &Key| hasher.hash_one(key) % 256;
+        let used: std::collections::HashSet<_> = first_part.iter().map(bucket).collect();
+        // Some 256 keys: 162 buckets are expected.
+        let (used, keys) = (used.len(), first_part.len());
+        assert!(used > 100, "{keys} keys use {used} of 256 buckets");
+    }
+
+    /// The hash that the library used before: FNV-1a with 32 bits and no seed.
+    fn fnv1a(start: u32, bytes: &[u8]) -> u32 {
+        let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        bytes.iter().fold(start, step)
+    }
+
+    /// The attack: 2^`steps` names with one FNV hash. Each step finds two blocks that lead to the same state.
+    fn names_with_one_fnv_hash(prefix: &str, steps: usize) -> Vec<String> {
+        let mut state = fnv1a(0x811c_9dc5, prefix.as_bytes());
+        let mut names = vec![String::new()];
+        for _ in 0..steps {
+            let mut blocks = std::collections::HashMap::new();
+            let block = |n: u32| format!("{n:05x}");
+            let end = |n| fnv1a(state, block(n).as_bytes());
+            let same = |n| blocks.insert(end(n), n).map(|before| [before, n]);
+            let two = (0..1 << 20).find_map(same).unwrap();
+            let extend = |name: &String| two.map(|n| format!("{name}{}", block(n)));
+            names = names.iter().flat_map(extend).collect();
+            state = end(two[0]);
+        }
+        names
+    }
+
+    #[test]
+    fn names_with_equal_fnv_hashes_are_spread() {
+        let names = names_with_one_fnv_hash("p:", 14);
+        let keys: Vec<Key> = names
+            .iter()
+            .map(|n| Key::new("p:", n, 1024).unwrap())
+            .collect();
+        let distinct: std::collections::HashSet<_> = keys.iter().map(Key::in_redis).collect();
+        assert_eq!(distinct.len(), 16_384);
+        let largest = |part: &dyn Fn(&Key) -> usize| {
+            let mut sizes = std::collections::HashMap::new();
+            keys.iter()
+                .for_each(|key| *sizes.entry(part(key)).or_insert(0) += 1);
+            sizes.into_values().max().unwrap()
+        };
+        // With a random hash, each of these is exceeded less than once in a million runs.
+        let same_hash: usize = largest(&|key| key.hash as usize);
+        assert!(same_hash <= 3, "{same_hash} of 16,384 have one hash");
+        let bucket = largest(&|key| key.shard(keys.len()));
+        assert!(bucket <= 16, "{bucket} of 16,384 in one bucket");
+        let pipeline = largest(&|key| key.shard(2));
+        assert!(
+            pipeline <= 8_192 + 512,
+            "{pipeline} of 16,384 in one of two pipelines"
+        );
+    }
+
+    #[cfg(not(shuttle))]
+    #[test]
+    fn the_hash_of_a_key_has_a_seed() {
+        let unseeded = |key: &Key| {
+            let mut hasher = std::collections::hash_map::DefaultHasher::new();
+            hasher.write(key.in_redis().as_bytes());
+            hasher.finish() as u32
+        };
+        let keys = ["a", "b", "c", "d"].map(|name| Key::new("p:", name, 1024).unwrap());
+        assert!(keys.iter().all(|key| key.hash != unseeded(key)));
+    }
+}

@@ -1,0 +1,11 @@
+//! Parts that know nothing of locks: clock, names, ids, threads.
+
+pub(crate) mod clock;
+pub(crate) mod fork;
+#[cfg(all(test, not(shuttle)))]
+pub(crate) mod fuzz;
+pub(crate) mod id;
+pub(crate) mod key;
+pub(crate) mod sync;
+pub(crate) mod text;
+pub(crate) mod threads;

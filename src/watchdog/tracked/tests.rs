@@ -1,0 +1,34 @@
+use super::*;
+use crate::lease::{CallbackExecutor, Grant};
+use crate::util::clock::MonotonicTime;
+use crate::util::threads::ThreadGroup;
+
+fn lease(name: &str, callbacks: &Arc<CallbackExecutor>) -> Arc<Lease> {
+    let (key, now) = (Key::new("", name, 16).unwrap(), MonotonicTime::now());
+    let grant = Grant::usual(key, now);
+    Arc::new(Lease::new(grant, Arc::clone(callbacks), None))
+}
+
+#[test]
+fn no_more_are_watched_than_there_is_room_for_and_one_that_goes_makes_room() {
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
+    let tracked = TrackedLeases::default();
+    let first = lease("first", &callbacks);
+    assert!(tracked.insert(&first));
+    for n in 1..MOST {
+        assert_eq!(tracked.room(), MOST - n);
+        assert!(tracked.insert(&lease(&n.to_string(), &callbacks)));
+    }
+    let late = lease("late", &callbacks);
+    assert_eq!(tracked.room(), 0);
+    assert!(!tracked.insert(&late));
+    assert!(tracked.get(&late.grant().key).is_none());
+    assert!(tracked.insert(&first), "it has its place");
+    let next = lease("first", &callbacks);
+    assert!(tracked.insert(&next), "of the same key");
+    tracked.remove(&first);
+    assert_eq!(tracked.room(), 0, "the place is another's");
+    tracked.remove(&next);
+    assert!(tracked.insert(&late));
+    callbacks.stop();
+}

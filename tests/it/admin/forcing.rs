@@ -1,0 +1,307 @@
+//! A lock is taken away from whoever has it: its holder is told by whom, and the next in line has it.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use leasehold::{Client, LossReason};
+use leasehold_testbed::{Proxy, Server, eventually};
+
+use super::{client, lock};
+use crate::scripts::RELEASE;
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, ask, builder, channel_of, clients_that_hear, in_redis,
+    is_held, lease_of, millis, queue, secs, server, told_within, value_of, wait_for_line,
+};
+
+/// A client that hears what Redis tells.
+fn hearing(server: &Server, recorder: &Arc<Recorder>) -> Client {
+    let builder = steady(&server.url()).ttl(LONG_TTL);
+    let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
+    let before = clients_that_hear(server);
+    let guard = lock(&client, "warm");
+    let heard = eventually(SOON, || clients_that_hear(server) > before);
+    assert!(heard, "no notifications");
+    guard.unlock().unwrap();
+    client
+}
+
+/// A URL of a user who may do all but this.
+fn without(server: &Server, denied: &str) -> String {
+    let user = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
+    let rights = ["~*", "&*", "+@all", denied];
+    ask(server, &[&user[..], &rights].concat());
+    format!("redis://limited:secret@127.0.0.1:{}", server.port())
+}
+
+#[test]
+fn the_holder_is_told_by_whom_in_every_way_however_long_it_has_had_the_lock() {
+    let server = server();
+    let recorder = Recorder::new();
+    let (owner, operator) = (hearing(&server, &recorder), client(&server));
+    for held_for in [0, 100] {
+        let guard = lock(&owner, "k");
+        let signal = guard.lost_signal();
+        let (sender, called) = channel();
+        guard.on_lost(move |reason| sender.send(reason).unwrap());
+        thread::sleep(millis(held_for));
+        let told = recorder.count(What::Lost, "k");
+        let token = guard.fencing_token();
+        let taken = operator.mutex("k").force_unlock().unwrap().unwrap();
+        assert_eq!(taken.holder(), owner.holder_id());
+        assert_eq!(taken.fencing_token(), token);
+        let by = operator.holder_id().clone();
+        let forced = LossReason::ForceUnlocked { by };
+        assert_eq!(told_within(SOON, &signal), forced, "after {held_for} ms");
+        assert_eq!(called.recv_timeout(SOON).unwrap(), forced);
+        recorder.wait_for(told + 1, What::Lost, "k");
+        let error = guard.check().unwrap_err();
+        assert_eq!(error.loss_reason(), Some(&forced));
+        assert!(error.to_string().contains(operator.holder_id().as_str()));
+        assert!(!is_held(&server, "k"));
+        assert_eq!(guard.unlock().unwrap_err().loss_reason(), Some(&forced));
+        let next = lock(&operator, "k");
+        assert!(next.fencing_token() > token);
+        next.unlock().unwrap();
+    }
+}
+
+/// Nobody listens for it yet: it looks as soon as it does.
+#[test]
+fn a_holder_that_does_not_hear_yet_finds_out_in_moments() {
+    let server = server();
+    let [owner, operator] = [(); 2].map(|()| client(&server));
+    let guard = lock(&owner, "k");
+    operator.mutex("k").force_unlock().unwrap().unwrap();
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert_eq!(reason, LossReason::Deleted);
+}
+
+#[test]
+fn a_holder_that_cannot_be_told_learns_it_at_its_renewal() {
+    let server = server();
+    let operator = client(&server);
+    let url = without(&server, "-subscribe");
+    let owner = steady(&url).ttl(secs(2)).build().unwrap();
+    let guard = lock(&owner, "k");
+    thread::sleep(millis(100));
+    operator.mutex("k").force_unlock().unwrap().unwrap();
+    let held = lock(&operator, "k");
+    let reason = told_within(SOON, &guard.lost_signal());
+    let by = Some(operator.holder_id().clone());
+    assert_eq!(reason, LossReason::TakenOver { by });
+    let value = value_of(&server, "k");
+    drop(guard);
+    owner.shutdown(secs(5)).unwrap();
+    assert_eq!(value_of(&server, "k"), value);
+    held.unlock().unwrap();
+}
+
+#[test]
+fn the_next_in_line_has_it_then_under_a_greater_token() {
+    let server = server();
+    let recorder = Recorder::new();
+    let (owner, operator) = (hearing(&server, &recorder), client(&server));
+    let others = [(); 2].map(|()| client(&server));
+    let mut guard = lock(&owner, "k");
+    let mut waiters = Vec::new();
+    for (n, other) in (1..).zip(&others) {
+        let mutex = other.mutex("k");
+        waiters.push(Task::start(move || mutex.lock().unwrap()));
+        wait_for_line(&server, "k", n);
+    }
+    for waiter in waiters {
+        let token = guard.fencing_token();
+        operator.mutex("k").force_unlock().unwrap().unwrap();
+        let next = waiter.within(SOON, "the next in line");
+        assert!(next.fencing_token() > token);
+        told_within(SOON, &guard.lost_signal());
+        next.extend(2 * LONG_TTL).expect("it has it");
+        guard = next;
+    }
+    guard.unlock().unwrap();
+    assert!(!is_held(&server, "k"));
+}
+
+#[test]
+fn of_a_free_lock_nothing_is_taken() {
+    let server = server();
+    let client = client(&server);
+    assert!(client.mutex("k").force_unlock().unwrap().is_none());
+    lock(&client, "k").unlock().unwrap();
+    assert!(client.mutex("k").force_unlock().unwrap().is_none());
+    client.with_lock("k", || ()).unwrap();
+}
+
+#[test]
+fn a_lock_that_changes_hands_meanwhile_stays_with_its_new_holder() {
+    let server = server();
+    let [one, two] = [(); 2].map(|()| client(&server));
+    let proxy = Proxy::start(server.port()).unwrap();
+    let operator = steady(&proxy.url()).pipelines(1).build().unwrap();
+    operator.mutex("warm").inspect().unwrap();
+    let guard = lock(&one, "k");
+    proxy.hold_replies(true);
+    let inspects = || server.calls("evalsha").unwrap();
+    let before = inspects();
+    let mutex = operator.mutex("k");
+    let task = Task::start(move || mutex.force_unlock());
+    assert!(eventually(SOON, || inspects() > before));
+    guard.unlock().unwrap();
+    let guard = lock(&two, "k");
+    let value = value_of(&server, "k");
+    proxy.hold_replies(false);
+    assert!(task.within(SOON, "forcing").unwrap().is_none());
+    assert_eq!(value_of(&server, "k"), value);
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn of_many_who_take_it_away_at_once_one_does() {
+    let server = server();
+    let [owner, one, two] = [(); 3].map(|()| client(&server));
+    for _ in 0..30 {
+        let guard = lock(&owner, "k");
+        let tasks: Vec<_> = (0..8)
+            .map(|n| {
+                let mutex = [&one, &two][n % 2].mutex("k");
+                Task::start(move || mutex.force_unlock().unwrap())
+            })
+            .collect();
+        let taken = tasks.into_iter().map(|task| task.within(SOON, "forcing"));
+        assert_eq!(taken.flatten().count(), 1);
+        assert!(guard.unlock().unwrap_err().is_lease_lost());
+    }
+}
+
+/// Its answer may be lost, and it is asked again: what was done then is not "it was free".
+#[test]
+fn cut_after_any_number_of_its_bytes_it_is_done_and_said_to_be() {
+    let server = server();
+    let owner = client(&server);
+    thread::scope(|scope| {
+        for part in 0..8 {
+            let (server, owner) = (&server, &owner);
+            scope.spawn(move || {
+                for n in (part..420).step_by(8) {
+                    let proxy = Proxy::start(server.port()).unwrap();
+                    let builder = builder(&proxy.url()).pipelines(1).command_timeout(SOON);
+                    let operator = builder.build().unwrap();
+                    operator.mutex("warm").inspect().unwrap();
+                    let key = format!("key-{n}");
+                    let guard = lock(owner, &key);
+                    proxy.cut_after(Some(n));
+                    match operator.mutex(&key).force_unlock() {
+                        Ok(taken) => {
+                            assert!(taken.is_some(), "cut at {n}");
+                            assert!(!is_held(server, &key));
+                        }
+                        Err(error) => assert!(error.is_unavailable(), "{n}: {error}"),
+                    }
+                    drop(guard);
+                    assert!(eventually(SOON, || !is_held(server, &key)));
+                }
+            });
+        }
+    });
+}
+
+/// The message comes before the script knows that it may not delete the key.
+#[test]
+fn a_lock_that_cannot_be_forced_stays_held() {
+    let server = server();
+    let recorder = Recorder::new();
+    let owner = hearing(&server, &recorder);
+    let url = without(&server, "-del");
+    let operator = steady(&url).build().unwrap();
+    let guard = lock(&owner, "k");
+    let error = operator.mutex("k").force_unlock().unwrap_err();
+    assert_eq!(error.kind(), leasehold::ErrorKind::Denied, "{error}");
+    // In order: the message was heard once this one is.
+    let mark = lock(&owner, "mark");
+    let may = client(&server);
+    may.mutex("mark").force_unlock().unwrap().unwrap();
+    told_within(SOON, &mark.lost_signal());
+    guard.extend(2 * LONG_TTL).expect("it has it");
+    may.mutex("k").force_unlock().unwrap().unwrap();
+    let by = may.holder_id().clone();
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert_eq!(reason, LossReason::ForceUnlocked { by });
+}
+
+/// Other users may publish there, too: text that makes no sense is ignored.
+#[test]
+fn what_is_said_of_other_leases_or_makes_no_sense_ends_nothing() {
+    let server = server();
+    let recorder = Recorder::new();
+    let owner = hearing(&server, &recorder);
+    let guard = lock(&owner, "k");
+    let channel = channel_of(&owner);
+    let other = "0".repeat(16);
+    let whole = lease_of(&server, "k").unwrap();
+    let own = &whole[..16];
+    for text in [
+        format!("{whole} !host/1/0 leasehold:k"),
+        format!("{} !host/1/0 leasehold:k", &own[..15]),
+        format!("{other} !host/1/0 leasehold:k"),
+        format!("{own} !host/1/0 leasehold:other"),
+        format!("{own} !host/1/0 k"),
+        format!("{own} !host/1/0"),
+        format!("{own} host leasehold:k"),
+        "!".to_owned(),
+        String::new(),
+    ] {
+        ask(&server, &["PUBLISH", &channel, &text]);
+    }
+    // In order: whatever was heard before has been dealt with once this is.
+    let mark = lock(&owner, "mark");
+    client(&server).mutex("mark").force_unlock().unwrap();
+    told_within(SOON, &mark.lost_signal());
+    guard.check().unwrap();
+    assert_eq!(recorder.count(What::Lost, "k"), 0);
+    guard.unlock().unwrap();
+}
+
+/// Its holder hears of both at once: it may be in the midst of entering on it.
+#[test]
+fn a_grant_that_is_let_go_by_force_at_once_is_not_believed_in() {
+    let server = server();
+    let [owner, waits, operator] = [(); 3].map(|()| client(&server));
+    let mut redis = redis::Client::open(server.url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    for round in 0..5 {
+        let key = format!("k{round}");
+        let held = lock(&owner, &key);
+        let mutex = waits.mutex(&key);
+        let waiter = Task::start(move || mutex.lock().unwrap());
+        wait_for_line(&server, &key, 1);
+        let owners = lease_of(&server, &key).unwrap();
+        let waiters = queue(&server, &key).remove(0);
+        let forced = format!("{}!{}", &waiters[..32], operator.holder_id());
+        // What unlocking and then forcing send, as one.
+        let mut both = redis::pipe();
+        both.atomic();
+        for release in [owners, forced] {
+            let keys = ["~fence", &key, &format!("~queue:{key}")].map(in_redis);
+            let eval = both.cmd("EVAL").arg(&**RELEASE);
+            eval.arg(3).arg(&keys).arg(release);
+        }
+        let done: [i64; 2] = both.query(&mut redis).unwrap();
+        assert_eq!(done, [1, 1]);
+        let next = waiter.within(SOON, "a turn");
+        // Granted anew, or told by whom it lost what it had.
+        if !is_held(&server, &key) {
+            let reason = told_within(SOON, &next.lost_signal());
+            let by = operator.holder_id().clone();
+            assert_eq!(reason, LossReason::ForceUnlocked { by });
+            continue;
+        }
+        next.extend(2 * LONG_TTL).unwrap();
+        drop(held);
+        next.unlock().unwrap();
+    }
+}

@@ -1,0 +1,168 @@
+//! Nothing is left behind: no keys in Redis, no connections, no threads.
+
+use std::time::Duration;
+
+use leasehold_testbed::{Reply, Server, eventually};
+
+use crate::child::{self, Child};
+use crate::fakes::{Fake, Manner, closed_port};
+use crate::steady::steady;
+use crate::support::{SOON, Task, ask, builder, in_redis, millis, secs, server};
+
+/// Every key of every database's first page: the server is the test's own.
+fn all_keys(server: &Server) -> Vec<String> {
+    let Reply::Array(keys) = ask(server, &["KEYS", "*"]) else {
+        panic!("KEYS answers with an array");
+    };
+    let mut keys: Vec<String> = keys
+        .iter()
+        .filter_map(|key| key.as_text().map(str::to_owned))
+        .collect();
+    keys.sort();
+    keys
+}
+
+/// Connections but the one that asks.
+fn connections(server: &Server) -> usize {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    list.as_text().expect("CLIENT LIST is text").lines().count() - 1
+}
+
+/// Locks in all ways there are: held, contended, waited for, given up, lost, panicked in.
+fn use_everything(url: &str) {
+    let client = steady(url).ttl(secs(5)).build().unwrap();
+    let held = client.mutex("held").lock().unwrap();
+    assert!(client.mutex("held").try_lock().unwrap().is_none());
+    assert!(
+        client
+            .mutex("held")
+            .try_lock_for(millis(30))
+            .unwrap()
+            .is_none()
+    );
+    let waiting = client.mutex("held");
+    let waiter = Task::start(move || waiting.lock().map(drop));
+    held.extend(secs(9)).unwrap();
+    client.with_lock("with", || ()).unwrap();
+    drop(client.mutex("checked").renew_while(|| true).lock().unwrap());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        client.with_lock("panic", || panic!("a test's own panic"))
+    }));
+    assert!(panicked.is_err());
+    let short = client.mutex("short").ttl(millis(60)).lock().unwrap();
+    short.lost_signal().recv_timeout(SOON).unwrap();
+    drop(short);
+    let guards: Vec<_> = (0..300)
+        .map(|n| client.mutex(&format!("many-{n}")).lock().unwrap())
+        .collect();
+    drop(guards);
+    drop(held);
+    waiter.within(SOON, "the waiter's turn").unwrap();
+}
+
+#[test]
+fn only_the_fence_counter_is_left_in_redis() {
+    let server = server();
+    use_everything(&server.url());
+    assert_eq!(all_keys(&server), [in_redis("~fence")]);
+    let ttl = ask(&server, &["PTTL", &in_redis("~fence")]);
+    assert_eq!(ttl, Reply::Int(-1), "the counter stays");
+}
+
+#[test]
+fn each_prefix_has_one_counter_however_many_keys_there_were() {
+    let server = server();
+    for prefix in ["one:", "two:"] {
+        let client = steady(&server.url()).prefix(prefix).build().unwrap();
+        for n in 0..50 {
+            client.with_lock(&format!("k{n}"), || ()).unwrap();
+        }
+    }
+    assert_eq!(all_keys(&server), ["one:~fence", "two:~fence"]);
+}
+
+#[test]
+fn a_client_has_a_bounded_number_of_connections_and_leaves_none() {
+    let server = server();
+    let client = steady(&server.url())
+        .pipelines(4)
+        .ttl(secs(3))
+        .renew_ratio(0.05);
+    let client = client.build().unwrap();
+    // The one that looked whether the server is there.
+    assert!(eventually(SOON, || connections(&server) == 0));
+    let tasks: Vec<_> = (0..24)
+        .map(|n| {
+            let mutex = client.mutex(&format!("k{n}"));
+            Task::start(move || {
+                let guard = mutex.lock().unwrap();
+                // Long enough to be renewed.
+                let lost = guard.lost_signal().recv_timeout(millis(500));
+                assert!(lost.is_err(), "{lost:?}");
+            })
+        })
+        .collect();
+    // Four pipelines, two more for renewal, one for notifications.
+    let most = (0..200)
+        .map(|_| {
+            std::thread::sleep(millis(2));
+            connections(&server)
+        })
+        .max();
+    for task in tasks {
+        task.within(SOON, "holding for a moment");
+    }
+    assert!(most <= Some(7), "{most:?} connections");
+    drop(client);
+    let closed = eventually(SOON, || connections(&server) == 0);
+    assert!(closed, "{} connections are left", connections(&server));
+    assert_eq!(all_keys(&server), [in_redis("~fence")]);
+}
+
+#[test]
+fn no_thread_is_left_when_a_client_has_gone() {
+    if child::threads().is_none() {
+        return;
+    }
+    let server = server();
+    let child = Child::start("leaks::count_threads", &server.url());
+    child.finish(secs(120));
+}
+
+#[test]
+#[ignore = "the work of no_thread_is_left_when_a_client_has_gone, which starts it"]
+fn count_threads() {
+    let Some(url) = child::url() else { return };
+    let before = child::threads().unwrap();
+    let back_to_before = |what: &str, limit: Duration| {
+        let gone = eventually(limit, || child::threads().unwrap() == before);
+        let now = child::threads().unwrap();
+        assert!(gone, "{what}: {now} threads, {before} before");
+    };
+    for _ in 0..5 {
+        use_everything(&url);
+    }
+    back_to_before("after all was done", SOON);
+
+    let client = steady(&url).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    client.shutdown(secs(5)).unwrap();
+    drop(client);
+    back_to_before("after a shutdown", SOON);
+
+    let nowhere = format!("redis://127.0.0.1:{}", closed_port());
+    drop(builder(&nowhere).build_lazy().unwrap());
+    back_to_before("after a client that never connected", SOON);
+    assert!(builder(&nowhere).build().is_err());
+    back_to_before("after a client that could not be built", SOON);
+    let client = builder(&nowhere).build_lazy().unwrap();
+    assert!(client.mutex("k").try_lock().is_err());
+    drop(client);
+    back_to_before("after a client that could not connect", SOON);
+
+    let fake = Fake::start(Manner::BacklogOnly);
+    let client = builder(&fake.url()).build_lazy().unwrap();
+    assert!(client.mutex("k").try_lock().is_err());
+    drop(client);
+    back_to_before("after a client that got no answer", SOON);
+}

@@ -1,0 +1,158 @@
+//! What waiting and not waiting cost the server: a handful of requests, and no connection for who
+//! never waits.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, connections, looks, millis, script_calls, secs, server, wait_for_line,
+    wake_up_connections,
+};
+
+fn client(server: &Server) -> Client {
+    steady(&server.url()).ttl(LONG_TTL).build().unwrap()
+}
+
+/// Has the client wait once, so that it hears notifications from then on.
+fn wait_once(server: &Server, client: &Client, holder: &Client) {
+    let held = holder.mutex("first").lock().unwrap();
+    let mutex = client.mutex("first");
+    let waiter = Task::start(move || mutex.lock().unwrap().unlock().unwrap());
+    wait_for_line(server, "first", 1);
+    held.unlock().unwrap();
+    waiter.within(SOON, "entering");
+}
+
+#[test]
+fn without_others_a_lock_costs_two_calls_and_no_wake_up_connection() {
+    const TIMES: u64 = 100;
+    // Short holds only: after a longer one the server is asked to tell of the key.
+    const SHORT: Duration = Duration::from_millis(20);
+    for _ in 0..50 {
+        let server = server();
+        let client = client(&server);
+        let before = script_calls(&server);
+        let mut longest = Duration::ZERO;
+        for round in 0..TIMES {
+            let start = Instant::now();
+            let guard = client.mutex("k").lock().unwrap();
+            if round % 2 == 0 {
+                guard.unlock().unwrap();
+            } else {
+                drop(guard);
+            }
+            longest = longest.max(start.elapsed());
+        }
+        // A dropped guard's release is under way; the next lock of the key comes behind it.
+        client.with_lock("k", || ()).unwrap();
+        assert_eq!(script_calls(&server) - before, 2 * (TIMES + 1));
+        if longest < SHORT {
+            assert_eq!(wake_up_connections(&server), 0);
+            assert_eq!(looks(&server), 0);
+            return;
+        }
+    }
+    panic!("this machine is never quick for so many holds in a row");
+}
+
+#[test]
+fn who_only_tries_opens_no_wake_up_connection() {
+    let server = server();
+    let (holder, client) = (client(&server), client(&server));
+    let held = holder.mutex("k").lock().unwrap();
+    // The holder's own, since it holds for long.
+    assert!(eventually(SOON, || wake_up_connections(&server) == 1));
+    for _ in 0..20 {
+        assert!(client.mutex("k").try_lock().unwrap().is_none());
+    }
+    assert_eq!(wake_up_connections(&server), 1);
+    held.unlock().unwrap();
+}
+
+#[test]
+fn a_second_of_waiting_costs_a_handful_of_requests() {
+    let server = server();
+    let (holder, client) = (client(&server), client(&server));
+    wait_once(&server, &client, &holder);
+    let held = holder.mutex("k").lock().unwrap();
+    assert!(eventually(SOON, || looks(&server) > 0), "it is watched");
+    let (calls, looked) = (script_calls(&server), looks(&server));
+    assert!(client.mutex("k").try_lock_for(secs(1)).unwrap().is_none());
+    // Its place in line is given back behind its answer.
+    wait_for_line(&server, "k", 0);
+    let (calls, looked) = (script_calls(&server) - calls, looks(&server) - looked);
+    // To ask, to ask again once or twice, to leave; polling would be twenty times and more.
+    assert!(calls <= 5, "{calls} script calls");
+    // Each time the value changes, by both who watch it.
+    assert!(looked <= 8, "{looked} looks at the key");
+    held.unlock().unwrap();
+}
+
+#[test]
+fn a_turn_is_told_and_not_asked_for() {
+    const ROUNDS: usize = 9;
+    let server = server();
+    let (holder, client) = (client(&server), client(&server));
+    wait_once(&server, &client, &holder);
+    let mut costs: Vec<u64> = (0..ROUNDS)
+        .map(|_| {
+            let before = script_calls(&server);
+            let held = holder.mutex("k").lock().unwrap();
+            let mutex = client.mutex("k");
+            let waiter = Task::start(move || mutex.lock().unwrap());
+            wait_for_line(&server, "k", 1);
+            held.unlock().unwrap();
+            let guard = waiter.within(SOON, "entering");
+            let cost = script_calls(&server) - before;
+            guard.unlock().unwrap();
+            cost
+        })
+        .collect();
+    costs.sort_unstable();
+    // The holder's two and the waiter's one; on a busy machine some ask again.
+    assert_eq!(costs[ROUNDS / 2], 3, "{costs:?}");
+}
+
+#[test]
+fn a_client_hears_on_one_connection_however_much_it_waits_for_and_holds() {
+    let server = server();
+    let (holder, client) = (client(&server), client(&server));
+    let held: Vec<_> = (0..20)
+        .map(|n| holder.mutex(&format!("held-{n}")).lock().unwrap())
+        .collect();
+    let waiters: Vec<_> = (0..20)
+        .map(|n| {
+            let mutex = client.mutex(&format!("held-{n}"));
+            Task::start(move || mutex.lock().map(drop))
+        })
+        .collect();
+    for n in 0..20 {
+        wait_for_line(&server, &format!("held-{n}"), 1);
+    }
+    assert!(eventually(SOON, || wake_up_connections(&server) == 2));
+    // Two pipelines, two for renewals, one for notifications; of each.
+    assert!(connections(&server) <= 10);
+    drop(held);
+    for waiter in waiters {
+        waiter.within(SOON, "entering").unwrap();
+    }
+    assert_eq!(wake_up_connections(&server), 2);
+    drop((holder, client));
+    let closed = eventually(SOON, || connections(&server) == 0);
+    assert!(closed, "{} connections are left", connections(&server));
+}
+
+#[test]
+fn a_lock_held_for_long_is_looked_at_once() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").lock().unwrap();
+    assert!(eventually(SOON, || looks(&server) > 0));
+    let calls = script_calls(&server);
+    assert!(guard.lost_signal().recv_timeout(millis(400)).is_err());
+    assert_eq!((looks(&server), script_calls(&server)), (1, calls));
+    guard.unlock().unwrap();
+}

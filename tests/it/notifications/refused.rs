@@ -1,0 +1,260 @@
+//! Where the server does not tell a client: it locks and waits all the same, by asking, and says so
+//! once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use leasehold::{Client, Mutex};
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, clients_that_hear, connections_made,
+    millis, secs, server, told_within, wait_for_line, wake_up_connections,
+};
+
+/// What a user may lack so that nothing can be told.
+const LACKS: [&[&str]; 6] = [
+    &["~*", "&*", "+@all", "-subscribe"],
+    // Redis 6.2 cannot forbid CLIENT TRACKING alone.
+    &["~*", "&*", "+@all", "-client"],
+    // What is asked once it hears.
+    &["~*", "&*", "+@all", "-mget"],
+    &["~*", "&*", "+@all", "-ping"],
+    // Other clients of this user could not tell it of its grants.
+    &["~*", "&*", "+@all", "-publish"],
+    // No channel at all, also not to publish on.
+    &["~*", "resetchannels", "+@all"],
+];
+
+/// Servers that do not tell a client at the URL beside them.
+fn refusing() -> Vec<(Server, String)> {
+    let old = Server::builder().arg("rename-command", "HELLO \"\"");
+    let old = old.start().unwrap();
+    let url = old.url();
+    let limited = LACKS.map(|permissions| {
+        let server = server();
+        let url = limited(&server, permissions);
+        (server, url)
+    });
+    limited.into_iter().chain([(old, url)]).collect()
+}
+
+/// The URL of a user with these permissions.
+fn limited(server: &Server, permissions: &[&str]) -> String {
+    let command = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
+    ask(server, &[&command, permissions].concat());
+    format!("redis://limited:secret@127.0.0.1:{}", server.port())
+}
+
+fn client(url: &str, recorder: &Arc<Recorder>) -> Client {
+    let builder = steady(url)
+        .ttl(LONG_TTL)
+        .event_handler(Arc::clone(recorder));
+    builder.build().unwrap()
+}
+
+#[test]
+fn a_client_that_is_not_told_waits_all_the_same_and_says_so_once() {
+    for (n, (server, url)) in refusing().into_iter().enumerate() {
+        let recorder = Recorder::new();
+        let client = client(&url, &recorder);
+        let holder = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        for (key, round) in [("a", 1), ("b", 2), ("a", 3)] {
+            let held = holder.mutex(key).lock().unwrap();
+            let mutex = client.mutex(key);
+            let waiter = Task::start(move || mutex.lock().unwrap());
+            recorder.wait_for(1, What::WakeUpsRefused, "");
+            wait_for_line(&server, key, 1);
+            if round % 2 == 0 {
+                drop(held);
+            } else {
+                held.unlock().unwrap();
+            }
+            let guard = waiter.within(SOON, "entering");
+            guard.check().unwrap();
+            guard.unlock().unwrap();
+        }
+        let told = recorder.count(What::WakeUpsRefused, "");
+        assert_eq!(told, 1, "server {n}");
+        assert!(wake_up_connections(&server) <= 1, "the holder's");
+    }
+}
+
+#[test]
+fn a_client_that_is_not_told_waits_for_its_own_threads_all_the_same() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = client(&limited(&server, LACKS[0]), &recorder);
+    let witness = Arc::new(Witness::default());
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            Task::start(move || {
+                for _ in 0..10 {
+                    let guard = mutex.lock().unwrap();
+                    drop(witness.enter(&guard));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(secs(60), "ten turns");
+    }
+    assert_eq!(witness.entries(), 80);
+}
+
+#[test]
+fn a_client_that_is_not_told_finds_a_loss_at_its_next_renewal() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = client(&limited(&server, LACKS[1]), &recorder);
+    let mutex = client.mutex("k").ttl(secs(3)).renew(true);
+    let guard = mutex.lock().unwrap();
+    recorder.wait_for(1, What::WakeUpsRefused, "");
+    ask(&server, &["DEL", "leasehold:k"]);
+    let reason = guard.lost_signal().recv_timeout(SOON).unwrap();
+    assert_eq!(reason, leasehold::LossReason::Deleted);
+}
+
+#[test]
+fn a_key_that_may_no_longer_be_read_costs_no_connection() {
+    let (server, recorder) = (server(), Recorder::new());
+    let client = client(&limited(&server, &["~*", "&*", "+@all"]), &recorder);
+    let [hidden, seen] = ["hidden", "seen"].map(|key| client.mutex(key).lock().unwrap());
+    let both_watched = || {
+        let stats = ask(&server, &["INFO", "stats"]);
+        let mut lines = stats.as_text().unwrap().lines();
+        lines.any(|line| line.trim_end() == "tracking_total_keys:2")
+    };
+    assert!(eventually(SOON, both_watched));
+    let rules = ["resetkeys", "~leasehold:seen", "~leasehold:~*"];
+    ask(
+        &server,
+        &[&["ACL", "SETUSER", "limited"], &rules[..]].concat(),
+    );
+    ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+    // The next connection reads both keys at once, and then each of them. Reads of the one that was closed
+    // may come until then, so only refused reads tell that the next one is there.
+    assert!(eventually(SOON, || looks_refused(&server) == 2));
+    let other = redis::Client::open(server.url()).unwrap();
+    let mut other = other.get_connection_with_timeout(SOON).unwrap();
+    // Makes the connection on which a loss is confirmed.
+    seen.extend(secs(120)).unwrap();
+    let made = connections_made(&server, || {
+        for _ in 0..20 {
+            let mut change = redis::cmd("PEXPIRE");
+            let change = change.arg("leasehold:hidden").arg(70_000);
+            change.exec(&mut other).unwrap();
+            std::thread::sleep(millis(10));
+        }
+        redis::cmd("DEL")
+            .arg("leasehold:seen")
+            .exec(&mut other)
+            .unwrap();
+        let signal = seen.lost_signal();
+        assert_eq!(told_within(SOON, &signal), leasehold::LossReason::Deleted);
+    });
+    assert_eq!(made, 0);
+    assert_eq!(looks_refused(&server), 2, "both keys, then the hidden one");
+    // Else the client would try to release it for as long as it may.
+    ask(&server, &["ACL", "SETUSER", "limited", "~*"]);
+    hidden.unlock().unwrap();
+}
+
+/// Calls of MGET that Redis refused because of a key.
+fn looks_refused(server: &Server) -> u64 {
+    let stats = ask(server, &["INFO", "commandstats"]);
+    let mut lines = stats.as_text().unwrap().lines();
+    let of_mget = lines.find(|line| line.starts_with("cmdstat_mget:"));
+    let (_, refused) = of_mget.unwrap().split_once("rejected_calls=").unwrap();
+    refused.split(',').next().unwrap().parse().unwrap()
+}
+
+/// Takes turns with one other client until both have had `total` together; how many were its own.
+fn take_turns(
+    server: &Server,
+    mutex: &Mutex,
+    witness: &Witness,
+    turns: &AtomicUsize,
+    total: usize,
+) -> usize {
+    let mut own = 0;
+    loop {
+        let guard = mutex.lock().unwrap();
+        if turns.fetch_add(1, Ordering::SeqCst) >= total {
+            return own;
+        }
+        own += 1;
+        drop(witness.enter(&guard));
+        // However late the machine lets the other ask.
+        wait_for_line(server, "k", 1);
+        if own % 2 == 0 {
+            guard.unlock().unwrap();
+        }
+    }
+}
+
+#[test]
+fn neither_who_is_told_nor_who_polls_starves_the_other() {
+    const TOTAL: usize = 60;
+    for (n, (server, url)) in refusing().into_iter().enumerate() {
+        let recorder = Recorder::new();
+        let polling = client(&url, &recorder);
+        // On the last of the servers it is not told either.
+        let told = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        let server = Arc::new(server);
+        let (witness, turns) = (Arc::new(Witness::default()), Arc::default());
+        let holder = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        let held = holder.mutex("k").lock().unwrap();
+        let tasks = [&polling, &told].map(|client| {
+            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+            let (turns, server) = (Arc::clone(&turns), Arc::clone(&server));
+            Task::start(move || take_turns(&server, &mutex, &witness, &turns, TOTAL))
+        });
+        recorder.wait_for(1, What::WakeUpsRefused, "");
+        wait_for_line(&server, "k", 2);
+        held.unlock().unwrap();
+        let [by_polling, by_told] = tasks.map(|task| task.within(secs(60), "all turns"));
+        // A client that is queued while the other holds has the next turn, unless it polls too late for it.
+        assert!(
+            by_polling.min(by_told) >= TOTAL / 12,
+            "{by_polling} by who polls, {by_told} by who is told, server {n}"
+        );
+    }
+}
+
+#[test]
+fn clients_that_may_not_publish_keep_their_connections() {
+    const CLIENTS: usize = 6;
+    const TURNS: usize = 10;
+    let server = server();
+    let url = limited(&server, &["~*", "&*", "+@all", "-publish"]);
+    let recorders: [_; CLIENTS] = std::array::from_fn(|_| Recorder::new());
+    let clients = recorders.each_ref().map(|recorder| client(&url, recorder));
+    let witness = Arc::new(Witness::default());
+    let held = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let held = held.mutex("k").lock().unwrap();
+    let tasks = clients.each_ref().map(|client| {
+        let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
+        Task::start(move || {
+            for _ in 0..TURNS {
+                drop(witness.enter(&mutex.lock().unwrap()));
+            }
+        })
+    });
+    wait_for_line(&server, "k", CLIENTS);
+    // Each has made all its connections by now.
+    for recorder in &recorders {
+        recorder.wait_for(1, What::WakeUpsRefused, "");
+    }
+    assert!(
+        eventually(SOON, || clients_that_hear(&server) == 1),
+        "the holder"
+    );
+    let made = connections_made(&server, || {
+        held.unlock().unwrap();
+        for task in tasks {
+            task.within(secs(60), "all turns");
+        }
+    });
+    assert_eq!(made, 0);
+}

@@ -1,0 +1,328 @@
+//! Hand-overs while the network or Redis fails: a lock is never had twice, and never by nobody for
+//! longer than its ttl.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, ErrorKind, MutexGuard};
+use leasehold_testbed::{Proxy, Reply, eventually};
+
+use super::{adopt, client, lock, refused};
+use crate::support::{
+    LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder,
+    channel_of, expires_in, in_redis, is_held, kill_connections, lease_of, millis, secs, server,
+    told_within, value_of, within,
+};
+
+/// A client behind the proxy with one pipeline; it has connected.
+fn behind(proxy: &Proxy, command_timeout: Duration) -> Client {
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let client = builder.command_timeout(command_timeout).build().unwrap();
+    client.mutex("warm").inspect().unwrap();
+    client
+}
+
+const SHORT_TTL: Duration = Duration::from_secs(1);
+/// Longer than that, and than the time-out of a connection that is made meanwhile.
+const OUTAGE: Duration = Duration::from_secs(4);
+
+/// Redis keeps it for ten minutes.
+fn lock_extended(client: &Client) -> MutexGuard {
+    let mutex = client.mutex("k").ttl(SHORT_TTL).renew(true);
+    let guard = mutex.lock().unwrap();
+    guard.extend(secs(600)).unwrap();
+    guard
+}
+
+#[test]
+fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free() {
+    let server = server();
+    let old = client(&server);
+    let length = {
+        let proxy = Proxy::start(server.port()).unwrap();
+        let client = behind(&proxy, SOON);
+        let ticket = lock(&old, "key-000").into_ticket().unwrap();
+        proxy.hold_requests(true);
+        let task = Task::start(move || client.adopt(&ticket));
+        assert!(eventually(SOON, || proxy.held_bytes() > 0));
+        let length = proxy.held_bytes();
+        proxy.hold_requests(false);
+        task.within(SOON, "adopting").unwrap().unlock().unwrap();
+        length
+    };
+    assert!((100..1_000).contains(&length), "{length} bytes");
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let n @ 0.. = next.fetch_add(1, Ordering::Relaxed)
+                    && n <= length
+                {
+                    let proxy = Proxy::start(server.port()).unwrap();
+                    let client = behind(&proxy, SOON);
+                    let key = format!("key-{n:03}");
+                    let ticket = lock(&old, &key).into_ticket().unwrap();
+                    let before = lease_of(&server, &key).unwrap();
+                    proxy.cut_after(Some(n));
+                    match client.adopt(&ticket) {
+                        Ok(guard) => {
+                            guard.extend(2 * LONG_TTL).unwrap();
+                            guard.unlock().unwrap();
+                        }
+                        // Its answer was lost, and what it took is given back.
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::NotHeld, "{n}: {error}");
+                            let undone = || lease_of(&server, &key).is_none_or(|id| id == before);
+                            assert!(eventually(SOON, undone), "{n}: had by nobody");
+                            // What was not adopted is still to be had, once.
+                            match old.adopt(&ticket) {
+                                Ok(guard) => guard.unlock().unwrap(),
+                                Err(error) => {
+                                    assert_eq!(error.kind(), ErrorKind::NotHeld, "{n}: {error}");
+                                }
+                            }
+                        }
+                    }
+                    assert!(!is_held(&server, &key), "{n} of {length} bytes");
+                }
+            });
+        }
+    });
+    assert_all_become_free(&server);
+}
+
+/// It comes to Redis when its caller has given up: what it takes is given back.
+#[test]
+fn an_adoption_that_comes_late_is_undone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let late = behind(&proxy, TIMEOUT);
+    let ticket = lock(&old, "k").into_ticket().unwrap();
+    let value = value_of(&server, "k");
+    proxy.hold_requests(true);
+    let error = refused(&late, &ticket);
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert_eq!(error.key(), Some("k"));
+    assert_eq!(value_of(&server, "k"), value, "the ticket is still good");
+    proxy.hold_requests(false);
+    assert_all_become_free(&server);
+    assert_eq!(refused(&old, &ticket).kind(), ErrorKind::NotHeld);
+}
+
+#[test]
+fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let late = behind(&proxy, TIMEOUT);
+    let ticket = lock(&old, "k").into_ticket().unwrap();
+    proxy.hold_requests(true);
+    assert_eq!(refused(&late, &ticket).kind(), ErrorKind::Timeout);
+    let guard = adopt(&old, &ticket);
+    let value = value_of(&server, "k");
+    proxy.hold_requests(false);
+    assert!(eventually(SOON, || proxy.held_bytes() == 0));
+    // Behind all that is owed.
+    late.shutdown(secs(5)).unwrap();
+    assert_eq!(value_of(&server, "k"), value);
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let recorder = Recorder::new();
+    let builder = builder(&proxy.url()).outage_timeout(10 * SOON);
+    let new = builder
+        .event_handler(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    let ticket = lock(&old, "k").into_ticket().unwrap();
+    proxy.refuse(true);
+    proxy.cut_all();
+    let adopting = Task::start_and_see_asleep({
+        let new = new.clone();
+        move || new.adopt(&ticket)
+    });
+    recorder.wait_for(2, What::Unavailable, "k");
+    let _ = new.shutdown(secs(1));
+    let error = adopting.within(SOON, "adopting").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+    assert_eq!(recorder.count(What::Acquired, "k"), 0);
+}
+
+/// Connections that the server closed while they were idle: nothing is known of that yet.
+#[test]
+fn after_a_restart_of_all_connections_nothing_is_had_by_nobody() {
+    let server = server();
+    let [old, new] = [(); 2].map(|()| client(&server));
+    for _ in 0..5 {
+        let ticket = lock(&old, "k").into_ticket().unwrap();
+        kill_connections(&server);
+        match new.adopt(&ticket) {
+            Ok(guard) => guard.unlock().unwrap(),
+            // It was adopted on a connection that broke before the answer.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}"),
+        }
+        assert!(eventually(SOON, || !is_held(&server, "k")));
+    }
+}
+
+#[test]
+fn a_lock_is_handed_over_while_redis_is_stopped_and_adopted_when_it_is_back() {
+    let server = server();
+    let old = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let new = client(&server);
+    let guard = lock(&old, "k");
+    let token = guard.fencing_token();
+    server.stop();
+    let ticket = within(SOON, "handing over", move || guard.into_ticket().unwrap());
+    let adopter = old.clone();
+    let stopped = ticket.clone();
+    let error = within(SOON, "giving up", move || refused(&adopter, &stopped));
+    assert!(error.is_unavailable(), "{error}");
+    server.resume();
+    // Whether the first one was carried out after all is not known, and it is undone then.
+    match new.adopt(&ticket) {
+        Ok(guard) => {
+            assert_eq!(guard.fencing_token(), token);
+            guard.unlock().unwrap();
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}"),
+    }
+    assert_all_become_free(&server);
+}
+
+#[test]
+fn a_ticket_of_a_restarted_server_is_refused() {
+    let mut server = server();
+    let [old, new] = [(); 2].map(|()| client(&server));
+    let ticket = lock(&old, "k").into_ticket().unwrap();
+    server.restart().unwrap();
+    let refused = eventually(SOON, || {
+        let error = refused(&new, &ticket);
+        assert!(error.is_unavailable() || error.kind() == ErrorKind::NotHeld);
+        error.kind() == ErrorKind::NotHeld
+    });
+    assert!(refused);
+}
+
+/// Another thread reads the answer, in time for itself: who asked has given up by then.
+#[test]
+fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let late = builder.command_timeout(secs(2)).build().unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let ticket = lock(&old, "k").into_ticket().unwrap();
+    proxy.delay(millis(700));
+    // The first leads; the second leads when that is answered, and takes the third along.
+    let looks = ["first", "second"].map(|key| {
+        let mutex = late.mutex(key);
+        let look = Task::start(move || mutex.inspect());
+        thread::sleep(millis(100));
+        look
+    });
+    let outcome = late.adopt(&ticket);
+    proxy.delay(millis(0));
+    for look in looks {
+        let _ = look.within(SOON, "looking");
+    }
+    match outcome {
+        // A machine that is busy enough lets the third lead.
+        Ok(guard) => drop(guard),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
+    }
+    assert_all_become_free(&server);
+}
+
+/// Messages may come twice, or late, and anybody may publish one. Only what a client has abandoned is released.
+#[test]
+fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
+    let server = server();
+    let [old, new] = [(); 2].map(|()| client(&server));
+    let channel = channel_of(&old);
+    let guard = lock(&old, "k");
+    let value = value_of(&server, "k").unwrap();
+    let words: Vec<&str> = value.split(' ').collect();
+    let granted = format!("{} {} {}", words[1], words[2], in_redis("k"));
+    let tell = |text: &str| ask(&server, &["PUBLISH", &channel, text]) == Reply::Int(1);
+    assert!(eventually(SOON, || tell(&granted)), "it hears");
+    let ticket = guard.into_ticket().unwrap();
+    assert!(tell(&granted));
+    // In order: whatever was heard before has been dealt with once this is.
+    let wait_for_messages = || {
+        let mark = lock(&old, "mark");
+        new.mutex("mark").force_unlock().unwrap().unwrap();
+        told_within(SOON, &mark.lost_signal());
+    };
+    wait_for_messages();
+    // Behind what was written of the key.
+    old.mutex("k").inspect().unwrap();
+    let guard = adopt(&new, &ticket);
+    assert!(tell(&granted));
+    guard.extend(2 * LONG_TTL).unwrap();
+    guard.unlock().unwrap();
+
+    let lost = value.replace(words[1], &"0".repeat(32));
+    ask(&server, &["SET", &in_redis("k"), &lost, "PX", "60000"]);
+    assert!(tell(&granted.replace(words[1], &"0".repeat(32))));
+    wait_for_messages();
+    old.mutex("k").inspect().unwrap();
+    assert!(is_held(&server, "k"), "nobody here asked for it");
+}
+
+/// Its ttl is that of its renewals: Redis keeps it for longer.
+#[test]
+fn an_extended_lock_that_was_adopted_is_free_soon_after_an_outage_in_which_it_was_dropped() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let new = behind(&proxy, SOON);
+    let guard = lock_extended(&old);
+    let guard = adopt(&new, &guard.into_ticket().unwrap());
+    proxy.refuse(true);
+    proxy.cut_all();
+    drop(guard);
+    thread::sleep(OUTAGE);
+    proxy.refuse(false);
+    let free = eventually(2 * SOON, || !is_held(&server, "k"));
+    assert!(free, "had by nobody for {:?}", expires_in(&server, "k"));
+}
+
+#[test]
+fn the_unanswered_adoption_of_an_extended_lock_is_undone_after_the_outage() {
+    let server = server();
+    let old = client(&server);
+    let proxy = Proxy::start(server.port()).unwrap();
+    let builder = builder(&proxy.url()).ttl(LONG_TTL).pipelines(1);
+    let late = builder
+        .command_timeout(SOON)
+        .outage_timeout(millis(1))
+        .build();
+    let late = late.unwrap();
+    late.mutex("warm").inspect().unwrap();
+    let guard = lock_extended(&old);
+    let before = lease_of(&server, "k");
+    let ticket = guard.into_ticket().unwrap();
+    proxy.hold_replies(true);
+    let adopter = late.clone();
+    let task = Task::start(move || adopter.adopt(&ticket));
+    assert!(eventually(SOON, || lease_of(&server, "k") != before));
+    proxy.refuse(true);
+    proxy.cut_all();
+    assert!(task.within(SOON, "adopting").is_err());
+    thread::sleep(OUTAGE);
+    proxy.hold_replies(false);
+    proxy.refuse(false);
+    let free = eventually(2 * SOON, || !is_held(&server, "k"));
+    assert!(free, "had by nobody for {:?}", expires_in(&server, "k"));
+}

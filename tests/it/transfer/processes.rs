@@ -1,0 +1,88 @@
+//! Locks that pass from process to process.
+
+use std::time::Duration;
+
+use leasehold::Client;
+
+use super::{adopt, client, lock};
+use crate::child::{self, Child};
+use crate::support::{LONG_TTL, SOON, ask, in_redis, is_held, secs, server};
+
+/// For a process to start on the busiest of machines.
+const START: Duration = Duration::from_secs(60);
+
+/// Adopts what stands under the key `ticket`, tells its token, and hands over in its turn.
+#[test]
+#[ignore = "the body of a process of its own"]
+fn adopt_and_hand_over() {
+    let Some(url) = child::url() else { return };
+    let client = Client::builder(&url).ttl(LONG_TTL).build().unwrap();
+    let ticket = client.fenced_value("ticket").read().unwrap().unwrap();
+    let guard = adopt(&client, &String::from_utf8(ticket).unwrap());
+    child::tell(guard.fencing_token());
+    child::tell(client.holder_id());
+    client
+        .fenced_value("ticket")
+        .write(guard.fencing_token(), guard.into_ticket().unwrap())
+        .unwrap();
+    child::tell("done");
+    child::wait_for_parent();
+}
+
+#[test]
+fn a_lock_goes_through_processes_and_back_with_its_token() {
+    let server = server();
+    let [client, third] = [(); 2].map(|()| client(&server));
+    let guard = lock(&client, "k");
+    let token = guard.fencing_token();
+    let ticket = client.fenced_value("ticket");
+    ticket.write(token, guard.into_ticket().unwrap()).unwrap();
+    let mut last = String::new();
+    for _ in 0..3 {
+        let child = Child::start("transfer::processes::adopt_and_hand_over", &server.url());
+        assert_eq!(child.told(START), token.to_string());
+        let holder = child.told(SOON);
+        assert_ne!(holder, last, "each is a holder of its own");
+        last = holder;
+        assert_eq!(child.told(SOON), "done");
+        assert!(third.mutex("k").try_lock().unwrap().is_none());
+        child.finish(SOON);
+        assert!(is_held(&server, "k"), "the ticket outlives its process");
+    }
+    let ticket = String::from_utf8(ticket.read().unwrap().unwrap()).unwrap();
+    let guard = adopt(&client, &ticket);
+    assert_eq!(guard.fencing_token(), token);
+    guard.unlock().unwrap();
+    assert!(third.mutex("k").try_lock().unwrap().is_some());
+}
+
+/// Adopts, says so, and holds it until it is killed.
+#[test]
+#[ignore = "the body of a process of its own"]
+fn adopt_and_hold() {
+    let Some(url) = child::url() else { return };
+    let client = Client::builder(&url).build().unwrap();
+    let ticket = client.fenced_value("ticket").read().unwrap().unwrap();
+    let guard = adopt(&client, &String::from_utf8(ticket).unwrap());
+    child::tell(guard.fencing_token());
+    child::wait_for_parent();
+    drop(guard);
+}
+
+#[test]
+fn an_adopter_that_dies_leaves_the_lock_to_its_ttl() {
+    let server = server();
+    let client = client(&server);
+    let guard = client.mutex("k").ttl(secs(3)).renew(true).lock().unwrap();
+    let token = guard.fencing_token();
+    let ticket = guard.into_ticket().unwrap();
+    // A process may take longer to start than that.
+    ask(&server, &["PEXPIRE", &in_redis("k"), "120000"]);
+    client.fenced_value("ticket").write(token, ticket).unwrap();
+    let mut child = Child::start("transfer::processes::adopt_and_hold", &server.url());
+    assert_eq!(child.told(START), token.to_string());
+    child.kill();
+    assert!(is_held(&server, "k"));
+    ask(&server, &["PEXPIRE", &in_redis("k"), "300"]);
+    assert!(lock(&client, "k").fencing_token() > token);
+}
