@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::acquire::{Acquirer, DelayedReleases, LocalQueues, NotificationHandler};
+use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
 use crate::builder::Builder;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -74,7 +74,7 @@ pub(crate) struct Handle {
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) callbacks: Arc<CallbackExecutor>,
     pub(crate) acquirer: Acquirer,
-    delayed: Arc<DelayedReleases>,
+    delayed: Arc<LateReleases>,
     pub(crate) transactions: Transactions,
     holder: HolderId,
     /// All threads but the callbacks's.
@@ -375,7 +375,7 @@ impl Handle {
         };
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
-        let delayed = Arc::new(DelayedReleases::new(Arc::clone(&callbacks)));
+        let delayed = Arc::new(LateReleases::new(Arc::clone(&callbacks)));
         let store = store_of(server, &config, holder.clone(), &scheduler, &delayed);
         let watchdog = Watchdog::new(
             scheduler,
@@ -476,7 +476,7 @@ fn store_of(
     config: &Config,
     holder: HolderId,
     scheduler: &Arc<Scheduler>,
-    delayed: &Arc<DelayedReleases>,
+    delayed: &Arc<LateReleases>,
 ) -> Arc<dyn Store> {
     let endpoint = match server {
         Server::Redis(endpoint) => endpoint,
@@ -486,7 +486,7 @@ fn store_of(
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
         let delayed = Arc::clone(delayed);
-        Arc::new(move |key: &Key, token, delay| delayed.hear(key, token, delay)) as DelayHook
+        Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as DelayHook
     });
     Arc::new(Node::new(
         endpoint,

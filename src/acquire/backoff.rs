@@ -1,4 +1,4 @@
-//! Pauses between attempts: doubling, with jitter, bounded.
+//! Pauses between attempts: they double up to a bound, with jitter.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const LONGEST_IN_OUTAGE: Duration = Duration::from_millis(250);
 pub(crate) struct Backoff {
     next: Duration,
     longest: Duration,
-    /// What was last said about when the lock expires.
+    /// The time until the lock expires, by the last reply.
     bound: Duration,
 }
 
@@ -24,7 +24,7 @@ impl Backoff {
         }
     }
 
-    /// The lock expires by then: trying a moment later is worth it.
+    /// Bounds the pauses by the time until the lock expires, and one millisecond.
     pub(crate) fn no_longer_than(&mut self, expires_in: Duration) {
         self.longest = LONGEST;
         self.bound = expires_in + Duration::from_millis(1);
@@ -35,7 +35,7 @@ impl Backoff {
         self.bound = Duration::MAX;
     }
 
-    /// The next pause.
+    /// Returns the next pause, and doubles the one after it.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = self.next.min(self.longest);
         self.next = pause * 2;
@@ -43,7 +43,7 @@ impl Backoff {
     }
 }
 
-/// Half to all of `pause`, so that waiters do not march in step.
+/// Half to all of `pause`, so that waiters do not ask at the same time.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
 }
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_when_the_lock_expires() {
+    fn pause_ends_when_the_lock_expires() {
         let mut pause = Backoff::new();
         for _ in 0..10 {
             pause.next();

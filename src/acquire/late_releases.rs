@@ -1,5 +1,5 @@
-//! Tells of guards' releases that could not be done at once. Each that was told of as delayed is told
-//! of as ended, at the end of the client if not before. Does no I/O and runs no user code.
+//! Reports releases of guards that could not be done at once. Each release that is reported as delayed is reported as
+//! ended later, at the latest when the client ends. Does no I/O; queues callbacks.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::lease::CallbackExecutor;
 use crate::store::Delay;
 use crate::util::key::Key;
 
-pub(crate) struct DelayedReleases {
+pub(crate) struct LateReleases {
     callbacks: Arc<CallbackExecutor>,
-    /// The callbacks is handed its errands under this lock, so that it gets them in their order.
+    /// Events are queued under this mutex, so that they keep their order.
     state: Mutex<State>,
 }
 
@@ -22,12 +22,12 @@ struct State {
     /// Keys and fencing tokens of late releases that are being written or read: bounded by what is in flight. The
     /// pipelines know of late releases that wait to be written.
     open: HashSet<(Key, u64)>,
-    /// The client ends: a release that goes to a pipeline's queue stays open until its end is reported.
+    /// The client is about to end: a release that goes back to a pipeline's queue stays open until its end is reported.
     ending: bool,
     ended: bool,
 }
 
-impl DelayedReleases {
+impl LateReleases {
     pub(crate) fn new(callbacks: Arc<CallbackExecutor>) -> Self {
         Self {
             callbacks,
@@ -35,7 +35,8 @@ impl DelayedReleases {
         }
     }
 
-    pub(crate) fn hear(&self, key: &Key, token: u64, delay: Delay) {
+    /// Notes what a pipeline reports of a late release, and queues the events.
+    pub(crate) fn note(&self, key: &Key, token: u64, delay: Delay) {
         let mut state = self.state.lock();
         if state.ended {
             return;
@@ -51,7 +52,7 @@ impl DelayedReleases {
             }
             Delay::Ended { confirmed } => {
                 state.open.remove(&release);
-                self.tell_ended(release, confirmed);
+                self.queue_ended_event(release, confirmed);
             }
             Delay::Queued if state.ending => {}
             Delay::Queued => {
@@ -63,19 +64,20 @@ impl DelayedReleases {
         }
     }
 
-    /// At the end of the client: reports all late releases as given up, and nothing after that. `end_queued` has the
-    /// pipelines report those that wait to be written.
+    /// Ends the reports when the client ends: reports all late releases as given up, and nothing after that. `end_queued`
+    /// has the pipelines report those that wait to be written.
     pub(crate) fn end(&self, end_queued: impl FnOnce()) {
         self.state.lock().ending = true;
         end_queued();
         let mut state = self.state.lock();
         state.ended = true;
         for release in std::mem::take(&mut state.open) {
-            self.tell_ended(release, false);
+            self.queue_ended_event(release, false);
         }
     }
 
-    fn tell_ended(&self, (key, fencing_token): (Key, u64), confirmed: bool) {
+    /// Queues `EventHandler::release_ended`.
+    fn queue_ended_event(&self, (key, fencing_token): (Key, u64), confirmed: bool) {
         self.callbacks.queue_event(move |events| {
             let key = key.name();
             events.release_ended(EventLock { key, fencing_token }, confirmed);
@@ -104,17 +106,17 @@ mod tests {
         }
     }
 
-    fn delayed() -> (DelayedReleases, Receiver<u64>) {
+    fn delayed() -> (LateReleases, Receiver<u64>) {
         let (told, hears) = channel();
         let listener = Arc::new(Listener(Mutex::new(told)));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), Some(listener)).unwrap();
-        (DelayedReleases::new(callbacks), hears)
+        (LateReleases::new(callbacks), hears)
     }
 
-    fn hear(delayed: &DelayedReleases, token: u64, delays: impl IntoIterator<Item = Delay>) {
+    fn hear(delayed: &LateReleases, token: u64, delays: impl IntoIterator<Item = Delay>) {
         let key = Key::new("", "k", 16).unwrap();
         for delay in delays {
-            delayed.hear(&key, token, delay);
+            delayed.note(&key, token, delay);
         }
     }
 
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_in_a_queue_take_no_room_here() {
+    fn queued_releases_take_no_room() {
         let (delayed, hears) = delayed();
         let open = || delayed.state.lock().open.len();
         for token in 0..1000 {
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn each_open_release_is_told_of_once_at_the_end() {
+    fn shutdown_reports_each_open_release_once() {
         let (delayed, hears) = delayed();
         for token in [1, 2] {
             hear(&delayed, token, [began(), Delay::Queued]);

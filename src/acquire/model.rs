@@ -157,7 +157,7 @@ fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
 }
 
 #[test]
-fn model_threads_of_one_client_take_turns_and_none_is_forgotten() {
+fn model_threads_of_one_client_take_turns() {
     check(RUNS, || {
         let server = Server::new();
         // No time passes: whoever is not woken sleeps for ever, and so does who meets a lock that
@@ -172,7 +172,7 @@ fn model_threads_of_one_client_take_turns_and_none_is_forgotten() {
 }
 
 #[test]
-fn model_threads_of_two_clients_take_turns_and_none_is_forgotten() {
+fn model_threads_of_two_clients_take_turns() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
@@ -185,7 +185,7 @@ fn model_threads_of_two_clients_take_turns_and_none_is_forgotten() {
 }
 
 #[test]
-fn model_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() {
+fn model_leaving_waiter_blocks_nobody() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
@@ -212,7 +212,7 @@ fn model_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() {
 }
 
 #[test]
-fn model_a_lease_handed_to_who_gives_up_finds_another_or_is_let_go() {
+fn model_hand_off_to_a_leaving_waiter_goes_on() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
@@ -235,7 +235,7 @@ fn model_a_lease_handed_to_who_gives_up_finds_another_or_is_let_go() {
 }
 
 #[test]
-fn model_who_waits_is_woken_when_the_lock_is_lost() {
+fn model_loss_wakes_the_next_waiter() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
@@ -278,7 +278,7 @@ fn model_who_waits_is_woken_when_the_lock_is_lost() {
 }
 
 #[test]
-fn model_whoever_waits_at_the_end_is_sent_away() {
+fn model_shutdown_ends_all_waits() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
@@ -307,7 +307,7 @@ fn model_whoever_waits_at_the_end_is_sent_away() {
 }
 
 #[test]
-fn model_a_rest_ends_with_the_client() {
+fn model_sleep_ends_at_shutdown() {
     check(RUNS, || {
         let shutdown = Shutdown::default();
         thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! What a client makes of what Redis tells it: whose position has come, who should look again, which lock
-//! is lost. Never waits, unless a test has moved the clock of its store: then for what is due by that.
+//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Never waits, except
+//! after a test has moved the clock of a `MemoryStore`: then it waits for renewals that are due.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,12 @@ pub(crate) struct NotificationHandler {
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
-    /// The longest that a grant can last which nobody here knows of.
+    /// The longest ttl that an abandoned lease can have.
     max_ttl: Duration,
 }
 
 impl NotificationHandler {
-    /// From here on a lease that is lost is tracked no more, and the first in queue for it is woken.
+    /// Also sets the hook for lost leases: their keys are not tracked any more, and the first waiter is woken.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
@@ -30,7 +30,7 @@ impl NotificationHandler {
         queues: Arc<LocalQueues>,
         max_ttl: Duration,
     ) -> Self {
-        // Weak: the watchdog, and what is held in the queues, keep the callbacks.
+        // Weak references: the watchdog and the held leases own the callback executor.
         let (dog, local) = (Arc::downgrade(&watchdog), Arc::downgrade(&queues));
         callbacks.set_loss_hook(move |lease| {
             if let Some(watchdog) = dog.upgrade() {
@@ -49,8 +49,8 @@ impl NotificationHandler {
         }
     }
 
-    /// The key was read without its lease. The read may have come from an old primary or a replica that is
-    /// behind, so a pipeline confirms the loss.
+    /// Handles a read of `key` that did not find `lease`. The read may come from an old primary or from a replica that lags
+    /// behind, so a request to the primary confirms the loss.
     fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
         let held = self.watchdog.tracked(key);
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
@@ -67,7 +67,7 @@ impl NotificationHandler {
 impl Listener for NotificationHandler {
     fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
-            // The release that gave the lease up may have come before the grant.
+            // The release that abandoned the lease may have reached Redis before the grant.
             self.store.post(Command::Release {
                 key: key.clone(),
                 lease,
@@ -102,7 +102,7 @@ impl Listener for NotificationHandler {
 
     fn all_changed(&self) {
         self.queues.wake_first();
-        // Also what has not been held for long enough to be tracked.
+        // All held keys, even those that have not been held for long enough to be tracked.
         self.watchdog.track_keys(&self.queues.holders());
     }
 
@@ -112,7 +112,7 @@ impl Listener for NotificationHandler {
             Some(lease) if value.is_some_and(|value| holds(value, *lease)) => {}
             Some(lease) => self.lost(key, *lease, value),
             None => {
-                // If another client has the lock, and its release will serve the queue, there is nothing to do.
+                // Another client holds the lock, and its release will serve the queue: the waiter need not ask.
                 let entry = self.queues.tracked_entry_of(key);
                 let waits_on = entry
                     .zip(value)
@@ -148,7 +148,7 @@ mod tests {
     use crate::watchdog::Scheduler;
 
     #[test]
-    fn a_lease_that_is_lost_is_watched_no_more_whoever_keeps_its_guard() {
+    fn lost_lease_is_not_tracked_any_more() {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
         let store = Arc::new(MemoryNode::new(
             MemoryServer::new(),

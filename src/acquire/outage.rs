@@ -1,4 +1,4 @@
-//! Whether Redis answers at the moment, as the callers of one client see it.
+//! The current outage of Redis, if there is one, as the callers of one client see it.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
-/// Shared by all who wait, so that a hundred waiters in queue run out of outage_timeout together and not
-/// one after another.
+/// Shared by all waiters of a client: so the `outage_timeout` of a hundred waiters in a queue ends at the same time, not one
+/// after another.
 pub(crate) struct Outage {
     is_known: AtomicBool,
     known: Mutex<Option<CurrentOutage>>,
-    /// What was last known longer ago says nothing about now.
+    /// A failure that is older says nothing about now.
     fresh_for: Duration,
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct Outage {
 pub(crate) struct CurrentOutage {
     pub(crate) since: MonotonicTime,
     last: MonotonicTime,
-    /// What the last attempt met with.
+    /// The error of the last attempt.
     pub(crate) error: Error,
 }
 
@@ -32,7 +32,7 @@ impl Outage {
         }
     }
 
-    /// An attempt that began at `since` failed. Says whether this is news.
+    /// Notes that an attempt that began at `since` failed. Returns the outage, and true if it is a new one.
     pub(crate) fn begin(
         &self,
         since: MonotonicTime,
@@ -52,7 +52,7 @@ impl Outage {
         (current, is_news)
     }
 
-    /// Redis answered.
+    /// Notes that Redis answered.
     pub(crate) fn end(&self) {
         if self.is_known.load(Ordering::Acquire) {
             let mut known = self.known.lock();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_lasts_from_its_first_failure_to_the_next_answer() {
+    fn outage_lasts_from_failure_to_next_answer() {
         let outage = Outage::new(Duration::from_secs(3));
         let first = MonotonicTime::now();
         let second = first.after(Duration::from_secs(2));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_known_long_ago_says_nothing() {
+    fn old_failure_is_no_outage() {
         let outage = Outage::new(Duration::from_secs(3));
         let first = MonotonicTime::now();
         let later = first.after(Duration::from_secs(4));

@@ -1,4 +1,4 @@
-//! How a lock and a place in its queue are given up: passed on within the client, or given back to Redis.
+//! Releases: a lock is handed off within the client or released in Redis, and a waiter leaves its queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
 impl Acquirer {
-    /// A dropped lease: passes it on to the next of this client, or lets go of it in Redis. True if it
-    /// was lost before.
+    /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or has Redis release it. Does
+    /// not wait for Redis. True if the lease was lost before.
     pub(crate) fn release(&self, lease: &Arc<Lease>) -> bool {
         if self.hand_off(lease) {
             return false;
@@ -24,7 +24,7 @@ impl Acquirer {
         let lost = self.watchdog.release(lease, now).err();
         // Also after a loss: the server that reported it may not be the primary.
         self.store.post(release_of(lease));
-        // Only now: the next local waiter then asks behind the release.
+        // Only now: the next waiter of this client asks behind the release.
         self.queues.remove_holder(lease);
         if lost.is_some() {
             self.forget_lost_entry(lease);
@@ -32,7 +32,7 @@ impl Acquirer {
         lost.is_some()
     }
 
-    /// As [`release`](Self::release), but passes nothing on, and waits for Redis to confirm it.
+    /// Releases the lease in Redis, without a hand-off, and waits for the reply.
     pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<(), Error> {
         let now = self.watchdog.now();
         let result = match self.watchdog.release(lease, now) {
@@ -54,18 +54,19 @@ impl Acquirer {
         result
     }
 
-    /// Gives up the entry of a lost lease: if its grant was forged, it is still queued, and granted at its position.
+    /// Forgets the entry of a lost lease: if its grant was forged, Redis grants it later, and the grant is released then.
     fn forget_lost_entry(&self, lease: &Lease) {
         self.queues
             .forget_entry(&lease.grant().key, lease.grant().id);
     }
 
-    /// A lease that is lost may still have its key, whatever the reason.
+    /// Has Redis release a lost lease, which may still have its key. Returns the error that tells of the loss.
     pub(super) fn release_lost(&self, lease: &Lease, reason: LossReason) -> Error {
         self.store.post(release_of(lease));
         Error::lost(reason)
     }
 
+    /// Hands the lease off to the next waiting thread of this client, if the limits of hand-offs allow it.
     fn hand_off(&self, lease: &Arc<Lease>) -> bool {
         let (grant, limits) = (lease.grant(), self.hand_offs);
         let mut handed = None;
@@ -85,19 +86,32 @@ impl Acquirer {
         done
     }
 
-    /// Leaves the queue without the lock, and gives back what came too late.
-    pub(super) fn leave(&self, request: &LockRequest, place: WaiterGuard<'_>) {
-        let (handed, abandoned) = place.leave();
-        if let Some(lease) = handed {
+    /// Leaves the client's queue without a lease of Redis. Releases what came too late for this waiter: a lease that was
+    /// handed off to it, and the entry of a queue that has no waiter left.
+    pub(super) fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
+        let (handed_off, abandoned) = waiter.leave();
+        if let Some(lease) = handed_off {
             self.release(&lease);
         }
         if let Some(entry) = abandoned {
-            self.release_unheld(request.key.clone(), entry.lease, entry.options.first_ttl());
+            let ttl = entry.options.first_ttl();
+            self.release_unheld(request.key.clone(), entry.lease, ttl);
         }
     }
 
-    /// Releases a lease that is not held: its grant, or its place in the queue. Removes the entry first, so
-    /// that no later request uses the id: this release would end its grant.
+    /// Leaves the client's queue with `lease`, which Redis has granted.
+    pub(super) fn leave_queue_with(&self, waiter: WaiterGuard<'_>, lease: &Arc<Lease>) {
+        let (handed_off, forced_by) = waiter.leave_with(lease);
+        if let Some(other) = handed_off {
+            self.release(&other);
+        }
+        if let Some(by) = forced_by {
+            self.watchdog.confirm_force(Arc::clone(lease), by);
+        }
+    }
+
+    /// Has Redis release a lease that no guard holds: its grant, or its place in the queue. Forgets the entry first, so that
+    /// no later request uses the lease id: this release would end that request's grant.
     pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
@@ -111,7 +125,7 @@ impl Acquirer {
     }
 }
 
-/// The release of what `lease` has in Redis, or may have.
+/// The command that releases `lease`.
 pub(super) fn release_of(lease: &Lease) -> Command {
     Command::Release {
         key: lease.grant().key.clone(),

@@ -1,4 +1,4 @@
-//! That the client is shut down, for those who wait for nothing else.
+//! The shutdown flag of a client, and a sleep that it ends.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 
 #[derive(Default)]
 pub(super) struct Shutdown {
-    closed: AtomicBool,
-    /// Held while that changes, so that nobody falls asleep just then.
+    is_shut_down: AtomicBool,
+    /// Held while the flag changes, so that no thread falls asleep at that time.
     changing: Mutex<()>,
     changed: Condvar,
 }
@@ -16,14 +16,14 @@ pub(super) struct Shutdown {
 impl Shutdown {
     pub(super) fn close(&self) {
         let changing = self.changing.lock();
-        self.closed.store(true, Ordering::Release);
+        self.is_shut_down.store(true, Ordering::Release);
         drop(changing);
         self.changed.notify_all();
     }
 
     /// An error once the client is shut down.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.closed.load(Ordering::Acquire) {
+        if self.is_shut_down.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }
         Ok(())
@@ -49,7 +49,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_rest_ends_with_its_time_or_with_the_client() {
+    fn sleep_ends_after_its_time_or_at_shutdown() {
         let shutdown = Shutdown::default();
         shutdown.rest(Duration::from_millis(1)).unwrap();
         let started = Instant::now();

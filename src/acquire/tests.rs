@@ -7,9 +7,11 @@ mod transfer;
 use std::sync::atomic::Ordering;
 
 use super::queue::GrantOf;
+use super::wait::RetryState;
 use super::*;
+use crate::error::ErrorKind;
 use crate::lease::Grant;
-use crate::store::{Command, GrantMessage, Reply, Request, Scripted, in_front};
+use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, in_front};
 use crate::util::clock::Clock;
 use crate::util::id::LeaseId;
 use crate::util::threads::ThreadGroup;
@@ -134,7 +136,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_queued_waiter_watches_its_key() {
+fn queued_waiter_has_its_key_tracked() {
     for in_line in [true, false] {
         let f = fixture();
         f.answer_after(Duration::ZERO, Ok(contended(in_line)));
@@ -171,7 +173,7 @@ fn a_thousand_waiters_send_few_requests() {
 }
 
 #[test]
-fn only_the_first_two_waiters_watch_the_key() {
+fn only_two_waiters_have_the_key_tracked() {
     for ahead in 0..4 {
         let f = fixture();
         f.answer_after(Duration::ZERO, Ok(contended_behind(ahead)));
@@ -182,7 +184,7 @@ fn only_the_first_two_waiters_watch_the_key() {
 }
 
 #[test]
-fn a_waiter_that_joined_to_poll_is_notified_once_it_can_be() {
+fn polling_waiter_is_notified_once_possible() {
     let f = fixture();
     *f.store.queue_mode.lock() = Some(QueueMode::Polling);
     for to_come in [Some(QueueMode::Polling), None] {
@@ -202,7 +204,7 @@ fn a_waiter_that_joined_to_poll_is_notified_once_it_can_be() {
 }
 
 #[test]
-fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
+fn entry_lost_without_notifications_raises_no_suspicion() {
     let f = fixture();
     f.answer_after(OPTIONS.ttl, Ok(contended(true)));
     let store = Arc::clone(&f.store);
@@ -223,7 +225,7 @@ fn a_place_lost_while_notifications_were_away_raises_no_suspicion() {
 
 /// The grant ended before its confirmation came. The message comes before that is sent, or after it.
 #[test]
-fn a_waiter_that_confirms_too_late_joins_in_front() {
+fn waiter_that_confirms_late_rejoins_in_front() {
     for is_early in [true, false] {
         let f = fixture();
         let grant = GrantMessage {
@@ -260,7 +262,7 @@ fn a_waiter_that_confirms_too_late_joins_in_front() {
 }
 
 #[test]
-fn a_waiter_that_polls_too_late_joins_in_front() {
+fn waiter_that_polls_late_rejoins_in_front() {
     let f = fixture();
     *f.store.queue_mode.lock() = Some(QueueMode::Polling);
     f.answer_after(Duration::ZERO, Ok(contended(true)));
@@ -275,7 +277,7 @@ fn a_waiter_that_polls_too_late_joins_in_front() {
 }
 
 #[test]
-fn a_waiter_that_comes_to_the_front_asks_before_long() {
+fn waiter_near_the_front_asks_soon() {
     let f = fixture();
     let queues = Arc::clone(&f.queues);
     f.answer(move |request| {
@@ -293,7 +295,7 @@ fn a_waiter_that_comes_to_the_front_asks_before_long() {
 }
 
 #[test]
-fn a_waiter_that_lost_its_place_joins_again_at_it() {
+fn waiter_rejoins_at_its_lost_place() {
     let f = fixture();
     for is_queued in [true, false] {
         f.answer_after(OPTIONS.ttl, Ok(contended(is_queued)));
@@ -320,7 +322,7 @@ fn a_waiter_that_lost_its_place_joins_again_at_it() {
 }
 
 #[test]
-fn shutdown_gives_queued_claims_back() {
+fn shutdown_releases_queued_entries() {
     let (f, key) = (fixture(), key());
     let place = f.queues.join(&key, OPTIONS, None);
     let (lease, ..) = place.entry(LeaseId::random(), f.clock.now());

@@ -1,5 +1,5 @@
-//! How a grant passes from one client to another: the old one lets it live under a ticket, the new one
-//! goes on with it under a lease of its own.
+//! Transfers of a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis;
+//! the new holder adopts the ticket under a lease id of its own.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::store::{Adoption, Command, Reply};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Ends `lease` without letting go of its key. Redis is asked to put the ttl back first, so that
-    /// there is as much time as can be to adopt it; where it cannot be asked, what is left counts.
+    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease, so that there is as much
+    /// time as possible to adopt the ticket. If Redis does not answer, the rest of the ttl counts.
     pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
@@ -21,11 +21,11 @@ impl Acquirer {
         }
         if options.renew_every.is_some() {
             let ttl = lease.ttl_to_ask(self.watchdog.now());
-            // What it tells, the lease knows as well.
+            // The lease has noted the result.
             let _ = self.watchdog.extend(lease, ttl);
         }
         if options.checked {
-            // Its check stays here, and without one nobody could stop its renewal.
+            // The check cannot be transferred, and without it nothing could stop the renewal.
             options.renew_every = None;
         }
         let now = self.watchdog.now();
@@ -45,14 +45,14 @@ impl Acquirer {
         })
     }
 
-    /// Goes on with the grant of a ticket. Rides out an outage, but never asks twice under one lease id:
-    /// what an unanswered try has taken is given back, and the next one then finds it gone.
+    /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a request
+    /// that was sent without an answer: it may have been carried out, and the store releases the key then.
     pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
-        let adopt = |started| self.adopt_with_patience(ticket, started);
+        let adopt = |started| self.adopt_through_outage(ticket, started);
         self.observed(&ticket.key, adopt, |lease| Some(&**lease))
     }
 
-    fn adopt_with_patience(
+    fn adopt_through_outage(
         &self,
         ticket: &Ticket,
         started: MonotonicTime,
@@ -68,7 +68,7 @@ impl Acquirer {
             self.report_unavailable(&ticket.key, &error);
             let pause = pause.next();
             let is_over = self.watchdog.now().since(started) + pause >= self.outage_timeout;
-            // Without an answer it may have been done, and is being undone.
+            // A request without an answer may have been carried out. The store releases the key.
             if is_over || error.kind() == ErrorKind::Timeout {
                 return Err(error);
             }
@@ -78,7 +78,7 @@ impl Acquirer {
 
     fn try_adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
         let key = ticket.key.clone();
-        let lease = self.lease_pools(&key).ids.next();
+        let lease = self.lease_pool(&key).ids.next();
         let asked_at = self.watchdog.now();
         let mut options = ticket.options;
         let command = Command::Adopt {
@@ -105,7 +105,7 @@ impl Acquirer {
             options.ttl = expires_in;
         }
         let now = self.watchdog.now();
-        let options = self.lease_pools(&key).options.share(options);
+        let options = self.lease_pool(&key).options.share(options);
         let grant = Grant {
             key: key.clone(),
             id: lease,
@@ -114,8 +114,8 @@ impl Acquirer {
             asked_at,
             since: now,
         };
-        let adopted = self.granted(grant, None, true)?;
-        // It may have been extended before.
+        let adopted = self.lease_of(grant, None, true)?;
+        // The old holder may have extended the ttl beyond that of the ticket.
         adopted.key_lives(now.after(expires_in));
         self.queues.hold(&adopted);
         Ok(adopted)

@@ -18,7 +18,7 @@ fn wait(work: &Work, client: &Client, cancel: &Receiver<()>, may: bool) {
 }
 
 #[test]
-fn model_a_cancelled_wait_leaves_nothing_behind() {
+fn model_cancelled_wait_leaves_nothing_behind() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
@@ -35,7 +35,7 @@ fn model_a_cancelled_wait_leaves_nothing_behind() {
 }
 
 #[test]
-fn model_a_cancellation_ends_a_wait_behind_any_holder() {
+fn model_cancellation_ends_a_wait_behind_a_holder() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
@@ -76,7 +76,7 @@ fn model_a_cancellation_ends_a_wait_behind_any_holder() {
 }
 
 #[test]
-fn model_a_lease_handed_to_a_cancelled_wait_is_passed_on() {
+fn model_hand_off_to_a_cancelled_wait_goes_on() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];

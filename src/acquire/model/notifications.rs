@@ -22,7 +22,7 @@ fn let_watch(waiting: &AtomicUsize) {
 }
 
 #[test]
-fn model_a_deleted_key_wakes_its_waiter() {
+fn model_deleted_key_wakes_its_waiter() {
     check(2 * RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
@@ -56,7 +56,7 @@ fn model_a_deleted_key_wakes_its_waiter() {
 }
 
 #[test]
-fn model_a_lost_connection_costs_no_grant() {
+fn model_lost_connection_costs_no_grant() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
@@ -75,7 +75,7 @@ fn model_a_lost_connection_costs_no_grant() {
 }
 
 #[test]
-fn model_a_watched_lease_whose_key_goes_is_lost() {
+fn model_lease_of_a_deleted_key_is_lost() {
     check(RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
@@ -96,7 +96,7 @@ fn model_a_watched_lease_whose_key_goes_is_lost() {
 }
 
 #[test]
-fn model_a_forced_lease_is_not_believed_in() {
+fn model_forced_lease_is_not_believed() {
     check(2 * RUNS, || {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];

@@ -19,7 +19,7 @@ fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
 }
 
 #[test]
-fn model_late_grant_beside_hand_over_is_not_released() {
+fn model_late_grant_beside_release_is_not_released() {
     check(RUNS, || {
         let server = Server::new();
         let client = Client::new(&server, QueueMode::Notified);
@@ -41,7 +41,7 @@ fn model_late_grant_beside_hand_over_is_not_released() {
 }
 
 #[test]
-fn model_transferred_lock_is_adopted_whatever_comes_late() {
+fn model_transferred_lock_is_adopted() {
     check(4 * RUNS, || {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));

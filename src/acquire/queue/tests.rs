@@ -53,7 +53,7 @@ fn is_first(place: &WaiterGuard<'_>) -> bool {
 }
 
 #[test]
-fn the_line_is_first_in_first_out() {
+fn queue_is_first_in_first_out() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let [one, two, three] = [(); 3].map(|()| join(&queues, &key));
     assert!(is_first(&one) && !is_first(&two) && !is_first(&three));
@@ -65,7 +65,7 @@ fn the_line_is_first_in_first_out() {
 }
 
 #[test]
-fn nobody_joins_a_line_only_to_look() {
+fn join_if_empty_does_not_join_behind_others() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     assert!(queues.join_if_empty(&key, OPTIONS).is_none());
@@ -74,25 +74,25 @@ fn nobody_joins_a_line_only_to_look() {
 }
 
 #[test]
-fn a_wake_up_before_the_sleep_is_kept() {
+fn wake_up_before_the_sleep_is_kept() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     queues.wake(&key);
-    assert_eq!(one.wait(far()), WakeReason::Woken);
-    assert_eq!(one.wait(soon()), WakeReason::TimedOut, "used up");
+    assert_eq!(one.sleep(far()), WakeReason::Woken);
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut, "used up");
 }
 
 #[test]
-fn whoever_gives_up_passes_its_wake_up_on() {
+fn leaving_waiter_passes_its_wake_up_on() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     queues.wake(&key);
     one.leave();
-    assert_eq!(two.wait(far()), WakeReason::Woken);
+    assert_eq!(two.sleep(far()), WakeReason::Woken);
 }
 
 #[test]
-fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
+fn first_waiter_waits_for_a_local_holder() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
@@ -101,14 +101,18 @@ fn the_first_in_line_waits_while_a_thread_of_the_client_has_the_lock() {
         two.position(MonotonicTime::now()),
         QueuePosition::Held(_)
     ));
-    assert_eq!(two.wait(soon()), WakeReason::TimedOut, "no need to ask yet");
+    assert_eq!(
+        two.sleep(soon()),
+        WakeReason::TimedOut,
+        "no need to ask yet"
+    );
     queues.remove_holder(&held);
-    assert_eq!(two.wait(far()), WakeReason::Woken);
+    assert_eq!(two.sleep(far()), WakeReason::Woken);
     assert!(is_first(&two));
 }
 
 #[test]
-fn a_lost_lease_holds_nobody_up() {
+fn lost_lease_blocks_no_waiter() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let held = lease(&key);
@@ -118,7 +122,7 @@ fn a_lost_lease_holds_nobody_up() {
 }
 
 #[test]
-fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
+fn queue_without_waiters_or_holder_is_removed() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).0.is_none());
@@ -128,7 +132,7 @@ fn a_line_is_forgotten_once_nobody_waits_and_nobody_holds() {
 }
 
 #[test]
-fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
+fn late_release_leaves_the_new_holder() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (old, new) = (lease(&key), lease(&key));
     assert!(join(&queues, &key).leave_with(&old).0.is_none());
@@ -142,7 +146,7 @@ fn an_old_lease_let_go_late_says_nothing_of_the_new_one() {
 }
 
 #[test]
-fn a_lease_is_handed_to_the_first_in_line_alone() {
+fn only_the_first_waiter_gets_a_hand_off() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(!queues.hand_off(&held, |_| unreachable!("nobody waits")));
@@ -153,10 +157,10 @@ fn a_lease_is_handed_to_the_first_in_line_alone() {
         held.hand_off(MonotonicTime::now(), options)
             .map(|(next, _)| next)
     }));
-    assert_eq!(one.wait(far()), WakeReason::Woken);
-    let next = one.handed().unwrap();
+    assert_eq!(one.sleep(far()), WakeReason::Woken);
+    let next = one.handed_off().unwrap();
     assert_eq!(next.grant().token, held.grant().token + 1);
-    assert!(two.handed().is_none());
+    assert!(two.handed_off().is_none());
     assert!(matches!(
         two.position(MonotonicTime::now()),
         QueuePosition::Held(_)
@@ -165,7 +169,7 @@ fn a_lease_is_handed_to_the_first_in_line_alone() {
 }
 
 #[test]
-fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
+fn leaving_waiter_returns_a_hand_off() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).0.is_none());
@@ -179,7 +183,7 @@ fn whoever_leaves_while_it_is_handed_the_lock_gives_it_back() {
 }
 
 #[test]
-fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
+fn entry_outlasts_its_waiter_until_the_last_leaves() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let asked = LeaseId::random();
@@ -195,7 +199,7 @@ fn what_was_asked_for_outlasts_who_asked_and_goes_back_with_the_last() {
 }
 
 #[test]
-fn an_unanswered_request_is_left_to_its_caller() {
+fn in_flight_entry_is_left_to_its_caller() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     let [one, two] = [(); 2].map(|()| join(&queues, &key));
@@ -222,7 +226,7 @@ fn an_unanswered_request_is_left_to_its_caller() {
 }
 
 #[test]
-fn an_unanswered_request_is_not_given_back_when_the_client_ends() {
+fn shutdown_leaves_in_flight_entries_to_their_callers() {
     for again in [false, true] {
         let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
         let one = join(&queues, &key);
@@ -241,7 +245,7 @@ fn an_unanswered_request_is_not_given_back_when_the_client_ends() {
 }
 
 #[test]
-fn a_panic_in_a_request_leaves_its_id_to_the_next() {
+fn panic_leaves_the_entry_to_the_next_waiter() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let [one, two] = [(); 2].map(|()| join(&queues, &key));
     let asked = LeaseId::random();
@@ -252,7 +256,7 @@ fn a_panic_in_a_request_leaves_its_id_to_the_next() {
 }
 
 #[test]
-fn what_was_asked_for_on_other_terms_is_given_back() {
+fn entry_with_other_options_is_released() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     let asked = LeaseId::random();
@@ -270,13 +274,13 @@ fn what_was_asked_for_on_other_terms_is_given_back() {
 }
 
 #[test]
-fn a_grant_that_comes_before_its_answer_is_kept() {
+fn grant_message_before_the_reply_is_kept() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     let asked = LeaseId::random();
     one.entry(asked, MonotonicTime::now());
     assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
-    assert_eq!(one.wait(far()), WakeReason::Woken);
+    assert_eq!(one.sleep(far()), WakeReason::Woken);
     assert!(matches!(
         one.position(MonotonicTime::now()),
         QueuePosition::Granted(_, GRANT)
@@ -284,7 +288,7 @@ fn a_grant_that_comes_before_its_answer_is_kept() {
 }
 
 #[test]
-fn a_grant_with_a_force_message_has_to_be_confirmed() {
+fn grant_with_a_force_message_needs_confirmation() {
     let to_confirm = GrantMessage {
         to_confirm: true,
         ..GRANT
@@ -299,12 +303,12 @@ fn a_grant_with_a_force_message_has_to_be_confirmed() {
             force();
         }
         assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
-        assert_eq!(one.wait(soon()), WakeReason::Woken);
+        assert_eq!(one.sleep(soon()), WakeReason::Woken);
         if !is_force_first {
             force();
         }
         assert_eq!(
-            one.wait(soon()),
+            one.sleep(soon()),
             WakeReason::TimedOut,
             "woken by the grant only"
         );
@@ -316,7 +320,7 @@ fn a_grant_with_a_force_message_has_to_be_confirmed() {
 }
 
 #[test]
-fn a_force_heard_before_entering_is_returned() {
+fn force_message_before_acceptance_is_returned() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (one, two) = (join(&queues, &key), join(&queues, &key));
     let [forced, other] = [(); 2].map(|()| lease(&key));
@@ -327,7 +331,7 @@ fn a_force_heard_before_entering_is_returned() {
 }
 
 #[test]
-fn a_second_grant_of_one_lease_has_to_be_confirmed() {
+fn second_grant_of_a_lease_needs_confirmation() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     let (asked, fresh) = (LeaseId::random(), LeaseId::random());
@@ -359,7 +363,7 @@ fn a_second_grant_of_one_lease_has_to_be_confirmed() {
 }
 
 #[test]
-fn a_token_is_plausible_from_joining_to_now() {
+fn token_is_plausible_from_joining_to_now() {
     const MINUTE: u64 = 60_000_000;
     const JOINED: u64 = 1_800_000_000_000_000;
     let (queues, key, now) = (
@@ -394,7 +398,7 @@ fn a_token_is_plausible_from_joining_to_now() {
 }
 
 #[test]
-fn who_has_a_lease_that_is_let_go_by_force_is_found() {
+fn holder_of_a_forced_lease_is_found() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let held = lease(&key);
     assert!(join(&queues, &key).leave_with(&held).0.is_none());
@@ -453,19 +457,19 @@ fn only_grants_of_abandoned_leases_are_released() {
 }
 
 #[test]
-fn a_wait_ends_when_it_is_cancelled_or_called() {
+fn sleep_ends_when_cancelled_or_woken() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let (stop, stopped) = unbounded();
     let one = queues.join(&key, OPTIONS, Some(&stopped));
     queues.wake(&key);
-    assert_eq!(one.wait(far()), WakeReason::Woken);
-    assert_eq!(one.wait(soon()), WakeReason::TimedOut);
+    assert_eq!(one.sleep(far()), WakeReason::Woken);
+    assert_eq!(one.sleep(soon()), WakeReason::TimedOut);
     drop(stop);
-    assert_eq!(one.wait(far()), WakeReason::Cancelled);
+    assert_eq!(one.sleep(far()), WakeReason::Cancelled);
 }
 
 #[test]
-fn of_a_grant_that_was_adopted_and_a_later_one_the_later_one_is_held() {
+fn later_grant_replaces_an_adopted_one() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let now = MonotonicTime::now();
     let [older, newer] = [1, 2].map(|token| lease_under(token, &key, LeaseId::random()));
@@ -490,7 +494,7 @@ fn of_a_grant_that_was_adopted_and_a_later_one_the_later_one_is_held() {
 }
 
 #[test]
-fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
+fn replaced_lease_past_its_validity_is_expired() {
     let key = key("a");
     let hold: fn(&LocalQueues, &Arc<Lease>) = |queues, next| queues.hold(next);
     let enter: fn(&LocalQueues, &Arc<Lease>) = |queues, next| {
@@ -511,23 +515,44 @@ fn a_lease_that_is_replaced_after_its_validity_is_told_of_as_expired() {
 }
 
 #[test]
-fn the_first_of_each_line_can_be_woken_and_those_behind_sleep_on() {
+fn wake_first_wakes_first_waiters_only() {
     let queues = LocalQueues::new(Clock::default());
     let keys = ["a", "b"].map(key);
     let firsts = keys.each_ref().map(|key| join(&queues, key));
     let second = join(&queues, &keys[0]);
     queues.wake_first();
     for first in &firsts {
-        assert_eq!(first.wait(soon()), WakeReason::Woken);
+        assert_eq!(first.sleep(soon()), WakeReason::Woken);
     }
-    assert_eq!(second.wait(soon()), WakeReason::TimedOut);
+    assert_eq!(second.sleep(soon()), WakeReason::TimedOut);
 }
 
 #[test]
-fn a_key_that_is_held_and_not_wanted_is_waited_for_by_nobody() {
+fn held_key_without_waiters_can_be_joined_if_empty() {
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
     let one = join(&queues, &key);
     assert!(queues.join_if_empty(&key, OPTIONS).is_none());
     assert!(one.leave_with(&lease(&key)).0.is_none());
     assert!(queues.join_if_empty(&key, OPTIONS).is_some());
+}
+
+#[test]
+fn abandoned_lease_is_taken_once() {
+    let mut abandoned = Abandoned::default();
+    let [first, second] = [(); 2].map(|()| LeaseId::random());
+    for lease in [first, second, first] {
+        abandoned.insert(lease);
+    }
+    assert!(abandoned.take(first) && !abandoned.take(first));
+    assert!(abandoned.take(second));
+}
+
+#[test]
+fn newest_abandoned_leases_are_known() {
+    let mut abandoned = Abandoned::default();
+    let leases: Vec<LeaseId> = (0..=MAX_ABANDONED).map(|_| LeaseId::random()).collect();
+    leases.iter().for_each(|lease| abandoned.insert(*lease));
+    assert_eq!(abandoned.0.len(), MAX_ABANDONED);
+    assert!(!abandoned.take(leases[0]));
+    assert!(leases[1..].iter().all(|lease| abandoned.take(*lease)));
 }

@@ -39,7 +39,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_grant_that_was_told_of_is_entered_on_without_another_question() {
+fn reported_grant_is_accepted_without_a_request() {
     let f = fixture();
     f.grant_in_line(Duration::ZERO, || {});
     let grant = f.acquire(Until::Forever).unwrap().unwrap();
@@ -47,7 +47,7 @@ fn a_grant_that_was_told_of_is_entered_on_without_another_question() {
 }
 
 #[test]
-fn a_doubtful_grant_is_confirmed_before_it_is_used() {
+fn doubtful_grant_is_confirmed_first() {
     let unrenewed = Options {
         renew_every: None,
         ..OPTIONS
@@ -78,7 +78,7 @@ fn a_doubtful_grant_is_confirmed_before_it_is_used() {
 }
 
 #[test]
-fn what_came_out_of_a_line_is_let_go_as_what_others_wait_for() {
+fn lease_from_the_queue_is_released_to_waiters() {
     for (told, was_queued) in [(true, true), (false, true), (false, false)] {
         let f = fixture();
         if told {
@@ -97,7 +97,7 @@ fn what_came_out_of_a_line_is_let_go_as_what_others_wait_for() {
 }
 
 #[test]
-fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
+fn grant_that_ended_before_acceptance_is_repeated() {
     // All of it is allowance for drift.
     let options = Options {
         ttl: Duration::from_millis(2),
@@ -125,7 +125,7 @@ fn a_grant_that_is_over_when_it_is_entered_on_is_asked_for_once_more() {
 }
 
 #[test]
-fn a_grant_that_comes_after_its_validity_is_given_back_and_asked_for_anew() {
+fn grant_after_its_validity_is_released_and_repeated() {
     let f = fixture();
     f.answer_after(OPTIONS.ttl, Ok(Reply::Granted { token: 7 }));
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
@@ -136,7 +136,7 @@ fn a_grant_that_comes_after_its_validity_is_given_back_and_asked_for_anew() {
 }
 
 #[test]
-fn who_is_granted_the_lock_as_the_client_ends_is_told_so_and_asks_no_more() {
+fn grant_at_shutdown_is_an_error() {
     for told in [true, false] {
         let f = fixture();
         let watchdog = Arc::clone(&f.watchdog);

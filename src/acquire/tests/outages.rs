@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_answer_cut_short_by_the_callers_own_deadline_is_no_outage() {
+fn short_deadline_is_no_outage() {
     let f = fixture();
     let limit = Duration::from_secs(30);
     f.answer_after(Duration::ZERO, Ok(contended(false)));
@@ -13,7 +13,7 @@ fn an_answer_cut_short_by_the_callers_own_deadline_is_no_outage() {
 }
 
 #[test]
-fn an_attempt_without_an_answer_in_its_full_time_is_an_outage_for_who_only_tries_as_well() {
+fn unanswered_try_is_an_outage() {
     let f = fixture();
     f.answer_after(COMMAND_TIMEOUT, Err(error(ErrorKind::Timeout)));
     let outage = f.acquire(Until::Now).unwrap_err();
@@ -22,7 +22,7 @@ fn an_attempt_without_an_answer_in_its_full_time_is_an_outage_for_who_only_tries
 }
 
 #[test]
-fn who_waits_rides_out_an_outage() {
+fn waiter_outlasts_an_outage() {
     for kind in [ErrorKind::Timeout, ErrorKind::Unavailable] {
         let f = fixture();
         f.answer_after(Duration::ZERO, Err(error(kind)));
@@ -32,7 +32,7 @@ fn who_waits_rides_out_an_outage() {
 }
 
 #[test]
-fn who_only_tries_and_finds_others_queued_is_told_at_once_what_is_known() {
+fn try_behind_others_reports_a_known_outage() {
     let (f, key) = (fixture(), key());
     let _before = f.queues.join(&key, OPTIONS, None);
     assert!(f.acquire(Until::Now).unwrap().is_none());
@@ -49,7 +49,7 @@ fn who_only_tries_and_finds_others_queued_is_told_at_once_what_is_known() {
 }
 
 #[test]
-fn an_answer_of_ones_own_counts_more_than_an_outage_that_others_have_met() {
+fn own_reply_counts_more_than_known_outage() {
     let f = fixture();
     let (waits, clock) = (Arc::downgrade(&f.waits), f.clock.clone());
     *f.store.when_wanted.lock() = Some(Box::new(move || {
@@ -64,7 +64,7 @@ fn an_answer_of_ones_own_counts_more_than_an_outage_that_others_have_met() {
 }
 
 #[test]
-fn who_waits_for_a_holder_is_not_told_of_an_outage_that_is_long_over() {
+fn waiter_behind_a_holder_ignores_old_outages() {
     let f = fixture();
     let (now, hour) = (f.clock.now(), Duration::from_secs(3600));
     let options = Options {
@@ -95,12 +95,12 @@ fn who_waits_for_a_holder_is_not_told_of_an_outage_that_is_long_over() {
 }
 
 #[test]
-fn in_an_outage_one_looks_again_when_patience_ends_and_often_from_then_on() {
+fn waiters_look_again_after_the_outage_timeout() {
     let f = fixture();
     let since = f.clock.now();
     let unavailable = error(ErrorKind::Unavailable);
     let (outage, _) = f.waits.outage.begin(since, since, unavailable);
-    let look = |now| f.waits.longest_wait(now, Until::Forever, Some(&outage));
+    let look = |now| f.waits.longest_sleep(now, Until::Forever, Some(&outage));
     let end = since.after(PATIENCE);
     assert_eq!(look(since), end);
     assert_eq!(look(end), end.after(PATIENCE / 10));

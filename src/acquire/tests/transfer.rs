@@ -15,7 +15,7 @@ fn ticket() -> Ticket {
 }
 
 #[test]
-fn an_adoption_rides_out_an_outage() {
+fn adoption_outlasts_an_outage() {
     let f = fixture();
     let expires_in = OPTIONS.ttl;
     f.answer_after(Duration::ZERO, Err(error(ErrorKind::Unavailable)));
@@ -24,7 +24,7 @@ fn an_adoption_rides_out_an_outage() {
 }
 
 #[test]
-fn an_adoption_is_given_up_when_patience_ends() {
+fn adoption_ends_after_the_outage_timeout() {
     let f = fixture();
     f.answer_after(PATIENCE, Err(error(ErrorKind::Unavailable)));
     let outage = f.waits.adopt(&ticket()).map(drop).unwrap_err();
@@ -32,7 +32,7 @@ fn an_adoption_is_given_up_when_patience_ends() {
 }
 
 #[test]
-fn an_adoption_that_is_refused_is_not_tried_again_and_says_who_has_the_lock() {
+fn refused_adoption_is_not_repeated() {
     let f = fixture();
     f.answer_after(Duration::ZERO, Ok(Reply::Missing));
     let gone = f.waits.adopt(&ticket()).map(drop).unwrap_err();

@@ -1,0 +1,593 @@
+//! One caller's wait for a lock, from its place in the client's own queue to the lease: one loop (`Wait::run`), one
+//! attempt at a time, one deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, TryRecvError};
+
+use crate::acquire::backoff::{Backoff, jittered};
+use crate::acquire::outage::CurrentOutage;
+use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
+use crate::acquire::{Acquirer, LockRequest};
+use crate::error::{Error, ErrorKind};
+use crate::lease::{Check, Grant, Lease};
+use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, TrackedKey};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
+
+/// How long a waiter is queued in Redis before its key is tracked.
+const TRACK_AFTER: Duration = Duration::from_millis(20);
+/// How many of the first waiters of a key have it tracked: each change of the key costs a request for each of them.
+const TRACKING_WAITERS: u64 = 2;
+/// How long one of the first waiters relies on notifications before it asks again: bounds the cost of a lost one.
+const LONGEST_TRUST: Duration = Duration::from_secs(1);
+/// How many of the first waiters ask that often. Behind them, a waiter at twice the place asks half as often, so
+/// that the number of requests grows with the logarithm of the number of waiters.
+const NEAR: u64 = 8;
+/// How far apart the waiters of an expired lock ask, one after another: usually the first request serves the queue
+/// for all of them.
+const ASK_APART: Duration = Duration::from_millis(20);
+/// The last waiter asks at most this long after the expiry. The queue lives on for ten seconds at least.
+const ASK_LATEST: Duration = Duration::from_secs(5);
+
+/// How long to wait while another holder has the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Until {
+    /// Not at all.
+    Now,
+    At(MonotonicTime),
+    Forever,
+}
+
+/// When the first waiter of a queue asks Redis again.
+pub(super) enum RetryState {
+    /// At once: it has not asked yet, or was woken.
+    AskNow,
+    /// It is queued in Redis and will be notified of its grant. It asks again at `ask_at`, and has its key tracked from
+    /// `track_at` on.
+    Queued {
+        track_at: Option<MonotonicTime>,
+        ask_at: MonotonicTime,
+    },
+    /// After a pause: it will not be notified.
+    Polling,
+}
+
+impl RetryState {
+    /// For a waiter at this place in the queue of a lock that expires at `expires_at`.
+    pub(super) fn queued(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> Self {
+        let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
+        let share = queued.ahead.max(NEAR) as f64 / NEAR as f64;
+        let trust = jittered(LONGEST_TRUST.mul_f64(share));
+        let apart = ASK_APART.saturating_mul(place).min(ASK_LATEST);
+        Self::Queued {
+            track_at: (queued.ahead < TRACKING_WAITERS).then(|| now.after(TRACK_AFTER)),
+            ask_at: now.after(trust).min(expires_at.after(apart)),
+        }
+    }
+}
+
+/// The result of this caller's last attempt. It tells more than what the client knows from other callers.
+enum LastAttempt {
+    None,
+    Answered,
+    Failed(CurrentOutage),
+}
+
+/// How a caller got its lease.
+enum Acquired {
+    /// Redis granted it.
+    Granted(Arc<Lease>),
+    /// Another thread of this client handed it off.
+    HandedOff(Arc<Lease>),
+}
+
+/// One caller's wait in the queue of its client.
+struct Wait<'a> {
+    acquirer: &'a Acquirer,
+    request: &'a LockRequest,
+    waiter: &'a WaiterGuard<'a>,
+    started: MonotonicTime,
+    until: Until,
+    backoff: Backoff,
+    retry: RetryState,
+    last_attempt: LastAttempt,
+    contention_reported: bool,
+}
+
+impl Acquirer {
+    /// Waits for the lock. Returns nothing if others had it for as long as `until` allows.
+    pub(super) fn wait(
+        &self,
+        request: &LockRequest,
+        until: Until,
+        started: MonotonicTime,
+    ) -> Result<Option<Arc<Lease>>, Error> {
+        let LockRequest { key, options, .. } = request;
+        let mut joined_at = started;
+        loop {
+            let waiter = match until {
+                Until::Now => match self.queues.join_if_empty(key, *options) {
+                    Some(waiter) => waiter,
+                    None => return self.refuse_behind_others(),
+                },
+                _ => self.queues.join(key, *options, request.cancel.as_ref()),
+            };
+            let mut wait = Wait {
+                acquirer: self,
+                request,
+                waiter: &waiter,
+                started,
+                until,
+                backoff: Backoff::new(),
+                retry: RetryState::AskNow,
+                last_attempt: LastAttempt::None,
+                contention_reported: false,
+            };
+            let (lease, valid_at) = match wait.run(joined_at) {
+                Ok(Some(Acquired::Granted(lease))) => {
+                    self.leave_queue_with(waiter, &lease);
+                    let since = lease.grant().since;
+                    (lease, since)
+                }
+                Ok(Some(Acquired::HandedOff(lease))) => {
+                    self.leave_queue(request, waiter);
+                    (lease, self.watchdog.now())
+                }
+                given_up => {
+                    self.leave_queue(request, waiter);
+                    return given_up.map(|_| None);
+                }
+            };
+            if lease.valid_for(valid_at).is_some() {
+                return Ok(Some(lease));
+            }
+            // A force_unlock has just ended it, or this thread slept until its validity ended. Wait for another one.
+            self.release(&lease);
+            joined_at = self.watchdog.now();
+        }
+    }
+
+    /// The result for a caller that does not wait, while other threads of this client do.
+    fn refuse_behind_others(&self) -> Result<Option<Arc<Lease>>, Error> {
+        self.check_open()?;
+        match self.outage.current(self.watchdog.now()) {
+            Some(outage) => Err(outage.error),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes the lease of a grant, and has the watchdog keep it alive. Other waiters may be queued in Redis for its key.
+    /// A grant that came too late is released: `Timeout`. So is one that came after shutdown.
+    pub(super) fn lease_of(
+        &self,
+        grant: Grant,
+        check: Option<Check>,
+        others_queued: bool,
+    ) -> Result<Arc<Lease>, Error> {
+        let (key, id, ttl) = (grant.key.clone(), grant.id, grant.ttl());
+        let since = grant.since;
+        let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
+        let lease = Arc::new(lease.with_others_queued(others_queued));
+        // Before the watchdog has it: nobody is notified of the loss of a lock that nobody held.
+        if lease.valid_for(since).is_none() {
+            self.release_unheld(key, id, ttl);
+            let message = format!("the grant came later than its ttl of {ttl:?} allows");
+            return Err(Error::new(ErrorKind::Timeout, message));
+        }
+        if !self.watchdog.watch(&lease) {
+            self.release_unheld(key, id, ttl);
+            return Err(Error::new(ErrorKind::Shutdown, ""));
+        }
+        Ok(lease)
+    }
+
+    /// The latest time at which a waiter looks again at its deadline and at the outage.
+    pub(super) fn longest_sleep(
+        &self,
+        now: MonotonicTime,
+        until: Until,
+        outage: Option<&CurrentOutage>,
+    ) -> MonotonicTime {
+        let timeout = self.outage_timeout.max(Duration::from_millis(10));
+        let look_again = match outage {
+            Some(outage) => outage.since.after(timeout).max(now.after(timeout / 10)),
+            None => now.after(timeout.max(LONGEST_TRUST)),
+        };
+        match until {
+            Until::Now => now.after(self.command_timeout),
+            Until::At(deadline) => deadline.min(look_again),
+            Until::Forever => look_again,
+        }
+    }
+}
+
+impl Wait<'_> {
+    /// Waits until the lock is this caller's, or until its time is up: nothing, or the error of an outage. The wait began
+    /// at `joined_at`.
+    fn run(&mut self, joined_at: MonotonicTime) -> Result<Option<Acquired>, Error> {
+        let mut now = joined_at;
+        let mut is_new = true;
+        loop {
+            if let Some(lease) = self.waiter.handed_off() {
+                return Ok(Some(Acquired::HandedOff(lease)));
+            }
+            self.acquirer.check_open()?;
+            if self.is_cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, ""));
+            }
+            let position = self.waiter.position(now);
+            if let QueuePosition::Granted(entry, message) = &position {
+                if let Some(lease) = self.accept(entry, *message, now)? {
+                    return Ok(Some(Acquired::Granted(lease)));
+                }
+                self.retry = RetryState::AskNow;
+            }
+            let may_ask = match position {
+                QueuePosition::Behind => false,
+                // A try asks Redis all the same: Redis may know of a loss that has not been reported here yet.
+                QueuePosition::Held(_) => matches!(self.until, Until::Now),
+                QueuePosition::First | QueuePosition::Granted(..) => true,
+            };
+            // The first waiter of a queue has one attempt, even if it has no time to wait.
+            let is_owed_attempt = std::mem::take(&mut is_new) && may_ask;
+            let outage = self.outage(now, may_ask);
+            if !is_owed_attempt && let Some(given_up) = self.give_up(now, outage.as_ref()) {
+                return given_up.map(|()| None);
+            }
+            if is_owed_attempt || (may_ask && matches!(self.retry, RetryState::AskNow)) {
+                if let Some(lease) = self.ask_redis(now)? {
+                    return Ok(Some(Acquired::Granted(lease)));
+                }
+            } else {
+                self.sleep(now, &position, outage.as_ref())?;
+            }
+            now = self.acquirer.watchdog.now();
+        }
+    }
+
+    /// False for a try: it does not wait, so there is nothing to cancel.
+    fn is_cancelled(&self) -> bool {
+        let cancel = self.request.cancel.as_ref();
+        let is_ready = |cancel: &Receiver<()>| cancel.try_recv() != Err(TryRecvError::Empty);
+        !matches!(self.until, Until::Now) && cancel.is_some_and(is_ready)
+    }
+
+    /// The outage that this caller knows of: by its own last attempt, if it may ask, or by other callers' attempts.
+    fn outage(&self, now: MonotonicTime, may_ask: bool) -> Option<CurrentOutage> {
+        match &self.last_attempt {
+            LastAttempt::Answered if may_ask => None,
+            LastAttempt::Failed(outage) if may_ask => Some(outage.clone()),
+            _ => self.acquirer.outage.current(now),
+        }
+    }
+
+    /// The result for a caller that has waited long enough; nothing if it has not.
+    fn give_up(
+        &self,
+        now: MonotonicTime,
+        outage: Option<&CurrentOutage>,
+    ) -> Option<Result<(), Error>> {
+        let (started, acquirer) = (self.started, self.acquirer);
+        let give_up_at = match (self.until, outage) {
+            (Until::Now, None) => return Some(Ok(())),
+            (Until::Forever, None) => return None,
+            (Until::Now, Some(_)) => started.after(acquirer.command_timeout),
+            (Until::At(deadline), _) => deadline,
+            (Until::Forever, Some(outage)) => {
+                let since = outage.since.max(started);
+                since.after(acquirer.outage_timeout)
+            }
+        };
+        if now < give_up_at {
+            return None;
+        }
+        let Some(outage) = outage else {
+            return Some(Ok(()));
+        };
+        if let Until::Now = self.until {
+            return Some(Err(outage.error.clone()));
+        }
+        let lasted = now.since(outage.since.max(started));
+        let message = format!("for {:.1} s: {}", lasted.as_secs_f64(), outage.error);
+        let error = Error::new(ErrorKind::Unavailable, message);
+        Some(Err(error.with_source(outage.error.clone())))
+    }
+
+    /// Sleeps until this waiter is woken or has to do something. `Cancelled` if its caller cancels the wait.
+    fn sleep(
+        &mut self,
+        now: MonotonicTime,
+        position: &QueuePosition,
+        outage: Option<&CurrentOutage>,
+    ) -> Result<(), Error> {
+        let acquirer = self.acquirer;
+        let mut until = acquirer.longest_sleep(now, self.until, outage);
+        match position {
+            QueuePosition::Behind => {}
+            QueuePosition::Held(remaining) => {
+                self.report_contention(*remaining);
+                until = until.min(now.after(*remaining));
+            }
+            QueuePosition::First | QueuePosition::Granted(..) => {
+                until = until.min(match self.retry {
+                    RetryState::AskNow => now,
+                    RetryState::Polling => now.after(self.backoff.next()),
+                    RetryState::Queued { track_at, ask_at } => {
+                        track_at.unwrap_or(ask_at).min(ask_at)
+                    }
+                });
+            }
+        }
+        match self.waiter.sleep(until) {
+            WakeReason::Cancelled => return Err(Error::new(ErrorKind::Cancelled, "")),
+            WakeReason::Woken => {
+                if outage.is_none() {
+                    self.backoff = Backoff::new();
+                }
+                self.retry = RetryState::AskNow;
+            }
+            WakeReason::Nudged => {
+                if let RetryState::Queued { ask_at, .. } = &mut self.retry {
+                    let soon = acquirer.watchdog.now().after(jittered(LONGEST_TRUST));
+                    *ask_at = soon.min(*ask_at);
+                }
+            }
+            WakeReason::TimedOut => {
+                let now = acquirer.watchdog.now();
+                self.retry = match self.retry {
+                    RetryState::Queued { track_at, ask_at } if now < ask_at => {
+                        let is_due = track_at.is_some_and(|at| at <= now);
+                        if is_due && !self.track_key() {
+                            RetryState::AskNow
+                        } else {
+                            RetryState::Queued {
+                                track_at: track_at.filter(|_| !is_due),
+                                ask_at,
+                            }
+                        }
+                    }
+                    _ => RetryState::AskNow,
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Has Redis report changes of the key. False if it cannot now.
+    fn track_key(&self) -> bool {
+        self.waiter.note_tracked();
+        let key = self.request.key.clone();
+        let tracked = vec![TrackedKey { key, lease: None }];
+        self.acquirer.store.track(tracked)
+    }
+
+    /// Makes the lease of a grant that came as a message. Returns nothing if an acquire has to confirm the grant first:
+    /// the message says so, its token is not plausible, other users may know the lease id, the caller was promised the
+    /// whole ttl, or too little validity is left. (Validity counts from the first request, since the time of the grant is
+    /// not known.)
+    fn accept(
+        &self,
+        entry: &QueueEntry,
+        message: GrantMessage,
+        now: MonotonicTime,
+    ) -> Result<Option<Arc<Lease>>, Error> {
+        let options = self.request.options;
+        let whole_ttl_promised = options.renew_every.is_none() || options.max_hold.is_some();
+        let is_short = message.to_confirm || now.since(entry.asked_at) > options.ttl / 3;
+        let is_believed = entry.options == options && entry.is_plausible(message, now);
+        if whole_ttl_promised || is_short || !is_believed {
+            return Ok(None);
+        }
+        let grant = self.grant(entry.lease, message.token, entry.asked_at);
+        let check = self.request.check.clone();
+        match self.acquirer.lease_of(grant, check, true) {
+            Ok(lease) => Ok(Some(lease)),
+            Err(late) if late.is_unavailable() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends one acquire and waits for its reply. Returns the lease if Redis granted it; otherwise notes when to ask
+    /// again.
+    fn ask_redis(&mut self, asked_at: MonotonicTime) -> Result<Option<Arc<Lease>>, Error> {
+        let acquirer = self.acquirer;
+        let LockRequest { key, options, .. } = self.request;
+        let (lease, queue_mode) = self.choose_lease(asked_at);
+        let was_queued = matches!(queue_mode, QueueMode::Existing { .. });
+        let ttl = options.first_ttl();
+        let full_time = asked_at.after(acquirer.command_timeout);
+        let deadline = match (self.until, &self.last_attempt) {
+            // This caller knows that another holder has the lock: the attempt does not outlast the caller's time.
+            (Until::At(at), LastAttempt::Answered) => full_time.min(at),
+            _ => full_time,
+        };
+        let notification_epoch = acquirer.store.notification_epoch();
+        let command = Command::Acquire {
+            key: key.clone(),
+            lease,
+            ttl,
+            queue_mode,
+        };
+        let outcome = acquirer.store.ask(command, deadline);
+        let keeps_entry = match &outcome {
+            Ok(Reply::Granted { .. }) => true,
+            Ok(Reply::Contended { queued, .. }) => queued.is_some() || was_queued,
+            _ => false,
+        };
+        if !keeps_entry && !matches!(self.until, Until::Now) {
+            // The lease is not queued in Redis; or that is unknown, and the store releases it.
+            acquirer.queues.forget_entry(key, lease);
+        }
+        match outcome {
+            Ok(Reply::Granted { token }) => {
+                let grant = self.grant(lease, token, asked_at);
+                match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
+                    Ok(lease) => {
+                        acquirer.outage.end();
+                        return Ok(Some(lease));
+                    }
+                    // Redis did reply, however late: the outage begins now.
+                    Err(late) if late.is_unavailable() => {
+                        self.note_failure(acquirer.watchdog.now(), late);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(Reply::Contended {
+                queued: None,
+                expires_in: _,
+            }) if was_queued => {
+                acquirer.outage.end();
+                self.note_missing_entry(lease);
+            }
+            Ok(Reply::Contended { queued, expires_in }) => {
+                acquirer.outage.end();
+                self.note_contention(lease, queue_mode, queued, expires_in, notification_epoch);
+            }
+            Ok(other) => unreachable!("{other:?} in reply to an acquire"),
+            Err(error) => {
+                if was_queued {
+                    // A refusal leaves the lease in the queue of Redis.
+                    acquirer.release_unheld(key.clone(), lease, ttl);
+                }
+                match error.kind() {
+                    // The caller's own deadline was shorter than a reply takes: that says nothing about Redis.
+                    ErrorKind::Timeout if deadline < full_time => self.retry = RetryState::Polling,
+                    ErrorKind::Timeout | ErrorKind::Unavailable => {
+                        self.note_failure(asked_at, error);
+                    }
+                    _ => return Err(error),
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The lease id to ask with, and how it joins the queue in Redis.
+    fn choose_lease(&self, asked_at: MonotonicTime) -> (LeaseId, QueueMode) {
+        let acquirer = self.acquirer;
+        let key = &self.request.key;
+        let fresh = acquirer.lease_pool(key).ids.next();
+        if let Until::Now = self.until {
+            return (fresh, QueueMode::None);
+        }
+        let (lease, entry_kind, replaced) = self.waiter.entry(fresh, asked_at);
+        if let Some(replaced) = replaced {
+            let ttl = replaced.options.first_ttl();
+            acquirer.release_unheld(key.clone(), replaced.lease, ttl);
+        }
+        let queue_mode = match (entry_kind, acquirer.store.queue_mode()) {
+            (EntryKind::Existing, mode) => QueueMode::Existing {
+                notified: mode == QueueMode::Notified,
+            },
+            (EntryKind::Rejoin { since }, mode @ (QueueMode::Notified | QueueMode::Polling)) => {
+                let polls = mode.polls();
+                QueueMode::Rejoin { since, polls }
+            }
+            (_, mode) => mode,
+        };
+        (lease, queue_mode)
+    }
+
+    /// The grant of `lease`, which was asked for at `asked_at` or later.
+    fn grant(&self, lease: LeaseId, token: u64, asked_at: MonotonicTime) -> Grant {
+        let (key, now) = (self.request.key.clone(), self.acquirer.watchdog.now());
+        let pool = self.acquirer.lease_pool(&key);
+        let options = pool.options.share(self.request.options);
+        Grant {
+            key,
+            id: lease,
+            token,
+            options,
+            asked_at,
+            since: now,
+        }
+    }
+
+    /// Handles the reply that another holder has the lock.
+    fn note_contention(
+        &mut self,
+        lease: LeaseId,
+        queue_mode: QueueMode,
+        queued: Option<Queued>,
+        expires_in: Duration,
+        notification_epoch: u64,
+    ) {
+        let acquirer = self.acquirer;
+        let LockRequest { key, options, .. } = self.request;
+        let is_notified = queued.is_some_and(|queued| {
+            let noted =
+                self.waiter
+                    .note_queued(lease, queued.since, queue_mode, notification_epoch);
+            if noted.is_none() {
+                // The client was shut down meanwhile, or all waiters have left the queue.
+                acquirer.release_unheld(key.clone(), lease, options.first_ttl());
+            }
+            noted.unwrap_or(false)
+        });
+        self.report_contention(expires_in);
+        let now = acquirer.watchdog.now();
+        let expires_at = now.after(expires_in + Duration::from_millis(1));
+        self.backoff.no_longer_than(expires_in);
+        if !matches!(self.until, Until::Now) {
+            acquirer.store.want_notifications();
+        }
+        self.retry = match queued {
+            // An entry that joined to poll is not notified, even if notifications come in by now.
+            Some(queued) if is_notified && acquirer.store.queue_mode() == QueueMode::Notified => {
+                RetryState::queued(queued, expires_at, now)
+            }
+            Some(_) => RetryState::Polling,
+            None if queue_mode == QueueMode::None => RetryState::Polling,
+            // The queue in Redis is full.
+            None => RetryState::Queued {
+                track_at: None,
+                ask_at: now.after(jittered(LONGEST_TRUST)).min(expires_at),
+            },
+        };
+        self.last_attempt = LastAttempt::Answered;
+    }
+
+    /// Handles the reply that `lease`, which was queued in Redis, is missing there: asks again at once.
+    fn note_missing_entry(&mut self, lease: LeaseId) {
+        let store = &self.acquirer.store;
+        let expected_notification = self.waiter.remove_missing_entry(lease);
+        // A grant may have skipped it, because its subscription is on an old primary. Not if the subscription was away
+        // for a moment, or everything was flushed.
+        let is_notified = store.queue_mode() == QueueMode::Notified;
+        if is_notified && expected_notification == Some(store.notification_epoch()) {
+            store.suspect_connections();
+        }
+        self.retry = RetryState::AskNow;
+        self.last_attempt = LastAttempt::Answered;
+    }
+
+    /// Handles an attempt that failed for want of Redis, and has failed since `since`.
+    fn note_failure(&mut self, since: MonotonicTime, error: Error) {
+        let acquirer = self.acquirer;
+        let now = acquirer.watchdog.now();
+        let (mut outage, is_news) = acquirer.outage.begin(since, now, error);
+        if is_news {
+            // The waits of those behind this one have an end now.
+            acquirer.queues.wake_all();
+        }
+        if let LastAttempt::Failed(before) = &self.last_attempt {
+            outage.since = outage.since.min(before.since);
+        }
+        // Only now: an event handler finds the outage known.
+        acquirer.report_unavailable(&self.request.key, &outage.error);
+        self.last_attempt = LastAttempt::Failed(outage);
+        self.backoff.for_an_outage();
+        self.retry = RetryState::Polling;
+    }
+
+    /// Calls `EventHandler::contended`, once for each wait.
+    fn report_contention(&mut self, expires_in: Duration) {
+        if !std::mem::replace(&mut self.contention_reported, true) {
+            let acquirer = self.acquirer;
+            acquirer.report_contended(&self.request.key, expires_in);
+        }
+    }
+}
