@@ -467,6 +467,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // Nobody is left to be told; what cannot be released now ends with its ttl.
         let _ = self.shut_down(self.config.command_timeout);
+        self.store.close();
     }
 }
 

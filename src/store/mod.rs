@@ -108,6 +108,9 @@ pub(crate) trait Store: Send + Sync {
     /// Ends what [`listen`](Self::listen) began.
     fn stop_listening(&self);
 
+    /// The client has ended: makes no connection from now on.
+    fn close(&self) {}
+
     /// A connection for one transaction.
     fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
         let message = "a transaction needs a Redis";

@@ -165,4 +165,18 @@ fn count_threads() {
     assert!(client.mutex("k").try_lock().is_err());
     drop(client);
     back_to_before("after a client that got no answer", SOON);
+
+    // With several connections on their way, r2d2 always has an attempt that keeps the pool.
+    let clients = [(); 6].map(|()| builder(&fake.url()).build_lazy().unwrap());
+    let tries: Vec<_> = (0..4 * clients.len())
+        .map(|n| {
+            let mutex = clients[n % clients.len()].mutex(&format!("k{n}"));
+            Task::start(move || mutex.try_lock().is_err())
+        })
+        .collect();
+    for task in tries {
+        assert!(task.within(SOON, "trying"));
+    }
+    drop(clients);
+    back_to_before("after clients with many attempts to connect", SOON);
 }

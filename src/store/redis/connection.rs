@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
 use crate::store::redis::replies::{Limit, TOO_LARGE};
 use crate::store::redis::scripts::{self, Kind};
-use crate::store::redis::socket::{self, Receiver, Sender};
+use crate::store::redis::socket::{self, Closer, Receiver, Sender};
 use crate::util::clock::MonotonicTime;
 use crate::util::text::printable;
 
@@ -31,6 +31,30 @@ pub(crate) struct Endpoint {
     max_reply: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
+    opening: Mutex<Opening>,
+}
+
+/// The connections that are being made.
+#[derive(Default)]
+struct Opening {
+    /// The client has ended: no connection is made any more.
+    closed: bool,
+    sockets: Vec<Closer>,
+}
+
+impl Opening {
+    fn check(&self) -> Result<(), Error> {
+        if self.closed {
+            return Err(Error::new(ErrorKind::Unavailable, "the client has ended"));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, socket: Closer) -> Result<(), Error> {
+        self.check()?;
+        self.sockets.push(socket);
+        Ok(())
+    }
 }
 
 /// Longer texts of a server are cut. In bytes.
@@ -50,6 +74,7 @@ impl Endpoint {
             max_reply: DEFAULT_MAX_REPLY,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
+            opening: Mutex::default(),
         })
     }
 
@@ -58,12 +83,15 @@ impl Endpoint {
     }
 
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. Only the
-    /// resolver of host names has time-outs of its own.
+    /// resolver of host names has time-outs of its own. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
+        self.check_open()?;
         let made_in = self.epoch.now();
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let connected = socket::connect(self.info.addr(), deadline);
         let (sender, receiver) = connected.map_err(|e| self.explain(e.into()))?;
+        let closer = sender.closer();
+        self.opening.lock().begin(closer.clone())?;
         let mut wire = Connection {
             sender,
             receiver,
@@ -73,9 +101,25 @@ impl Endpoint {
             made_in,
             epoch: Arc::clone(&self.epoch),
         };
-        self.log_in(&mut wire, deadline)?;
-        self.load_missing(&mut wire, deadline)?;
-        Ok(wire)
+        let loaded = self.log_in(&mut wire, deadline);
+        let loaded = loaded.and_then(|()| self.load_missing(&mut wire, deadline));
+        let mut opening = self.opening.lock();
+        opening.sockets.retain(|other| !other.is_same(&closer));
+        drop(opening);
+        loaded.map(|()| wire)
+    }
+
+    /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
+    /// ended: until an attempt to connect fails, its thread keeps the pool, which then schedules the next attempt.
+    pub(crate) fn close(&self) {
+        let mut opening = self.opening.lock();
+        opening.closed = true;
+        opening.sockets.drain(..).for_each(|socket| socket.close());
+    }
+
+    /// An error once the client has ended.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        self.opening.lock().check()
     }
 
     /// Logs in, selects the database and names this library, as redis-rs does.
@@ -622,6 +666,48 @@ mod tests {
         }
         let error = endpoint("redis://h/0?timeout=5").err().unwrap().to_string();
         assert!(error.ends_with("has an unknown option; known are protocol"));
+    }
+
+    #[test]
+    #[cfg(not(shuttle))]
+    fn a_closed_endpoint_ends_its_logins_and_connects_no_more() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let endpoint = Endpoint::new(&url, Duration::from_secs(600)).unwrap();
+        std::thread::scope(|scope| {
+            let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
+            // Their logins have come, and get no answer.
+            let _accepted = [(); 3].map(|()| listener.accept().unwrap());
+            while endpoint.opening.lock().sockets.len() < 3 {
+                std::thread::yield_now();
+            }
+            endpoint.close();
+            for login in logins {
+                assert_eq!(login.join().unwrap().kind(), ErrorKind::Unavailable);
+            }
+        });
+        assert!(endpoint.opening.lock().sockets.is_empty());
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(
+            endpoint.open().err().unwrap().kind(),
+            ErrorKind::Unavailable
+        );
+        let accepted = listener.accept();
+        assert_eq!(accepted.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    #[cfg(not(shuttle))]
+    fn a_finished_login_is_not_closed_later() {
+        let server = leasehold_testbed::Server::start().unwrap();
+        let endpoint = endpoint(&server.url()).unwrap();
+        let mut connection = endpoint.open().unwrap();
+        endpoint.close();
+        let deadline = MonotonicTime::now().after(Duration::from_secs(10));
+        let pong = redis::cmd("PING").get_packed_command();
+        connection.send(&pong, deadline).unwrap();
+        let reply = connection.receive(deadline, ReplyContents::Own);
+        assert_eq!(reply.unwrap(), Value::SimpleString("PONG".to_owned()));
     }
 
     #[test]

@@ -220,6 +220,10 @@ impl Store for Node {
         self.notifications.stop();
     }
 
+    fn close(&self) {
+        self.shared.endpoint.close();
+    }
+
     fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
         let Shared {
             pool,

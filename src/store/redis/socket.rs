@@ -181,6 +181,7 @@ impl Receiver {
 }
 
 /// Closes a socket for reading and writing. Does not keep it open.
+#[derive(Clone)]
 pub(crate) struct Closer(Weak<Socket>);
 
 impl Closer {
@@ -189,6 +190,10 @@ impl Closer {
             // One that the other side has closed already is as good.
             let _ = socket.shutdown(Shutdown::Both);
         }
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether one of the halves of the socket still exists.

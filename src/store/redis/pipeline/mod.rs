@@ -431,6 +431,10 @@ impl<'a> Leadership<'a> {
         // Callers that leave meanwhile find their requests there.
         self.pipeline.state.lock().unsent.extend(batch);
         while self.connection.is_none() {
+            if let Err(closed) = shared.endpoint.check_open() {
+                self.refuse(&closed, false);
+                return Err(closed);
+            }
             let left = deadline.since(MonotonicTime::now());
             match shared.pool.get_timeout(left.min(shared.connect_timeout)) {
                 Ok(mut connection) if connection.is_stale() => connection.discard(),
