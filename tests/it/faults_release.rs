@@ -50,6 +50,27 @@ fn a_drop_on_a_stopped_server_returns_at_once_and_is_seen_through_when_it_goes_o
 }
 
 #[test]
+fn drops_return_at_once_while_the_socket_is_full() {
+    let server = Server::builder().unix_socket().start().unwrap();
+    // A drop that waited for the server would do so for longer than this test.
+    let client = builder(&server.unix_url().unwrap())
+        .ttl(LONG_TTL)
+        .command_timeout(secs(60))
+        .build()
+        .unwrap();
+    let guards: Vec<_> = (0..300)
+        .map(|n| {
+            let key = format!("{n}{}", "x".repeat(1000));
+            client.mutex(&key).lock().unwrap()
+        })
+        .collect();
+    server.stop();
+    within(SOON, "dropping", move || drop(guards));
+    server.resume();
+    assert_all_become_free(&server);
+}
+
+#[test]
 fn an_unlock_on_a_stopped_server_says_that_its_outcome_is_unknown_and_is_seen_through() {
     let server = server();
     let (client, _) = client(&server.url());

@@ -135,6 +135,54 @@ fn shutdown_is_bounded_while_redis_stands_still() {
 }
 
 #[test]
+fn shutdown_of_many_waiters_is_bounded_while_the_socket_is_full() {
+    let server = Server::builder().unix_socket().start().unwrap();
+    // A shutdown that waited for the server would do so for longer than this test.
+    let client = |url: &str| {
+        builder(url)
+            .ttl(LONG_TTL)
+            .max_key_bytes(1 << 16)
+            .command_timeout(secs(60))
+    };
+    let recorder = Recorder::new();
+    let holder = client(&server.url()).build().unwrap();
+    let waiting = client(&server.unix_url().unwrap());
+    let waiting = waiting
+        .event_handler(Arc::clone(&recorder))
+        .build()
+        .unwrap();
+    let keys: Vec<String> = (0..40)
+        .map(|n| format!("{n}{}", "x".repeat(60_000)))
+        .collect();
+    let guards: Vec<_> = keys
+        .iter()
+        .map(|key| holder.mutex(key).lock().unwrap())
+        .collect();
+    let waiters: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let mutex = waiting.mutex(key);
+            Task::start(move || mutex.lock().unwrap_err())
+        })
+        .collect();
+    for key in &keys {
+        recorder.wait_for(1, What::Contended, key);
+    }
+    server.stop();
+    let waiting = within(SOON, "shutting down", move || {
+        waiting.shutdown(millis(100)).unwrap_err();
+        waiting
+    });
+    server.resume();
+    for waiter in waiters {
+        let error = waiter.within(SOON, "being sent away");
+        assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
+    }
+    drop((guards, waiting));
+    assert_all_become_free(&server);
+}
+
+#[test]
 fn shutdown_among_busy_threads_leaves_nothing_held_by_nobody() {
     let server = server();
     for _ in 0..5 {

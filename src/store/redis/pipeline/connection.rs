@@ -70,6 +70,8 @@ struct InFlightBatch {
     kind: Kind,
     by_text: bool,
     requests: Vec<PendingRequest>,
+    /// Its length as it was written.
+    bytes: usize,
 }
 
 impl InFlightBatch {
@@ -138,6 +140,11 @@ impl PipelinedConnection {
         self.in_flight.iter().map(|one| one.requests.len()).sum()
     }
 
+    /// The length of these commands.
+    pub(crate) fn unanswered_bytes(&self) -> usize {
+        self.in_flight.iter().map(|one| one.bytes).sum()
+    }
+
     /// The keys that are being passed on to others, as far as that has not been answered.
     pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
         let requests = self.in_flight.iter().flat_map(|one| &one.requests);
@@ -198,11 +205,13 @@ impl PipelinedConnection {
             ScriptRef::Hash(kind.hash())
         };
         let commands = requests.iter().map(|request| &request.command);
+        let before = self.buffer.len();
         scripts::encode(&mut self.buffer, call, kind, names, commands);
         self.in_flight.push_back(InFlightBatch {
             kind,
             by_text,
             requests,
+            bytes: self.buffer.len() - before,
         });
     }
 

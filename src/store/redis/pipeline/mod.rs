@@ -46,6 +46,9 @@ pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
 /// With this many unread answers to releases, threads leave further releases to the background: an awaited request
 /// cannot overtake what is written.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
+/// As many bytes as threads write without waiting for an answer. They fit into the buffers of a socket, so that no drop
+/// of a guard blocks while the server does not read.
+const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
 
 /// What the pipelines of one client share.
 pub(crate) struct Shared {
@@ -184,10 +187,7 @@ impl Pipeline {
             if state.led {
                 return;
             }
-            let has_room = state
-                .connection
-                .as_ref()
-                .is_some_and(|connection| connection.unanswered() < MAX_UNANSWERED);
+            let has_room = room_of(state.connection.as_ref()) > 0;
             if is_first && has_room {
                 self.take_lead(&mut state).ok_or(Urgency::Now)
             } else {
@@ -543,6 +543,15 @@ impl Drop for Leaving<'_> {
     }
 }
 
+/// How many bytes of releases a thread may write that does not wait for the answers.
+fn room_of(connection: Option<&PipelinedConnection>) -> usize {
+    connection
+        .filter(|connection| connection.unanswered() < MAX_UNANSWERED)
+        .map_or(0, |connection| {
+            MAX_UNANSWERED_BYTES.saturating_sub(connection.unanswered_bytes())
+        })
+}
+
 /// How soon the background can write what is left: at once, or after a pause between attempts to connect.
 fn urgency_of(state: &State) -> Urgency {
     if state.may_connect(MonotonicTime::now()) {
@@ -572,13 +581,14 @@ impl Drop for Leadership<'_> {
             may_write &= self
                 .connection
                 .as_ref()
-                .is_some_and(|connection| !connection.is_stale())
-                && unanswered < MAX_UNANSWERED;
+                .is_some_and(|connection| !connection.is_stale());
+            let room = room_of(self.connection.as_ref());
+            may_write &= room > 0;
             if may_write && state.has_posted() {
                 may_write = false;
                 // Under the same lock: nobody who waits has come in between.
                 let mut batch = self.empty_batch();
-                state.next_batch(self.pipeline.at_a_time, &mut batch);
+                state.next_releases(self.pipeline.at_a_time, room, &mut batch);
                 drop(state);
                 let deadline = self.answers_by();
                 batch.retain(PendingRequest::is_wanted);

@@ -13,7 +13,7 @@ use std::mem;
 use std::time::Duration;
 
 use crate::store::command::Held;
-use crate::store::redis::pipeline::request::Release;
+use crate::store::redis::pipeline::request::{Release, release_bytes};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -156,6 +156,14 @@ impl Releases {
     /// The first one, if it is due.
     pub(super) fn pop_due(&mut self, now: MonotonicTime) -> Option<Release> {
         self.pop_if(|first| first.due <= now)
+    }
+
+    /// The first one, if it takes no more than so many bytes on the wire.
+    pub(super) fn pop_within(&mut self, bytes: usize) -> Option<Release> {
+        self.pop_if(|first| {
+            let key = first.key.as_ref();
+            key.is_some_and(|key| release_bytes(key) <= bytes)
+        })
     }
 
     /// When the first one is due.

@@ -16,6 +16,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Bytes of a release beside its key and the name of its queue, at most.
+const BESIDE_KEYS: usize = 192;
+
 pub(crate) struct PendingRequest {
     pub(crate) command: Command,
     pub(crate) completion: Option<Completion>,
@@ -52,10 +55,20 @@ pub(crate) struct Release {
     pub(crate) began: bool,
 }
 
+/// The length of a release of `key` on the wire, at most.
+pub(super) fn release_bytes(key: &Key) -> usize {
+    2 * key.in_redis().len() + BESIDE_KEYS
+}
+
 impl Release {
     /// False for one that was tried and whose ttl has ended.
     pub(crate) fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.until
+    }
+
+    /// Its length on the wire, at most: it may name the key's queue, the lease, its ttl and the holder, too.
+    pub(crate) fn bytes(&self) -> usize {
+        release_bytes(&self.key)
     }
 
     /// The request to write now. `hook` is told what becomes of it.

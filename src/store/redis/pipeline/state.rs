@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::store::late_release::{Delay, DelayHook};
 use crate::store::redis::pipeline::caller::Call;
 use crate::store::redis::pipeline::connection::PipelinedConnection;
@@ -218,6 +218,35 @@ impl State {
         }
         if posted.is_empty() && awaited.has_flushes_only() {
             batch.extend(awaited.take_flushes());
+        }
+    }
+
+    /// Takes the next posted releases: at most `most`, of at most `bytes`. Called when no caller waits: releases whose
+    /// callers have left are posted, and the other requests of those callers are dropped.
+    pub(super) fn next_releases(
+        &mut self,
+        most: usize,
+        mut bytes: usize,
+        batch: &mut Vec<PendingRequest>,
+    ) {
+        if !self.awaited.is_empty() {
+            let error = Error::new(ErrorKind::Timeout, "no answer in time");
+            for request in self.awaited.take_all() {
+                let next = request.unsent(&error);
+                self.apply(next);
+            }
+        }
+        let now = MonotonicTime::now();
+        while batch.len() < most
+            && let Some(release) = self.posted.pop_within(bytes)
+        {
+            bytes -= release.bytes();
+            let is_wanted = release.is_wanted(now);
+            // A release whose ttl has ended is dropped, which reports it as given up.
+            let request = release.into_request(self.hook.as_ref());
+            if is_wanted {
+                batch.push(request);
+            }
         }
     }
 

@@ -240,6 +240,51 @@ fn many_posted_releases_are_left_to_the_background_and_none_is_lost() {
 }
 
 #[test]
+fn releases_that_might_block_are_left_to_the_background() {
+    let f = fixture();
+    let long = |n: usize, len: usize| {
+        let name = format!("{n}{}", "x".repeat(len));
+        Command::Release {
+            key: Key::new("p:", &name, 1 << 16).unwrap(),
+            lease: LeaseId::random(),
+            until: MonotonicTime::now().after(LONG),
+            held: None,
+            queued: Some(LONG),
+        }
+    };
+    let bytes = || {
+        let state = f.pipeline.state.lock();
+        let connection = state.connection.as_ref();
+        connection.map_or(0, PipelinedConnection::unanswered_bytes)
+    };
+    f.acquire("a");
+    f.pipeline.post(long(0, 60_000));
+    assert_eq!(bytes(), 0, "longer than all that may be written");
+    assert_eq!(f.rings.load(Ordering::SeqCst), 1);
+    while f.pipeline.run_maintenance() {}
+    f.server.stop();
+    for n in 0..60 {
+        f.pipeline.post(long(n, 1000));
+    }
+    let written = bytes();
+    f.server.resume();
+    assert!(written <= MAX_UNANSWERED_BYTES, "{written}");
+    assert!(written > MAX_UNANSWERED_BYTES / 2, "{written}");
+    // As many as a leader leaves behind.
+    while f.pipeline.run_maintenance() {}
+    let leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    for n in 0..60 {
+        f.pipeline.post(long(n, 1000));
+    }
+    drop(leadership);
+    let written = bytes();
+    assert!(written <= MAX_UNANSWERED_BYTES, "{written}");
+    assert!(written > MAX_UNANSWERED_BYTES / 2, "{written}");
+    while f.pipeline.run_maintenance() {}
+    assert!(f.is_idle() && f.unanswered() == 0);
+}
+
+#[test]
 fn a_batch_larger_than_one_script_call_is_answered_in_full() {
     let f = fixture();
     let mut requests: Vec<Request> = (0..1000)

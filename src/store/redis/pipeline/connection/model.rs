@@ -274,6 +274,11 @@ impl PipelinedConnection {
         self.in_flight.len()
     }
 
+    /// Models have no blocking writes.
+    pub(crate) fn unanswered_bytes(&self) -> usize {
+        0
+    }
+
     pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
         let in_flight = self.in_flight.iter();
         in_flight.filter_map(|request| request.command.passes_on())
