@@ -325,6 +325,22 @@ impl Connection {
         self.take(deadline, of).map_err(no_answer)
     }
 
+    /// The next reply, which is due by `due`. Nothing if it is not there by `until`, before it is due: then the next
+    /// call goes on with it.
+    pub(crate) fn receive_until(
+        &mut self,
+        until: MonotonicTime,
+        due: MonotonicTime,
+        of: ReplyContents,
+    ) -> Result<Option<Value>, Error> {
+        let limit = self.limit_of(of);
+        let received = self.receiver.receive_reply(until, limit);
+        match received {
+            Err(error) if until < due && error.is_timeout() => Ok(None),
+            received => self.accept(received).map(Some).map_err(no_answer),
+        }
+    }
+
     /// As [`send`](Self::send), with the error as redis-rs has it.
     pub(crate) fn put(&mut self, bytes: &[u8], deadline: MonotonicTime) -> RedisResult<()> {
         let sent = self.sender.send(bytes, deadline);
@@ -340,6 +356,10 @@ impl Connection {
     ) -> RedisResult<Value> {
         let limit = self.limit_of(of);
         let received = self.receiver.receive_reply(deadline, limit);
+        self.accept(received)
+    }
+
+    fn accept(&mut self, received: RedisResult<Value>) -> RedisResult<Value> {
         let value = received.inspect_err(|_| self.broke())?;
         if scripts::is_out_of_place(&value) {
             self.epoch.suspect();

@@ -10,7 +10,7 @@ use r2d2::PooledConnection;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
-use crate::store::redis::pipeline::caller::Few;
+use crate::store::redis::pipeline::caller::{Call, Completion, Few};
 use crate::store::redis::pipeline::request::PendingRequest;
 use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef};
 use crate::util::clock::MonotonicTime;
@@ -26,6 +26,9 @@ const LONGEST_SPARE: usize = 256;
 
 /// Longest pause between attempts to connect, while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+/// A reader whose own deadline comes this much earlier than the replies are due waits for them until they are due.
+const GRACE: Duration = Duration::from_millis(10);
 
 pub(crate) type Pool = r2d2::Pool<Connector>;
 
@@ -107,6 +110,12 @@ pub(crate) enum Answer {
 pub(crate) struct PipelinedConnection {
     connection: PooledConnection<Connector>,
     in_flight: VecDeque<InFlightBatch>,
+    /// By when the replies to what is in flight are due, but to the last `behind` calls. Set by the first read.
+    pub(super) reply_by: Option<MonotonicTime>,
+    /// Calls that were written behind those that are being read.
+    behind: usize,
+    /// Keys whose releases come only now, behind acquires that were sent after them.
+    released_late: Vec<Key>,
     buffer: Vec<u8>,
     /// Empty ones that have been used, to be used again.
     spare: Vec<Vec<PendingRequest>>,
@@ -119,6 +128,9 @@ impl PipelinedConnection {
         Self {
             connection,
             in_flight: VecDeque::new(),
+            reply_by: None,
+            behind: 0,
+            released_late: Vec::new(),
             buffer: Vec::new(),
             spare: Vec::new(),
             cut: false,
@@ -143,6 +155,20 @@ impl PipelinedConnection {
     /// The length of these commands.
     pub(crate) fn unanswered_bytes(&self) -> usize {
         self.in_flight.iter().map(|one| one.bytes).sum()
+    }
+
+    /// Whether a reader has left before all was read. Its successor reads the rest before it writes awaited requests.
+    pub(crate) fn is_half_read(&self) -> bool {
+        self.reply_by.is_some()
+    }
+
+    /// The first caller that waits for something in flight, after a reader has left.
+    pub(crate) fn first_caller(&self) -> Option<&Arc<Call>> {
+        self.reply_by?;
+        let requests = self.in_flight.iter().flat_map(|one| &one.requests);
+        let mut completions = requests.filter_map(|request| request.completion.as_ref());
+        let first = completions.find(|completion| completion.is_waited_for());
+        first.map(Completion::call)
     }
 
     /// The keys that are being passed on to others, as far as that has not been answered.
@@ -186,8 +212,12 @@ impl PipelinedConnection {
         }
         self.keep(batch);
         self.buffer.clear();
+        let before = self.in_flight.len();
         for (kind, requests) in Kind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(names, kind, MAX_KEYS, false, requests);
+        }
+        if self.is_half_read() {
+            self.behind += self.in_flight.len() - before;
         }
         self.send(deadline)
     }
@@ -223,35 +253,43 @@ impl PipelinedConnection {
         sent
     }
 
-    /// Reads every answer that is unanswered, oldest first, by `deadline`, and hands each command to `deliver`
-    /// with its answer.
+    /// Reads every answer that is unanswered, oldest first, and hands each command to `deliver` with its answer. The
+    /// answers are due by `due`, unless an earlier read said when they are. False if they are not all there by `until`,
+    /// if that is before: then the next read goes on.
     pub(crate) fn read(
         &mut self,
         names: &ScriptContext,
-        deadline: MonotonicTime,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
         deliver: &mut impl FnMut(PendingRequest, Answer),
-    ) -> Result<(), Error> {
-        // Keys whose releases come only now, behind acquires that were sent after them.
-        let mut released_late: Vec<Key> = Vec::new();
+    ) -> Result<bool, Error> {
+        let latest = due;
         while let Some(batch) = self.in_flight.front() {
+            let due = latest.min(*self.reply_by.get_or_insert(latest));
+            let leaves = until.filter(|until| until.after(GRACE) < due);
             let (kind, n, by_text) = (batch.kind, batch.requests.len(), batch.by_text);
             let contents = match kind {
                 Kind::Read => ReplyContents::Values(n),
                 _ => ReplyContents::Own,
             };
-            let value = self.connection.receive(deadline, contents)?;
+            let received = self
+                .connection
+                .receive_until(leaves.unwrap_or(due), due, contents)?;
+            let Some(value) = received else {
+                return Ok(false);
+            };
             let (outcomes, doubt) = match scripts::decode(kind, n, value) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::OutcomeUnknown(error) => (Few::new(), Some(error)),
                 Decoded::SplitBatch => {
-                    self.repeat(names, 1, by_text, deadline)?;
+                    self.repeat(names, 1, by_text, due)?;
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
                     if kind == Kind::Release {
-                        released_late.extend(batch.keys());
+                        self.released_late.extend(batch.keys());
                     }
-                    self.repeat(names, MAX_KEYS, true, deadline)?;
+                    self.repeat(names, MAX_KEYS, true, due)?;
                     continue;
                 }
                 Decoded::NoScript => {
@@ -272,7 +310,9 @@ impl PipelinedConnection {
                     Some(error) => Answer::OutcomeUnknown(error.clone()),
                     None => Answer::Outcome(outcomes.next().expect("one for each of them")),
                 };
-                if !released_late.is_empty() && is_too_early(&request, &answer, &released_late) {
+                if !self.released_late.is_empty()
+                    && is_too_early(&request, &answer, &self.released_late)
+                {
                     too_early.push(request);
                 } else {
                     deliver(request, answer);
@@ -281,10 +321,15 @@ impl PipelinedConnection {
             self.keep(batch.requests);
             if !too_early.is_empty() {
                 self.enqueue_all(names, kind, MAX_KEYS, by_text, too_early);
-                self.send(deadline)?;
+                self.send(due)?;
+            }
+            if self.in_flight.len() <= self.behind {
+                (self.reply_by, self.behind) = (None, 0);
             }
         }
-        Ok(())
+        (self.reply_by, self.behind) = (None, 0);
+        self.released_late.clear();
+        Ok(true)
     }
 
     /// Sends the oldest batch in flight again, `at_once` keys in one call. Its call was refused

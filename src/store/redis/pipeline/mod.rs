@@ -2,7 +2,8 @@
 //!
 //! The first caller at an idle pipeline leads it: it writes a batch of what waits there, awaited requests first, reads the
 //! answers, hands them out, and passes leadership on to the next waiting caller. One batch is in flight at a time,
-//! and behind it only releases whose answers nobody waits for. All about one key but its renewals goes
+//! and behind it only releases whose answers nobody waits for. A leader leaves at its own deadline, also with a batch in
+//! flight: the next one reads the rest before it writes awaited requests. All about one key but its renewals goes
 //! through one pipeline, so it is executed in the order it was written.
 //!
 //! Nothing is done under the state's mutex but moving values: all I/O is the leader's.
@@ -235,6 +236,7 @@ impl Pipeline {
             .take_if(|connection| connection.is_suspect());
         let readiness = match (state.led, &state.connection) {
             (true, _) => Readiness::Busy,
+            (_, Some(connection)) if connection.is_half_read() => Readiness::Busy,
             (false, None) => Readiness::Unconnected,
             (false, Some(_)) => Readiness::Idle,
         };
@@ -294,12 +296,12 @@ impl<'a> Leadership<'a> {
         // By a panic, too: appointed then, it would neither lead nor pass it on.
         let _leaving = Leaving(call);
         while !call.is_over(deadline) {
-            if self.drop_stale_connection() {
+            if self.read_before_write(Some(deadline)) {
                 // That may have taken a command time-out: check the deadline again.
                 continue;
             }
             let batch = self.next_batch();
-            self.write_and_read(batch, deadline);
+            self.write_and_read(batch, deadline, Some(deadline));
         }
     }
 
@@ -307,38 +309,47 @@ impl<'a> Leadership<'a> {
     /// who can lead in its stead.
     fn run_maintenance(&mut self) {
         loop {
-            self.drop_stale_connection();
+            if self.read_before_write(None) && self.is_awaited() {
+                return;
+            }
             let batch = self.next_batch();
             let unanswered = self
                 .connection
                 .as_ref()
                 .is_some_and(|connection| connection.unanswered() > 0);
             let deadline = MonotonicTime::now().after(self.pipeline.shared.connect_timeout);
-            if (batch.is_empty() && !unanswered) || !self.write_and_read(batch, deadline) {
+            if (batch.is_empty() && !unanswered) || !self.write_and_read(batch, deadline, None) {
                 return;
             }
-            if self.pipeline.state.lock().awaited.first_caller().is_some() {
+            if self.is_awaited() {
                 return;
             }
         }
     }
 
-    /// Drops a connection that may lead to the wrong server, or be dead, after reading the answers unanswered on it.
+    /// Whether a caller waits for a request that is not written.
+    fn is_awaited(&self) -> bool {
+        self.pipeline.state.lock().awaited.first_caller().is_some()
+    }
+
+    /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops a
+    /// connection that may lead to the wrong server, or be dead, after reading the answers unanswered on it.
     /// Called before a batch is taken, so that a release without an answer goes before an acquire of its key.
-    /// True if there was one.
-    fn drop_stale_connection(&mut self) -> bool {
-        let is_stale = self
-            .connection
-            .as_ref()
-            .is_some_and(PipelinedConnection::is_stale);
-        if is_stale {
-            let deadline = self.answers_by();
-            if let Err(error) = self.read(deadline) {
-                self.lose_connection(&error);
-            }
-            self.connection = None;
+    /// True if there was something to read or to drop.
+    fn read_before_write(&mut self, until: Option<MonotonicTime>) -> bool {
+        let Some(connection) = &self.connection else {
+            return false;
+        };
+        let is_stale = connection.is_stale();
+        if !is_stale && !connection.is_half_read() {
+            return false;
         }
-        is_stale
+        match self.read(until, self.answers_by()) {
+            Ok(true) if is_stale => self.connection = None,
+            Ok(_) => {}
+            Err(error) => self.lose_connection(&error),
+        }
+        true
     }
 
     /// Nothing, if it would ask for a key whose release is unanswered and for which others wait: Redis would
@@ -367,11 +378,15 @@ impl<'a> Leadership<'a> {
         connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
     }
 
-    /// Appoints the first that waits. Where nobody does, this leads on: returns the state, locked.
+    /// Appoints the first that waits, for what is in flight or to be written. Where nobody does, this leads on: returns
+    /// the state, locked.
     fn hand_leadership_on(&mut self) -> Option<MutexGuard<'a, State>> {
         loop {
             let mut state = self.pipeline.state.lock();
-            let Some(next) = state.awaited.first_caller().map(Arc::clone) else {
+            let connection = self.connection.as_ref();
+            let in_flight = connection.and_then(PipelinedConnection::first_caller);
+            let next = in_flight.or_else(|| state.awaited.first_caller());
+            let Some(next) = next.map(Arc::clone) else {
                 return Some(state);
             };
             state.connection = self.connection.take();
@@ -385,18 +400,24 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Carries out one batch; false if that failed and the rest should not be tried now.
-    fn write_and_read(&mut self, mut batch: Vec<PendingRequest>, deadline: MonotonicTime) -> bool {
+    /// Writes one batch and reads its answers, until `until` at most; false if that failed and the rest should not be
+    /// tried now. A connection has to be there by `deadline`.
+    fn write_and_read(
+        &mut self,
+        mut batch: Vec<PendingRequest>,
+        deadline: MonotonicTime,
+        until: Option<MonotonicTime>,
+    ) -> bool {
         let flushes: Vec<PendingRequest> =
             batch.extract_if(.., |request| request.is_flush()).collect();
         let result = if batch.is_empty() && self.connection.is_none() {
-            Ok(())
+            Ok(true)
         } else {
             self.connect(batch, deadline)
                 .and_then(|batch| {
-                    let deadline = self.answers_by();
-                    self.write(batch, deadline)?;
-                    self.read(deadline)
+                    let due = self.answers_by();
+                    self.write(batch, due)?;
+                    self.read(until, due)
                 })
                 .inspect_err(|error| self.lose_connection(error))
         };
@@ -404,11 +425,13 @@ impl<'a> Leadership<'a> {
             let mut state = self.pipeline.state.lock();
             for flush in flushes {
                 let next = match &result {
-                    Ok(()) if state.has_refused_releases() => {
+                    // Answered once all that was written before it is.
+                    Ok(false) => Next::Again(flush),
+                    Ok(true) if state.has_refused_releases() => {
                         let message = "Redis refuses releases for now";
                         flush.answered(Err(Error::new(ErrorKind::Unavailable, message)))
                     }
-                    Ok(()) => flush.answered(Ok(Reply::Done)),
+                    Ok(true) => flush.answered(Ok(Reply::Done)),
                     Err(error) => flush.unanswered(error, error.kind() == ErrorKind::Unavailable),
                 };
                 state.apply(next);
@@ -494,13 +517,15 @@ impl<'a> Leadership<'a> {
         written
     }
 
-    fn read(&mut self, deadline: MonotonicTime) -> Result<(), Error> {
+    /// Reads the answers to what is in flight, and hands them out. They are due by `due`, or earlier if a leader has left.
+    /// False if they are not all there by `until`: then the next leader goes on.
+    fn read(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let connection = self
             .connection
             .as_mut()
             .expect("only a connected leader reads");
         let names = &self.pipeline.shared.names;
-        connection.read(names, deadline, &mut |request, answer| {
+        let all = connection.read(names, until, due, &mut |request, answer| {
             let next = match answer {
                 Answer::Outcome(outcome) => request.answered(outcome),
                 Answer::OutcomeUnknown(error) => request.unanswered(&error, false),
@@ -509,10 +534,10 @@ impl<'a> Leadership<'a> {
                 self.pipeline.state.lock().apply(next);
             }
         })?;
-        if !connection.is_usable() {
+        if all && !connection.is_usable() {
             self.connection = None;
         }
-        Ok(())
+        Ok(all)
     }
 
     /// Gives the connection up: callers learn of it, releases are kept, acquires are undone.

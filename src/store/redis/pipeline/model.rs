@@ -334,7 +334,7 @@ fn model_posted_releases_survive_broken_connections() {
     let faults = Faults {
         connecting: 2,
         broken: 2,
-        panics: 0,
+        ..Faults::default()
     };
     check(RUNS, move || {
         let world = World::new(faults);
@@ -376,7 +376,7 @@ fn model_broken_connections_cost_no_caller_its_outcome_and_leave_no_grant_to_nob
     let faults = Faults {
         connecting: 1,
         broken: 2,
-        panics: 0,
+        ..Faults::default()
     };
     check(RUNS, move || run_unlucky(faults, &[TTL; 3]));
 }
@@ -413,6 +413,27 @@ fn model_who_leaves_stands_in_no_line() {
         world.server.take_back(&key, other);
         assert_eq!(world.server.holder(&key), None, "granted to nobody");
     });
+}
+
+#[test]
+fn model_a_leader_that_leaves_before_the_answers_costs_the_others_nothing() {
+    let faults = Faults {
+        slow: 2,
+        ..Faults::default()
+    };
+    let half = SECOND / 2;
+    check(RUNS, move || run_unlucky(faults, &[half, half, TTL, TTL]));
+}
+
+#[test]
+fn model_connections_break_behind_leaders_that_have_left() {
+    let faults = Faults {
+        slow: 2,
+        broken: 1,
+        ..Faults::default()
+    };
+    let half = SECOND / 2;
+    check(RUNS, move || run_unlucky(faults, &[half, half, TTL]));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A pipeline on a real Redis, with faults that only the inside can see or make.
 
+mod leaving;
 mod stale;
 mod unanswered;
 

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply};
 use crate::store::memory::{Keyspace, Notification, Step};
 use crate::store::redis::connection::{Connector, Endpoint};
+use crate::store::redis::pipeline::caller::{Call, Completion};
 use crate::store::redis::pipeline::request::PendingRequest;
 use crate::store::redis::scripts::ScriptContext;
 use crate::util::clock::MonotonicTime;
@@ -44,6 +45,8 @@ pub(crate) struct Faults {
     pub(crate) broken: u32,
     /// Whoever uses a connection panics.
     pub(crate) panics: u32,
+    /// An answer comes after the reader's own deadline, and before it is due.
+    pub(crate) slow: u32,
 }
 
 /// A Redis that keeps locks, and the network before it.
@@ -249,6 +252,7 @@ pub(crate) struct PipelinedConnection {
     in_flight: VecDeque<PendingRequest>,
     /// Of those in flight, what has reached the server, and what it said.
     served: VecDeque<Reply>,
+    reply_by: Option<MonotonicTime>,
     cut: bool,
 }
 
@@ -258,6 +262,7 @@ impl PipelinedConnection {
             connection,
             in_flight: VecDeque::new(),
             served: VecDeque::new(),
+            reply_by: None,
             cut: false,
         }
     }
@@ -279,6 +284,20 @@ impl PipelinedConnection {
         0
     }
 
+    pub(crate) fn is_half_read(&self) -> bool {
+        self.reply_by.is_some()
+    }
+
+    pub(crate) fn first_caller(&self) -> Option<&Arc<Call>> {
+        self.reply_by?;
+        let mut completions = self
+            .in_flight
+            .iter()
+            .filter_map(|one| one.completion.as_ref());
+        let first = completions.find(|completion| completion.is_waited_for());
+        first.map(Completion::call)
+    }
+
     pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
         let in_flight = self.in_flight.iter();
         in_flight.filter_map(|request| request.command.passes_on())
@@ -297,6 +316,15 @@ impl PipelinedConnection {
         _: MonotonicTime,
     ) -> Result<(), Error> {
         let server = Arc::clone(&self.connection.server);
+        let waits = |request: &PendingRequest| {
+            let completion = request.completion.as_ref();
+            completion.is_some_and(Completion::is_waited_for)
+        };
+        let is_awaited = |request: &PendingRequest| request.completion.is_some();
+        assert!(
+            !(batch.iter().any(waits) && self.in_flight.iter().any(is_awaited)),
+            "two batches in flight"
+        );
         server.use_alone(|| {
             self.in_flight.extend(batch);
             server.may_panic();
@@ -311,10 +339,12 @@ impl PipelinedConnection {
     pub(crate) fn read(
         &mut self,
         _: &ScriptContext,
-        deadline: MonotonicTime,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
         deliver: &mut impl FnMut(PendingRequest, Answer),
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let server = Arc::clone(&self.connection.server);
+        let due = due.min(*self.reply_by.get_or_insert(due));
         server.use_alone(|| {
             while let Some(request) = self.in_flight.front() {
                 let reply = match self.served.pop_front() {
@@ -323,10 +353,16 @@ impl PipelinedConnection {
                 };
                 self.served.push_front(reply.clone());
                 server.may_panic();
+                if let Some(until) = until.filter(|until| *until < due)
+                    && server.happens(|faults| &mut faults.slow)
+                {
+                    pass(until.since(MonotonicTime::now()));
+                    return Ok(false);
+                }
                 if server.happens(|faults| &mut faults.broken) {
                     let timed_out = chance(2);
                     if timed_out {
-                        pass(deadline.since(MonotonicTime::now()));
+                        pass(due.since(MonotonicTime::now()));
                     }
                     return Err(self.connection.broke(match timed_out {
                         true => ErrorKind::Timeout,
@@ -337,7 +373,8 @@ impl PipelinedConnection {
                 let request = self.in_flight.pop_front().expect("it was just looked at");
                 deliver(request, Answer::Outcome(Ok(reply)));
             }
-            Ok(())
+            self.reply_by = None;
+            Ok(true)
         })
     }
 
