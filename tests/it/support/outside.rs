@@ -53,10 +53,19 @@ pub fn connections(server: &Server) -> usize {
 
 /// How many connections the server has accepted, that of this question among them.
 pub fn connections_accepted(server: &Server) -> u64 {
+    stat(server, "total_connections_received")
+}
+
+/// Bytes that the server has received.
+pub fn bytes_received(server: &Server) -> u64 {
+    stat(server, "total_net_input_bytes")
+}
+
+fn stat(server: &Server, name: &str) -> u64 {
     let stats = ask(server, &["INFO", "stats"]);
     let lines = stats.as_text().expect("INFO answers with text").lines();
-    let mut counts = lines.filter_map(|line| line.strip_prefix("total_connections_received:"));
-    let count = counts.next().expect("the server counts them");
+    let mut pairs = lines.filter_map(|line| line.split_once(':'));
+    let (_, count) = pairs.find(|pair| pair.0 == name).expect("it is counted");
     count.parse().expect("a count is a number")
 }
 
