@@ -100,7 +100,7 @@ fn cases() -> [Case; 9] {
             let client = builder.build().expect("it begins well");
             let _ = client.fenced_value("k").read();
         }),
-        ("notifications", "MGET\r\n$14\r\nleasehold:held", wait),
+        ("notifications", "GETRANGE\r\n$14\r\nleasehold:held", wait),
         ("login of notifications", "SETNAME", wait),
     ]
 }

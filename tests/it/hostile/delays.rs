@@ -134,7 +134,7 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
             let key = format!("leasehold:{attack:?}");
             let since = Since::word(match is_open {
                 false => "SETNAME".to_owned(),
-                true => format!("MGET\r\n${}\r\n{key}", key.len()),
+                true => format!("GETRANGE\r\n${}\r\n{key}", key.len()),
             });
             let hostile = Hostile::start(server.port(), attack, since.clone());
             let what = format!("notifications, {attack:?}, {since:?}");

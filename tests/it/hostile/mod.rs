@@ -3,3 +3,4 @@
 mod delays;
 mod messages;
 mod server;
+mod values;

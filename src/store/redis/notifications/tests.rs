@@ -145,12 +145,18 @@ fn answered_reads_make_room_for_others() {
     let mut state = State::default();
     let key = Key::new("p:", "k", 16).unwrap();
     let tracked = TrackedKey { key, lease: None };
+    let now = MonotonicTime::now();
     state
         .unanswered
-        .push_back((MonotonicTime::now(), Sent::Read(vec![tracked; 3])));
+        .push_back((now, Sent::Read(vec![tracked; 3].into())));
+    state.unanswered.push_back((now, Sent::Ping));
     state.keys_unanswered = 3;
-    assert!(state.take_answered().is_some());
-    assert_eq!(state.keys_unanswered, 0);
+    for left in [2, 1, 0] {
+        assert!(matches!(state.take_answered(), Some(Answered::Read(_))));
+        assert_eq!(state.keys_unanswered, left);
+    }
+    assert!(matches!(state.take_answered(), Some(Answered::Ping)));
+    assert!(state.take_answered().is_none());
 }
 
 #[test]
