@@ -11,11 +11,11 @@ use leasehold_testbed::Server;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[cfg(test)]
-#[path = "it/hostile_server.rs"]
+#[path = "it/hostile/server.rs"]
 #[allow(dead_code, reason = "tests/it uses the rest")]
-mod hostile_server;
+mod server;
 
-use hostile_server::{Attack, Hostile, Since};
+use server::{Attack, Hostile, Since, TIMEOUT};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -24,7 +24,6 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const MOST: usize = 16 << 20;
 /// For a case that would otherwise hang.
 const BOUND: Duration = Duration::from_secs(10);
-const TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of an error that names a key and the type of its value, and more.
 const LONGEST_MESSAGE: usize = 1000;
 
@@ -46,12 +45,6 @@ fn assert_bounded(what: &str, work: impl FnOnce() + Send + 'static) {
     }
     println!("{what}: {most} bytes");
     working.join().expect("the work ends as its case expects");
-}
-
-fn hasty(url: &str) -> Builder {
-    Client::builder(url)
-        .connect_timeout(TIMEOUT)
-        .command_timeout(TIMEOUT)
 }
 
 /// A name, the word in a request with which the server turns hostile, and the work of the client.
@@ -107,7 +100,7 @@ fn cases() -> [Case; 9] {
             let client = builder.build().expect("it begins well");
             let _ = client.fenced_value("k").read();
         }),
-        ("notifications", "MGET\r\n$14\r\nleasehold:held", wait),
+        ("notifications", "GETRANGE\r\n$14\r\nleasehold:held", wait),
         ("login of notifications", "SETNAME", wait),
     ]
 }
@@ -132,8 +125,8 @@ fn a_hostile_server_cannot_fill_the_memory() {
     for (what, word, work) in cases() {
         for attack in Attack::ALL {
             let hostile = Hostile::start(server.port(), attack, Since::word(word));
-            let url = hostile.url();
-            assert_bounded(&format!("{what}, {attack:?}"), move || work(hasty(&url)));
+            let builder = hostile.builder();
+            assert_bounded(&format!("{what}, {attack:?}"), move || work(builder));
         }
     }
     // In the same test: another one would be counted, too.

@@ -2,7 +2,7 @@
 
 use leasehold_testbed::Server;
 
-use crate::support::{LONG_TTL, SOON, ask, builder, lock, server};
+use crate::support::{LONG_TTL, SOON, ask, builder, bytes_received, lock, server};
 
 /// The scripts in lua/ that are called; the others are parts of them.
 const SCRIPTS: u64 = 7;
@@ -23,14 +23,6 @@ fn script_commands_during(server: &Server, work: impl FnOnce()) -> u64 {
     script_commands(server) - before
 }
 
-/// Bytes that the server has received.
-fn received(server: &Server) -> u64 {
-    let stats = ask(server, &["INFO", "stats"]);
-    let mut lines = stats.as_text().expect("INFO answers with text").lines();
-    let bytes = lines.find_map(|line| line.strip_prefix("total_net_input_bytes:"));
-    bytes.expect("the server counts them").parse().unwrap()
-}
-
 fn connect(server: &Server) {
     drop(builder(&server.url()).build().unwrap());
 }
@@ -41,13 +33,13 @@ fn only_the_first_connection_sends_the_scripts() {
     let server = server();
     let first = script_commands_during(&server, || connect(&server));
     assert_eq!(first, 1 + SCRIPTS);
-    let before = received(&server);
+    let before = bytes_received(&server);
     let others = script_commands_during(&server, || {
         (0..CONNECTIONS).for_each(|_| connect(&server));
     });
     assert_eq!(others, CONNECTIONS);
     // The requests of the test itself are part of it.
-    let bytes = (received(&server) - before) / CONNECTIONS;
+    let bytes = (bytes_received(&server) - before) / CONNECTIONS;
     assert!(bytes < 800, "{bytes} for each connection");
 }
 

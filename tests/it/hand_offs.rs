@@ -10,8 +10,8 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, in_redis, lease_of, looks, millis,
-    script_calls, secs, server, told_within, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, in_redis, lease_of, millis, reads,
+    script_calls, secs, server, told_within, tracked, wait_for_line,
 };
 
 /// For as much work as a test does, on the busiest of machines.
@@ -231,13 +231,12 @@ fn a_lease_lost_after_it_was_passed_on_is_told_to_its_new_holder_only() {
     let client = builder(&server).build().unwrap();
     // Watched since before, and not yet.
     for held_for_long in [true, false] {
-        let looked = looks(&server);
         let before = client.mutex("k").lock().unwrap();
         let silent = before.lost_signal();
         let mutex = client.mutex("k");
         let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
         if held_for_long {
-            assert!(eventually(SOON, || looks(&server) > looked));
+            assert!(eventually(SOON, || tracked(&server) > 0));
         }
         let token = before.fencing_token();
         drop(before);
@@ -354,17 +353,18 @@ fn waiting_for_ones_own_client_asks_redis_nothing() {
     let server = server();
     let client = builder(&server).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
-    assert!(eventually(SOON, || looks(&server) == 1), "it is watched");
-    let calls = script_calls(&server);
+    assert!(eventually(SOON, || tracked(&server) == 1), "it is watched");
+    let asked = || (script_calls(&server), reads(&server));
+    let before = asked();
     let mutex = client.mutex("k");
     let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
     let mutex = client.mutex("k");
     let hasty = Task::start(move || mutex.try_lock_for(millis(300)).unwrap().is_none());
     assert!(hasty.within(SOON, "its deadline"));
-    assert_eq!((script_calls(&server), looks(&server)), (calls, 1));
+    assert_eq!(asked(), before);
     drop(held);
     let guard = waiter.within(SOON, "its turn");
-    assert_eq!(script_calls(&server), calls, "passed on");
+    assert_eq!(script_calls(&server), before.0, "passed on");
     guard.unlock().unwrap();
-    assert_eq!(script_calls(&server), calls + 1);
+    assert_eq!(script_calls(&server), before.0 + 1);
 }

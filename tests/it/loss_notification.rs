@@ -9,8 +9,8 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, looks, millis, secs,
-    server, told_within, value_of, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, millis, reads_during,
+    secs, server, told_within, tracked, value_of, wait_for_line,
 };
 
 /// Renewal is due after a third of the ttl, twenty seconds: what is told within [`SOON`] was not
@@ -26,10 +26,9 @@ fn reasons(server: &Server, theft: impl Fn(&Server)) -> LossReason {
     let client = client(server);
     let mut told = Vec::new();
     for held_for_long in [false, true] {
-        let looked = looks(server);
         let guard = client.mutex("k").lock().unwrap();
         if held_for_long {
-            assert!(eventually(SOON, || looks(server) > looked));
+            assert!(eventually(SOON, || tracked(server) > 0));
         }
         let lost = guard.lost_signal();
         theft(server);
@@ -156,7 +155,7 @@ fn an_evicted_key_is_told_as_deleted() {
     );
     let guard = client(&server).mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
-    assert!(eventually(SOON, || looks(&server) > 0));
+    assert!(eventually(SOON, || tracked(&server) > 0));
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
 }
@@ -232,30 +231,30 @@ fn who_comes_into_line_and_leaves_it_costs_the_holder_nothing() {
         .build()
         .unwrap();
     let guard = holder.mutex("k").lock().unwrap();
-    let looked = || looks(&server);
-    assert!(eventually(SOON, || looked() > 0));
-    let before = looked();
-    for clients in [1, 4] {
-        let (stop, stopped) = unbounded();
-        let tasks: Vec<_> = (1..=clients)
-            .map(|n| {
-                let mutex = client(&server).mutex("k").cancelled_by(stopped.clone());
-                let task = Task::start(move || mutex.lock().map(drop));
-                wait_for_line(&server, "k", n);
-                task
-            })
-            .collect();
-        drop(stop);
-        for task in tasks {
-            let error = task.within(SOON, "giving up").unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(eventually(SOON, || tracked(&server) > 0));
+    let looked = reads_during(&server, || {
+        for clients in [1, 4] {
+            let (stop, stopped) = unbounded();
+            let tasks: Vec<_> = (1..=clients)
+                .map(|n| {
+                    let mutex = client(&server).mutex("k").cancelled_by(stopped.clone());
+                    let task = Task::start(move || mutex.lock().map(drop));
+                    wait_for_line(&server, "k", n);
+                    task
+                })
+                .collect();
+            drop(stop);
+            for task in tasks {
+                let error = task.within(SOON, "giving up").unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Cancelled);
+            }
+            wait_for_line(&server, "k", 0);
         }
-        wait_for_line(&server, "k", 0);
-    }
-    // The first waiter changed the value: one look of the holder, and one of the waiter if it was
-    // queued for long enough to watch.
-    assert!(eventually(SOON, || looked() > before));
-    assert!(looked() - before <= 1 + 5, "{}", looked() - before);
+        // The holder looks at what the first waiter changed.
+        assert!(eventually(SOON, || tracked(&server) > 0));
+    });
+    // One look of the holder, and one of each waiter that was queued for long enough to watch.
+    assert!((1..=1 + 5).contains(&looked), "{looked}");
     let lost = guard.lost_signal().recv_timeout(millis(150));
     assert!(lost.is_err(), "{lost:?}");
     assert_eq!(recorder.count(What::Lost, "k"), 0);
@@ -268,7 +267,7 @@ fn extending_is_no_loss() {
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
-    assert!(eventually(SOON, || looks(&server) > 0));
+    assert!(eventually(SOON, || tracked(&server) > 0));
     for n in 1..=50 {
         guard.extend(LONG_TTL + secs(n)).unwrap();
     }

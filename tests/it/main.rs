@@ -28,8 +28,6 @@ mod forked;
 mod guards;
 mod hand_offs;
 mod hostile;
-mod hostile_messages;
-mod hostile_server;
 mod leaks;
 mod loss_notification;
 mod mass_releases;

@@ -688,6 +688,47 @@ mod tests {
         assert!(error.ends_with("has an unknown option; known are protocol"));
     }
 
+    #[cfg(not(shuttle))]
+    mod slow {
+        use std::net::{SocketAddr, TcpStream};
+
+        use super::*;
+        use crate::store::redis::fake_server::{self, Stall};
+
+        const TIMEOUT: Duration = Duration::from_millis(200);
+        /// A busy machine may be late by that.
+        const MARGIN: Duration = Duration::from_secs(5);
+
+        #[track_caller]
+        fn assert_ends_in_time(address: SocketAddr) {
+            let endpoint = Endpoint::new(&format!("redis://{address}"), TIMEOUT).unwrap();
+            let started = MonotonicTime::now();
+            let error = endpoint.open().err().unwrap();
+            let took = MonotonicTime::now().since(started);
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(took >= TIMEOUT / 2 && took < TIMEOUT + MARGIN, "{took:?}");
+        }
+
+        #[test]
+        fn an_unanswered_attempt_ends_with_the_time_out() {
+            let (_listener, address) = fake_server::accepts_nothing();
+            let attempt = || TcpStream::connect_timeout(&address, TIMEOUT);
+            let _accepted: Vec<TcpStream> = std::iter::from_fn(|| attempt().ok()).collect();
+            assert_ends_in_time(address);
+        }
+
+        #[test]
+        fn each_step_of_a_connection_ends_with_the_time_out() {
+            const LOGIN: &str = "+OK\r\n+OK\r\n";
+            let no_script = format!("*7\r\n{}", ":0\r\n".repeat(7));
+            for answers in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
+                for stall in Stall::ALL {
+                    assert_ends_in_time(fake_server::stalling(answers.as_bytes(), stall));
+                }
+            }
+        }
+    }
+
     #[test]
     #[cfg(not(shuttle))]
     fn a_closed_endpoint_ends_its_logins_and_connects_no_more() {

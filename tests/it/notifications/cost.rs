@@ -8,8 +8,8 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, connections, looks, millis, script_calls, secs, server, wait_for_line,
-    wake_up_connections,
+    LONG_TTL, SOON, Task, connections, millis, reads, reads_during, script_calls, secs, server,
+    tracked, wait_for_line, wake_up_connections,
 };
 
 fn client(server: &Server) -> Client {
@@ -51,7 +51,7 @@ fn without_others_a_lock_costs_two_calls_and_no_wake_up_connection() {
         assert_eq!(script_calls(&server) - before, 2 * (TIMES + 1));
         if longest < SHORT {
             assert_eq!(wake_up_connections(&server), 0);
-            assert_eq!(looks(&server), 0);
+            assert_eq!(tracked(&server), 0);
             return;
         }
     }
@@ -78,12 +78,14 @@ fn a_second_of_waiting_costs_a_handful_of_requests() {
     let (holder, client) = (client(&server), client(&server));
     wait_once(&server, &client, &holder);
     let held = holder.mutex("k").lock().unwrap();
-    assert!(eventually(SOON, || looks(&server) > 0), "it is watched");
-    let (calls, looked) = (script_calls(&server), looks(&server));
-    assert!(client.mutex("k").try_lock_for(secs(1)).unwrap().is_none());
-    // Its place in line is given back behind its answer.
-    wait_for_line(&server, "k", 0);
-    let (calls, looked) = (script_calls(&server) - calls, looks(&server) - looked);
+    assert!(eventually(SOON, || tracked(&server) > 0), "it is watched");
+    let before = script_calls(&server);
+    let looked = reads_during(&server, || {
+        assert!(client.mutex("k").try_lock_for(secs(1)).unwrap().is_none());
+        // Its place in line is given back behind its answer.
+        wait_for_line(&server, "k", 0);
+    });
+    let calls = script_calls(&server) - before;
     // To ask, to ask again once or twice, to leave; polling would be twenty times and more.
     assert!(calls <= 5, "{calls} script calls");
     // Each time the value changes, by both who watch it.
@@ -150,9 +152,9 @@ fn a_lock_held_for_long_is_looked_at_once() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
-    assert!(eventually(SOON, || looks(&server) > 0));
-    let calls = script_calls(&server);
+    assert!(eventually(SOON, || tracked(&server) > 0));
+    let before = (reads(&server), script_calls(&server));
     assert!(guard.lost_signal().recv_timeout(millis(400)).is_err());
-    assert_eq!((looks(&server), script_calls(&server)), (1, calls));
+    assert_eq!((reads(&server), script_calls(&server)), before);
     guard.unlock().unwrap();
 }

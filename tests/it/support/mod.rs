@@ -15,9 +15,9 @@ use leasehold::{Builder, Client, LossReason, LostSignal, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 
 pub use outside::{
-    channel_of, clients_that_hear, connections, connections_accepted, connections_made, in_line,
-    lease_of, looks, make_first_join_earlier, queue, script_calls, wait_for_line,
-    wake_up_connections,
+    bytes_received, channel_of, clients_that_hear, connections, connections_accepted,
+    connections_made, in_line, lease_of, make_first_join_earlier, queue, reads, reads_during,
+    script_calls, tracked, wait_for_line, wake_up_connections,
 };
 pub use recorder::{Recorder, What};
 

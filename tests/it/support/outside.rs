@@ -1,6 +1,8 @@
 //! What a server shows of its clients' work: calls that it counted, connections by their names, the
 //! queues of locks. Never asks a client.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use leasehold::Client;
@@ -13,10 +15,27 @@ pub fn script_calls(server: &Server) -> u64 {
     calls(server, "eval") + calls(server, "evalsha")
 }
 
-/// How often the server was asked what stands under keys, to tell of changes of them; beyond the one
-/// time with which each connection for that begins.
-pub fn looks(server: &Server) -> u64 {
-    calls(server, "mget").saturating_sub(calls(server, "hello"))
+/// Keys of which the server will report the next change, each counted once per client that has read it.
+pub fn tracked(server: &Server) -> u64 {
+    stat(server, "tracking_total_items")
+}
+
+/// Reads of locks so far, by scripts and by notification connections.
+pub fn reads(server: &Server) -> u64 {
+    calls(server, "getrange")
+}
+
+/// How many keys notification connections read during `work`.
+pub fn reads_during(server: &Server, work: impl FnOnce()) -> usize {
+    let mut monitor = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut lines = BufReader::new(monitor).lines().map(Result::unwrap);
+    assert_eq!(lines.next().as_deref(), Some("+OK"));
+    work();
+    ask(server, &["ECHO", "the end"]);
+    let seen = lines.take_while(|line| !line.ends_with("\"the end\""));
+    seen.filter(|line| line.contains("] \"GETRANGE\" ") && !line.contains(" lua] "))
+        .count()
 }
 
 fn calls(server: &Server, command: &str) -> u64 {
@@ -53,10 +72,19 @@ pub fn connections(server: &Server) -> usize {
 
 /// How many connections the server has accepted, that of this question among them.
 pub fn connections_accepted(server: &Server) -> u64 {
+    stat(server, "total_connections_received")
+}
+
+/// Bytes that the server has received.
+pub fn bytes_received(server: &Server) -> u64 {
+    stat(server, "total_net_input_bytes")
+}
+
+fn stat(server: &Server, name: &str) -> u64 {
     let stats = ask(server, &["INFO", "stats"]);
     let lines = stats.as_text().expect("INFO answers with text").lines();
-    let mut counts = lines.filter_map(|line| line.strip_prefix("total_connections_received:"));
-    let count = counts.next().expect("the server counts them");
+    let mut pairs = lines.filter_map(|line| line.split_once(':'));
+    let (_, count) = pairs.find(|pair| pair.0 == name).expect("it is counted");
     count.parse().expect("a count is a number")
 }
 

@@ -7,7 +7,7 @@ use super::{Servers, assert_listens_on_the_new, listen_on_the_old};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, What, ask, assert_all_become_free, expires_in, in_redis, is_held,
-    lock, looks, millis, server, told_within, value_of,
+    lock, millis, server, told_within, tracked, value_of,
 };
 
 #[test]
@@ -18,10 +18,10 @@ fn locks_of_the_new_primary_are_not_lost() {
     listen_on_the_old(&servers, &client).unlock().unwrap();
     servers.switch_over_apart();
     servers.close_lanes();
-    let looked = looks(&servers.old);
+    let looked = tracked(&servers.old);
     let guards: Vec<MutexGuard> = (0..5).map(|n| lock(&client, &format!("k{n}"))).collect();
     // The notification connection reads their keys on the old primary, which has none of them.
-    assert!(eventually(SOON, || looks(&servers.old) > looked));
+    assert!(eventually(SOON, || tracked(&servers.old) > looked));
     assert_listens_on_the_new(&servers, &client);
     for guard in guards {
         guard.check().unwrap();
@@ -53,7 +53,7 @@ fn a_key_that_goes_on_the_old_primary_is_no_loss() {
     let builder = steady(&servers.proxy.url()).ttl(LONG_TTL);
     let client = builder.event_handler(recorder.clone()).build().unwrap();
     let guard = lock(&client, "k");
-    assert!(eventually(SOON, || looks(&servers.old) > 0));
+    assert!(eventually(SOON, || tracked(&servers.old) > 0));
     guard.extend(LONG_TTL).unwrap();
     servers.switch_over();
     servers.drop_from_the_old("k");

@@ -51,9 +51,12 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Between looks that changes lead to. A tracking table that is too small makes each send_reads a change.
 const BETWEEN_READS: Duration = Duration::from_millis(10);
-/// Keys looked at by one command.
+/// The last byte of a key that is read, longer than the value of a lock. Another user may write 512 MB, and Redis closes a
+/// subscribed connection that it owes 32 MB.
+const LAST_BYTE: &str = "255";
+/// Keys read by one write.
 const MAX_KEYS: usize = 256;
-/// How many commands may be unanswered. With more the server is too slow: the connection is closed, and waiters
+/// How many writes may be unanswered. With more the server is too slow: the connection is closed, and waiters
 /// poll until there is another one.
 const MAX_UNANSWERED: usize = 16_384;
 /// How many reads of keys may be unanswered or wait to be sent. With more the connection is closed: a server may report
@@ -121,7 +124,7 @@ struct State {
     set_wanted: bool,
     stopped: bool,
     sender: Option<Sender>,
-    /// The unanswered commands and when each was sent, in the order in which the answers come.
+    /// The unanswered writes and when each was sent, in the order in which the answers come.
     unanswered: VecDeque<(MonotonicTime, Sent)>,
     /// Keys in `unanswered`.
     keys_unanswered: usize,
@@ -137,10 +140,20 @@ impl State {
             && self.keys_unanswered + self.to_read.len() <= MAX_KEYS_UNANSWERED
     }
 
-    fn take_answered(&mut self) -> Option<Sent> {
-        let (_, unanswered) = self.unanswered.pop_front()?;
-        self.keys_unanswered -= unanswered.keys();
-        Some(unanswered)
+    /// Removes the oldest command.
+    fn take_answered(&mut self) -> Option<Answered> {
+        let (_, sent) = self.unanswered.front_mut()?;
+        let answered = match sent {
+            Sent::Read(keys) => {
+                self.keys_unanswered -= 1;
+                Answered::Read(keys.pop_front()?)
+            }
+            Sent::Ping => Answered::Ping,
+        };
+        if sent.keys() == 0 {
+            self.unanswered.pop_front();
+        }
+        Some(answered)
     }
 
     /// For how long there has been no answer to the oldest command.
@@ -165,7 +178,14 @@ enum ListenEnd {
 }
 
 enum Sent {
-    Read(Vec<TrackedKey>),
+    /// Keys, each with a command of its own.
+    Read(VecDeque<TrackedKey>),
+    Ping,
+}
+
+/// The command that a reply belongs to.
+enum Answered {
+    Read(TrackedKey),
     Ping,
 }
 
@@ -320,22 +340,14 @@ impl Notifications {
         }
     }
 
+    /// Reads each key with a command of its own: a key that an ACL forbids costs the others nothing.
     fn send_read(&self, state: &mut State, keys: Vec<TrackedKey>) {
-        let mut bytes = Vec::with_capacity(64 * keys.len());
-        let names = keys.iter().map(|tracked| tracked.key.in_redis());
-        scripts::encode_words(&mut bytes, "MGET", names);
-        self.send(state, &bytes, Sent::Read(keys));
-    }
-
-    /// Reads each key with a command of its own, after an ACL has refused the read of one of them. That one is not
-    /// reported.
-    fn read_separately(&self, keys: Vec<TrackedKey>) {
-        if keys.len() > 1 {
-            let mut state = self.state.lock();
-            for tracked in keys {
-                self.send_read(&mut state, vec![tracked]);
-            }
+        let mut bytes = Vec::with_capacity(128 * keys.len());
+        for tracked in &keys {
+            let words = [tracked.key.in_redis(), "0", LAST_BYTE];
+            scripts::encode_words(&mut bytes, "GETRANGE", words.into_iter());
         }
+        self.send(state, &bytes, Sent::Read(keys.into()));
     }
 
     fn send(&self, state: &mut State, bytes: &[u8], unanswered: Sent) {
@@ -516,24 +528,23 @@ impl Notifications {
                 _ => true,
             },
             value => {
-                let unanswered = self.state.lock().take_answered();
-                match (unanswered, value) {
-                    (Some(Sent::Read(all)), Value::Array(values)) if values.len() == all.len() => {
-                        for (tracked, value) in all.iter().zip(values) {
-                            match value {
-                                Value::BulkString(bytes) => listener.seen(tracked, Some(&bytes)),
-                                _ => listener.seen(tracked, None),
-                            }
+                let answered = self.state.lock().take_answered();
+                match (answered, value) {
+                    (Some(Answered::Read(tracked)), Value::BulkString(bytes)) => {
+                        // GETRANGE returns '' for a missing key, too.
+                        listener.seen(&tracked, (!bytes.is_empty()).then_some(&*bytes));
+                        true
+                    }
+                    (Some(Answered::Read(tracked)), Value::ServerError(error)) => {
+                        match error.code() {
+                            "WRONGTYPE" => listener.seen(&tracked, None),
+                            // Nothing is known of this key, and others can be read.
+                            "NOPERM" => {}
+                            _ => return false,
                         }
                         true
                     }
-                    (Some(Sent::Read(all)), Value::ServerError(error))
-                        if error.code() == "NOPERM" =>
-                    {
-                        self.read_separately(all);
-                        true
-                    }
-                    (Some(Sent::Ping), Value::SimpleString(_) | Value::Okay) => true,
+                    (Some(Answered::Ping), Value::SimpleString(_) | Value::Okay) => true,
                     _ => false,
                 }
             }

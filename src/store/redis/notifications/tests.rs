@@ -1,35 +1,44 @@
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc;
+use std::thread;
 
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
+use crate::store::redis::fake_server::{self, Stall, stay_open, trickle};
 
 const LONG: Duration = Duration::from_secs(20);
+/// Longer than a login takes on a busy machine.
+const SHORT: Duration = Duration::from_secs(1);
+/// The answers to all commands of a login but the last one.
+const LOGIN: &[u8] = b"+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n";
+const SUBSCRIBED: &[u8] = b"+OK\r\n";
+const CHANGE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\np:k\r\n";
 
-/// Hears nothing.
-struct IgnoreAll;
-
-impl Listener for IgnoreAll {
-    fn near(&self, _: &Key, _: LeaseStart) {}
-    fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
-    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
-    fn changed(&self, _: &Key) -> Option<TrackedKey> {
-        None
-    }
-    fn all_changed(&self) {}
-    fn seen(&self, _: &TrackedKey, _: Option<&[u8]>) {}
-    fn clock_moved(&self) {}
-    fn refused(&self, _: &Error) {}
+fn endpoint(address: SocketAddr) -> Endpoint {
+    Endpoint::new(&format!("redis://{address}"), LONG).unwrap()
 }
 
-/// Wants to send_reads at each key that changes.
-struct ReadAll;
+fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Error> {
+    let endpoint = endpoint(address);
+    let opened = Subscription::open(endpoint.info(), "channel", "key", timeout, |_| {});
+    opened.map(|(subscription, _)| subscription)
+}
 
-impl Listener for ReadAll {
+/// Counts the keys that change, and looks at each of them if it is `curious`.
+#[derive(Default)]
+struct Counting {
+    changes: AtomicUsize,
+    curious: bool,
+}
+
+impl Listener for Counting {
     fn changed(&self, key: &Key) -> Option<TrackedKey> {
+        self.changes.fetch_add(1, Ordering::SeqCst);
         let (key, lease) = (key.clone(), None);
-        Some(TrackedKey { key, lease })
+        self.curious.then_some(TrackedKey { key, lease })
     }
     fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
     fn near(&self, _: &Key, _: LeaseStart) {}
@@ -49,7 +58,11 @@ fn a_server_that_reports_one_key_without_end_is_given_up() {
         kind: PushKind::Invalidate,
         data: vec![Value::Array(keys.clone())],
     };
-    let heard = std::iter::repeat_with(|| notifications.handle(push(), &ReadAll));
+    let curious = Counting {
+        curious: true,
+        ..Counting::default()
+    };
+    let heard = std::iter::repeat_with(|| notifications.handle(push(), &curious));
     let heard = heard
         .take(MAX_KEYS_UNANSWERED)
         .take_while(|has_listeners| *has_listeners)
@@ -68,7 +81,9 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
     let holder = HolderId::of_this_process();
     let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
     let threads = ThreadGroup::new();
-    notifications.start(&threads, Arc::new(IgnoreAll)).unwrap();
+    notifications
+        .start(&threads, Arc::new(Counting::default()))
+        .unwrap();
     let key = Key::new("p:", "k", 16).unwrap();
     let watch = || {
         notifications.track(vec![TrackedKey {
@@ -98,7 +113,7 @@ fn connections_that_break_at_once_are_remade_less_and_less_often() {
     let holder = HolderId::of_this_process();
     let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
     notifications
-        .start(&ThreadGroup::new(), Arc::new(IgnoreAll))
+        .start(&ThreadGroup::new(), Arc::new(Counting::default()))
         .unwrap();
     notifications.request_connection();
     assert!(eventually(LONG, || notifications.notification_epoch() == 1));
@@ -130,12 +145,18 @@ fn answered_reads_make_room_for_others() {
     let mut state = State::default();
     let key = Key::new("p:", "k", 16).unwrap();
     let tracked = TrackedKey { key, lease: None };
+    let now = MonotonicTime::now();
     state
         .unanswered
-        .push_back((MonotonicTime::now(), Sent::Read(vec![tracked; 3])));
+        .push_back((now, Sent::Read(vec![tracked; 3].into())));
+    state.unanswered.push_back((now, Sent::Ping));
     state.keys_unanswered = 3;
-    assert!(state.take_answered().is_some());
-    assert_eq!(state.keys_unanswered, 0);
+    for left in [2, 1, 0] {
+        assert!(matches!(state.take_answered(), Some(Answered::Read(_))));
+        assert_eq!(state.keys_unanswered, left);
+    }
+    assert!(matches!(state.take_answered(), Some(Answered::Ping)));
+    assert!(state.take_answered().is_none());
 }
 
 #[test]
@@ -164,17 +185,113 @@ fn stop_closes_open_connections_and_later_ones() {
 
 #[test]
 fn a_refusal_that_repeats_the_login_is_not_quoted() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let endpoint = Endpoint::new(&format!("redis://:hunter2@{address}"), LONG).unwrap();
-    let peer = std::thread::spawn(move || {
-        let mut peer = listener.accept().unwrap().0;
-        peer.write_all(b"-ERR hunter2\r\n").unwrap();
-        peer
+    let address = fake_server::start(|mut connection| {
+        connection.write_all(b"-ERR hunter2\r\n").unwrap();
+        stay_open(connection);
     });
+    let endpoint = Endpoint::new(&format!("redis://:hunter2@{address}"), LONG).unwrap();
     let opened = Subscription::open(endpoint.info(), "channel", "key", LONG, |_| {});
     let error = opened.err().unwrap();
-    peer.join().unwrap();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error:?}");
     assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+}
+
+#[test]
+fn a_login_ends_with_the_time_out() {
+    for answers in [b"", LOGIN] {
+        for stall in Stall::ALL {
+            let address = fake_server::stalling(answers, stall);
+            let started = MonotonicTime::now();
+            let error = subscribe(address, SHORT / 4).err().unwrap();
+            assert!(error.is_unavailable(), "{error}");
+            let took = MonotonicTime::now().since(started);
+            assert!(took < LONG / 2, "{took:?}");
+        }
+    }
+}
+
+#[test]
+fn a_notification_comes_within_the_time_out_or_ends_the_connection() {
+    for stall in Stall::ALL {
+        let begins = b">2\r\n$10\r\ninvalidate\r\n";
+        let address = fake_server::stalling(&[LOGIN, SUBSCRIBED, begins].concat(), stall);
+        let mut subscription = subscribe(address, SHORT).unwrap();
+        let started = MonotonicTime::now();
+        let mut next = || {
+            subscription.next(|| {
+                let took = MonotonicTime::now().since(started);
+                assert!(took < LONG / 2, "{took:?}");
+                LONG
+            })
+        };
+        let error = loop {
+            match next() {
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                other => break other.unwrap_err(),
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+}
+
+#[test]
+fn each_notification_has_the_whole_time_out() {
+    let (accepted, accepts) = mpsc::channel();
+    let address = fake_server::start(move |mut connection| {
+        connection.write_all(&[LOGIN, SUBSCRIBED].concat()).unwrap();
+        accepted.send(connection).unwrap();
+    });
+    let mut subscription = subscribe(address, SHORT).unwrap();
+    let mut connection = accepts.recv_timeout(LONG).unwrap();
+    let (begin, rest) = CHANGE.split_at(20);
+    for _ in 0..2 {
+        connection.write_all(begin).unwrap();
+        // Waits again once the first part has come in.
+        let mut waits = [LONG, Duration::from_millis(1)].into_iter();
+        let error = subscription.next(|| waits.next().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        connection.write_all(rest).unwrap();
+        let value = subscription.next(|| LONG).unwrap();
+        assert!(matches!(value, Value::Push { .. }), "{value:?}");
+        thread::sleep(SHORT);
+    }
+}
+
+#[test]
+fn a_server_that_sends_changes_but_no_answers_is_given_up() {
+    let (gone, is_gone) = mpsc::channel();
+    let address = fake_server::start(move |mut connection| {
+        connection.write_all(&[LOGIN, SUBSCRIBED].concat()).unwrap();
+        trickle(connection, CHANGE);
+        gone.send(()).unwrap();
+    });
+    let holder = HolderId::of_this_process();
+    let notifications = Arc::new(Notifications::new(
+        Arc::new(endpoint(address)),
+        &holder,
+        "p:",
+        LONG,
+    ));
+    let (threads, counting) = (ThreadGroup::new(), Arc::new(Counting::default()));
+    notifications
+        .start(&threads, Arc::<Counting>::clone(&counting))
+        .unwrap();
+    notifications.request_connection();
+    assert!(eventually(LONG, || notifications.queue_mode() == QueueMode::Notified));
+    let asked_before = |time| {
+        let mut state = notifications.state.lock();
+        state.unanswered.clear();
+        state
+            .unanswered
+            .push_back((MonotonicTime::now().before(time), Sent::Ping));
+        counting.changes.load(Ordering::SeqCst)
+    };
+    // The connection stays for three heartbeats.
+    let counted = asked_before(2 * HEARTBEAT);
+    assert!(eventually(LONG, || counting.changes.load(Ordering::SeqCst)
+        > counted + 10));
+    assert_eq!(notifications.queue_mode(), QueueMode::Notified);
+    asked_before(4 * HEARTBEAT);
+    is_gone.recv_timeout(LONG).unwrap();
+    notifications.stop();
 }

@@ -65,6 +65,19 @@ fn key(name: &str) -> Key {
     Key::new("p:", name, 100).unwrap()
 }
 
+fn acquire_of(name: &str) -> Command {
+    acquire_under(LeaseId::random(), name)
+}
+
+fn acquire_under(lease: LeaseId, name: &str) -> Command {
+    Command::Acquire {
+        key: key(name),
+        lease,
+        ttl: LONG,
+        queue_mode: crate::store::QueueMode::None,
+    }
+}
+
 impl Fixture {
     /// Redis ends the pipeline's connection.
     fn cut(&self) {
@@ -74,13 +87,7 @@ impl Fixture {
 
     fn acquire_within(&self, name: &str, limit: Duration) -> (LeaseId, Result<Reply, Error>) {
         let lease = LeaseId::random();
-        let command = Command::Acquire {
-            key: key(name),
-            lease,
-            ttl: LONG,
-            queue_mode: crate::store::QueueMode::None,
-        };
-        (lease, self.ask(command, limit))
+        (lease, self.ask(acquire_under(lease, name), limit))
     }
 
     fn acquire(&self, name: &str) -> LeaseId {
@@ -102,6 +109,13 @@ impl Fixture {
             held: None,
             queued: None,
         }
+    }
+
+    /// Waits until so many requests are in the pipeline's queue.
+    #[track_caller]
+    fn wait_for_queue(&self, len: usize) {
+        let is_long = || self.pipeline.state.lock().awaited.iter().count() == len;
+        assert!(eventually(LONG, is_long));
     }
 
     fn exists(&self, name: &str) -> bool {
@@ -290,12 +304,7 @@ fn a_batch_larger_than_one_script_call_is_answered_in_full() {
     let f = fixture();
     let mut requests: Vec<Request> = (0..1000)
         .map(|n| {
-            let command = Command::Acquire {
-                key: key(&n.to_string()),
-                lease: LeaseId::random(),
-                ttl: LONG,
-                queue_mode: crate::store::QueueMode::None,
-            };
+            let command = acquire_of(&n.to_string());
             Request::new(command, MonotonicTime::now().after(LONG))
         })
         .collect();
@@ -333,24 +342,16 @@ fn a_follower_withdraws_from_a_batch_without_connection() {
     let mut f = fixture();
     f.server.kill();
     let call = Call::new(1);
-    let tracker = Command::Acquire {
-        key: key("tracker"),
-        lease: LeaseId::random(),
-        ttl: LONG,
-        queue_mode: crate::store::QueueMode::None,
-    };
-    let request = f.pipeline.request(tracker, Some(Completion::new(&call, 0)));
+    let follower = acquire_of("follower");
+    let request = f
+        .pipeline
+        .request(follower, Some(Completion::new(&call, 0)));
     f.pipeline.state.lock().ask([request]);
     let Fixture {
         server, pipeline, ..
     } = &mut f;
     std::thread::scope(|scope| {
-        let command = Command::Acquire {
-            key: key("leader"),
-            lease: LeaseId::random(),
-            ttl: LONG,
-            queue_mode: crate::store::QueueMode::None,
-        };
+        let command = acquire_of("leader");
         let leader = scope.spawn(|| pipeline.ask(command, MonotonicTime::now().after(LONG)));
         // The leader has both requests, and waits for a connection that cannot be made.
         let is_refused = || pipeline.shared.endpoint.last_error().is_some();
@@ -384,14 +385,7 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
             let f = &f;
             scope.spawn(move || f.acquire_within(name, LONG))
         });
-        assert!(eventually(LONG, || f
-            .pipeline
-            .state
-            .lock()
-            .awaited
-            .iter()
-            .count()
-            == 2));
+        f.wait_for_queue(2);
         f.server.resume();
         first.join().unwrap().1.unwrap();
         let outcomes = two.map(|thread| thread.join());
@@ -455,12 +449,7 @@ fn a_release_that_is_refused_is_tried_again_later_and_not_at_once() {
 fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
     let f = fixture();
     let lease = f.acquire("a");
-    let acquire = Command::Acquire {
-        key: key("a"),
-        lease,
-        ttl: LONG,
-        queue_mode: crate::store::QueueMode::None,
-    };
+    let acquire = acquire_under(lease, "a");
     let cut = Error::new(ErrorKind::Unavailable, "");
     let unanswered = PendingRequest::new(acquire, None).unanswered(&cut, false);
     f.pipeline.state.lock().apply(unanswered);

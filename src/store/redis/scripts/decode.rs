@@ -108,6 +108,10 @@ fn nonsense(kind: Kind, value: &Value) -> Decoded {
 /// another user of Redis wrote under the key: that is an error of this key, and the connection stays.
 fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
+        // Scripts return the beginning of what others wrote. Only `read.lua` returns whole strings.
+        (_, Value::ServerError(error)) if kind != Kind::Read && error.code() == TOO_LARGE => {
+            return None;
+        }
         (_, Value::ServerError(error)) => return Some(refused(kind, error)),
         (Kind::Acquire, Value::BulkString(micros)) => {
             let token = std::str::from_utf8(micros).ok().and_then(value::token);
@@ -162,13 +166,11 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
 fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
     match (kind, own_words(error)) {
         // Not even a string where the lock was: somebody wrote over it.
-        (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE" | TOO_LARGE, _)) => {
+        (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE", _)) => {
             Ok(Reply::Taken { by: None })
         }
         (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => Err(not_ours(NO_LOCK, found)),
-        (Kind::Acquire | Kind::Inspect, (TOO_LARGE, _)) => Err(not_ours(NO_LOCK, "string")),
         (Kind::Write | Kind::Read, ("FOREIGN", found)) => Err(not_ours(NO_FENCED_VALUE, found)),
-        (Kind::Write, (TOO_LARGE, _)) => Err(not_ours(NO_FENCED_VALUE, "hash")),
         (_, (code, detail)) => Err(connection::refusal(code, Some(detail))),
     }
 }

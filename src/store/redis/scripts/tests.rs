@@ -55,20 +55,26 @@ fn numbers_are_written_in_decimal() {
 }
 
 #[test]
-fn a_string_too_long_names_only_its_type() {
-    let cases = [
-        (Kind::Acquire, "a string"),
-        (Kind::Inspect, "a string"),
-        (Kind::Write, "a hash"),
-    ];
-    for (kind, found) in cases {
-        let reply = redis::parse_redis_value(b"-TOOLARGE 9 bytes\r\n").unwrap();
-        let Decoded::Outcomes(outcomes) = decode(kind, 1, reply) else {
-            panic!("an error of the key");
-        };
-        let error = outcomes[0].as_ref().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
-        assert!(error.to_string().ends_with(found), "{error}");
+fn a_string_too_large_is_an_answer_to_reads_only() {
+    let too_large = || answer("-TOOLARGE a string of 9 bytes\r\n");
+    for kind in Kind::ALL {
+        for (n, reply) in [
+            (1, too_large()),
+            (2, Value::Array(vec![Value::Int(0), too_large()])),
+        ] {
+            match decode(kind, n, reply) {
+                Decoded::Nonsense(error) => {
+                    assert_ne!(kind, Kind::Read);
+                    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+                }
+                Decoded::Outcomes(mut outcomes) => {
+                    assert_eq!(kind, Kind::Read);
+                    let error = outcomes.pop().unwrap().unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
+                }
+                _ => panic!("{kind:?}: neither"),
+            }
+        }
     }
 }
 

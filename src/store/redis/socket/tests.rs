@@ -1,12 +1,12 @@
 //! Peers that are slow, silent or endless, on real sockets.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc;
 use std::thread;
 
-use socket2::Domain;
-
 use super::*;
+use crate::store::redis::fake_server::{self, Stall, stay_open, trickle};
 
 const SOON: Duration = Duration::from_millis(100);
 /// A busy machine may be late by that.
@@ -18,25 +18,18 @@ fn soon() -> MonotonicTime {
     MonotonicTime::now().after(SOON)
 }
 
+fn connect_tcp(address: SocketAddr, deadline: MonotonicTime) -> io::Result<(Sender, Receiver)> {
+    let address = ConnectionAddr::Tcp(address.ip().to_string(), address.port());
+    connect(&address, deadline)
+}
+
 /// Both halves of a connection to a peer that does `be_peer`.
 fn connected_to(be_peer: impl FnOnce(TcpStream) + Send + 'static) -> (Sender, Receiver) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || be_peer(listener.accept().unwrap().0));
-    let address = ConnectionAddr::Tcp("127.0.0.1".to_owned(), port);
-    connect(&address, MonotonicTime::now().after(MARGIN)).unwrap()
-}
-
-/// Reads nothing until the process ends.
-fn stay_open(peer: TcpStream) {
-    std::mem::forget(peer);
-}
-
-/// Sends `piece` each millisecond until the other side has closed the connection.
-fn trickle(mut peer: TcpStream, piece: &[u8]) {
-    while peer.write_all(piece).is_ok() {
-        thread::park_timeout(Duration::from_millis(1));
-    }
+    connect_tcp(
+        fake_server::start(be_peer),
+        MonotonicTime::now().after(MARGIN),
+    )
+    .unwrap()
 }
 
 #[track_caller]
@@ -50,17 +43,11 @@ fn assert_ends_soon(work: impl FnOnce() -> RedisResult<Value>) {
 
 #[test]
 fn a_connection_attempt_ends_with_its_deadline() {
-    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    listener.bind(&any.into()).unwrap();
-    listener.listen(0).unwrap();
-    let port = listener.local_addr().unwrap().as_socket().unwrap().port();
-    let address = ConnectionAddr::Tcp("127.0.0.1".to_owned(), port);
-    // The system accepts the first ones. Others are not answered.
+    let (_listener, address) = fake_server::accepts_nothing();
     let mut made = Vec::new();
     let error = loop {
         let started = MonotonicTime::now();
-        let attempt = connect(&address, started.after(SOON));
+        let attempt = connect_tcp(address, started.after(SOON));
         assert!(MonotonicTime::now().since(started) < SOON + MARGIN);
         match attempt {
             Ok(halves) => made.push(halves),
@@ -72,10 +59,8 @@ fn a_connection_attempt_ends_with_its_deadline() {
 
 #[test]
 fn a_reply_in_pieces_ends_with_its_deadline() {
-    let (_sender, mut receiver) = connected_to(|mut peer| {
-        peer.write_all(b"$60000\r\n").unwrap();
-        trickle(peer, b"x");
-    });
+    let address = fake_server::stalling(b"", Stall::Drip);
+    let (_sender, mut receiver) = connect_tcp(address, MonotonicTime::now().after(MARGIN)).unwrap();
     assert_ends_soon(|| receiver.receive_reply(soon(), LIMIT));
 }
 
@@ -149,4 +134,17 @@ fn a_write_to_a_slow_reader_ends_with_its_deadline() {
     });
     let much = vec![b'x'; 256 << 20];
     assert_ends_soon(|| Ok(sender.send(&much, soon()).map(|()| Value::Okay)?));
+}
+
+#[test]
+fn a_write_is_tried_once_after_its_deadline() {
+    let (arrived, arrives) = mpsc::channel();
+    let (mut sender, _receiver) = connected_to(move |mut peer| {
+        let mut word = [0; 4];
+        peer.read_exact(&mut word).unwrap();
+        arrived.send(word).unwrap();
+    });
+    // As a connection that is given up writes the releases of its unanswered acquires.
+    sender.send(b"word", MonotonicTime::now()).unwrap();
+    assert_eq!(arrives.recv_timeout(MARGIN), Ok(*b"word"));
 }

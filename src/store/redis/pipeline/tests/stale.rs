@@ -51,6 +51,35 @@ fn a_release_is_not_written_on_a_stale_connection() {
     assert_ne!(f.connection(), before);
 }
 
+#[test]
+fn an_answer_read_late_on_a_stale_connection_leaves_no_time_for_a_request() {
+    let f = fixture();
+    let release = f.release("a", f.acquire("a"));
+    f.make_stale();
+    // Another connection, which is not stale, is in the pool.
+    drop(f.pipeline.shared.pool.get().unwrap());
+    f.server.stop();
+    let mut leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let written = leadership.write(
+        vec![PendingRequest::new(release, None)],
+        MonotonicTime::now().after(LONG),
+    );
+    written.unwrap();
+    let f = &f;
+    thread::scope(|scope| {
+        let deadline = MonotonicTime::now().after(Duration::from_millis(500));
+        let acquire = acquire_of("b");
+        let late = scope.spawn(move || f.pipeline.ask(acquire, deadline));
+        f.wait_for_queue(1);
+        drop(leadership);
+        thread::sleep(deadline.since(MonotonicTime::now()));
+        f.server.resume();
+        let error = late.join().unwrap().expect_err("its deadline has passed");
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+    });
+    assert!(!f.exists("b"));
+}
+
 /// Passes everything on to the server, but for the next reply once `armed`: that makes no sense.
 fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -3,15 +3,6 @@
 
 use super::*;
 
-fn acquire_of(name: &str) -> Command {
-    Command::Acquire {
-        key: key(name),
-        lease: LeaseId::random(),
-        ttl: LONG,
-        queue_mode: crate::store::QueueMode::None,
-    }
-}
-
 #[test]
 fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_for_nobody() {
     let f = fixture();
@@ -183,6 +174,29 @@ fn a_flush_says_so_while_releases_are_refused() {
     let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert!(!f.exists("a"));
+}
+
+#[test]
+fn a_flush_that_is_appointed_ends_with_its_deadline() {
+    let f = &with_timeout(LONG);
+    let lease = f.acquire("a");
+    f.server.stop();
+    f.pipeline.post(f.release("a", lease));
+    assert_eq!(f.unanswered(), 1, "its answer is read by the next leader");
+    let leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    std::thread::scope(|scope| {
+        let deadline = MonotonicTime::now().after(Duration::from_secs(1));
+        let flush = scope.spawn(move || {
+            let mut flush = Request::new(Command::Flush { pipeline: 0 }, deadline);
+            f.pipeline.execute(&mut [&mut flush]);
+            (flush.into_outcome(), MonotonicTime::now().since(deadline))
+        });
+        f.wait_for_queue(1);
+        drop(leadership);
+        let (outcome, late) = flush.join().unwrap();
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+        assert!(late < LONG / 2, "the command time-out is longer");
+    });
 }
 
 #[test]

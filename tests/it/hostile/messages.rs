@@ -10,9 +10,9 @@ use redis::{Connection, PubSub};
 use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, channel_of, clients_that_hear, in_redis, lease_of,
-    lock, make_first_join_earlier, millis, queue, script_calls, secs, server, told_within,
-    wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, clients_that_hear,
+    in_redis, lease_of, lock, make_first_join_earlier, millis, queue, script_calls, secs, server,
+    told_within, wait_for_line,
 };
 
 const PUBLISH: [&str; 3] = ["resetchannels", "&leasehold:*", "+publish"];
@@ -290,23 +290,17 @@ fn forged_grants_of_unknown_leases_cause_no_release() {
     let victim = hearing(&server);
     lock(&victim, "k").unlock().unwrap();
     wait_for_messages(&server, &victim);
-    let bytes_in = || {
-        let stats = ask(&server, &["INFO", "stats"]);
-        let mut lines = stats.as_text().unwrap().lines();
-        let count = lines.find_map(|line| line.strip_prefix("total_net_input_bytes:"));
-        count.unwrap().parse::<u64>().unwrap()
-    };
     let flood = "for n = 1, 2000 do redis.call('PUBLISH', ARGV[1], \
         string.format('%032x 1795263780943818 leasehold:k%d', n, n)) end";
     let rights = [&PUBLISH[..], &["+eval", "allkeys"]].concat();
     let mut attacker = attacker(&server, &rights);
-    let before = bytes_in();
+    let before = bytes_received(&server);
     let mut eval = redis::cmd("EVAL");
     eval.arg(flood).arg(0).arg(channel_of(&victim));
     eval.exec(&mut attacker).unwrap();
     wait_for_messages(&server, &victim);
     victim.shutdown(SOON).unwrap();
-    let bytes = bytes_in() - before;
+    let bytes = bytes_received(&server) - before;
     assert!(bytes < 40_000, "{bytes} bytes of requests");
 }
 

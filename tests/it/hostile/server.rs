@@ -1,4 +1,4 @@
-//! A relay to a real Redis that turns hostile: then it sends other bytes instead of replies. Knows nothing of locks.
+//! A relay to a real Redis that turns hostile: then it sends other bytes instead of replies.
 
 use std::borrow::Cow;
 use std::io::{Read, Write};
@@ -7,6 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
+
+use leasehold::{Builder, Client};
+
+/// How long the clients of [`Hostile::builder`] wait for a connection, and for a reply.
+pub const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The bytes that a client gets from then on instead of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +142,12 @@ impl Hostile {
 
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Clients that soon give up.
+    pub fn builder(&self) -> Builder {
+        let builder = Client::builder(&self.url());
+        builder.connect_timeout(TIMEOUT).command_timeout(TIMEOUT)
     }
 
     /// Makes a server with [`Since::Told`] hostile from now on.

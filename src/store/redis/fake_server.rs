@@ -1,0 +1,65 @@
+//! Servers that tests make of a closure, on real sockets. They know no command.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+
+/// Listens on this address and does `serve` with the first connection.
+pub(super) fn start(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || serve(listener.accept().unwrap().0));
+    address
+}
+
+/// Reads nothing, sends nothing and closes nothing until the process ends.
+pub(super) fn stay_open(connection: TcpStream) {
+    std::mem::forget(connection);
+}
+
+/// How a server goes on that does not finish a reply.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stall {
+    Silence,
+    /// A long string, one byte per millisecond.
+    Drip,
+}
+
+impl Stall {
+    pub(super) const ALL: [Self; 2] = [Self::Silence, Self::Drip];
+}
+
+/// Sends `first` on its first connection, then stalls.
+pub(super) fn stalling(first: &[u8], stall: Stall) -> SocketAddr {
+    let first = first.to_vec();
+    start(move |mut connection| {
+        connection.write_all(&first).unwrap();
+        match stall {
+            Stall::Silence => stay_open(connection),
+            Stall::Drip => {
+                connection.write_all(b"$60000\r\n").unwrap();
+                trickle(connection, b"x");
+            }
+        }
+    })
+}
+
+/// Sends `piece` each millisecond until the client has closed the connection.
+pub(super) fn trickle(mut connection: TcpStream, piece: &[u8]) {
+    while connection.write_all(piece).is_ok() {
+        thread::park_timeout(Duration::from_millis(1));
+    }
+}
+
+/// Accepts nothing. The system accepts the first connections for it, and does not answer later ones.
+pub(super) fn accepts_nothing() -> (Socket, SocketAddr) {
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    listener.bind(&any.into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    (listener, address)
+}

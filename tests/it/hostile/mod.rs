@@ -1,0 +1,6 @@
+//! Attacks by a server that answers in the place of Redis, and by other users of the same Redis.
+
+mod delays;
+mod messages;
+mod server;
+mod values;
