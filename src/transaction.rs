@@ -137,7 +137,7 @@ impl Transactions {
         if self.begin.try_send(()).is_ok() {
             return Ok(Permit(&self.end));
         }
-        let (_keep, lost) = lease.signal(self.watchdog.now());
+        let (_keep, lost) = lease.loss_channel(self.watchdog.now());
         select! {
             send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
             recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),

@@ -128,10 +128,11 @@ impl Acquirer {
             let waited = self.watchdog.now().since(started);
             let granted = result
                 .as_ref()
-                .map(|acquired| lease(acquired).map(Lease::event));
+                .map(|acquired| lease(acquired).map(Lease::event_lock));
             observed.ended(granted, waited);
             if let Ok(Some(lock)) = granted {
-                self.callbacks.tell(|events| events.acquired(lock, waited));
+                self.callbacks
+                    .call_handler(|events| events.acquired(lock, waited));
             }
         }
         result
@@ -141,14 +142,14 @@ impl Acquirer {
     fn report_contended(&self, key: &Key, expires_in: Duration) {
         let lock = not_granted(key);
         self.callbacks
-            .tell(|events| events.contended(lock, expires_in));
+            .call_handler(|events| events.contended(lock, expires_in));
     }
 
     /// Calls `EventHandler::unavailable` on this thread.
     fn report_unavailable(&self, key: &Key, error: &Error) {
         let lock = not_granted(key);
         self.callbacks
-            .tell(|events| events.unavailable(lock, error));
+            .call_handler(|events| events.unavailable(lock, error));
     }
 
     fn lease_pool(&self, key: &Key) -> &LeasePool {

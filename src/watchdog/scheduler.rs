@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::lease::{Lease, TimerNote};
+use crate::lease::{Lease, TimerHandle};
 use crate::store::Urgency;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
@@ -101,7 +101,7 @@ impl Scheduler {
     }
 
     /// Nothing once stopped.
-    pub(crate) fn set(&self, at: MonotonicTime, timer: Timer) -> Option<TimerNote> {
+    pub(crate) fn set(&self, at: MonotonicTime, timer: Timer) -> Option<TimerHandle> {
         let tick = at.tick();
         let mut timers = self.timers.lock();
         if timers.stopped {
@@ -117,7 +117,7 @@ impl Scheduler {
         Some(id.into())
     }
 
-    pub(crate) fn cancel(&self, note: TimerNote) {
+    pub(crate) fn cancel(&self, note: TimerHandle) {
         let cancelled = self.timers.lock().wheel.cancel(note.into());
         drop(cancelled);
     }
@@ -238,14 +238,14 @@ impl Scheduler {
     }
 }
 
-impl From<TimerId> for TimerNote {
+impl From<TimerId> for TimerHandle {
     fn from(id: TimerId) -> Self {
         Self(id.index, id.generation)
     }
 }
 
-impl From<TimerNote> for TimerId {
-    fn from(TimerNote(index, generation): TimerNote) -> Self {
+impl From<TimerHandle> for TimerId {
+    fn from(TimerHandle(index, generation): TimerHandle) -> Self {
         Self { index, generation }
     }
 }

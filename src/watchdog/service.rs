@@ -16,7 +16,7 @@ use crossbeam_channel::Receiver;
 
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventHandler, EventLock};
-use crate::lease::{CallbackExecutor, Detached, Due, Lease, TimerNote};
+use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
 use crate::loss::LossReason;
 use crate::observe;
 use crate::store::{Command, RENEWAL_PIPELINES, Reply, Request, Store, Urgency};
@@ -119,9 +119,9 @@ impl Watchdog {
     fn reset(
         &self,
         lease: &Arc<Lease>,
-        old: Option<TimerNote>,
+        old: Option<TimerHandle>,
         next: MonotonicTime,
-    ) -> Option<TimerNote> {
+    ) -> Option<TimerHandle> {
         if let Some(old) = old {
             self.scheduler.cancel(old);
         }
@@ -130,7 +130,7 @@ impl Watchdog {
 
     /// Lets go of a lease that was released or lost before; says which.
     pub(crate) fn release(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
-        let (ended, outcome) = lease.release(now);
+        let (ended, outcome) = lease.mark_released(now);
         if let Some(timer) = ended.timer {
             self.scheduler.cancel(timer);
         }
@@ -184,7 +184,7 @@ impl Watchdog {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
         let outcome = self.store.ask(renewal(lease, ttl), deadline);
-        let result = self.ttl_answered(lease, asked_at, self.now(), ttl, outcome);
+        let result = self.end_ttl_change(lease, asked_at, self.now(), ttl, outcome);
         self.reschedule(lease);
         match (result, lease.loss(self.now())) {
             (_, Some(reason)) => Err(Error::lost(reason)),
@@ -233,21 +233,21 @@ impl Watchdog {
                 continue;
             };
             let mut stopped = false;
-            let due = lease.due(now, |old, next| {
+            let due = lease.take_due(now, |old, next| {
                 let note = self.reset(&lease, old, next);
                 stopped = note.is_none();
                 note
             });
             match due {
                 _ if stopped => lease.lose(now, LossReason::Shutdown),
-                Due::Over => {}
-                Due::Held {
-                    renew, watch, warn, ..
+                DueActions::Ended => {}
+                DueActions::Held {
+                    renew, track, warn, ..
                 } => {
                     if warn {
                         self.warn(Arc::clone(&lease));
                     }
-                    if watch && is_tracked.len() < room {
+                    if track && is_tracked.len() < room {
                         is_tracked.push(Arc::clone(&lease));
                     }
                     match (renew, lease.grant().options.checked) {
@@ -269,7 +269,7 @@ impl Watchdog {
         let scheduler = Arc::clone(&self.scheduler);
         self.callbacks.queue_event(move |events| {
             if let Some(left) = lease.hold_left(scheduler.now()) {
-                events.max_hold_near(lease.event(), left);
+                events.max_hold_near(lease.event_lock(), left);
             }
         });
     }
@@ -303,7 +303,7 @@ impl Watchdog {
     pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
         let mut keys = Vec::new();
         for lease in leases {
-            lease.watch(|| {
+            lease.track_if(|| {
                 let has_room = self.tracked.insert(lease);
                 if has_room {
                     keys.push(tracked(lease));
@@ -319,7 +319,7 @@ impl Watchdog {
     /// Passes on those that may be renewed, each at once: the next check may be slow.
     fn check(&self, leases: Vec<Arc<Lease>>) {
         for lease in leases {
-            if lease.may_be_renewed() {
+            if lease.run_check() {
                 self.scheduler.renew(vec![lease]);
             }
         }
@@ -348,7 +348,7 @@ impl Watchdog {
         let now = self.now();
         if !self.store.may_hear_others() {
             lease.lose(now, LossReason::ForceUnlocked { by });
-        } else if lease.note_force(by, now) {
+        } else if lease.record_force_message(by, now) {
             self.scheduler.queue_force_confirmation(lease);
         }
     }
@@ -374,7 +374,7 @@ impl Watchdog {
         for (lease, request) in leases.into_iter().zip(requests) {
             let confirmed = self.confirmed(lease, request.into_outcome(), doubt);
             if doubt == Doubt::Force {
-                lease.note_force_answer(confirmed.is_ok().then(|| self.now()));
+                lease.record_force_answer(confirmed.is_ok().then(|| self.now()));
             }
             let is_answered = match &confirmed {
                 // Another message may have come meanwhile.
@@ -383,7 +383,7 @@ impl Watchdog {
             };
             if !is_answered {
                 // Its key is looked at again.
-                lease.track_again(self.now().after(LONGEST_RETRY));
+                lease.track_again_at(self.now().after(LONGEST_RETRY));
                 self.reschedule(lease);
             }
         }
@@ -424,7 +424,7 @@ impl Watchdog {
         let is_crowd = leases.len() >= AT_A_TIME;
         let ttls: Vec<Duration> = begun
             .iter()
-            .map(|lease| lease.ttl_to_ask(asked_at))
+            .map(|lease| lease.renewal_ttl(asked_at))
             .collect();
         let mut requests: Vec<Request> = begun
             .iter()
@@ -438,7 +438,7 @@ impl Watchdog {
         let mut observed = observe::Renewals::default();
         for (((lease, ttl), late), request) in asked.zip(requests) {
             let outcome = request.into_outcome();
-            let outcome = self.ttl_answered(lease, asked_at, answered_at, ttl, outcome);
+            let outcome = self.end_ttl_change(lease, asked_at, answered_at, ttl, outcome);
             observed.add(&outcome, late, took);
             if is_crowd && outcome.is_ok() {
                 lease.spread_renewal();
@@ -456,7 +456,7 @@ impl Watchdog {
     }
 
     /// Ends a change of the ttl as its answer says, which came in at `now`.
-    fn ttl_answered(
+    fn end_ttl_change(
         &self,
         lease: &Lease,
         asked_at: MonotonicTime,
@@ -465,13 +465,13 @@ impl Watchdog {
         outcome: Result<Reply, Error>,
     ) -> Result<(), Error> {
         let lost = |reason: LossReason| {
-            lease.ttl_unchanged(now, Duration::ZERO, None);
+            lease.fail_ttl_change(now, Duration::ZERO, None);
             lease.lose(now, reason.clone());
             Err(Error::lost(lease.loss(now).unwrap_or(reason)))
         };
         match outcome {
             Ok(Reply::Done) => {
-                lease.ttl_changed(now, asked_at, ttl);
+                lease.finish_ttl_change(now, asked_at, ttl);
                 Ok(())
             }
             Ok(Reply::Missing) => lost(LossReason::Deleted),
@@ -480,7 +480,7 @@ impl Watchdog {
             Err(error) => {
                 let every = lease.grant().options.renew_every.unwrap_or(LONGEST_RETRY);
                 let retry_at = now.after((every / 4).min(LONGEST_RETRY));
-                lease.ttl_unchanged(now, ttl, Some(retry_at));
+                lease.fail_ttl_change(now, ttl, Some(retry_at));
                 Err(error)
             }
         }
@@ -492,7 +492,7 @@ impl Watchdog {
             Ok(()) => {
                 let lease = Arc::clone(lease);
                 self.callbacks
-                    .queue_event(move |events| events.renewed(lease.event()));
+                    .queue_event(move |events| events.renewed(lease.event_lock()));
             }
             Err(error) => {
                 let grant = lease.grant();

@@ -11,7 +11,7 @@ use crate::util::sync::model::check;
 #[test]
 fn model_what_comes_together_is_seen_to_by_all_workers() {
     check(2000, || {
-        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
+        let (callbacks, _deliver) = CallbackExecutor::for_model();
         let lease = |_| {
             let grant = Grant::usual(Key::new("", "k", 16).unwrap(), MonotonicTime::now());
             Arc::new(Lease::new(grant, Arc::clone(&callbacks), None))

@@ -40,7 +40,7 @@ impl World {
         let (scheduler, inboxes) = Scheduler::new(Clock::default());
         let server = Server::new();
         let store = Arc::new(Direct::new(&server, QueueMode::None));
-        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
+        let (callbacks, _deliver) = CallbackExecutor::for_model();
         Self {
             dog: Watchdog::new(scheduler, store, Arc::clone(&callbacks), SECOND),
             server,

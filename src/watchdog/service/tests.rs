@@ -132,23 +132,32 @@ fn a_force_that_a_lane_denies_suspects_no_connection() {
     let f = fixture();
     let lease = doubted(&f);
     let by = || HolderId::of_text("host/1/0");
-    assert!(lease.note_force(by(), f.clock.now()));
-    assert!(!lease.note_force(by(), f.clock.now()), "one at a time");
+    assert!(lease.record_force_message(by(), f.clock.now()));
+    assert!(
+        !lease.record_force_message(by(), f.clock.now()),
+        "one at a time"
+    );
     f.store.answer(|_| Ok(Reply::Done));
     f.dog.confirm_all(vec![&lease], Doubt::Force);
     assert!(lease.loss(f.clock.now()).is_none());
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
-    assert!(!lease.note_force(by(), f.clock.now()), "denied just now");
+    assert!(
+        !lease.record_force_message(by(), f.clock.now()),
+        "denied just now"
+    );
     // Its key is looked at again.
     let tracked = f.store.tracked.load(Ordering::SeqCst);
     f.clock.advance(LONGEST_RETRY + Duration::from_millis(2));
     f.dog.catch_up(&[]);
     assert_eq!(f.store.tracked.load(Ordering::SeqCst), tracked + 1);
-    assert!(lease.note_force(by(), f.clock.now()));
+    assert!(lease.record_force_message(by(), f.clock.now()));
     f.store
         .answer(|_| Err(Error::new(ErrorKind::Unavailable, "")));
     f.dog.confirm_all(vec![&lease], Doubt::Force);
-    assert!(lease.note_force(by(), f.clock.now()), "not answered");
+    assert!(
+        lease.record_force_message(by(), f.clock.now()),
+        "not answered"
+    );
     f.store.answer(|_| Ok(Reply::Taken { by: None }));
     f.dog.confirm_all(vec![&lease], Doubt::Force);
     let reason = LossReason::ForceUnlocked { by: by() };
@@ -160,7 +169,7 @@ fn a_force_that_a_lane_denies_suspects_no_connection() {
 fn a_denied_force_is_no_reason_of_a_later_loss() {
     let f = fixture();
     let lease = doubted(&f);
-    assert!(lease.note_force(HolderId::of_text("host/1/0"), f.clock.now()));
+    assert!(lease.record_force_message(HolderId::of_text("host/1/0"), f.clock.now()));
     f.store.answer(|_| Ok(Reply::Done));
     f.dog.confirm_all(vec![&lease], Doubt::Force);
     f.store.answer(|_| Ok(Reply::Missing));
@@ -198,7 +207,7 @@ fn due(count: usize, dog: &Watchdog, callbacks: &Arc<CallbackExecutor>) -> Vec<A
     let lease = |_| {
         let grant = Grant::usual(Key::new("", "k", 16).unwrap(), now);
         let lease = Arc::new(Lease::new(grant, Arc::clone(callbacks), None));
-        lease.due(due_at, |old, next| dog.reset(&lease, old, next));
+        lease.take_due(due_at, |old, next| dog.reset(&lease, old, next));
         lease
     };
     (0..count).map(lease).collect()
@@ -234,9 +243,9 @@ fn a_crowd_is_taken_apart_and_a_few_are_not() {
         f.dog.renew(&leases);
         // Past the moment from which they are tracked.
         let later = f.dog.now().after(Duration::from_secs(1));
-        let next = |lease: &Arc<Lease>| match lease.due(later, |_, _| None) {
-            Due::Held { next, .. } => next,
-            Due::Over => panic!("it was renewed"),
+        let next = |lease: &Arc<Lease>| match lease.take_due(later, |_, _| None) {
+            DueActions::Held { next, .. } => next,
+            DueActions::Ended => panic!("it was renewed"),
         };
         let renewed_at: BTreeSet<MonotonicTime> = leases.iter().map(next).collect();
         assert_eq!(renewed_at.len() > 1, is_crowd);
