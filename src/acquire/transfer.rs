@@ -29,7 +29,7 @@ impl Acquirer {
             options.renew_every = None;
         }
         let now = self.watchdog.now();
-        if let Err(reason) = self.watchdog.release(lease, now) {
+        if let Err(reason) = self.watchdog.end_lease(lease, now) {
             let lost = self.release_lost(lease, reason);
             self.queues.remove_holder(lease);
             return Err(lost);
