@@ -77,7 +77,7 @@ impl Fixture {
         self.callbacks.stop();
         assert!(
             self.threads
-                .has_ended_by(MonotonicTime::now().after(60 * SECOND))
+                .wait_until_ended(MonotonicTime::now().after(60 * SECOND))
         );
     }
 }

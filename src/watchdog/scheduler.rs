@@ -85,7 +85,7 @@ impl Scheduler {
         };
         let scheduler = Arc::new(Self {
             timers: Mutex::new(Timers {
-                wheel: Wheel::new(clock.now().past_tick()),
+                wheel: Wheel::new(clock.now().tick_rounded_down()),
                 asleep_until: 0,
                 stopped: false,
             }),
@@ -107,7 +107,7 @@ impl Scheduler {
 
     /// Sets a timer; `None` once stopped.
     pub(crate) fn set_timer(&self, at: MonotonicTime, target: TimerTarget) -> Option<TimerHandle> {
-        let tick = at.tick();
+        let tick = at.tick_rounded_up();
         let mut timers = self.timers.lock();
         if timers.stopped {
             return None;
@@ -163,8 +163,10 @@ impl Scheduler {
             let now = self.now();
             while due.len() < MAX_DUE_TIMERS {
                 let next = timers.wheel.next_wake().unwrap_or(u64::MAX);
-                timers.wheel.advance(next.min(now.past_tick()), &mut due);
-                if next > now.past_tick() {
+                timers
+                    .wheel
+                    .advance(next.min(now.tick_rounded_down()), &mut due);
+                if next > now.tick_rounded_down() {
                     break;
                 }
             }
@@ -190,7 +192,9 @@ impl Scheduler {
     pub(crate) fn take_due_timers(&self) -> Vec<TimerTarget> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
-        timers.wheel.advance(self.now().past_tick(), &mut due);
+        timers
+            .wheel
+            .advance(self.now().tick_rounded_down(), &mut due);
         self.changed.notify_one();
         due
     }

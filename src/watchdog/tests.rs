@@ -95,7 +95,7 @@ fn a_renewal_that_finds_a_loss_reports_one() {
     f.callbacks.stop();
     assert!(
         f.threads
-            .has_ended_by(MonotonicTime::now().after(60 * EVERY))
+            .wait_until_ended(MonotonicTime::now().after(60 * EVERY))
     );
     assert_eq!(f.reported.lost.load(Ordering::SeqCst), 1);
     assert_eq!(f.reported.failed.load(Ordering::SeqCst), 0);
@@ -291,7 +291,7 @@ fn a_hanging_renewal_delays_no_other() {
     drop(end);
     watchdog.stop();
     callbacks.stop();
-    assert!(threads.has_ended_by(MonotonicTime::now().after(long)));
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(long)));
     assert_eq!(seen, [Ok(()); 2]);
 }
 

@@ -118,7 +118,7 @@ fn event_handlers_run_and_their_panics_are_dropped() {
     assert_eq!(count.0.load(Ordering::SeqCst), 10);
     callbacks.queue_event(move |events| events.renewed(lock()));
     callbacks.stop();
-    assert!(threads.has_ended_by(MonotonicTime::now().after(60 * SECOND)));
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(60 * SECOND)));
     assert_eq!(count.0.load(Ordering::SeqCst), 11);
 }
 

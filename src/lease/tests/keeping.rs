@@ -141,7 +141,7 @@ fn a_check_is_dropped_when_its_lease_ends() {
         f.callbacks.stop();
         assert!(
             f.threads
-                .has_ended_by(MonotonicTime::now().after(60 * SECOND))
+                .wait_until_ended(MonotonicTime::now().after(60 * SECOND))
         );
         assert!(tracked.upgrade().is_none());
     }
