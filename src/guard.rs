@@ -48,7 +48,7 @@ pub struct MutexGuard {
     client: Client,
     /// Nothing if nobody is told for how long it is held.
     granted_at: Option<MonotonicTime>,
-    observed: observe::Hold,
+    observed: observe::HoldSpan,
     release: bool,
 }
 
@@ -61,7 +61,7 @@ impl MutexGuard {
                 .callbacks
                 .has_listeners()
                 .then(|| client.now()),
-            observed: observe::Hold::begin(lease.event_lock()),
+            observed: observe::HoldSpan::begin(lease.event_lock()),
             lease,
             client,
             release: false,

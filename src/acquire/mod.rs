@@ -120,7 +120,7 @@ impl Acquirer {
         acquire: impl FnOnce(MonotonicTime) -> Result<T, Error>,
         lease: impl FnOnce(&T) -> Option<&Lease>,
     ) -> Result<T, Error> {
-        let observed = observe::Wait::begin(key.name());
+        let observed = observe::WaitSpan::begin(key.name());
         let started = self.watchdog.now();
         let result = acquire(started).map_err(|error| error.with_key(key.name()));
         // After the waiter has left its queue: the event handler runs user code.

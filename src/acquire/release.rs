@@ -81,7 +81,7 @@ impl Acquirer {
         });
         if let Some((next, ended)) = handed {
             self.watchdog.replace_lease(lease, &ended, &next);
-            observe::handed_off();
+            observe::count_hand_off();
         }
         done
     }

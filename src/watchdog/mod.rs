@@ -299,7 +299,7 @@ impl Watchdog {
                     if observe::IS_ON {
                         let retries = self.store.retries();
                         self.callbacks
-                            .queue_observation(move || observe::retries(&retries));
+                            .queue_observation(move || observe::record_retries(&retries));
                     }
                 }
                 Task::Stop => return,
@@ -448,7 +448,7 @@ impl Watchdog {
         let answered_at = self.now();
         let took = answered_at.since(asked_at);
         let asked = begun.into_iter().zip(ttls).zip(late);
-        let mut observed = observe::Renewals::default();
+        let mut observed = observe::RenewalMetrics::default();
         for (((lease, ttl), late), request) in asked.zip(requests) {
             let outcome = request.into_outcome();
             let outcome = self.end_ttl_change(lease, asked_at, answered_at, ttl, outcome);
@@ -459,7 +459,7 @@ impl Watchdog {
             self.queue_renewal_event(lease, outcome);
             self.schedule_or_lose(lease);
         }
-        self.callbacks.queue_observation(move || observed.tell());
+        self.callbacks.queue_observation(move || observed.record());
     }
 
     /// Schedules a lease again; loses it if the watchdog has stopped.
