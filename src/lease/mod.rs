@@ -95,8 +95,8 @@ struct Extras {
     ttl_change_ended: Option<Arc<Condvar>>,
 }
 
-/// What messages say about a `force_unlock` of this lease. Any user may publish such a message, so a pipeline has to
-/// confirm it before the lease ends.
+/// The messages about a `force_unlock` of this lease. Any user may publish such a message, so a pipeline has to confirm
+/// it before the lease ends.
 #[derive(Default)]
 struct ForceReport {
     /// The client that unlocked by force, according to the latest message that no pipeline has denied.
@@ -223,7 +223,7 @@ impl Lease {
         }
     }
 
-    /// What is left of the validity; zero once lost or released. Locks the state, and loses the lease if its validity
+    /// The rest of the validity; zero once lost or released. Locks the state, and loses the lease if its validity
     /// has ended.
     pub(crate) fn remaining(&self, now: MonotonicTime) -> Duration {
         let state = self.lock_and_expire(now);
@@ -491,7 +491,7 @@ impl State {
         self.extras.as_ref()?.renewal_stopped.as_ref()
     }
 
-    /// Takes out what has to be ended or dropped when the lease ends.
+    /// Takes out the parts that have to be ended or dropped when the lease ends.
     fn detach(&mut self) -> Detached {
         let extras = self.extras.as_mut();
         let (listeners, check) = extras.map_or_else(Default::default, |extras| {

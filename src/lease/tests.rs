@@ -1,5 +1,5 @@
 mod hand_off;
-mod keeping;
+mod renewal;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -45,7 +45,7 @@ impl Ticket {
             let wanted = format!("the ticket does not begin with {VERSION:?}");
             return Err(invalid(&wanted));
         }
-        // Whoever has a lease id and its token can make the ticket, so no error quotes a lease id.
+        // A lease id and its token are enough to make a ticket, so no error quotes a lease id.
         let lease =
             LeaseId::decode(word()?).ok_or_else(|| invalid("the ticket has no lease id"))?;
         let token = word()?;

@@ -28,7 +28,7 @@ const MAX_DUE_TIMERS: usize = 4096;
 /// expire during that time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// What a timer is for.
+/// The lease whose actions a timer runs, or the store's maintenance.
 #[derive(Default)]
 pub(crate) enum TimerTarget {
     Lease(Arc<Lease>),
