@@ -368,7 +368,8 @@ impl Handle {
     fn new(server: Server, config: Config, fork_guard: Arc<ForkGuard>) -> Result<Self, Error> {
         observe::describe();
         let holder = HolderId::of_this_process();
-        let [threads, callback_thread] = [(); 2].map(|()| ThreadGroup::of(Arc::clone(&fork_guard)));
+        let [threads, callback_thread] =
+            [(); 2].map(|()| ThreadGroup::with_fork_guard(Arc::clone(&fork_guard)));
         let clock = match &server {
             Server::Redis(_) => Clock::default(),
             Server::Memory(memory) => memory.clock().clone(),
@@ -451,9 +452,9 @@ impl Handle {
         self.store.stop_listening();
         self.delayed.end(|| self.store.end_delays());
         // The other threads end first: until then they hand callbacks to the callbacks, which runs all of them.
-        let ended = self.threads.has_ended_by(deadline);
+        let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
-        let told = self.callback_thread.has_ended_by(deadline);
+        let told = self.callback_thread.wait_until_ended(deadline);
         flushed?;
         if ended && told {
             return Ok(());

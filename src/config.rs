@@ -1,4 +1,4 @@
-//! Every tunable with its default and its bounds. Nothing here acts on them.
+//! The settings of a client, with defaults and bounds.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,30 +8,31 @@ use crate::error::Error;
 use crate::event::EventHandler;
 use crate::util::key::RESERVED;
 
-/// Shortest ttl: below it, a round trip alone could use up the lease.
+/// The shortest ttl. A shorter one could end before the reply to the request arrives.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
-/// Longest ttl that `max_ttl` can be set to.
+/// The greatest value of `max_ttl`.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// Longest key that `max_key_bytes` can be set to.
+/// The greatest value of `max_key_bytes`.
 const MAX_KEY_BYTES: usize = 64 * 1024;
 const MAX_PREFIX_BYTES: usize = 256;
-const MAX_LANES: usize = 4;
+const MAX_PIPELINES: usize = 4;
 const MAX_TRANSACTIONS: usize = 64;
-/// A fencing token has ten bits for the number of the hand-off.
+/// The greatest number of hand-offs in a row: a fencing token has ten bits for it.
 const MAX_HAND_OFFS: u32 = 1023;
-/// Bytes of a reply that holds a caller's values. The largest is that of the longest string in Redis.
+/// The default limit for a reply with a caller's values, in bytes.
 pub(crate) const DEFAULT_MAX_REPLY: usize = 4 * 1024 * 1024;
+/// The bounds of `max_reply_bytes`. Redis' longest string has 512 MiB.
 const MAX_REPLIES: std::ops::RangeInclusive<usize> = 256 * 1024..=512 * 1024 * 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often, and for how long, a lock is passed on within the client before others may have it.
+/// How often, and for how long, a lock is handed off within the client before other clients get it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandOffs {
     pub(crate) count: u32,
     pub(crate) time: Duration,
 }
 
-/// What a client is built with; set through [`Builder`](crate::Builder), checked as a whole.
+/// The settings of a client. [`Builder`](crate::Builder) sets them, and `validate` checks them.
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) prefix: String,
@@ -75,8 +76,9 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Checks that all settings are within their bounds.
     pub(crate) fn validate(&self) -> Result<(), Error> {
-        // Without `~` in any prefix, a key of the library tells its prefix: all before the first `~`.
+        // No prefix contains `~`, so the prefix of a key of the library is the part before the first `~`.
         let is_bad = |c: char| c.is_control() || c == RESERVED;
         if self.prefix.len() > MAX_PREFIX_BYTES || self.prefix.contains(is_bad) {
             let wanted = format!(
@@ -118,7 +120,7 @@ impl Config {
             duration(field, timeout, shortest, MAX_TIMEOUT)?;
         }
         for (field, count, most) in [
-            ("pipelines", self.pipelines, MAX_LANES),
+            ("pipelines", self.pipelines, MAX_PIPELINES),
             ("max_transactions", self.max_transactions, MAX_TRANSACTIONS),
         ] {
             if !(1..=most).contains(&count) {
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn each_field_out_of_bounds_is_named_with_its_value() {
+    fn errors_name_the_field_and_its_value() {
         let second = Duration::from_secs(1);
         let cases = [
             (refused(|c| c.ttl = Duration::ZERO), "ttl must be 10ms"),

@@ -1,4 +1,4 @@
-//! What can go wrong, as callers see it: one opaque type with a kind. Never holds a password.
+//! The error type of the crate: opaque, with a kind. An error never contains a password.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::loss::LossReason;
 use crate::util::text::printable;
 
-/// Longer messages are cut. In bytes.
+/// The longest message, in bytes. Longer ones are cut.
 const LONGEST_MESSAGE: usize = 500;
 
-/// What went wrong. Match on [`Error::kind`]; more kinds may come.
+/// The kind of an [`Error`], from [`Error::kind`]. More kinds may be added.
 ///
 /// ```
 /// # use leasehold::{Client, ErrorKind};
@@ -19,52 +19,48 @@ const LONGEST_MESSAGE: usize = 500;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Redis could not be reached, or says that it cannot serve now (loading, read-only replica,
-    /// out of memory). Never means that the lock is taken.
+    /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory). Never means
+    /// that the lock has another holder.
     Unavailable,
-    /// Redis was asked and gave no answer in time: the outcome is unknown. What the request may
-    /// have taken is given back in the background. Never means that the lock is taken.
+    /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the client
+    /// releases it in the background. Never means that the lock has another holder.
     Timeout,
-    /// Redis refuses this client: wrong password, missing permission.
+    /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
-    /// The lock that was to be adopted is not held under that ticket: it was adopted before, has
-    /// expired, or was let go by force. Also where the answer to a first try was lost, and what that had
-    /// adopted has been given back.
+    /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by force.
+    /// Also if the reply to a first try was lost, and the client has released the lock that it had adopted.
     NotHeld,
-    /// What was to be adopted is no ticket, or is one for other settings; the message says why.
+    /// The text is not a ticket, or the ticket does not fit the client's settings. The message says why.
     InvalidTicket,
-    /// A fenced value was written under a greater token before. Nothing was changed.
+    /// A fenced value was written with a greater token before. Nothing was changed.
     StaleToken,
-    /// The lock was lost before it was let go: somebody else may have had it meanwhile.
+    /// The lock was lost before it was released. Another holder may have had it since.
     LeaseLost,
-    /// The wait for the lock was given up, as [`Mutex::cancelled_by`](crate::Mutex::cancelled_by)
-    /// asked for.
+    /// The wait for the lock was cancelled through [`Mutex::cancelled_by`](crate::Mutex::cancelled_by).
     Cancelled,
-    /// A transaction was tried again and again, and each time somebody had changed what it is_tracked.
-    /// Nothing was written, and the lock is still held.
+    /// In each of 100 tries of a transaction, another client had changed a key that the transaction watches. Nothing was
+    /// written, and the lock is still held.
     Conflict,
     /// The client was shut down.
     Shutdown,
-    /// The client was made before a fork, and this is the child: its threads are not here, and its
-    /// connections are the parent's, which still holds what it held. Or a client was to be made in a
-    /// child whose parent had clients when it forked: fork before the first client is made or after the
-    /// last one was dropped, or call `exec`. (A fork copies what the parent's sleeping threads left in
-    /// parking_lot's table of them; a new client's threads would trip over that.)
+    /// This process is a fork, and its parent made the client. The child has none of the client's threads, and the
+    /// connections belong to the parent, which still holds its locks. Or: the parent had clients when it forked, and this
+    /// process made another client. Fork before the first client is made, fork after the last one was dropped, or call
+    /// `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break a new client.)
     Forked,
-    /// What cannot be done here: a transaction without a Redis to do it, or with a command in it that
-    /// would end it. Nothing was written.
+    /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end it.
+    /// Nothing was written.
     Unsupported,
-    /// A setting is out of its bounds; the message names the field and the value given.
+    /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
-    /// The key of a lock is empty, too long, begins with `~`, contains `~fence`, `~queue:`, `~value:` or `~to:`, or
-    /// holds control characters.
+    /// The key of a lock is empty or too long, begins with `~`, or contains control characters or one of `~fence`,
+    /// `~queue:`, `~value:` and `~to:`.
     InvalidKey,
-    /// A reply holds more of the caller's values than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
-    /// allows; the message says how much that is.
+    /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
+    /// allows. The message names that limit.
     TooLarge,
-    /// Something that is not ours: a foreign value under the key of a lock, or a server that does
-    /// not speak Redis' protocol. It is left untouched. Also a command of a transaction that Redis
-    /// refuses for what it found.
+    /// Unexpected data: a value under the key of a lock that this library did not write, and which it leaves as it is; or
+    /// a server that does not speak Redis' protocol. Also a command of a transaction that fails on the data in Redis.
     Protocol,
 }
 
@@ -72,16 +68,16 @@ impl ErrorKind {
     fn describe(self) -> &'static str {
         match self {
             Self::Unavailable => "Redis is unavailable",
-            Self::Timeout => "no answer from Redis in time, the outcome is unknown",
+            Self::Timeout => "no reply from Redis in time, the outcome is unknown",
             Self::Denied => "Redis denies access",
             Self::NotHeld => "the lock is not held",
             Self::InvalidTicket => "invalid ticket",
             Self::StaleToken => "the fencing token is too old",
             Self::LeaseLost => "the lock was lost",
             Self::Cancelled => "the wait was cancelled",
-            Self::Conflict => "others keep changing what is tracked",
+            Self::Conflict => "other clients keep changing the watched keys",
             Self::Shutdown => "the client is shut down",
-            Self::Forked => "the client is another process's",
+            Self::Forked => "the client belongs to another process",
             Self::Unsupported => "not supported",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",
@@ -93,9 +89,9 @@ impl ErrorKind {
 
 /// The error of every fallible call of this crate.
 ///
-/// Opaque, so that it can grow: ask [`kind`](Error::kind), [`key`](Error::key), or the predicates.
-/// `Display` is one line for a log; `source()` leads to what the network or Redis said. Control characters in text
-/// of others are escaped, and long text is cut.
+/// The type is opaque: use [`kind`](Error::kind), [`key`](Error::key) and the predicates. `Display` is one line for a
+/// log. `source()` returns the error of the network or of Redis. Control characters in text of other users are escaped,
+/// and long text is cut.
 ///
 /// ```
 /// # use leasehold::Client;
@@ -149,17 +145,17 @@ impl Error {
         self.0.reason.as_ref()
     }
 
-    /// The lock was lost before it was let go.
+    /// The lock was lost before it was released.
     pub fn is_lease_lost(&self) -> bool {
         self.0.kind == ErrorKind::LeaseLost
     }
 
-    /// Redis could not be asked, or did not answer: trying again later may help.
+    /// Redis could not be reached, or did not reply. A later retry may succeed.
     pub fn is_unavailable(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout)
     }
 
-    /// Makes the message [`printable`], since it may hold text of others.
+    /// An error whose message is made [`printable`], since it may contain text of other users.
     pub(crate) fn new(kind: ErrorKind, message: impl AsRef<str>) -> Self {
         Self(Box::new(Repr {
             kind,

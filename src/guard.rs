@@ -48,7 +48,7 @@ pub struct MutexGuard {
     client: Client,
     /// Nothing if nobody is told for how long it is held.
     granted_at: Option<MonotonicTime>,
-    observed: observe::Hold,
+    observed: observe::HoldSpan,
     release: bool,
 }
 
@@ -61,7 +61,7 @@ impl MutexGuard {
                 .callbacks
                 .has_listeners()
                 .then(|| client.now()),
-            observed: observe::Hold::begin(lease.event()),
+            observed: observe::HoldSpan::begin(lease.event_lock()),
             lease,
             client,
             release: false,
@@ -192,7 +192,7 @@ impl MutexGuard {
             let _ = sender.try_send(LossReason::Forked);
             (Arc::new(sender), receiver)
         } else {
-            self.lease.signal(self.now())
+            self.lease.loss_channel(self.now())
         };
         LostSignal {
             receiver,
@@ -261,9 +261,9 @@ impl MutexGuard {
     }
 
     /// Lets the lock end with its validity, for `reason`.
-    pub(crate) fn let_expire(&self, reason: LossReason) {
+    pub(crate) fn stop_renewing(&self, reason: LossReason) {
         if !self.client.is_forked() {
-            self.lease.let_expire(reason);
+            self.lease.stop_renewing(reason);
         }
     }
 
@@ -360,7 +360,7 @@ impl MutexGuard {
         let held = self.now().since(granted_at);
         self.observed.ended(outcome, held);
         let callbacks = &self.client.handle().callbacks;
-        callbacks.tell(|events| events.released(self.lease.event(), held, confirmed));
+        callbacks.call_handler(|events| events.released(self.lease.event_lock(), held, confirmed));
     }
 }
 

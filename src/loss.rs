@@ -1,10 +1,10 @@
-//! Why a lock can be lost.
+//! The reasons for which a lock is lost.
 
 use std::fmt;
 
 use crate::util::id::HolderId;
 
-/// Why a held lock is no longer held. More reasons may come.
+/// Why a held lock was lost. More reasons may be added.
 ///
 /// ```
 /// # use leasehold::LossReason;
@@ -13,29 +13,30 @@ use crate::util::id::HolderId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// Its validity ended: it was not renewed in time, or was never to be renewed.
+    /// Its validity ended: it was not renewed in time, or it has a fixed ttl.
     Expired,
-    /// Another value stands under its key.
+    /// Its key has another value.
     TakenOver {
-        /// The holder that is there now, where its value could be read.
+        /// The new holder, if its value could be read.
         by: Option<HolderId>,
     },
     /// Its key was deleted, evicted or flushed, or Redis came back without it.
     Deleted,
     /// Another client let go of it with [`Mutex::force_unlock`](crate::Mutex::force_unlock).
     ForceUnlocked {
-        /// The client that did.
+        /// The client that called it.
         by: HolderId,
     },
     /// It was held for as long as `max_hold` allows.
     MaxHold,
-    /// What [`Mutex::renew_while`](crate::Mutex::renew_while) asks said no, so it was not renewed.
+    /// The check of [`Mutex::renew_while`](crate::Mutex::renew_while) returned false or panicked, so the lock was not
+    /// renewed.
     NotRenewed,
-    /// The thread that held a [`ReentrantMutex`](crate::ReentrantMutex) ended without letting go.
+    /// The thread that held a [`ReentrantMutex`](crate::ReentrantMutex) ended without a release.
     ThreadEnded,
     /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
     Shutdown,
-    /// It is the parent's, and this is a child that was forked off while it was held.
+    /// This process is a fork, and its parent holds the lock.
     Forked,
 }
 
@@ -46,12 +47,12 @@ impl fmt::Display for LossReason {
             Self::TakenOver { by: Some(holder) } => write!(f, "taken over by {holder}"),
             Self::TakenOver { by: None } => f.write_str("its key was overwritten"),
             Self::Deleted => f.write_str("its key was deleted"),
-            Self::ForceUnlocked { by } => write!(f, "let go by force, by {by}"),
+            Self::ForceUnlocked { by } => write!(f, "unlocked by force by {by}"),
             Self::MaxHold => f.write_str("held for as long as max_hold allows"),
-            Self::NotRenewed => f.write_str("renew_while said no"),
+            Self::NotRenewed => f.write_str("its renew_while check returned false or panicked"),
             Self::ThreadEnded => f.write_str("the thread that held it has ended"),
             Self::Shutdown => f.write_str("the client was shut down"),
-            Self::Forked => f.write_str("it is held by the process that this one was forked off"),
+            Self::Forked => f.write_str("the process that forked this one holds it"),
         }
     }
 }

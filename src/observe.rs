@@ -1,6 +1,8 @@
-//! What the features `tracing` and `metrics` tell, under the names of docs/observability.md. Without them
-//! nothing is left of it. Decides nothing; what it calls is user code, so it is called on a caller's thread or
-//! on the callbacks's only, and a panic in it stays here.
+//! Spans, events and metrics for the features `tracing` and `metrics`; docs/observability.md has their names. Without
+//! these features, the functions here do nothing.
+//!
+//! Subscribers and recorders are user code: they run on callers' threads and the callback thread only, and their panics
+//! are caught here.
 
 #![cfg_attr(
     not(all(feature = "metrics", feature = "tracing", feature = "__internals")),
@@ -19,39 +21,41 @@ use crate::event::{EventHandler, EventLock};
 use crate::loss::LossReason;
 use crate::util::text::printable;
 
-/// Whether there is anything to tell. Where it is not, what leads there is compiled away.
+/// Whether one of the features is on. If not, the compiler removes code that depends on this.
 pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
 
-/// A panic in what is told stays here.
-fn catch_panics(tell: impl FnOnce()) {
-    let _ = catch_unwind(AssertUnwindSafe(tell));
+/// Calls a subscriber or recorder, and drops a panic of it.
+fn catch_panics(call: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(call));
 }
 
+/// Makes a span; none if the subscriber panics.
 #[cfg(feature = "tracing")]
 fn span(make: impl FnOnce() -> Span) -> Span {
     catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|_| Span::none())
 }
 
-/// Each by itself: a panic of the one during that of the other would end the process.
+/// Records values in a span, then closes it. Catches panics of each separately: a second panic during the unwinding of
+/// the first would end the process.
 #[cfg(feature = "tracing")]
-fn end(span: Span, say: impl FnOnce(&Span)) {
-    catch_panics(|| say(&span));
+fn end(span: Span, record: impl FnOnce(&Span)) {
+    catch_panics(|| record(&span));
     catch_panics(|| drop(span));
 }
 
-/// The name of a lock, made printable for spans and events: a program may let its users choose it.
+/// The name of a lock, printable for spans and events, since users of the program may choose names.
 #[cfg(feature = "tracing")]
 fn named(key: &str) -> Cow<'_, str> {
     printable(key, 1024)
 }
 
-/// A call that wants a lock, from its begin to its end.
-pub(crate) struct Wait {
+/// The span and metrics of a call that waits for a lock.
+pub(crate) struct WaitSpan {
     #[cfg(feature = "tracing")]
     span: Span,
 }
 
-impl Wait {
+impl WaitSpan {
     pub(crate) fn begin(key: &str) -> Self {
         Self {
             #[cfg(feature = "tracing")]
@@ -67,7 +71,7 @@ impl Wait {
         }
     }
 
-    /// It ended with a grant, without one, or with an error.
+    /// Records that the call ended: with a grant, without one, or with an error.
     pub(crate) fn ended(self, granted: Result<Option<EventLock<'_>>, &Error>, waited: Duration) {
         let outcome = match granted {
             Ok(Some(_)) => "granted",
@@ -89,13 +93,13 @@ impl Wait {
     }
 }
 
-/// A guard, from the grant to its end.
-pub(crate) struct Hold {
+/// The span and metrics of a guard.
+pub(crate) struct HoldSpan {
     #[cfg(feature = "tracing")]
     span: Span,
 }
 
-impl Hold {
+impl HoldSpan {
     pub(crate) fn begin(lock: EventLock<'_>) -> Self {
         Self {
             #[cfg(feature = "tracing")]
@@ -111,13 +115,14 @@ impl Hold {
         }
     }
 
-    /// Runs what is done under the lock; what that tells belongs to the span.
+    /// Runs `work` in the span.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         #[cfg(feature = "tracing")]
         let _scope = Scope::of(&self.span);
         work()
     }
 
+    /// Records that the guard ended.
     pub(crate) fn ended(&mut self, outcome: &'static str, held: Duration) {
         #[cfg(feature = "tracing")]
         end(std::mem::replace(&mut self.span, Span::none()), |span| {
@@ -130,14 +135,14 @@ impl Hold {
         });
     }
 
-    /// In a forked child nothing is told: what would hear it is the parent's.
+    /// Leaks the span in a forked child, whose subscriber is a copy of the parent's.
     pub(crate) fn forget(&mut self) {
         #[cfg(feature = "tracing")]
         std::mem::forget(std::mem::replace(&mut self.span, Span::none()));
     }
 }
 
-/// From the begin of some work in a span to its end.
+/// Enters a span. Its drop exits the span.
 #[cfg(feature = "tracing")]
 struct Scope<'a>(Option<Entered<'a>>);
 
@@ -155,21 +160,21 @@ impl Drop for Scope<'_> {
     }
 }
 
-/// A lock passed to the next thread of its client.
-pub(crate) fn handed_off() {
+/// Counts a lock that was handed off to another thread of its client.
+pub(crate) fn count_hand_off() {
     #[cfg(feature = "metrics")]
     catch_panics(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
 }
 
-/// Renewals that were answered together, to be told together.
+/// The metrics of renewals whose replies came together.
 #[derive(Default)]
-pub(crate) struct Renewals {
+pub(crate) struct RenewalMetrics {
     #[cfg(feature = "metrics")]
-    answered: Vec<(&'static str, Duration)>,
+    renewals: Vec<(&'static str, Duration)>,
 }
 
-impl Renewals {
-    /// One more, which had been due for so long when it was asked for, and was answered within `took`.
+impl RenewalMetrics {
+    /// Adds a renewal that had been due for `late` when it was sent, and whose reply took `took`.
     pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration, took: Duration) {
         #[cfg(feature = "__internals")]
         counted::RENEWALS.count(outcome.is_ok(), late + took);
@@ -180,13 +185,14 @@ impl Renewals {
                 Err(error) if error.is_lease_lost() => "lost",
                 Err(_) => "failed",
             };
-            self.answered.push((outcome, late));
+            self.renewals.push((outcome, late));
         }
     }
 
-    pub(crate) fn tell(self) {
+    /// Records the metrics.
+    pub(crate) fn record(self) {
         #[cfg(feature = "metrics")]
-        for (outcome, late) in self.answered {
+        for (outcome, late) in self.renewals {
             catch_panics(|| {
                 metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
                 metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
@@ -195,7 +201,7 @@ impl Renewals {
     }
 }
 
-/// Hears of some events before the client's own [`EventHandler`] do.
+/// The event handler that records tracing events and metrics. It is called before the client's own.
 pub(crate) struct Observer;
 
 impl EventHandler for Observer {
@@ -244,10 +250,10 @@ impl EventHandler for Observer {
     }
 }
 
-/// How many releases, that could not be done yet, each pipeline owes.
-pub(crate) fn retries(of_lanes: &[usize]) {
+/// Records how many failed releases each pipeline will retry.
+pub(crate) fn record_retries(per_pipeline: &[usize]) {
     #[cfg(feature = "metrics")]
-    for (pipeline, count) in of_lanes.iter().enumerate() {
+    for (pipeline, count) in per_pipeline.iter().enumerate() {
         catch_panics(|| {
             metrics::gauge!("leasehold_release_retries", "pipeline" => pipeline.to_string())
                 .set(*count as f64);
@@ -300,7 +306,7 @@ pub(crate) mod counted {
     }
 }
 
-/// Says what the metrics mean, to a recorder that wants to know.
+/// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     catch_panics(|| {
@@ -308,7 +314,7 @@ pub(crate) fn describe() {
         let counters = [
             (
                 "leasehold_waits_total",
-                "Calls that wanted a lock, by outcome",
+                "Calls that asked for a lock, by outcome",
             ),
             (
                 "leasehold_holds_total",
@@ -316,7 +322,7 @@ pub(crate) fn describe() {
             ),
             (
                 "leasehold_hand_offs_total",
-                "Locks passed on within a client",
+                "Locks handed off within a client",
             ),
             (
                 "leasehold_renewals_total",
@@ -325,11 +331,11 @@ pub(crate) fn describe() {
             ("leasehold_losses_total", "Locks lost while held, by reason"),
             (
                 "leasehold_releases_delayed_total",
-                "Releases not done at once",
+                "Releases that failed at first and are retried",
             ),
             (
                 "leasehold_events_missed_total",
-                "EventHandler for which callbacks were too slow",
+                "Events dropped because the queue of the callback thread was full",
             ),
         ];
         for (name, what) in counters {
@@ -340,7 +346,7 @@ pub(crate) fn describe() {
             ("leasehold_hold_seconds", "How long guards held a lock"),
             (
                 "leasehold_renewal_lateness_seconds",
-                "How late renewals were asked for",
+                "How late renewals were sent",
             ),
         ];
         for (name, what) in histograms {
@@ -349,7 +355,7 @@ pub(crate) fn describe() {
         describe_gauge!(
             "leasehold_release_retries",
             Unit::Count,
-            "Releases that a pipeline owes"
+            "Failed releases that a pipeline will retry"
         );
     });
 }

@@ -324,7 +324,7 @@ impl Drop for Holds {
     /// At the end of the thread. No I/O, and nothing that may be gone already.
     fn drop(&mut self) {
         for hold in self.0.get_mut().values().filter_map(Weak::upgrade) {
-            hold.guard.let_expire(LossReason::ThreadEnded);
+            hold.guard.stop_renewing(LossReason::ThreadEnded);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Data in Redis changed only while a lock is held: the loop of `MutexGuard::transaction`. What it
-//! sends, and how, is the store's; it never touches the lock itself.
+//! The loop of `MutexGuard::transaction`, which changes data in Redis only while a lock is held. The store sends the
+//! commands. A transaction never changes the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,21 +14,21 @@ use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
 use crate::util::fork::Process;
 use crate::watchdog::Watchdog;
 
-/// Conflicts in a row until it is given up.
+/// How many conflicts in a row end a transaction with an error.
 const MAX_TRIES: u32 = 100;
 
-/// The transactions of a client: so many at a time, since each has a connection.
+/// Runs the transactions of a client, and bounds how many run at a time, since each has a connection.
 pub(crate) struct Transactions {
     store: Arc<dyn Store>,
     watchdog: Arc<Watchdog>,
-    /// Holds as many messages as there are transactions under way, and has room for no more than may be.
+    /// A channel with one message for each running transaction. Its capacity is the most at a time.
     begin: Sender<()>,
     end: Receiver<()>,
-    /// How long to wait for another one to end.
+    /// How long to wait until another transaction ends.
     outage_timeout: Duration,
 }
 
-/// The right to use a connection.
+/// The permission to run a transaction. Its drop removes a message from the channel.
 struct Permit<'a>(&'a Receiver<()>);
 
 impl Drop for Permit<'_> {
@@ -54,14 +54,15 @@ impl Transactions {
         }
     }
 
-    /// Runs `body` until what it put into the pipeline was written while `lease` was held.
+    /// Runs `body`, and executes the commands that it put into the pipeline if `lease` is still held. Repeats both as
+    /// long as other clients change watched keys, at most [`MAX_TRIES`] times.
     pub(crate) fn run<T>(
         &self,
         lease: &Lease,
         process: Process,
         mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
     ) -> Result<T, Error> {
-        // Before the connection, so that it ends after it.
+        // The permit is dropped after the connection.
         let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
@@ -69,15 +70,16 @@ impl Transactions {
             let mut pipe = Pipeline::new();
             let read = body(&mut conn, &mut pipe).map_err(read_failed);
             if let Err(forked) = process.check() {
-                // They are the parent's, which goes on with them.
+                // The connection and the permit belong to the parent, which still uses them.
                 std::mem::forget((conn, permit));
                 return Err(forked);
             }
-            // Past its validity nothing is written, even if Redis still has the key.
+            // After the end of validity nothing is written, even if Redis still has the key.
             match self.check(lease).and(read) {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).inspect_err(|_| {
-                        // It may arrive yet: until the key has changed, nobody else may have the lock.
+                        // The commands may still reach Redis, so no other holder may get the lock before its key
+                        // changes.
                         lease.forbid_hand_off();
                     })?;
                     if written == Written::All {
@@ -91,13 +93,13 @@ impl Transactions {
             }
             connection = Some(conn);
         }
-        // A lost lock says so, not that others wrote.
+        // If the lock was lost, return that error and not the conflict.
         self.look(lease, connection)?.leave();
-        let message = format!("{MAX_TRIES} times in a row something changed that was tracked");
+        let message = format!("watched keys changed {MAX_TRIES} times in a row");
         Err(Error::new(ErrorKind::Conflict, message))
     }
 
-    /// A connection that is_tracked the lock, which is still ours.
+    /// A connection that watches the lock's key, after it has read that the lease is held.
     fn look(
         &self,
         lease: &Lease,
@@ -112,7 +114,7 @@ impl Transactions {
         let mut seen = conn.look(&grant.key);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
-            // It may have died while nobody used it. The next one is new, and has its place in the pool.
+            // The connection may have broken while it was idle. The pool replaces it with a new one.
             drop(conn);
             conn = self.store.transaction_connection()?;
             seen = conn.look(&grant.key);
@@ -137,7 +139,7 @@ impl Transactions {
         if self.begin.try_send(()).is_ok() {
             return Ok(Permit(&self.end));
         }
-        let (_keep, lost) = lease.signal(self.watchdog.now());
+        let (_keep, lost) = lease.loss_channel(self.watchdog.now());
         select! {
             send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
             recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),
@@ -151,11 +153,11 @@ impl Transactions {
     }
 }
 
-/// Redis was asked for nothing yet whose outcome could be unknown.
+/// Turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is unknown.
 fn nothing_asked(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Timeout => {
-            Error::new(ErrorKind::Unavailable, "no answer in time").with_source(error)
+            Error::new(ErrorKind::Unavailable, "no reply in time").with_source(error)
         }
         _ => error,
     }

@@ -120,7 +120,7 @@ impl Acquirer {
         acquire: impl FnOnce(MonotonicTime) -> Result<T, Error>,
         lease: impl FnOnce(&T) -> Option<&Lease>,
     ) -> Result<T, Error> {
-        let observed = observe::Wait::begin(key.name());
+        let observed = observe::WaitSpan::begin(key.name());
         let started = self.watchdog.now();
         let result = acquire(started).map_err(|error| error.with_key(key.name()));
         // After the waiter has left its queue: the event handler runs user code.
@@ -128,10 +128,11 @@ impl Acquirer {
             let waited = self.watchdog.now().since(started);
             let granted = result
                 .as_ref()
-                .map(|acquired| lease(acquired).map(Lease::event));
+                .map(|acquired| lease(acquired).map(Lease::event_lock));
             observed.ended(granted, waited);
             if let Ok(Some(lock)) = granted {
-                self.callbacks.tell(|events| events.acquired(lock, waited));
+                self.callbacks
+                    .call_handler(|events| events.acquired(lock, waited));
             }
         }
         result
@@ -141,14 +142,14 @@ impl Acquirer {
     fn report_contended(&self, key: &Key, expires_in: Duration) {
         let lock = not_granted(key);
         self.callbacks
-            .tell(|events| events.contended(lock, expires_in));
+            .call_handler(|events| events.contended(lock, expires_in));
     }
 
     /// Calls `EventHandler::unavailable` on this thread.
     fn report_unavailable(&self, key: &Key, error: &Error) {
         let lock = not_granted(key);
         self.callbacks
-            .tell(|events| events.unavailable(lock, error));
+            .call_handler(|events| events.unavailable(lock, error));
     }
 
     fn lease_pool(&self, key: &Key) -> &LeasePool {

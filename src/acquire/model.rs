@@ -37,7 +37,7 @@ struct Client {
 impl Client {
     fn new(server: &Server, queue_mode: QueueMode) -> Self {
         let store = Arc::new(Direct::new(server, queue_mode));
-        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
+        let (callbacks, _deliver) = CallbackExecutor::for_model();
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
         let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), SECOND);
         let queues = Arc::new(LocalQueues::new(Clock::default()));

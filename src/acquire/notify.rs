@@ -34,7 +34,7 @@ impl NotificationHandler {
         let (dog, local) = (Arc::downgrade(&watchdog), Arc::downgrade(&queues));
         callbacks.set_loss_hook(move |lease| {
             if let Some(watchdog) = dog.upgrade() {
-                watchdog.forget(lease);
+                watchdog.untrack(lease);
             }
             if let Some(queues) = local.upgrade() {
                 queues.wake(&lease.grant().key);
@@ -57,7 +57,7 @@ impl NotificationHandler {
             return;
         };
         if self.store.may_hear_others() {
-            self.watchdog.confirm_later(held);
+            self.watchdog.queue_confirmation(held);
         } else {
             held.lose(self.watchdog.now(), loss_of(value));
         }
@@ -84,7 +84,7 @@ impl Listener for NotificationHandler {
 
     fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
-            self.watchdog.confirm_force(held, by);
+            self.watchdog.handle_force_message(held, by);
         }
     }
 

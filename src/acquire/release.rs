@@ -21,7 +21,7 @@ impl Acquirer {
             return false;
         }
         let now = self.watchdog.now();
-        let lost = self.watchdog.release(lease, now).err();
+        let lost = self.watchdog.end_lease(lease, now).err();
         // Also after a loss: the server that reported it may not be the primary.
         self.store.post(release_of(lease));
         // Only now: the next waiter of this client asks behind the release.
@@ -35,7 +35,7 @@ impl Acquirer {
     /// Releases the lease in Redis, without a hand-off, and waits for the reply.
     pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<(), Error> {
         let now = self.watchdog.now();
-        let result = match self.watchdog.release(lease, now) {
+        let result = match self.watchdog.end_lease(lease, now) {
             Err(reason) => Err(self.release_lost(lease, reason)),
             Ok(()) => {
                 let deadline = now.after(self.command_timeout);
@@ -81,7 +81,7 @@ impl Acquirer {
         });
         if let Some((next, ended)) = handed {
             self.watchdog.replace_lease(lease, &ended, &next);
-            observe::handed_off();
+            observe::count_hand_off();
         }
         done
     }
@@ -106,7 +106,7 @@ impl Acquirer {
             self.release(&other);
         }
         if let Some(by) = forced_by {
-            self.watchdog.confirm_force(Arc::clone(lease), by);
+            self.watchdog.handle_force_message(Arc::clone(lease), by);
         }
     }
 

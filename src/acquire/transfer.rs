@@ -16,11 +16,11 @@ impl Acquirer {
     pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
-        if lease.is_let_expire() {
+        if lease.is_renewal_stopped() {
             options.renew_every = None;
         }
         if options.renew_every.is_some() {
-            let ttl = lease.ttl_to_ask(self.watchdog.now());
+            let ttl = lease.renewal_ttl(self.watchdog.now());
             // The lease has noted the result.
             let _ = self.watchdog.extend(lease, ttl);
         }
@@ -29,7 +29,7 @@ impl Acquirer {
             options.renew_every = None;
         }
         let now = self.watchdog.now();
-        if let Err(reason) = self.watchdog.release(lease, now) {
+        if let Err(reason) = self.watchdog.end_lease(lease, now) {
             let lost = self.release_lost(lease, reason);
             self.queues.remove_holder(lease);
             return Err(lost);
@@ -116,7 +116,7 @@ impl Acquirer {
         };
         let adopted = self.lease_of(grant, None, true)?;
         // The old holder may have extended the ttl beyond that of the ticket.
-        adopted.key_lives(now.after(expires_in));
+        adopted.extend_key_until(now.after(expires_in));
         self.queues.hold(&adopted);
         Ok(adopted)
     }

@@ -176,7 +176,7 @@ impl Acquirer {
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
             return Err(Error::new(ErrorKind::Timeout, message));
         }
-        if !self.watchdog.watch(&lease) {
+        if !self.watchdog.schedule(&lease) {
             self.release_unheld(key, id, ttl);
             return Err(Error::new(ErrorKind::Shutdown, ""));
         }

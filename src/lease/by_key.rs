@@ -1,5 +1,4 @@
-//! Leases, found by their key: one for each. Keeps no copy of a key, since a client may have a million of
-//! them. Knows nothing of what they are kept for.
+//! A map from keys to leases that stores no copy of the keys, since a client may hold a million leases.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -9,10 +8,11 @@ use std::sync::Arc;
 use crate::lease::Lease;
 use crate::util::key::{Key, KeyHasher};
 
+/// Leases by their keys, at most one for each key.
 #[derive(Default)]
 pub(crate) struct LeasesByKey(HashSet<ByKey, BuildHasherDefault<KeyHasher>>);
 
-/// A lease that is told from others by its key.
+/// A lease that is hashed and compared by its key.
 struct ByKey(Arc<Lease>);
 
 impl LeasesByKey {
@@ -20,12 +20,12 @@ impl LeasesByKey {
         self.0.get(key).map(|found| &found.0)
     }
 
-    /// Returns the one that had its place.
+    /// Adds a lease, and returns the lease that had the same key.
     pub(crate) fn insert(&mut self, lease: Arc<Lease>) -> Option<Arc<Lease>> {
-        self.0.replace(ByKey(lease)).map(|before| before.0)
+        self.0.replace(ByKey(lease)).map(|replaced| replaced.0)
     }
 
-    /// Takes out this very lease, if it is there.
+    /// Removes this lease. A lease with the same key and another id stays.
     pub(crate) fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let key = &lease.grant().key;
         let found = self.get(key)?;
@@ -40,7 +40,7 @@ impl LeasesByKey {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Lease>> {
-        self.0.iter().map(|one| &one.0)
+        self.0.iter().map(|by_key| &by_key.0)
     }
 }
 

@@ -1,8 +1,8 @@
-//! The thread that runs user code nobody waits for: `on_lost` callbacks, events and what is observed.
-//! Nothing of the library waits for it, and a panic in user code does not end it.
+//! The callback thread of a client. It runs user code: `on_lost` callbacks, event handlers, tracing and metrics.
+//! The library never waits for this thread, and a panic in user code does not end it.
 //!
-//! Callbacks and losses wait here without a bound of their own: there is one callback for each `on_lost`, and one
-//! loss for each held lock. Other events recur, so at most `MOST_EVENTS` of them wait.
+//! The queue has no bound for callbacks and losses: there is one callback for each call of `on_lost`, and one loss for
+//! each held lock. Other events recur, so at most `MAX_QUEUED_EVENTS` of them are queued.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -17,120 +17,129 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::error::Error;
 use crate::event::{EventHandler, EventLock};
 use crate::lease::Lease;
+use crate::loss::LossReason;
 use crate::observe::{self, Observer};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
 type Callback = Box<dyn FnOnce() + Send>;
 
-/// How many events may wait for the thread, each with some 200 bytes. [`EventHandler::events_missed`] documents the
-/// number, too.
-const MOST_EVENTS: usize = 65_536;
+/// Most queued events, at some 200 bytes each. The docs of [`EventHandler::events_missed`] name this number.
+const MAX_QUEUED_EVENTS: usize = 65_536;
 
-/// Hands queue to the callbacks's thread. Sending never blocks: what user code cannot keep up with
-/// waits here.
+/// Queues callbacks and events for the callback thread, and never blocks.
 pub(crate) struct CallbackExecutor {
     queue: Sender<Message>,
     backlog: Arc<Backlog>,
     events: Option<Arc<dyn EventHandler>>,
-    set_loss_hook: OnceLock<LossHook>,
+    loss_hook: OnceLock<LossHook>,
 }
 
-/// Called for each lease that is lost, once its signals are set. Quick; never user code.
+/// A hook that is called for each lost lease, after the loss was sent to the lease's channels. Must be quick, and must
+/// run no user code.
 type LossHook = Box<dyn Fn(&Lease) + Send + Sync>;
 
 enum Message {
-    Run(Callback),
+    Callback(Callback),
     Event(Callback),
     Stop,
 }
 
+/// Counts queued and dropped events.
 #[derive(Default)]
 struct Backlog {
-    /// Events that wait.
-    waiting: AtomicUsize,
+    queued: AtomicUsize,
     /// Dropped events that have not been reported yet.
     missed: AtomicU64,
 }
 
 impl Backlog {
-    /// Takes room for one event. If there is none, counts the event as missed and returns false.
-    fn enter(&self) -> bool {
-        let has_room = self.waiting.fetch_add(1, Ordering::AcqRel) < MOST_EVENTS;
+    /// Counts one more queued event. If the queue is full, counts the event as missed and returns false.
+    fn try_add(&self) -> bool {
+        let has_room = self.queued.fetch_add(1, Ordering::AcqRel) < MAX_QUEUED_EVENTS;
         if !has_room {
-            self.leave();
+            self.remove();
             self.missed.fetch_add(1, Ordering::AcqRel);
         }
         has_room
     }
 
-    fn leave(&self) {
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    fn remove(&self) {
+        self.queued.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl CallbackExecutor {
-    /// Starts the thread.
+    /// Starts the callback thread.
     pub(crate) fn start(
         threads: &ThreadGroup,
         events: Option<Arc<dyn EventHandler>>,
     ) -> Result<Arc<Self>, Error> {
         let (queue, inbox) = unbounded();
         let backlog = Arc::<Backlog>::default();
-        let (waiting, listener) = (Arc::clone(&backlog), events.clone());
+        let (counts, handler) = (Arc::clone(&backlog), events.clone());
         threads.spawn("leasehold-callbacks", move || {
-            deliver(&inbox, &waiting, listener.as_deref());
+            run_queue(&inbox, &counts, handler.as_deref());
         })?;
         Ok(Arc::new(Self {
             queue,
             backlog,
             events,
-            set_loss_hook: OnceLock::new(),
+            loss_hook: OnceLock::new(),
         }))
     }
 
-    /// One without its thread: a model has its queue run by what this returns.
+    /// An executor without a thread, and a function by which a model runs the queue.
     #[cfg(all(test, shuttle))]
-    pub(crate) fn of_a_model() -> (Arc<Self>, impl Fn()) {
+    pub(crate) fn for_model() -> (Arc<Self>, impl Fn()) {
         let (queue, inbox) = unbounded();
         let callbacks = Self {
             queue,
             backlog: Arc::default(),
             events: None,
-            set_loss_hook: OnceLock::new(),
+            loss_hook: OnceLock::new(),
         };
         let deliver = move || {
-            while let Ok(Message::Run(callback) | Message::Event(callback)) = inbox.try_recv() {
+            while let Ok(Message::Callback(callback) | Message::Event(callback)) = inbox.try_recv()
+            {
                 callback();
             }
         };
         (Arc::new(callbacks), deliver)
     }
 
-    pub(crate) fn run(&self, callback: impl FnOnce() + Send + 'static) {
-        // Fails only after the client has ended, and its callbacks with it.
-        let _ = self.queue.send(Message::Run(Box::new(callback)));
+    /// Queues a callback, which is never dropped.
+    pub(crate) fn queue_callback(&self, callback: impl FnOnce() + Send + 'static) {
+        // Fails only after the callback thread has ended with its client.
+        let _ = self.queue.send(Message::Callback(Box::new(callback)));
     }
 
-    /// Who of this client is to know when a lease was lost; set once.
+    /// Sets the hook that is called for each lost lease. Only the first call has an effect.
     pub(crate) fn set_loss_hook(&self, hook: impl Fn(&Lease) + Send + Sync + 'static) {
-        let _ = self.set_loss_hook.set(Box::new(hook));
+        let _ = self.loss_hook.set(Box::new(hook));
     }
 
-    pub(super) fn lost(&self, lease: &Lease) {
-        if let Some(hook) = self.set_loss_hook.get() {
+    /// Calls the loss hook for a lost lease, and queues the `lost` event, which is never dropped.
+    pub(super) fn report_loss(&self, lease: &Lease, reason: LossReason) {
+        if let Some(hook) = self.loss_hook.get() {
             hook(lease);
+        }
+        let grant = lease.grant();
+        if let Some(event) = self.lock_event(&grant.key, grant.token, move |events, lock| {
+            events.lost(lock, &reason);
+        }) {
+            self.queue_callback(event);
         }
     }
 
-    /// As [`run`](Self::run), for events, which recur: with [`MOST_EVENTS`] waiting it drops the event and counts it.
+    /// Queues an event. With [`MAX_QUEUED_EVENTS`] in the queue, drops the event and counts it as missed.
     fn queue_bounded(&self, event: impl FnOnce() + Send + 'static) {
-        if self.backlog.enter() {
+        if self.backlog.try_add() {
             let _ = self.queue.send(Message::Event(Box::new(event)));
         }
     }
 
-    /// Tells of an event on the callbacks's thread; costs nothing when nobody listens.
+    /// Queues an event for the client's event handler. Does nothing if there is none.
     pub(crate) fn queue_event(&self, event: impl FnOnce(&dyn EventHandler) + Send + 'static) {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
@@ -138,32 +147,20 @@ impl CallbackExecutor {
         }
     }
 
-    /// Tells of what befell a lock, on the callbacks's thread: to who observes, and to who listens. Costs
-    /// nothing when nobody does.
+    /// Queues an event of a lock for tracing, metrics and the client's event handler. Does nothing without any of them.
     pub(crate) fn queue_lock_event(
         &self,
         key: &Key,
         fencing_token: u64,
         event: impl Fn(&dyn EventHandler, EventLock<'_>) + Send + 'static,
     ) {
-        if let Some(report) = self.report(key, fencing_token, event) {
-            self.queue_bounded(report);
+        if let Some(event) = self.lock_event(key, fencing_token, event) {
+            self.queue_bounded(event);
         }
     }
 
-    /// As [`queue_lock_event`](Self::queue_lock_event), for the loss of a lock: never dropped.
-    pub(super) fn queue_loss_event(
-        &self,
-        key: &Key,
-        fencing_token: u64,
-        event: impl Fn(&dyn EventHandler, EventLock<'_>) + Send + 'static,
-    ) {
-        if let Some(report) = self.report(key, fencing_token, event) {
-            self.run(report);
-        }
-    }
-
-    fn report(
+    /// The call that passes an event of a lock to all its receivers; `None` if there are none.
+    fn lock_event(
         &self,
         key: &Key,
         fencing_token: u64,
@@ -185,37 +182,37 @@ impl CallbackExecutor {
         })
     }
 
-    /// Tells what is observed, on the callbacks's thread; costs nothing when nothing is.
-    pub(crate) fn queue_observation(&self, tell: impl FnOnce() + Send + 'static) {
+    /// Queues a call that records metrics. Does nothing without the features `tracing` and `metrics`.
+    pub(crate) fn queue_observation(&self, record: impl FnOnce() + Send + 'static) {
         if observe::IS_ON {
-            self.queue_bounded(tell);
+            self.queue_bounded(record);
         }
     }
 
-    /// Whether anybody is told of anything: if not, nobody need know how long it took.
+    /// Whether tracing, metrics or an event handler receive events. If not, callers measure no durations for them.
     pub(crate) fn has_listeners(&self) -> bool {
         observe::IS_ON || self.events.is_some()
     }
 
-    /// Tells of an event on this thread.
-    pub(crate) fn tell(&self, event: impl FnOnce(&dyn EventHandler)) {
+    /// Calls the client's event handler on this thread, and drops a panic of it.
+    pub(crate) fn call_handler(&self, event: impl FnOnce(&dyn EventHandler)) {
         if let Some(events) = &self.events {
             let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));
         }
     }
 
-    /// Ends the thread after what has been handed to it so far.
+    /// Ends the callback thread after everything that is queued so far.
     pub(crate) fn stop(&self) {
         let _ = self.queue.send(Message::Stop);
     }
 }
 
-fn deliver(inbox: &Receiver<Message>, backlog: &Backlog, events: Option<&dyn EventHandler>) {
+fn run_queue(inbox: &Receiver<Message>, backlog: &Backlog, handler: Option<&dyn EventHandler>) {
     while let Ok(message) = inbox.recv() {
         let callback = match message {
-            Message::Run(callback) => callback,
+            Message::Callback(callback) => callback,
             Message::Event(callback) => {
-                backlog.leave();
+                backlog.remove();
                 callback
             }
             Message::Stop => return,
@@ -223,8 +220,8 @@ fn deliver(inbox: &Receiver<Message>, backlog: &Backlog, events: Option<&dyn Eve
         let _ = catch_unwind(AssertUnwindSafe(callback));
         let missed = backlog.missed.swap(0, Ordering::AcqRel);
         if missed > 0 {
-            let told: [&dyn EventHandler; 1] = [&Observer];
-            for events in told.into_iter().chain(events) {
+            let observer: [&dyn EventHandler; 1] = [&Observer];
+            for events in observer.into_iter().chain(handler) {
                 let _ = catch_unwind(AssertUnwindSafe(|| events.events_missed(missed)));
             }
         }

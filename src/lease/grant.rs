@@ -1,5 +1,5 @@
-//! The grant of a grant, and what follows from them: how long it may be believed, when it is renewed.
-//! Plain data; knows no clock.
+//! The data of a grant, and the times that follow from it: how long the lease is valid, and when it is renewed. Reads
+//! no clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use crate::util::id::LeaseId;
 use crate::util::key::Key;
 use crate::util::sync::Mutex;
 
-/// What a lock is asked for. Only between equal options does a lease change hands.
+/// The options of a request for a lock. A lease is handed off only to a waiter with equal options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) ttl: Duration,
-    /// Pause between renewals; none for a lease that is not renewed.
+    /// Time between renewals; `None` for a lease that is not renewed.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// Its caller's check is asked before each renewal: such a lease never changes hands.
+    /// The caller's check runs before each renewal. Such a lease is never handed off.
     pub(crate) checked: bool,
 }
 
 impl Options {
-    /// The ttl to ask for: never beyond `max_hold`.
+    /// The ttl to ask Redis for: `ttl`, but at most `max_hold`.
     pub(crate) fn first_ttl(&self) -> Duration {
         self.max_hold.map_or(self.ttl, |hold| hold.min(self.ttl))
     }
 
-    /// When the last tenth begins of a hold that began at `since`.
+    /// When the last tenth of `max_hold` begins, for a hold that began at `since`.
     pub(super) fn hold_warning_at(&self, since: MonotonicTime) -> Option<MonotonicTime> {
         self.max_hold.map(|hold| since.after(hold - hold / 10))
     }
@@ -35,7 +35,7 @@ impl Options {
 
 #[cfg(test)]
 impl Options {
-    /// What tests and models ask for, where they do not say otherwise.
+    /// The options in tests and models that need no others.
     pub(crate) const USUAL: Self = Self {
         ttl: Duration::from_secs(30),
         renew_every: Some(Duration::from_secs(10)),
@@ -44,11 +44,12 @@ impl Options {
     };
 }
 
-/// What leases are asked for, kept once for all that are asked for the same in a row.
+/// The options of the latest request, shared by all leases in a row that have equal ones.
 #[derive(Default)]
 pub(crate) struct SharedOptions(Mutex<Option<Arc<Options>>>);
 
 impl SharedOptions {
+    /// Returns `options`, shared with the previous call if they are equal.
     pub(crate) fn share(&self, options: Options) -> Arc<Options> {
         let mut last = self.0.lock();
         match &*last {
@@ -58,34 +59,34 @@ impl SharedOptions {
     }
 }
 
-/// What was granted, and on which grant.
+/// A lock as Redis granted it.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) key: Key,
     pub(crate) id: LeaseId,
     pub(crate) token: u64,
     pub(crate) options: Arc<Options>,
-    /// When it was asked for: before the first byte was sent; or handed off within the client.
+    /// When this client asked for the lock, before it sent the first byte; or when the lock was handed off.
     pub(crate) asked_at: MonotonicTime,
-    /// Since when it is the client's.
+    /// When this client got the lock. A hand-off leaves this as it is.
     pub(crate) since: MonotonicTime,
 }
 
-/// Renewals come a little early, at the beginning of one of so many parts of their pause, or of a part as short
-/// as this: those of many leases then share round trips instead of waking the watchdog one by one. (Of very
-/// many, a longer part would be a heap.)
-const GRAINS: u32 = 128;
-const LONGEST_GRAIN: Duration = Duration::from_millis(10);
-/// The part of their pause over which renewals are spread that come in crowds. More would take the crowd apart
-/// sooner and renew more often; this costs 3 %.
+/// The time between two renewals is divided into this many steps, and a renewal is moved to the start of its step. So
+/// renewals of several leases share a round trip instead of waking the watchdog one by one.
+const RENEWAL_STEPS: u32 = 128;
+/// The longest step. With longer ones, too many renewals of a client with many leases would fall on one moment.
+const LONGEST_RENEWAL_STEP: Duration = Duration::from_millis(10);
+/// The part of the time between renewals over which renewals are spread that were due together. A larger part would
+/// spread them sooner and renew more often; this one costs 3 % more renewals.
 const SPREAD: u32 = 16;
 
-fn grain(every: Duration) -> Duration {
-    (every / GRAINS).min(LONGEST_GRAIN)
+fn renewal_step(every: Duration) -> Duration {
+    (every / RENEWAL_STEPS).min(LONGEST_RENEWAL_STEP)
 }
 
-/// How long a holder may believe in a ttl of Redis: less what two clocks may drift apart meanwhile
-/// and what Redis may round (the allowance is Redlock's: one percent and 2 ms).
+/// How long a holder may rely on a ttl of Redis: the ttl less the drift of two clocks and the rounding of Redis. As in
+/// Redlock, the allowance is one percent and 2 ms.
 pub(super) fn validity(ttl: Duration) -> Duration {
     let drift = ttl / 100 + Duration::from_millis(2);
     ttl.saturating_sub(drift)
@@ -93,7 +94,7 @@ pub(super) fn validity(ttl: Duration) -> Duration {
 
 #[cfg(test)]
 impl Grant {
-    /// Those of a lock that was asked for and granted at `now`, where tests and models do not say otherwise.
+    /// The grant in tests and models that need no other: asked for and granted at `now`.
     pub(crate) fn usual(key: Key, now: MonotonicTime) -> Self {
         Self {
             key,
@@ -107,34 +108,36 @@ impl Grant {
 }
 
 impl Grant {
-    /// The full ttl.
+    /// The ttl that Redis was asked for.
     pub(crate) fn ttl(&self) -> Duration {
         self.options.first_ttl()
     }
 
-    /// From which moment it may not be held any more, whatever is renewed.
+    /// When `max_hold` ends the hold, however often the lease is renewed.
     pub(crate) fn hold_until(&self) -> Option<MonotonicTime> {
         let max_hold = self.options.max_hold;
         max_hold.map(|hold| self.asked_at.after(hold))
     }
 
-    /// How often it was handed off within the client.
+    /// How often the lock was handed off within the client since Redis granted it.
     pub(crate) fn hand_offs(&self) -> u32 {
         hand_offs_of(self.token)
     }
 
-    pub(super) fn bounded(&self, moment: MonotonicTime) -> MonotonicTime {
-        self.hold_until().map_or(moment, |until| moment.min(until))
+    /// `time`, but not after the end of `max_hold`.
+    pub(super) fn at_most_hold_until(&self, time: MonotonicTime) -> MonotonicTime {
+        self.hold_until().map_or(time, |until| time.min(until))
     }
 
+    /// Whether a ttl that was asked for at `asked_at` reaches the end of `max_hold`.
     pub(super) fn is_capped(&self, asked_at: MonotonicTime, ttl: Duration) -> bool {
         self.hold_until()
             .is_some_and(|until| asked_at.after(ttl) >= until)
     }
 
-    /// When to renew after a grant or renewal asked for at `asked_at`; never once capped, since
-    /// nothing could be gained.
-    pub(super) fn renewal_after(
+    /// When to renew after a grant or renewal that was asked for at `asked_at`. Never once `capped`: a renewal could not
+    /// make the hold longer.
+    pub(super) fn next_renewal(
         &self,
         asked_at: MonotonicTime,
         capped: bool,
@@ -143,14 +146,14 @@ impl Grant {
             return None;
         }
         let every = self.options.renew_every?;
-        Some(asked_at.after(every).rounded_down(grain(every)))
+        Some(asked_at.after(every).rounded_down(renewal_step(every)))
     }
 
-    /// When to renew instead of `at`, if crowds are renewed then: earlier, by a part of the pause that is this
-    /// lease's own. So each has a pause of its own, and those of a crowd drift apart.
-    pub(super) fn spread(&self, at: MonotonicTime) -> MonotonicTime {
+    /// When to renew instead of at `at`, if many leases are renewed then: earlier, by a time that differs from lease to
+    /// lease. So their renewals spread over time.
+    pub(super) fn spread_earlier(&self, at: MonotonicTime) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(self.id.jitter());
-        at.before(earlier).rounded_down(grain(every))
+        at.before(earlier).rounded_down(renewal_step(every))
     }
 }

@@ -1,19 +1,18 @@
-//! What a grant is: held, then either released or lost, once and for all.
+//! The state of a held lock: held first, then either released or lost. Both ends are final.
 //!
 //! ```text
-//!            released by its owner
+//!            released by its holder
 //!          ┌───────────────────────► Released
 //!   Held ──┤
 //!          └───────────────────────► Lost(reason)
-//!            validity ended, or found gone
+//!            validity ended, or the key is gone
 //! ```
 //!
-//! Knows no timer and no Redis: it is told what happened, and when. Past the end of its validity it
-//! says lost by itself, whatever it was told.
+//! A lease has no timer and sends no request: its callers report events, each with its time. Any call after the
+//! end of validity finds the lease lost, whatever was reported.
 
 mod by_key;
 mod callbacks;
-mod check;
 mod grant;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -30,7 +29,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::event::{EventHandler, EventLock};
+use crate::event::EventLock;
 use crate::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -38,69 +37,72 @@ use crate::util::sync::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use by_key::LeasesByKey;
 pub(crate) use callbacks::CallbackExecutor;
-pub(crate) use check::Check;
 use grant::validity;
 pub(crate) use grant::{Grant, Options, SharedOptions};
-pub(crate) use renewal::Due;
+pub(crate) use renewal::{Check, DueActions};
 pub(crate) use ticket::Ticket;
 
+/// A lock that this client was granted, until it is released or lost.
 pub(crate) struct Lease {
     grant: Grant,
     callbacks: Arc<CallbackExecutor>,
     state: Mutex<State>,
 }
 
-/// Small, as a client may have a million of it.
+/// The changing part of a lease. Small, since a client may hold a million leases.
 struct State {
     phase: Phase,
     valid_until: MonotonicTime,
-    /// Until when Redis may have the key, counting renewals that were never answered.
+    /// The latest time at which Redis may still have the key; renewals without a reply count as done.
     key_until: MonotonicTime,
-    /// The ttl reaches the end of the hold: it is not renewed any more.
+    /// The ttl reaches the end of `max_hold`, so the lease is not renewed any more.
     capped: bool,
-    /// When to renew it, or when that became due, if nothing has come of that yet.
+    /// When to renew. After that time: when the renewal became due, until it has succeeded or failed.
     renew_at: Option<MonotonicTime>,
+    /// A renewal is queued or under way.
     renewal_due: bool,
-    /// When it has been held for long enough to be tracked.
+    /// When the lock has been held for long enough for its key to be tracked.
     track_at: Option<MonotonicTime>,
-    /// What happens to its key is told by Redis.
+    /// Redis notifies this client of changes of the key.
     tracked: bool,
-    /// A request that changes the ttl is under way: there is one at a time.
+    /// A request that changes the ttl is under way. There is one at a time.
     ttl_changing: bool,
-    /// It is not to be handed off within the client.
+    /// The lease must not be handed off within the client.
     no_hand_off: bool,
-    /// Others may be in the queue of its key in Redis.
+    /// Other clients may be in the queue of the key in Redis.
     others_queued: bool,
-    /// The watchdog's own note: which of its timers is this lease's.
-    timer: Option<TimerNote>,
+    /// The lease's timer. Only the watchdog reads it.
+    timer: Option<TimerHandle>,
     extras: Option<Box<Extras>>,
 }
 
-/// What few leases have, or have for a moment.
+/// State that few leases have, or have for a moment only.
 #[derive(Default)]
 struct Extras {
-    /// Why it was lost; there if it was, and only then.
+    /// Why the lease was lost. `None` in all other phases.
     loss: Option<LossReason>,
-    /// It is not renewed any more, and lost for this reason when its validity ends.
-    ending: Option<LossReason>,
-    /// What says whether it is to be renewed, and whether it is being asked.
+    /// Renewal was stopped for this reason, which becomes the loss reason when the validity ends.
+    renewal_stopped: Option<LossReason>,
+    /// The caller's check, which decides whether the lease is renewed.
     check: Option<Check>,
+    /// The check is queued or running.
     checking: bool,
-    /// When to warn of the end of its hold.
+    /// When to warn that `max_hold` ends soon.
     warn_at: Option<MonotonicTime>,
-    listeners: Listeners,
-    force: ForceHint,
-    /// Signalled when a change of the ttl has ended, for those who wait for that.
+    listeners: LossListeners,
+    force: ForceReport,
+    /// Notified when a change of the ttl has ended.
     ttl_change_ended: Option<Arc<Condvar>>,
 }
 
-/// The claims of messages that a `force_unlock` took the lock. Any user may publish them, so a pipeline confirms it before the lease ends.
+/// The messages about a `force_unlock` of this lease. Any user may publish such a message, so a pipeline has to confirm
+/// it before the lease ends.
 #[derive(Default)]
-struct ForceHint {
-    /// The client that took the lock away, by the latest message that no pipeline has denied.
+struct ForceReport {
+    /// The client that unlocked by force, according to the latest message that no pipeline has denied.
     by: Option<HolderId>,
-    /// A pipeline is being asked.
-    asking: bool,
+    /// A request that confirms the message is queued or under way.
+    confirming: bool,
     /// When a pipeline last said that the lease is held.
     denied_at: Option<MonotonicTime>,
 }
@@ -114,87 +116,90 @@ enum Phase {
 
 type LossCallback = Box<dyn FnOnce(LossReason) + Send>;
 
+/// The channels and callbacks that are notified when the lease is lost.
 #[derive(Default)]
-struct Listeners {
-    signals: Vec<Signal>,
-    loss_callbacks: Vec<LossCallback>,
+struct LossListeners {
+    channels: Vec<LossChannel>,
+    callbacks: Vec<LossCallback>,
 }
 
-/// The sending half of a receiver that lives as long as what it keeps hold of.
-struct Signal {
+/// The sender of one loss channel.
+struct LossChannel {
     sender: Sender<LossReason>,
+    /// Counts the owners of the receiver: each keeps a clone of the `Arc`.
     receiver: Weak<Sender<LossReason>>,
 }
 
-impl Listeners {
-    /// Adds a signal. Before it would have to grow, those that nobody has any more are swept out.
-    fn add(&mut self, signal: Signal) {
-        if self.signals.len() == self.signals.capacity() {
-            self.signals.retain(|one| one.receiver.strong_count() > 0);
+impl LossListeners {
+    /// Adds a channel. Removes channels without a receiver first, if the list would have to grow.
+    fn add(&mut self, channel: LossChannel) {
+        if self.channels.len() == self.channels.capacity() {
+            self.channels
+                .retain(|channel| channel.receiver.strong_count() > 0);
         }
-        self.signals.push(signal);
+        self.channels.push(channel);
     }
 }
 
-/// Kept for the watchdog, which alone knows what it means.
+/// The id of a timer of the watchdog. The lease only stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimerNote(pub(crate) u32, pub(crate) NonZeroU64);
+pub(crate) struct TimerHandle(pub(crate) u32, pub(crate) NonZeroU64);
 
 #[cfg(test)]
-impl TimerNote {
-    /// One of a test, without a wheel.
+impl TimerHandle {
+    /// A handle for tests that have no wheel.
     pub(crate) fn nth(n: u32) -> Self {
         Self(n, NonZeroU64::MIN)
     }
 }
 
-/// What a lease leaves behind when it ends by its owner's will. To be dropped where nothing is
-/// locked: loss_callbacks own what their authors put there.
+/// The timer, listeners and check of a lease that its holder ended. Its drop runs destructors of user code, so drop
+/// it while no lock of the library is held.
 #[must_use]
 pub(crate) struct Detached {
-    pub(crate) timer: Option<TimerNote>,
+    pub(crate) timer: Option<TimerHandle>,
     pub(crate) tracked: bool,
-    listeners: Listeners,
+    listeners: LossListeners,
     check: Option<Check>,
 }
 
 impl Drop for Detached {
     fn drop(&mut self) {
         let (listeners, check) = (std::mem::take(&mut self.listeners), self.check.take());
-        // A panic in the drop of what a callback or a check owns stays here.
+        // Users' closures own users' values, and the drop of such a value may panic.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(listeners)));
         let _ = catch_unwind(AssertUnwindSafe(|| drop(check)));
     }
 }
 
-/// Keys held for less than this are not tracked: short holds pay nothing for it.
-const TRACKED_AFTER: Duration = Duration::from_millis(30);
-/// After a pipeline has denied a `force_unlock`, further messages are not confirmed for this long.
-const DENIED_FOR: Duration = Duration::from_secs(1);
+/// How long a lock is held before its key is tracked: short holds send no request for it.
+const TRACK_AFTER: Duration = Duration::from_millis(30);
+/// How long messages of a `force_unlock` are not confirmed after a pipeline has denied one.
+const PAUSE_AFTER_DENIAL: Duration = Duration::from_secs(1);
 
 impl Lease {
-    /// A grant on these grant, renewed only while `check` says so, if there is one.
+    /// A held lease for `grant`. If there is a `check`, it decides before each renewal whether the lease is renewed.
     pub(crate) fn new(
         grant: Grant,
         callbacks: Arc<CallbackExecutor>,
         check: Option<Check>,
     ) -> Self {
-        let valid_until = grant.bounded(grant.asked_at.after(validity(grant.ttl())));
+        let valid_until = grant.at_most_hold_until(grant.asked_at.after(validity(grant.ttl())));
         let capped = grant.is_capped(grant.asked_at, grant.ttl());
-        let renew_at = grant.renewal_after(grant.asked_at, capped);
+        let renew_at = grant.next_renewal(grant.asked_at, capped);
         let warn_at = grant.options.hold_warning_at(grant.asked_at);
-        let extras = Extras::of(check, warn_at);
+        let extras = Extras::new_if_needed(check, warn_at);
         Self {
             callbacks,
             state: Mutex::new(State {
                 phase: Phase::Held,
                 valid_until,
-                // The grant came before this; drift either way is a small part of the ttl.
+                // Redis granted the lock before `since`. 2 % allow for clocks that run at different speeds.
                 key_until: grant.since.after(grant.ttl() + grant.ttl() / 50),
                 capped,
                 renew_at,
                 renewal_due: false,
-                track_at: Some(grant.since.after(TRACKED_AFTER)),
+                track_at: Some(grant.since.after(TRACK_AFTER)),
                 tracked: false,
                 ttl_changing: false,
                 no_hand_off: false,
@@ -210,58 +215,62 @@ impl Lease {
         &self.grant
     }
 
-    pub(crate) fn event(&self) -> EventLock<'_> {
+    /// This lock, as events name it.
+    pub(crate) fn event_lock(&self) -> EventLock<'_> {
         EventLock {
             key: self.grant.key.name(),
             fencing_token: self.grant.token,
         }
     }
 
-    /// What is left of the validity; nothing once lost or released.
+    /// The rest of the validity; zero once lost or released. Locks the state, and loses the lease if its validity
+    /// has ended.
     pub(crate) fn remaining(&self, now: MonotonicTime) -> Duration {
-        let state = self.at(now);
+        let state = self.lock_and_expire(now);
         match state.phase {
             Phase::Held => state.valid_until.since(now),
             _ => Duration::ZERO,
         }
     }
 
-    /// When its validity ends, as far as that is known.
+    /// When the validity ends, unless a change of the ttl moves that.
     pub(crate) fn valid_until(&self) -> MonotonicTime {
         self.state.lock().valid_until
     }
 
-    /// Why it was lost, if it was.
+    /// Why the lease was lost, if it was. Locks the state, and loses the lease if its validity has ended.
     pub(crate) fn loss(&self, now: MonotonicTime) -> Option<LossReason> {
-        self.at(now).loss().cloned()
+        self.lock_and_expire(now).loss().cloned()
     }
 
-    /// Ends the lease by its owner's will. The reason, if it was lost before.
-    pub(crate) fn release(&self, now: MonotonicTime) -> (Detached, Result<(), LossReason>) {
-        let mut state = self.at(now);
-        let ended = state.end();
+    /// Ends the lease as released; an error with the reason if it was lost before. Sends nothing to Redis.
+    pub(crate) fn mark_released(&self, now: MonotonicTime) -> (Detached, Result<(), LossReason>) {
+        let mut state = self.lock_and_expire(now);
+        let detached = state.detach();
         if state.ttl_changing {
-            // A renewal is under way, and may arrive yet.
+            // The renewal that is under way may still reach Redis.
             state.key_until = state.key_until.after(self.grant.ttl());
         }
         if let Some(reason) = state.loss() {
-            return (ended, Err(reason.clone()));
+            return (detached, Err(reason.clone()));
         }
         state.phase = Phase::Released;
-        (ended, Ok(()))
+        (detached, Ok(()))
     }
 
-    /// For how long it is valid if it is held at `now`. Notices no loss: to be asked under any lock.
+    /// How long the lease is still valid, if it is held at `now`. Never ends the lease, so callers may hold other locks.
     pub(crate) fn valid_for(&self, now: MonotonicTime) -> Option<Duration> {
         let state = self.state.lock();
         let is_live = state.phase == Phase::Held && now < state.valid_until;
         is_live.then(|| state.valid_until.since(now))
     }
 
-    /// Ends the lease in favour of the next of this client, which goes on with it under a token of
-    /// its own; Redis is not asked. Nothing if it is over, not renewed or not unasked, about to
-    /// change its ttl, short of validity, or extended beyond its ttl. Notices no loss: to be called
-    /// under any lock.
+    /// Ends this lease and returns a lease for the next holder of this client, with the same id, the next token and
+    /// the `options` that the next holder asked for. Sends nothing to Redis.
+    ///
+    /// `None`, and nothing changes, if this lease may not be handed off: it has ended, its options differ, it is not
+    /// renewed or has a check, its ttl is being changed, a third of its validity has passed, or it was extended
+    /// beyond its ttl. Calls no listener, so callers may hold other locks.
     pub(crate) fn hand_off(
         &self,
         now: MonotonicTime,
@@ -274,11 +283,11 @@ impl Lease {
             && *self.grant.options == options
             && self.grant.options.renew_every.is_some()
             && !self.grant.options.checked
-            && state.ending().is_none()
+            && state.renewal_stopped().is_none()
             && !state.ttl_changing
             && !state.capped
             && !state.no_hand_off
-            && !state.is_force_asked()
+            && !state.is_force_being_confirmed()
             && (2 * whole / 3..=whole).contains(&left);
         if !may {
             return None;
@@ -290,38 +299,38 @@ impl Lease {
         };
         let next = State {
             phase: Phase::Held,
-            valid_until: grant.bounded(state.valid_until),
+            valid_until: grant.at_most_hold_until(state.valid_until),
             key_until: state.key_until,
             capped: false,
-            // In the past, if a renewal is due and has not begun.
+            // In the past if a renewal is due that has not begun.
             renew_at: state.renew_at,
             renewal_due: false,
-            track_at: (!state.tracked).then(|| now.after(TRACKED_AFTER)),
+            track_at: (!state.tracked).then(|| now.after(TRACK_AFTER)),
             tracked: false,
             ttl_changing: false,
             no_hand_off: false,
             others_queued: state.others_queued,
             timer: None,
-            extras: Extras::of(None, options.hold_warning_at(now)),
+            extras: Extras::new_if_needed(None, options.hold_warning_at(now)),
         };
         state.phase = Phase::Released;
-        let ended = state.end();
+        let detached = state.detach();
         drop(state);
         let next = Self {
             grant,
             callbacks: Arc::clone(&self.callbacks),
             state: Mutex::new(next),
         };
-        Some((Arc::new(next), ended))
+        Some((Arc::new(next), detached))
     }
 
-    /// It is not handed off within the client any more: something that was sent counts on its key to
-    /// change before anybody else has the lock.
+    /// Forbids to hand the lease off within the client. A request that was sent relies on this: the key has to change
+    /// before another holder gets the lock.
     pub(crate) fn forbid_hand_off(&self) {
         self.state.lock().no_hand_off = true;
     }
 
-    /// Whether others may be in the queue of its key in Redis.
+    /// Sets whether other clients may be in the queue of the key in Redis.
     pub(crate) fn with_others_queued(mut self, others: bool) -> Self {
         self.state.get_mut().others_queued = others;
         self
@@ -331,80 +340,85 @@ impl Lease {
         self.state.lock().others_queued
     }
 
-    /// Ends the lease against its owner's will, for what was heard at `now`, and tells. An end of
-    /// validity that came before that and was not noticed yet is the reason then. Nothing if it is over
-    /// already.
+    /// Ends the lease as lost and notifies its listeners; does nothing if it has ended before. The reason is `reason`,
+    /// unless the validity had ended at `now`.
     pub(crate) fn lose(&self, now: MonotonicTime, reason: LossReason) {
-        self.lose_locked(self.at(now), reason);
+        self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
-    /// Notes that a message says that `by` took the lock away: the reason of the loss, if the key is found gone or
-    /// another's. True if the caller has to ask a pipeline now: one request is sent at a time, and none for a second
-    /// after a denial.
-    pub(crate) fn note_force(&self, by: HolderId, now: MonotonicTime) -> bool {
+    /// Records a message that says that `by` unlocked this lease by force. True if the caller has to ask a pipeline now:
+    /// one request is sent at a time, and none for a second after a denial. If the key is then gone or has another
+    /// holder, the message gives the reason of the loss.
+    pub(crate) fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
             return false;
         }
-        let hint = &mut state.extras().force;
-        hint.by = Some(by);
-        let was_denied = hint.denied_at.is_some_and(|at| now.since(at) < DENIED_FOR);
-        let asks = !hint.asking && !was_denied;
-        hint.asking |= asks;
-        asks
+        let report = &mut state.extras().force;
+        report.by = Some(by);
+        let was_denied = report
+            .denied_at
+            .is_some_and(|at| now.since(at) < PAUSE_AFTER_DENIAL);
+        let confirms = !report.confirming && !was_denied;
+        report.confirming |= confirms;
+        confirms
     }
 
-    /// Ends the request that [`note_force`](Self::note_force) asked for. With `denied_at`, a pipeline said then that the
-    /// lease is held.
-    pub(crate) fn note_force_answer(&self, denied_at: Option<MonotonicTime>) {
+    /// Records that the request has ended for which [`record_force_message`](Self::record_force_message) asked.
+    /// `denied_at` is the time at which a pipeline said that the lease is held.
+    pub(crate) fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
         let mut state = self.state.lock();
-        let hint = &mut state.extras().force;
-        hint.asking = false;
+        let report = &mut state.extras().force;
+        report.confirming = false;
         if denied_at.is_some() {
-            (hint.by, hint.denied_at) = (None, denied_at);
+            (report.by, report.denied_at) = (None, denied_at);
         }
     }
 
-    /// Until when Redis may have the key at the latest, if it is not released.
+    /// The latest time at which Redis may still have the key, if it is not released.
     pub(crate) fn key_until(&self) -> MonotonicTime {
         self.state.lock().key_until
     }
 
-    /// A receiver of its own that becomes ready when the lease is lost, and never otherwise.
-    /// Ready also once nothing keeps the sender: keep it as long as the receiver.
-    pub(crate) fn signal(
+    /// A new channel that gets the reason when the lease is lost, and no other message. Keep the sender as long as the
+    /// receiver: without it the channel is disconnected when the lease ends.
+    pub(crate) fn loss_channel(
         &self,
         now: MonotonicTime,
     ) -> (Arc<Sender<LossReason>>, Receiver<LossReason>) {
         let (sender, receiver) = bounded(1);
         let keep = Arc::new(sender.clone());
-        let mut state = self.at(now);
+        let mut state = self.lock_and_expire(now);
         if let Some(reason) = state.loss() {
             let _ = sender.try_send(reason.clone());
         } else if state.phase == Phase::Held {
             let receiver = Arc::downgrade(&keep);
-            state.extras().listeners.add(Signal { sender, receiver });
+            state
+                .extras()
+                .listeners
+                .add(LossChannel { sender, receiver });
         }
         (keep, receiver)
     }
 
-    /// Runs `callback` on the callbacks's thread when the lease is lost; at once if it is.
+    /// Adds a callback that runs on the callback thread when the lease is lost. Queues it now if the lease is lost
+    /// already.
     pub(crate) fn on_lost(&self, now: MonotonicTime, callback: LossCallback) {
-        let mut state = self.at(now);
+        let mut state = self.lock_and_expire(now);
         if state.phase == Phase::Held {
-            state.extras().listeners.loss_callbacks.push(callback);
+            state.extras().listeners.callbacks.push(callback);
             return;
         }
         let loss = state.loss().cloned();
-        // The callback may own anything: it is also dropped without the lock.
+        // Unlock first: if the callback is dropped here, destructors of user code run.
         drop(state);
         if let Some(reason) = loss {
-            self.callbacks.run(move || callback(reason));
+            self.callbacks.queue_callback(move || callback(reason));
         }
     }
 
-    /// The state as it is at `now`: with an end of validity that nobody has noticed yet.
-    fn at(&self, now: MonotonicTime) -> MutexGuard<'_, State> {
+    /// Locks the state. Loses the lease first, and notifies its listeners, if its validity has ended at `now`.
+    fn lock_and_expire(&self, now: MonotonicTime) -> MutexGuard<'_, State> {
         let state = self.state.lock();
         if state.phase != Phase::Held || now < state.valid_until {
             return state;
@@ -412,13 +426,18 @@ impl Lease {
         let reason = if state.capped {
             LossReason::MaxHold
         } else {
-            state.ending().cloned().unwrap_or(LossReason::Expired)
+            state
+                .renewal_stopped()
+                .cloned()
+                .unwrap_or(LossReason::Expired)
         };
-        self.lose_locked(state, reason);
+        self.lose_and_unlock(state, reason);
         self.state.lock()
     }
 
-    fn lose_locked(&self, mut state: MutexGuard<'_, State>, mut reason: LossReason) {
+    /// Ends the lease as lost, if it is held. Unlocks the state, sends to the loss channels, and queues the callbacks and
+    /// the event.
+    fn lose_and_unlock(&self, mut state: MutexGuard<'_, State>, mut reason: LossReason) {
         if state.phase != Phase::Held {
             return;
         }
@@ -433,26 +452,19 @@ impl Lease {
         extras.loss = Some(reason.clone());
         let (listeners, check) = (std::mem::take(&mut extras.listeners), extras.check.take());
         drop(state);
-        let Listeners {
-            signals,
-            loss_callbacks,
-        } = listeners;
-        for signal in signals {
-            // A receiver that has gone is no concern; the channel has room for its one message.
-            let _ = signal.sender.try_send(reason.clone());
+        for channel in listeners.channels {
+            // The channel has room for this message, its only one. The receiver may be gone.
+            let _ = channel.sender.try_send(reason.clone());
         }
-        for callback in loss_callbacks {
+        for callback in listeners.callbacks {
             let reason = reason.clone();
-            self.callbacks.run(move || callback(reason));
+            self.callbacks.queue_callback(move || callback(reason));
         }
         if let Some(check) = check {
-            // What it owns goes where user code may run.
-            self.callbacks.run(move || drop(check));
+            // Destructors of user code may run on the callback thread only.
+            self.callbacks.queue_callback(move || drop(check));
         }
-        self.callbacks.lost(self);
-        let (key, token) = (&self.grant.key, self.grant.token);
-        let lost = move |events: &dyn EventHandler, lock: EventLock<'_>| events.lost(lock, &reason);
-        self.callbacks.queue_loss_event(key, token, lost);
+        self.callbacks.report_loss(self, reason);
     }
 }
 
@@ -469,17 +481,18 @@ impl State {
         self.extras.as_ref()?.force.by.clone()
     }
 
-    fn is_force_asked(&self) -> bool {
+    fn is_force_being_confirmed(&self) -> bool {
         self.extras
             .as_ref()
-            .is_some_and(|extras| extras.force.asking)
+            .is_some_and(|extras| extras.force.confirming)
     }
 
-    fn ending(&self) -> Option<&LossReason> {
-        self.extras.as_ref()?.ending.as_ref()
+    fn renewal_stopped(&self) -> Option<&LossReason> {
+        self.extras.as_ref()?.renewal_stopped.as_ref()
     }
 
-    fn end(&mut self) -> Detached {
+    /// Takes out the parts that have to be ended or dropped when the lease ends.
+    fn detach(&mut self) -> Detached {
         let extras = self.extras.as_mut();
         let (listeners, check) = extras.map_or_else(Default::default, |extras| {
             (std::mem::take(&mut extras.listeners), extras.check.take())
@@ -487,7 +500,7 @@ impl State {
         Detached {
             timer: self.timer.take(),
             tracked: std::mem::take(&mut self.tracked),
-            // Senders end with it; receivers keep one of their own, so none becomes ready.
+            // Each receiver's owner keeps a sender, so no channel is disconnected by this.
             listeners,
             check,
         }
@@ -495,9 +508,9 @@ impl State {
 }
 
 impl Extras {
-    fn of(check: Option<Check>, warn_at: Option<MonotonicTime>) -> Option<Box<Self>> {
-        let is_there = check.is_some() || warn_at.is_some();
-        is_there.then(|| {
+    fn new_if_needed(check: Option<Check>, warn_at: Option<MonotonicTime>) -> Option<Box<Self>> {
+        let is_needed = check.is_some() || warn_at.is_some();
+        is_needed.then(|| {
             Box::new(Self {
                 check,
                 warn_at,

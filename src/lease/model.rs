@@ -1,5 +1,4 @@
-//! Models of a lease: the ways it can end, and changes of its ttl, in every order that shuttle comes
-//! upon.
+//! Models of a lease: its ends and the changes of its ttl, under schedules of shuttle.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +16,13 @@ const SECOND: Duration = Duration::from_secs(1);
 const OPTIONS: Options = Options::USUAL;
 
 fn lease() -> (Lease, impl Fn()) {
-    let (callbacks, deliver) = CallbackExecutor::of_a_model();
+    let (callbacks, deliver) = CallbackExecutor::for_model();
     let (key, now) = (Key::new("", "k", 16).unwrap(), MonotonicTime::now());
     let grant = Grant::usual(key, now);
     (Lease::new(grant, callbacks, None), deliver)
 }
 
-/// How it ended, as its owner was told.
+/// How the lease ended, as its holder saw it.
 #[derive(Debug, PartialEq)]
 enum End {
     Released,
@@ -32,18 +31,18 @@ enum End {
 }
 
 #[test]
-fn model_a_lease_ends_in_one_way_and_tells_of_a_loss_only() {
+fn model_a_lease_ends_once_and_reports_losses_only() {
     check(RUNS, || {
         let (lease, deliver) = lease();
         let called = Arc::new(AtomicU32::new(0));
-        let (_keep, early) = lease.signal(MonotonicTime::now());
+        let (_keep, early) = lease.loss_channel(MonotonicTime::now());
         let (end, late) = thread::scope(|scope| {
             let owner = scope.spawn(|| {
                 let now = MonotonicTime::now();
                 if chance(2) && lease.hand_off(now, OPTIONS).is_some() {
                     return End::HandedOff;
                 }
-                match lease.release(now).1 {
+                match lease.mark_released(now).1 {
                     Ok(()) => End::Released,
                     Err(reason) => End::Lost(reason),
                 }
@@ -64,7 +63,7 @@ fn model_a_lease_ends_in_one_way_and_tells_of_a_loss_only() {
                         called.fetch_add(1, Ordering::SeqCst);
                     }),
                 );
-                lease.signal(MonotonicTime::now())
+                lease.loss_channel(MonotonicTime::now())
             });
             (owner.join().unwrap(), listener.join().unwrap())
         });
@@ -76,14 +75,14 @@ fn model_a_lease_ends_in_one_way_and_tells_of_a_loss_only() {
         assert_eq!(lease.loss(MonotonicTime::now()), lost, "{end:?}");
         for signal in [early, late.1] {
             assert_eq!(signal.try_recv().ok(), lost, "{end:?}");
-            assert!(signal.try_recv().is_err(), "told twice");
+            assert!(signal.try_recv().is_err(), "two messages");
         }
         assert_eq!(called.load(Ordering::SeqCst), u32::from(lost.is_some()));
     });
 }
 
 #[test]
-fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
+fn model_changes_of_a_ttl_are_serialised() {
     check(RUNS, || {
         let (lease, _deliver) = lease();
         let changing = AtomicU32::new(0);
@@ -97,19 +96,19 @@ fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
             changing.fetch_sub(1, Ordering::SeqCst);
             let now = MonotonicTime::now();
             match chance(2) {
-                true => lease.ttl_changed(now, now, 20 * SECOND),
-                false => lease.ttl_unchanged(MonotonicTime::now(), 20 * SECOND, None),
+                true => lease.finish_ttl_change(now, now, 20 * SECOND),
+                false => lease.fail_ttl_change(MonotonicTime::now(), 20 * SECOND, None),
             }
             assert!(lease.remaining(now) >= before, "it was shortened");
             true
         };
         let far = MonotonicTime::now().after(3600 * SECOND);
         thread::scope(|scope| {
-            // Time stands still: who waits for its turn has to be woken.
+            // Time stands still, so each waiting thread has to be notified.
             let extensions = [(); 3].map(|()| scope.spawn(|| change(far)));
             scope.spawn(|| change(MonotonicTime::now()));
             for extension in extensions {
-                assert!(extension.join().unwrap(), "it had all the time");
+                assert!(extension.join().unwrap(), "its deadline is far");
             }
         });
         assert!(change(MonotonicTime::now()), "none is under way");
@@ -117,7 +116,7 @@ fn model_changes_of_a_ttl_come_one_after_another_and_none_is_forgotten() {
 }
 
 #[test]
-fn model_a_lease_let_expire_is_never_due_for_renewal_again() {
+fn model_stopped_renewal_is_never_due_again() {
     check(RUNS, || {
         let (lease, _deliver) = lease();
         let start = MonotonicTime::now();
@@ -125,27 +124,30 @@ fn model_a_lease_let_expire_is_never_due_for_renewal_again() {
             if begun {
                 step();
                 match chance(2) {
-                    true => lease.ttl_changed(start, start, 40 * SECOND),
-                    false => lease.ttl_unchanged(start, 40 * SECOND, Some(start)),
+                    true => lease.finish_ttl_change(start, start, 40 * SECOND),
+                    false => lease.fail_ttl_change(start, 40 * SECOND, Some(start)),
                 }
             }
         };
         thread::scope(|scope| {
-            scope.spawn(|| lease.let_expire(LossReason::NotRenewed));
+            scope.spawn(|| lease.stop_renewing(LossReason::NotRenewed));
             scope.spawn(|| change(lease.begin_renewal(start).is_some()));
             scope.spawn(|| change(lease.begin_ttl_change(start, || start)));
         });
         assert!(lease.begin_renewal(start).is_none());
         let later = start.after(20 * SECOND);
-        let due = lease.due(later, |_, _| Some(TimerNote::nth(1)));
-        assert!(matches!(due, Due::Held { renew: false, .. }), "{due:?}");
+        let due = lease.take_due(later, |_, _| Some(TimerHandle::nth(1)));
+        assert!(
+            matches!(due, DueActions::Held { renew: false, .. }),
+            "{due:?}"
+        );
         let reason = lease.loss(start.after(60 * SECOND));
         assert_eq!(reason, Some(LossReason::NotRenewed));
     });
 }
 
 #[test]
-fn model_whoever_waits_to_change_the_ttl_learns_that_the_lease_is_over() {
+fn model_ttl_changes_end_with_the_lease() {
     check(RUNS, || {
         let (lease, _deliver) = lease();
         let far = MonotonicTime::now().after(3600 * SECOND);
@@ -155,11 +157,11 @@ fn model_whoever_waits_to_change_the_ttl_learns_that_the_lease_is_over() {
                     if lease.begin_ttl_change(far, MonotonicTime::now) {
                         step();
                         let now = MonotonicTime::now();
-                        lease.ttl_changed(now, now, 30 * SECOND);
+                        lease.finish_ttl_change(now, now, 30 * SECOND);
                     }
                 });
             }
-            scope.spawn(|| lease.release(MonotonicTime::now()).1.is_ok());
+            scope.spawn(|| lease.mark_released(MonotonicTime::now()).1.is_ok());
         });
         assert!(!lease.begin_ttl_change(far, MonotonicTime::now));
         assert_eq!(lease.loss(MonotonicTime::now()), None);

@@ -1,41 +1,68 @@
-//! How a lease is kept: when it is to be looked at, and the changes of its ttl, one at a time. Ends no
-//! lease and knows no timer.
+//! How a lease is renewed: which of its actions are due and when, the caller's check, and the changes of its ttl, one
+//! at a time.
 
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lease::grant::validity;
-use crate::lease::{Check, Lease, Phase, State, TimerNote};
+use crate::lease::{Lease, Phase, State, TimerHandle};
 use crate::loss::LossReason;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::Condvar;
 
-/// What is to be done about a lease at a moment.
+/// The actions that are due for a lease at one time.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Due {
-    /// Nothing, ever: it is over.
-    Over,
-    /// Renewal, watching, a warning, or nothing; and another look at `next`, whatever becomes of that.
+pub(crate) enum DueActions {
+    /// None: the lease has ended.
+    Ended,
+    /// Renew the lease, track its key, warn that `max_hold` ends soon. The lease's timer is set to `next`.
     Held {
         renew: bool,
-        watch: bool,
+        track: bool,
         warn: bool,
         next: MonotonicTime,
     },
 }
 
+/// A caller's closure that runs before each renewal and says whether to renew. This type runs the closure; the
+/// watchdog chooses when, and on which thread.
+#[derive(Clone)]
+pub(crate) struct Check(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Check {
+    pub(crate) fn new(check: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(check))
+    }
+
+    /// Runs the closure, and drops it if this is its last clone. A panic in either counts as `false`.
+    fn run(self) -> bool {
+        catch_unwind(AssertUnwindSafe(move || (self.0)())).unwrap_or(false)
+    }
+}
+
+impl fmt::Debug for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Check")
+    }
+}
+
 impl Lease {
-    /// What is due now. `reschedule` is called under the lease's lock, with the timer there may be and the
-    /// moment of the next look, so that a release either finds the timer or keeps it from being set.
-    /// It returns nothing when there are no timers any more.
-    pub(crate) fn due(
+    /// Returns the actions that are due, marks them as begun, and sets the next timer. Loses the lease if its validity
+    /// has ended.
+    ///
+    /// `replace_timer` gets the old timer, if there is one, and the time of the next, and returns the new timer, or
+    /// `None` if the watchdog has stopped. It is called while the lease is locked, so a release at the same time either
+    /// finds the timer or prevents that it is set.
+    pub(crate) fn take_due(
         &self,
         now: MonotonicTime,
-        reschedule: impl FnOnce(Option<TimerNote>, MonotonicTime) -> Option<TimerNote>,
-    ) -> Due {
-        let mut state = self.at(now);
+        replace_timer: impl FnOnce(Option<TimerHandle>, MonotonicTime) -> Option<TimerHandle>,
+    ) -> DueActions {
+        let mut state = self.lock_and_expire(now);
         if state.phase != Phase::Held {
-            return Due::Over;
+            return DueActions::Ended;
         }
         let mut renew = !state.renewal_due && state.renew_at.is_some_and(|at| at <= now);
         state.renewal_due |= renew;
@@ -44,29 +71,30 @@ impl Lease {
             .as_mut()
             .filter(|extras| renew && extras.check.is_some())
         {
-            // One whose check has not answered yet is not asked again.
+            // A check that is still queued or running is not queued again.
             renew = !std::mem::replace(&mut extras.checking, true);
         }
-        // One for which there was no room is offered again with each renewal.
+        // If there was no room among the tracked keys, each renewal tries again.
         let again = renew && state.track_at.is_none() && !state.tracked;
-        let watch = state.track_at.take_if(|at| *at <= now).is_some() || again;
+        let track = state.track_at.take_if(|at| *at <= now).is_some() || again;
         let extras = state.extras.as_mut();
         let warn = extras.is_some_and(|extras| extras.warn_at.take_if(|at| *at <= now).is_some());
         let next = state.next_timer();
-        state.timer = reschedule(state.timer, next);
-        Due::Held {
+        state.timer = replace_timer(state.timer, next);
+        DueActions::Held {
             renew,
-            watch,
+            track,
             warn,
             next,
         }
     }
 
-    /// What `max_hold` leaves of the hold; nothing without one, or when it is over. Notices no loss.
+    /// The time until `max_hold` ends the hold; `None` without `max_hold`, or if the lease has ended. Never ends the
+    /// lease.
     pub(crate) fn hold_left(&self, now: MonotonicTime) -> Option<Duration> {
         let until = self.grant.hold_until()?;
         let state = self.state.lock();
-        // The last of its ttls ends a little before, by the allowance for drift.
+        // The last validity ends a little before `max_hold` does, by the allowance for drift.
         let until = if state.capped {
             state.valid_until
         } else {
@@ -76,113 +104,111 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// Notes that the key is tracked, if `enlist` says so; it is not asked once the lease is over.
-    pub(crate) fn watch(&self, enlist: impl FnOnce() -> bool) {
+    /// Sets whether the key is tracked to the result of `has_room`, which is called only if the lease is held.
+    pub(crate) fn track_if(&self, has_room: impl FnOnce() -> bool) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
-            state.tracked = enlist();
-            // TrackedKey early, where a notification connection is new: its timer asks for no second look.
+            state.tracked = has_room();
+            // A new notification connection tracks keys before their timers fire; these timers need not do it again.
             if state.tracked {
                 state.track_at = None;
             }
         }
     }
 
-    /// Notes that its key is to be read again at `at`, if the lease is still held then. Sets no timer.
-    pub(crate) fn track_again(&self, at: MonotonicTime) {
+    /// Makes tracking of the key due again at `at`, which also reads the key. Sets no timer.
+    pub(crate) fn track_again_at(&self, at: MonotonicTime) {
         self.state.lock().track_at = Some(at);
     }
 
-    /// Replaces the timer by one for the next look, if the lease is still held. False if it is and
-    /// there are no timers any more.
+    /// Sets the timer to the next action, if the lease is held; `replace_timer` is that of
+    /// [`take_due`](Self::take_due). False if the lease is held and the watchdog has stopped.
     pub(crate) fn reschedule(
         &self,
-        reschedule: impl FnOnce(Option<TimerNote>, MonotonicTime) -> Option<TimerNote>,
+        replace_timer: impl FnOnce(Option<TimerHandle>, MonotonicTime) -> Option<TimerHandle>,
     ) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
             return true;
         }
         let next = state.next_timer();
-        state.timer = reschedule(state.timer, next);
+        state.timer = replace_timer(state.timer, next);
         state.timer.is_some()
     }
 
-    /// Lets the validity end: it is not renewed from now on, only extended by its owner, and lost for
-    /// `reason` then. The first reason counts.
-    pub(crate) fn let_expire(&self, reason: LossReason) {
+    /// Stops renewal: the lease is lost for `reason` when its validity ends. Its holder can still extend it. The first
+    /// reason counts.
+    pub(crate) fn stop_renewing(&self, reason: LossReason) {
         let mut state = self.state.lock();
         state.renew_at = None;
-        state.extras().ending.get_or_insert(reason);
+        state.extras().renewal_stopped.get_or_insert(reason);
     }
 
-    /// Whether its validity is to end: it is not renewed any more.
-    pub(crate) fn is_let_expire(&self) -> bool {
-        self.state.lock().ending().is_some()
+    /// Whether [`stop_renewing`](Self::stop_renewing) was called.
+    pub(crate) fn is_renewal_stopped(&self) -> bool {
+        self.state.lock().renewal_stopped().is_some()
     }
 
-    /// Redis was found to have its key until then.
-    pub(crate) fn key_lives(&self, until: MonotonicTime) {
+    /// Records that Redis may have the key until `until`.
+    pub(crate) fn extend_key_until(&self, until: MonotonicTime) {
         let mut state = self.state.lock();
         state.key_until = state.key_until.max(until);
     }
 
-    /// Asks its check, on this thread, whether it is to be renewed now; once that says no, never
-    /// again.
-    pub(crate) fn may_be_renewed(&self) -> bool {
-        // Nothing once the lease is over, and nothing comes of a renewal then.
+    /// Runs the caller's check on this thread, and returns whether to renew now. Stops renewal for good if the check
+    /// returns false.
+    pub(crate) fn run_check(&self) -> bool {
+        // A lease that has ended has no check any more; its renewal does nothing.
         let check = self.state.lock().extras().check.clone();
-        let may = check.is_none_or(Check::into_answer);
+        let may = check.is_none_or(Check::run);
         if !may {
-            self.let_expire(LossReason::NotRenewed);
+            self.stop_renewing(LossReason::NotRenewed);
         }
         self.state.lock().extras().checking = false;
         may
     }
 
-    /// Begins the renewal that is due. Says since when it was, by its first try; nothing if the ttl is being
-    /// changed or was meanwhile, or if there is to be no renewal any more.
+    /// Begins the renewal that is due, and returns for how long it has been due, counted from its first try. `None` if
+    /// the ttl is being changed or was changed since, or if renewal was stopped. Loses the lease if its validity has
+    /// ended.
     pub(crate) fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
-        let mut state = self.at(now);
+        let mut state = self.lock_and_expire(now);
         let may = state.phase == Phase::Held && state.renewal_due && !state.ttl_changing;
-        if !may || state.ending().is_some() {
+        if !may || state.renewal_stopped().is_some() {
             return None;
         }
         state.ttl_changing = true;
         let first_due = self
             .grant
-            .renewal_after(self.full_ttl_at(&state, now), false);
+            .next_renewal(self.full_ttl_at(&state, now), false);
         let due = [first_due, state.renew_at].into_iter().flatten().min();
         Some(now.since(due.unwrap_or(now)))
     }
 
-    /// Waits until what was to be renewed by now has been, or was tried; at most for `outage_timeout`;
-    /// false if it has not. One whose validity has ended is lost then.
-    pub(crate) fn wait_for_renewal(&self, now: MonotonicTime, outage_timeout: Duration) -> bool {
-        let mut state = self.at(now);
+    /// Waits until the renewal that is due at `now` has succeeded or failed; false if it has not after `timeout`. Loses
+    /// the lease if its validity has ended.
+    pub(crate) fn wait_for_renewal(&self, now: MonotonicTime, timeout: Duration) -> bool {
+        let mut state = self.lock_and_expire(now);
         loop {
             let is_due = state.renew_at.is_some_and(|at| at <= now);
             if state.phase != Phase::Held || !is_due {
                 return true;
             }
             let ttl_change_ended = state.ttl_change_ended();
-            if ttl_change_ended
-                .wait_for(&mut state, outage_timeout)
-                .timed_out()
-            {
+            if ttl_change_ended.wait_for(&mut state, timeout).timed_out() {
                 return false;
             }
         }
     }
 
-    /// Begins a change of the ttl. Waits until `deadline` for another one to end; false if it did
-    /// not, or if the lease is over.
+    /// Begins a change of the ttl. Waits until `deadline` for a change that is under way; false if that has not ended by
+    /// then, or if the lease has ended.
     pub(crate) fn begin_ttl_change(
         &self,
         deadline: MonotonicTime,
         clock: impl Fn() -> MonotonicTime,
     ) -> bool {
-        let mut state = self.at(clock());
+        let mut state = self.lock_and_expire(clock());
         while state.ttl_changing && state.phase == Phase::Held {
             let left = deadline.since(clock());
             let ttl_change_ended = state.ttl_change_ended();
@@ -197,43 +223,47 @@ impl Lease {
         true
     }
 
-    /// Ends a change of the ttl that Redis has confirmed: the key lives for `ttl` from `asked_at`
-    /// at least. Never shortens the validity, never revives a lost lease.
-    pub(crate) fn ttl_changed(&self, now: MonotonicTime, asked_at: MonotonicTime, ttl: Duration) {
-        let mut state = self.at(now);
+    /// Ends a change of the ttl that Redis has confirmed: the key lives until `ttl` after `asked_at`, or longer. Never
+    /// shortens the validity, and never revives a lost lease.
+    pub(crate) fn finish_ttl_change(
+        &self,
+        now: MonotonicTime,
+        asked_at: MonotonicTime,
+        ttl: Duration,
+    ) {
+        let mut state = self.lock_and_expire(now);
         state.ttl_changing = false;
         if state.phase == Phase::Held {
-            let valid_until = self.grant.bounded(asked_at.after(validity(ttl)));
+            let valid_until = self.grant.at_most_hold_until(asked_at.after(validity(ttl)));
             state.valid_until = state.valid_until.max(valid_until);
             state.capped |= self.grant.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
             state.renewal_due = false;
-            // Who extends it by little does not put its renewal off; that only waits for a gap between
-            // extensions.
+            // An extension by less than the ttl does not postpone the renewal.
             let full_ttl_at = self.full_ttl_at(&state, asked_at);
-            state.renew_at = match state.ending() {
+            state.renew_at = match state.renewal_stopped() {
                 Some(_) => None,
-                None => self.grant.renewal_after(full_ttl_at, state.capped),
+                None => self.grant.next_renewal(full_ttl_at, state.capped),
             };
         }
         state.notify_ttl_change_ended();
     }
 
-    /// The last moment, `latest` at most, at which its whole ttl lay before it.
+    /// The time at which the full ttl began that ends with the validity, but at most `latest`.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
     }
 
-    /// It was renewed in a crowd: the next time comes a little earlier, to take that apart.
+    /// Makes the next renewal a little earlier, since many leases were renewed together.
     pub(crate) fn spread_renewal(&self) {
         let mut state = self.state.lock();
-        state.renew_at = state.renew_at.map(|at| self.grant.spread(at));
+        state.renew_at = state.renew_at.map(|at| self.grant.spread_earlier(at));
     }
 
-    /// Ends a change of the ttl to `asked` that was not confirmed, and may arrive as long as the key
-    /// lives; a renewal is tried again at `retry_at`.
-    pub(crate) fn ttl_unchanged(
+    /// Ends a change of the ttl to `asked` that Redis has not confirmed. The request may still reach Redis as long as the
+    /// key lives. A renewal is tried again at `retry_at`.
+    pub(crate) fn fail_ttl_change(
         &self,
         now: MonotonicTime,
         asked: Duration,
@@ -241,11 +271,12 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // However often that fails, the last one that arrives counts.
+        // However many requests fail, the last one that reaches Redis decides.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);
-        let is_renewed = self.grant.options.renew_every.is_some() && state.ending().is_none();
+        let is_renewed =
+            self.grant.options.renew_every.is_some() && state.renewal_stopped().is_none();
         if state.phase == Phase::Held && is_renewed {
             state.renewal_due &= retry_at.is_none();
             state.renew_at = retry_at.or(state.renew_at);
@@ -253,8 +284,8 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The ttl to renew with: the full one, or what `max_hold` leaves of it.
-    pub(crate) fn ttl_to_ask(&self, now: MonotonicTime) -> Duration {
+    /// The ttl to ask for at a renewal: the full ttl, or the time until `max_hold` ends.
+    pub(crate) fn renewal_ttl(&self, now: MonotonicTime) -> Duration {
         match self.grant.hold_until() {
             Some(until) => self.grant.ttl().min(until.since(now)),
             None => self.grant.ttl(),
@@ -263,18 +294,19 @@ impl Lease {
 }
 
 impl State {
-    /// What to wait on for the end of a change of the ttl.
+    /// The condition variable that is notified when a change of the ttl ends.
     fn ttl_change_ended(&mut self) -> Arc<Condvar> {
         Arc::clone(self.extras().ttl_change_ended.get_or_insert_default())
     }
 
     fn notify_ttl_change_ended(&self) {
         let extras = self.extras.as_ref();
-        if let Some(waited_for) = extras.and_then(|extras| extras.ttl_change_ended.as_ref()) {
-            waited_for.notify_all();
+        if let Some(ended) = extras.and_then(|extras| extras.ttl_change_ended.as_ref()) {
+            ended.notify_all();
         }
     }
 
+    /// When the next action is due.
     fn next_timer(&self) -> MonotonicTime {
         let renew_at = self.renew_at.filter(|_| !self.renewal_due);
         let warn_at = self.extras.as_ref().and_then(|extras| extras.warn_at);

@@ -1,4 +1,4 @@
-//! The text under which a lock is handed over from one process to another. Does no I/O.
+//! Tickets: the text by which a lock is transferred from one process to another.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,45 +11,52 @@ use crate::util::key::Key;
 
 const VERSION: &str = "lht1";
 
-/// What its adopter has to know of a grant. As text: version, lease id, token, ttl, pause between
-/// renewals and what is left of `max_hold` (or `-`), for how long Redis may have the key at most (all
-/// in ms), the length of the prefix, and the key as it stands in Redis.
+/// The data of a grant that its adopter needs. The text has these words: version, lease id, token, ttl, time between
+/// renewals (or `-`), rest of `max_hold` (or `-`), the longest time for which Redis may have the key, length of the
+/// prefix, key in Redis. Times are in ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) key: Key,
     pub(crate) lease: LeaseId,
     pub(crate) token: u64,
-    /// Its `max_hold` is what is left of that.
+    /// `max_hold` is the rest of the old holder's.
     pub(crate) options: Options,
+    /// The longest time for which Redis may still have the key.
     pub(crate) key_left: Duration,
 }
 
 impl Ticket {
-    /// Reads a ticket for a client with these settings.
+    /// Parses a ticket for a client with these settings.
     pub(crate) fn read(text: &str, config: &Config) -> Result<Self, Error> {
         let invalid = |why: &str| Error::new(ErrorKind::InvalidTicket, why);
-        // It comes out of a file or a pipe with the end of its line.
+        // Text from a file or a pipe ends with a newline.
         let text = text.trim_end_matches(['\n', '\r']);
         if text.contains(char::is_control) {
-            // An error that quotes the key must not quote a second ticket.
-            return Err(invalid("it is not one line of text"));
+            // The text may hold a second ticket, and errors quote the key.
+            return Err(invalid("the ticket is not one line of text"));
         }
         let mut words = text.splitn(9, ' ');
-        let mut word = || words.next().ok_or_else(|| invalid("it is cut short"));
+        let mut word = || {
+            words
+                .next()
+                .ok_or_else(|| invalid("the ticket is cut short"))
+        };
         if word()? != VERSION {
-            let wanted = format!("it does not begin with {VERSION:?}");
+            let wanted = format!("the ticket does not begin with {VERSION:?}");
             return Err(invalid(&wanted));
         }
-        // A lease id with its token is as good as the ticket, so this error does not quote it.
-        let lease = LeaseId::decode(word()?).ok_or_else(|| invalid("it names no lease"))?;
+        // A lease id and its token are enough to make a ticket, so no error quotes a lease id.
+        let lease =
+            LeaseId::decode(word()?).ok_or_else(|| invalid("the ticket has no lease id"))?;
         let token = word()?;
-        let token = number(token).ok_or_else(|| wrong(token, "no fencing token"))?;
-        let ttl = millis(word()?)?.ok_or_else(|| invalid("it has no ttl"))?;
+        let token = number(token).ok_or_else(|| wrong(token, "not a fencing token"))?;
+        let ttl = millis(word()?)?.ok_or_else(|| invalid("the ticket has no ttl"))?;
         let (renew_every, max_hold) = (millis(word()?)?, millis(word()?)?);
         let left = word()?;
-        let key_left = millis(left)?.ok_or_else(|| invalid("it does not say when it ends"))?;
+        let key_left =
+            millis(left)?.ok_or_else(|| invalid("the ticket does not say when it ends"))?;
         if key_left > MAX_TTL {
-            return Err(wrong(left, "more ms than a lock lasts"));
+            return Err(wrong(left, "longer than the longest ttl, in ms"));
         }
         let prefix_length = number(word()?);
         let full = word()?;
@@ -65,12 +72,15 @@ impl Ticket {
         let key = Key::new(&config.prefix, name, config.max_key_bytes)?;
         let attach = |error: Error| error.with_key(key.name());
         if ttl.min(max_hold.unwrap_or(ttl)) < MIN_TTL {
-            let error = Error::new(ErrorKind::NotHeld, "hardly anything was left of it");
+            let error = Error::new(
+                ErrorKind::NotHeld,
+                format!("less than {MIN_TTL:?} was left of it"),
+            );
             return Err(attach(error));
         }
         config.check_ttl("ttl of the ticket", ttl).map_err(attach)?;
         if renew_every.is_some_and(|every| every.is_zero() || every >= ttl) {
-            return Err(invalid("it is never renewed in time"));
+            return Err(invalid("the ticket's renewals come after its ttl"));
         }
         let options = Options {
             ttl,
@@ -88,15 +98,16 @@ impl Ticket {
     }
 }
 
+/// Parses a time in ms; `None` for `-`.
 fn millis(word: &str) -> Result<Option<Duration>, Error> {
     if word == "-" {
         return Ok(None);
     }
-    let millis = number(word).ok_or_else(|| wrong(word, "no number of milliseconds"))?;
+    let millis = number(word).ok_or_else(|| wrong(word, "not a number of milliseconds"))?;
     Ok(Some(Duration::from_millis(millis)))
 }
 
-/// An error that quotes twelve characters of `word` at most: it may be a lease id at the wrong place.
+/// An error that quotes at most twelve characters of `word`, which may be a misplaced lease id.
 fn wrong(word: &str, what: &str) -> Error {
     let message = format!("{} is {what}", quoted(word, 12));
     Error::new(ErrorKind::InvalidTicket, message)
@@ -121,7 +132,7 @@ impl fmt::Display for Ticket {
         write!(f, "{VERSION} {lease} {token} {ttl}")?;
         for duration in [renew_every, max_hold] {
             match duration {
-                // No pause at all would be none that can be kept.
+                // Zero is no valid time between renewals, so less than 1 ms is written as 1 ms.
                 Some(duration) => write!(f, " {}", duration.as_millis().max(1))?,
                 None => f.write_str(" -")?,
             }
@@ -153,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_what_was_written() {
+    fn a_written_ticket_is_read_back() {
         let config = Config::default();
         let plain = ticket("a key with spaces");
         assert_eq!(Ticket::read(&plain.to_string(), &config).unwrap(), plain);
@@ -172,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_line_is_no_part_of_a_ticket() {
+    fn a_newline_after_a_ticket_is_ignored() {
         let config = Config::default();
         let plain = ticket("k ");
         for end in ["\n", "\r\n"] {
@@ -186,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ticket_is_refused_in_words() {
+    fn invalid_tickets_are_refused_with_a_reason() {
         let mut config = Config::default();
         let good = ticket("k").to_string();
         for cut in 0..good.len() - "leasehold:k".len() {
@@ -203,22 +214,27 @@ mod tests {
             &config,
         );
         assert!(
-            long_word.contains("\"xxxxxxxxxxxx\".. is no number"),
+            long_word.contains("\"xxxxxxxxxxxx\".. is not a number"),
             "{long_word}"
         );
         let token = format!(" {} ", u64::MAX);
         let no_token = refused(&good.replace(&token, " +7 "), &config);
         assert!(
-            no_token.contains("\"+7\" is no fencing token"),
+            no_token.contains("\"+7\" is not a fencing token"),
             "{no_token}"
         );
         assert!(refused(&good.replace(" 31000 ", " 86400001 "), &config).contains("\"86400001\""));
         let other_place = good.replace(&token, &format!(" {} ", "c".repeat(LeaseId::DIGITS)));
         assert!(!refused(&other_place, &config).contains(&"c".repeat(13)));
-        assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("hardly anything"));
+        assert!(
+            refused(&good.replace(" 30000 ", " 3 "), &config).contains("less than 10ms was left")
+        );
         let long = good.replace(" 30000 ", " 999999999 ");
         assert!(refused(&long, &config).contains("not 999999.999s"));
-        assert!(refused(&good.replace(" 10000 ", " 30000 "), &config).contains("renewed in time"));
+        assert!(
+            refused(&good.replace(" 10000 ", " 30000 "), &config)
+                .contains("renewals come after its ttl")
+        );
         assert!(refused(&good.replace(":k", ":~fence"), &config).contains("reserved"));
         config.prefix = "leasehold:k".to_owned();
         let nested = refused(&good.replace(":k", ":kk"), &config);
@@ -274,12 +290,12 @@ mod tests {
 
         proptest! {
             #[test]
-            fn fuzz_a_ticket_is_read_as_written(ticket in ticket()) {
+            fn fuzz_a_written_ticket_is_read_back(ticket in ticket()) {
                 prop_assert_eq!(Ticket::read(&ticket.to_string(), &config()).unwrap(), ticket);
             }
 
             #[test]
-            fn fuzz_only_what_a_holder_writes_is_a_ticket(
+            fn fuzz_only_written_tickets_are_accepted(
                 Bytes(bytes) in fuzz::bytes_like(ticket().prop_map(|ticket| ticket.to_string())),
             ) {
                 let text = String::from_utf8_lossy(&bytes);

@@ -1,22 +1,22 @@
-//! The holder's clock: one that goes on while the machine sleeps, as the ttl in Redis does.
+//! The clock of a client. It advances while the machine is suspended, as a ttl in Redis does.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A year: more than any test needs, and a hundred of them fit into all numbers made of time.
+/// The longest step by which a clock can be moved: a year. Hundreds of such steps fit into a [`MonotonicTime`].
 const LONGEST_STEP: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// What time it is for one client: the machine's, unless a test moves it ahead.
+/// The clock of one client: that of the machine, unless a test moves it ahead.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
-    /// By how many ns it is ahead.
+    /// How many nanoseconds a movable clock is ahead of the machine's.
     ahead: Option<Arc<AtomicU64>>,
 }
 
 impl Clock {
-    /// One that can be moved; its clones move along.
+    /// A clock that can be moved. Its clones move with it.
     pub(crate) fn movable() -> Self {
         Self {
             ahead: Some(Arc::default()),
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Moves a movable one ahead, by [`LONGEST_STEP`] at most; time goes on from there.
+    /// Moves a movable clock ahead, by at most [`LONGEST_STEP`]. Time continues from there.
     pub(crate) fn advance(&self, by: Duration) {
         if let Some(ahead) = &self.ahead {
             let nanos = by.min(LONGEST_STEP).as_nanos();
@@ -44,8 +44,8 @@ impl Clock {
     }
 }
 
-/// A point in time of this machine, in ns since some fixed moment. Saturates instead of overflowing. Never
-/// zero, so that one which need not be there takes no more room.
+/// A time of this machine, in nanoseconds since a fixed one. Arithmetic saturates. Never zero, so an
+/// `Option<MonotonicTime>` takes 8 bytes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MonotonicTime(NonZeroU64);
 
@@ -60,7 +60,7 @@ impl MonotonicTime {
     #[cfg(all(unix, not(all(test, shuttle))))]
     pub(crate) fn now() -> Self {
         use rustix::time::{ClockId, clock_gettime};
-        // The standard library's Instant stands still while a laptop or a virtual machine sleeps.
+        // The standard library's `Instant` may stand still while the machine is suspended.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         const CLOCK: ClockId = ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -71,7 +71,7 @@ impl MonotonicTime {
 
     #[cfg(all(test, shuttle))]
     pub(crate) fn now() -> Self {
-        // Models begin at a whole tick that there is.
+        // Models start at tick 1.
         Self::at_tick(1).after(crate::util::sync::model::now())
     }
 
@@ -82,38 +82,41 @@ impl MonotonicTime {
         Self::at_nanos(START.elapsed().as_nanos() as u64)
     }
 
+    /// The time `duration` after this one.
     pub(crate) fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
     }
 
+    /// The time `duration` before this one.
     pub(crate) fn before(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self::at_nanos(self.0.get().saturating_sub(nanos))
     }
 
-    /// How long from `earlier` to this moment; zero when that lies ahead.
+    /// The duration from `earlier` to this time; zero if `earlier` is the later one.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
-    /// The last whole multiple of `grain` that is not after this moment.
-    pub(crate) fn rounded_down(self, grain: Duration) -> Self {
-        let grain = u64::try_from(grain.as_nanos()).unwrap_or(u64::MAX).max(1);
-        Self::at_nanos(self.0.get() - self.0.get() % grain)
+    /// The last multiple of `step` that is not after this time.
+    pub(crate) fn rounded_down(self, step: Duration) -> Self {
+        let step = u64::try_from(step.as_nanos()).unwrap_or(u64::MAX).max(1);
+        Self::at_nanos(self.0.get() - self.0.get() % step)
     }
 
+    /// The time of a tick, in milliseconds.
     pub(crate) fn at_tick(tick: u64) -> Self {
         Self::at_nanos(tick.saturating_mul(1_000_000))
     }
 
-    /// The first whole millisecond that is not before this moment.
-    pub(crate) fn tick(self) -> u64 {
+    /// The first tick, a whole millisecond, that is not before this time.
+    pub(crate) fn tick_rounded_up(self) -> u64 {
         self.0.get().div_ceil(1_000_000)
     }
 
-    /// The last whole millisecond that has begun.
-    pub(crate) fn past_tick(self) -> u64 {
+    /// The last tick that is not after this time.
+    pub(crate) fn tick_rounded_down(self) -> u64 {
         self.0.get() / 1_000_000
     }
 }
@@ -123,14 +126,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_never_fires_before_its_moment() {
-        let moment = MonotonicTime::at_nanos(5_000_001);
-        assert_eq!((moment.tick(), moment.past_tick()), (6, 5));
-        assert_eq!(MonotonicTime::at_nanos(5_000_000).tick(), 5);
+    fn ticks_are_rounded_as_named() {
+        let time = MonotonicTime::at_nanos(5_000_001);
+        assert_eq!((time.tick_rounded_up(), time.tick_rounded_down()), (6, 5));
+        assert_eq!(MonotonicTime::at_nanos(5_000_000).tick_rounded_up(), 5);
     }
 
     #[test]
-    fn moments_are_rounded_down_to_a_grain() {
+    fn times_are_rounded_down_to_a_step() {
         assert_eq!(
             MonotonicTime::at_nanos(29).rounded_down(Duration::from_nanos(10)),
             MonotonicTime::at_nanos(20)
@@ -155,7 +158,7 @@ mod tests {
 
     #[cfg(not(shuttle))]
     #[test]
-    fn a_movable_clock_is_ahead_by_what_it_was_moved_and_goes_on() {
+    fn a_moved_clock_is_ahead_and_continues() {
         let clock = Clock::movable();
         let hour = Duration::from_secs(3600);
         let before = MonotonicTime::now();
@@ -167,7 +170,7 @@ mod tests {
 
     #[cfg(not(shuttle))]
     #[test]
-    fn time_goes_on() {
+    fn time_does_not_go_back() {
         let before = MonotonicTime::now();
         assert!(MonotonicTime::now() >= before);
     }

@@ -1,18 +1,21 @@
-//! Which process something was made by. A fork copies a client into a child, but none of its threads,
-//! and its sockets are then shared: there it must not be used, nor even be taken apart. Mutexes may be
-//! held for ever by threads that are not there; and for parking_lot's table of sleepers, which is copied
-//! as well, those threads still sleep on what would be freed. A new client's threads would trip over them.
+//! Detects that this process is a fork of the one that made a client.
+//!
+//! A fork copies a client into the child process, but none of its threads, and the child shares its sockets. So the child
+//! must neither use nor drop the client. Threads that the child lacks may hold mutexes for ever. The fork also copies
+//! parking_lot's table of sleeping threads, whose entries point into memory that a drop would free; the threads of a new
+//! client would follow these pointers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
 
-/// In the upper half the process that counts, in the lower its clients. (By the standard library's atomics: a model
-/// has no fork.)
+/// The process id in the upper half, and the number of its clients in the lower. (The standard library's atomic, since
+/// models have no forks.)
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 const COUNT: u64 = u32::MAX as u64;
 
+/// A process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 
@@ -21,36 +24,36 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// One that never runs.
+    /// A process that is never the current one.
     #[cfg(test)]
     pub(crate) fn another() -> Self {
         Self(0)
     }
 
-    /// Whether it is still the one that runs. A system call, so once per operation.
+    /// Whether this is the current process. Makes a system call, so call it once per operation.
     pub(crate) fn is_current(self) -> bool {
         self == Self::current()
     }
 
-    /// The error of every operation in a forked child.
+    /// The error `Forked` if this is not the current process.
     pub(crate) fn check(self) -> Result<(), Error> {
         let current = Self::current();
         if self == current {
             return Ok(());
         }
         let message = format!(
-            "made in process {}, and this is its fork {}: fork first, then make clients",
+            "the client was made in process {}, and this is its fork {}: fork first, then make clients",
             self.0, current.0
         );
         Err(Error::new(ErrorKind::Forked, message))
     }
 }
 
-/// One of the clients of a process, for as long as it or one of its threads lives.
+/// Counts one client of this process, until the client and its last thread have ended. Its drop updates the count.
 pub(crate) struct ForkGuard(Process);
 
 impl ForkGuard {
-    /// `Forked` in a process that was forked off while its parent had clients.
+    /// Counts a new client. The error `Forked` if the parent process had clients when it forked this one.
     pub(crate) fn enter() -> Result<Arc<Self>, Error> {
         let current = Process::current();
         let here = u64::from(current.0) << 32;
@@ -64,7 +67,7 @@ impl ForkGuard {
             Ok(_) => Ok(Arc::new(Self(current))),
             Err(clients) => {
                 let message = format!(
-                    "there were clients of process {} when {} was forked: fork first, or drop them before",
+                    "process {} had clients when it forked process {}: fork first, or drop the clients before",
                     clients >> 32,
                     current.0
                 );
@@ -73,7 +76,7 @@ impl ForkGuard {
         }
     }
 
-    /// The process that it is one of.
+    /// The process that made the client.
     pub(crate) fn process(&self) -> Process {
         self.0
     }

@@ -1,5 +1,5 @@
-//! Inputs for the tests whose names begin with `fuzz_`: any bytes, and valid texts with changes. `cargo xtask fuzz`
-//! runs these tests with new inputs.
+//! Inputs for the tests named `fuzz_..`: arbitrary bytes, and valid texts with changes. `cargo xtask fuzz` runs these tests
+//! with new inputs.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use proptest::sample::{Index, select};
 
 use crate::util::id::LeaseId;
 
-/// Words that a parser might take for others.
+/// Words that a parser might confuse with valid ones.
 const WORDS: [&str; 24] = [
     "",
     "-",
@@ -42,11 +42,11 @@ const WORDS: [&str; 24] = [
 enum Edit {
     Insert(Index, Vec<u8>),
     Replace(Index, u8),
-    /// Makes a small letter a capital, or the other way round.
+    /// Changes the case of a letter.
     Case(Index),
-    /// Removes this many bytes from the index on.
+    /// Removes this number of bytes, starting at the index.
     Remove(Index, usize),
-    /// Writes this many bytes from the index on twice.
+    /// Repeats this number of bytes, starting at the index.
     Repeat(Index, usize),
     Cut(Index),
     Word(Index, &'static str),
@@ -122,12 +122,12 @@ fn edit() -> impl Strategy<Value = Edit> {
     ]
 }
 
-/// Rarely as long as a text that would fill the memory.
+/// A length, sometimes up to 100,000, to find parsers that allocate too much.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![20 => 1_usize..300, 1 => 1_usize..100_000]
 }
 
-/// Bytes that are shown as text.
+/// Bytes whose `Debug` is text.
 #[derive(Clone)]
 pub(crate) struct Bytes(pub(crate) Vec<u8>);
 
@@ -137,7 +137,7 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// `valid` texts, most of them changed, and any bytes.
+/// `valid` texts, most of them changed, and arbitrary bytes.
 pub(crate) fn bytes_like(valid: impl Strategy<Value = String>) -> impl Strategy<Value = Bytes> {
     let changed = (valid, vec(edit(), 0..4)).prop_map(|(text, edits)| {
         let mut bytes = text.into_bytes();

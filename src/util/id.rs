@@ -1,4 +1,4 @@
-//! Who holds (a client) and what is held (one grant).
+//! The id of a holder (a client), and the id of a lease (one grant).
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use uuid::Uuid;
 
 use crate::util::sync::Mutex;
 
-/// One grant of one lock: 128 bits, random but for six, new with each attempt to be granted.
+/// The id of one grant of one lock: 128 bits, of which 122 are random. Each request for a lock has a new id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LeaseId(Uuid);
 
 impl LeaseId {
-    /// Hexadecimal digits of an id on the wire.
+    /// Number of hexadecimal digits of an id in Redis.
     pub(crate) const DIGITS: usize = 32;
 
     pub(crate) fn random() -> Self {
@@ -20,11 +20,12 @@ impl LeaseId {
         id
     }
 
+    /// `N` random ids, for one system call.
     fn several<const N: usize>() -> [Self; N] {
         random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
     }
 
-    /// Reads an id as [`encode`](Self::encode) writes it: with small digits only, since Redis compares bytes.
+    /// Parses an id as [`encode`](Self::encode) writes it: with lower-case digits only, since Redis compares bytes.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let is_id = text.len() == Self::DIGITS && text.bytes().all(is_digit);
         is_id
@@ -36,25 +37,26 @@ impl LeaseId {
         self.0.as_simple().encode_lower(into)
     }
 
+    /// The first half of the id.
     pub(crate) fn start(self) -> LeaseStart {
         LeaseStart((self.0.as_u128() >> 64) as u64)
     }
 
-    /// A number in 0.0 .. 1.0 drawn from the id, to spread retries.
+    /// A number in 0.0 .. 1.0 that depends on the id only, to spread retries and renewals.
     pub(crate) fn jitter(self) -> f64 {
         (self.0.as_u128() as u32) as f64 / (f64::from(u32::MAX) + 1.0)
     }
 }
 
-/// The first half of a lease id. It tells leases apart and proves nothing: 64 bits stay unknown.
+/// The first half of a lease id. It distinguishes leases, but does not allow to act for one: 64 bits stay secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseStart(u64);
 
 impl LeaseStart {
-    /// Hexadecimal digits on the wire.
+    /// Number of hexadecimal digits in Redis.
     pub(crate) const DIGITS: usize = LeaseId::DIGITS / 2;
 
-    /// As [`LeaseId::decode`].
+    /// Parses the start of an id, as [`LeaseId::decode`] does.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let is_start = text.len() == Self::DIGITS && text.bytes().all(is_digit);
         is_start
@@ -73,22 +75,24 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// Lease ids. Until its grant each is a secret, by which the message of the grant proves itself. They are drawn from
-/// the system many at a time, since that is a system call; and from nowhere else, since generators of a process
-/// go on alike in those that it forks. (As these would: but a forked process has no use of its parent's clients.)
+/// A source of lease ids. Until its grant a lease id is a secret, by which the message of the grant proves itself.
+///
+/// All random bytes come from the system, 64 ids at a time, since each read is a system call. A random generator of the
+/// process would repeat its numbers in each fork. (So would the ids that are left here, but a forked process cannot use
+/// its parent's clients.)
 #[derive(Default)]
 pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
 
 impl LeaseIds {
-    /// A KiB of randomness, a few µs.
+    /// One KiB of random bytes, which takes a few microseconds.
     const AT_ONCE: usize = 64;
 
     pub(crate) fn next(&self) -> LeaseId {
-        let mut drawn = self.0.lock();
-        if drawn.is_empty() {
-            drawn.extend(LeaseId::several::<{ Self::AT_ONCE }>());
+        let mut ids = self.0.lock();
+        if ids.is_empty() {
+            ids.extend(LeaseId::several::<{ Self::AT_ONCE }>());
         }
-        drawn.pop().expect("some were just drawn")
+        ids.pop().expect("ids were just added")
     }
 }
 
@@ -105,27 +109,27 @@ fn random<const N: usize>() -> [[u8; 16]; N] {
     bytes
 }
 
-/// All digits, for Redis and for tickets. Not for errors and logs: with its token, a lease id makes a ticket.
+/// All digits, for Redis and for tickets. Keep them out of errors and logs: a lease id and its token make a ticket.
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.encode(&mut [0; Self::DIGITS]))
     }
 }
 
-/// The first eight digits: enough to tell leases apart, not to use one.
+/// The first eight digits, which distinguish leases in logs.
 impl fmt::Debug for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}..", &self.encode(&mut [0; Self::DIGITS])[..8])
     }
 }
 
-/// Reads a number as values, messages and tickets have it: decimal digits without a sign or leading zeros.
+/// Parses a number of a value, message or ticket: decimal digits without a sign or leading zeros.
 pub(crate) fn number(text: &str) -> Option<u64> {
-    let is_written_so = text == "0" || text.starts_with(|first| matches!(first, '1'..='9'));
-    is_written_so.then(|| text.parse().ok()).flatten()
+    let is_canonical = text == "0" || text.starts_with(|first| matches!(first, '1'..='9'));
+    is_canonical.then(|| text.parse().ok()).flatten()
 }
 
-/// Who holds a lock: one per [`Client`](crate::Client), readable as `host/pid/random`.
+/// The id of a lock's holder: one per [`Client`](crate::Client), readable as `host/pid/random`.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -138,7 +142,7 @@ pub(crate) fn number(text: &str) -> Option<u64> {
 pub struct HolderId(Arc<str>);
 
 impl HolderId {
-    /// A host's name of 64 bytes, a process id, eight digits, and room for more.
+    /// Longest holder: a host name of 64 bytes, a process id, eight digits, and a reserve.
     pub(crate) const MAX_BYTES: usize = 128;
 
     pub(crate) fn of_this_process() -> Self {
@@ -162,7 +166,7 @@ impl HolderId {
         Self(text.into())
     }
 
-    /// A holder as it stands in values and messages, which anybody may have written.
+    /// Parses a holder of a value or message, which any user may have written.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let is_holder = (1..=Self::MAX_BYTES).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -199,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lease_ids_are_32_digits_and_differ() {
+    fn lease_ids_have_32_digits_and_differ() {
         let (one, two) = (LeaseId::random(), LeaseId::random());
         assert_ne!(one, two);
         assert_eq!(one.to_string().len(), LeaseId::DIGITS);
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_a_client_are_its_own_and_none_tells_of_another() {
+    fn lease_ids_are_distinct_and_unpredictable() {
         let clients = [LeaseIds::default(), LeaseIds::default()];
         let drawn: Vec<LeaseId> = clients
             .iter()
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_written_is_read() {
+    fn only_canonical_ids_and_numbers_are_parsed() {
         let digits = "0123456789abcdef0123456789abcdef";
         assert!(LeaseId::decode(digits).is_some());
         assert!(LeaseId::decode(&digits.to_uppercase()).is_none());

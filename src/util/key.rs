@@ -1,4 +1,4 @@
-//! The names of locks: what a caller may choose, and what it becomes in Redis.
+//! Keys: the name of a lock that a caller chooses, and the key that it has in Redis.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,8 +8,7 @@ use std::sync::{Arc, LazyLock};
 use crate::error::{Error, ErrorKind};
 use crate::util::id::HolderId;
 
-/// First character of the library's own keys below the prefix. No prefix may contain it, and no name may begin
-/// with it.
+/// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with it.
 pub(crate) const RESERVED: char = '~';
 
 /// After the prefix in the key of the fence counter.
@@ -26,7 +25,7 @@ const CHANNEL: &str = "~to:";
 /// the fence counter of `app:billing:`. Redis compares bytes, so other cases and similar characters are harmless.
 const RESERVED_WORDS: [&str; 4] = [FENCE, QUEUE, VALUE, CHANNEL];
 
-/// A valid key of a lock, as it stands in Redis: prefix and name in one.
+/// A valid key of a lock: prefix and name in one string, as in Redis.
 #[derive(Clone)]
 pub(crate) struct Key {
     full: Arc<str>,
@@ -35,6 +34,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    /// Checks `name`, and makes the key of the lock with this name.
     pub(crate) fn new(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
         let refuse = |why: String| Err(Error::new(ErrorKind::InvalidKey, why));
         if name.is_empty() {
@@ -63,7 +63,7 @@ impl Key {
         Ok(Self::under(prefix, name))
     }
 
-    /// The key of the fenced value that is called `name`.
+    /// The key of the fenced value with this name.
     pub(crate) fn of_value(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
         Self::new("", name, max_bytes)?;
         Ok(Self::under(&[prefix, VALUE].concat(), name))
@@ -78,7 +78,7 @@ impl Key {
         }
     }
 
-    /// A key as it stands in Redis under `prefix`.
+    /// The key for a string of Redis; `None` if the string does not begin with `prefix`.
     pub(crate) fn of_redis(prefix: &str, full: &str) -> Option<Self> {
         full.strip_prefix(prefix)
             .map(|name| Self::under(prefix, name))
@@ -88,29 +88,29 @@ impl Key {
         self.prefix as usize
     }
 
-    /// The name that its caller gave.
+    /// The name that the caller gave.
     pub(crate) fn name(&self) -> &str {
         &self.full[self.prefix as usize..]
     }
 
-    /// The key in Redis.
+    /// The key as Redis has it.
     pub(crate) fn in_redis(&self) -> &str {
         &self.full
     }
 
-    /// The parts of its queue's key in Redis: prefix, `~queue:`, name.
+    /// The parts of the key of the lock's queue: prefix, `~queue:`, name.
     pub(crate) fn queue_parts(&self) -> [&str; 3] {
         let (prefix, name) = self.full.split_at(self.prefix as usize);
         [prefix, QUEUE, name]
     }
 
-    /// Same key, same part: which pipeline serves it, which shard remembers it.
+    /// The shard of this key among `of` shards: it chooses the pipeline, or the mutex of a map.
     pub(crate) fn shard(&self, of: usize) -> usize {
         self.hash as usize % of
     }
 }
 
-/// The counter that makes fencing tokens of all locks under `prefix` strictly increasing.
+/// The key of the counter that makes the fencing tokens of all locks under `prefix` strictly increasing.
 pub(crate) fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
@@ -153,18 +153,19 @@ impl Hash for Key {
     }
 }
 
-/// For maps of keys, which bring their hash along.
+/// The hasher for maps of keys. A key has its hash stored, and this only spreads it.
 #[derive(Default)]
 pub(crate) struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are hashed by their u32");
+        unreachable!("a key writes its u32");
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // The low bits choose a key's part, so all keys in the map of one part share them, but a map chooses buckets
-        // by the low bits, too. The upper half of the product depends on all bits (Fibonacci hashing): swap the halves.
+        // The low bits choose a key's shard, so all keys in the map of a shard have the same low bits. But a map chooses
+        // buckets by the low bits, too. The upper half of the product depends on all bits (Fibonacci hashing), so swap
+        // the halves.
         self.0 = u64::from(hash)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
@@ -193,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_its_prefix_and_its_name() {
+    fn a_key_is_prefix_and_name() {
         let key = Key::new("billing:", "invoice:42", 1024).unwrap();
         assert_eq!(key.in_redis(), "billing:invoice:42");
         assert_eq!(key.name(), "invoice:42");
     }
 
     #[test]
-    fn bad_keys_are_named_in_the_error() {
+    fn errors_of_invalid_keys_name_the_key() {
         assert_eq!(message(""), "invalid key: the key is empty");
         assert!(message("a\0b").contains(r#""a\0b" holds the control character '\0'"#));
         assert!(message("a\nb").contains(r"'\n'"));
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_a_key_of_the_library_under_a_longer_prefix() {
+    fn reserved_words_in_names_are_refused() {
         let (outer, inner) = ("app:", "app:billing:");
         let lock = Key::new(inner, "k", 1024).unwrap();
         let own = [
@@ -226,7 +227,7 @@ mod tests {
             let error = Key::new(outer, name, 1024).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}");
             assert!(Key::of_value(outer, name, 1024).is_err(), "{name}");
-            // Under the prefix of all keys, too.
+            // Also under the empty prefix.
             assert!(Key::new("", &key, 1024).is_err(), "{key}");
         }
         assert_eq!(
@@ -237,29 +238,29 @@ mod tests {
     }
 
     #[test]
-    fn the_same_key_is_always_in_the_same_part() {
+    fn equal_keys_have_the_same_shard() {
         let one = Key::new("p:", "a", 1024).unwrap();
         let two = Key::new("p:", "a", 1024).unwrap();
         assert_eq!(one.shard(4), two.shard(4));
-        let parts: std::collections::HashSet<_> = (0..64)
+        let shards: std::collections::HashSet<_> = (0..64)
             .map(|n| Key::new("p:", &n.to_string(), 1024).unwrap().shard(4))
             .collect();
-        assert_eq!(parts.len(), 4, "all parts are used");
+        assert_eq!(shards.len(), 4, "all shards are used");
     }
 
     #[test]
-    fn keys_of_one_part_use_all_buckets() {
+    fn keys_of_one_shard_use_all_buckets() {
         let keys = (0..16_384).map(|n| Key::new("p:", &n.to_string(), 1024).unwrap());
-        let first_part: Vec<Key> = keys.filter(|key| key.shard(64) == 0).collect();
+        let first_shard: Vec<Key> = keys.filter(|key| key.shard(64) == 0).collect();
         let hasher = BuildHasherDefault::<KeyHasher>::default();
         let bucket = |key: &Key| hasher.hash_one(key) % 256;
-        let used: std::collections::HashSet<_> = first_part.iter().map(bucket).collect();
+        let used: std::collections::HashSet<_> = first_shard.iter().map(bucket).collect();
         // Some 256 keys: 162 buckets are expected.
-        let (used, keys) = (used.len(), first_part.len());
+        let (used, keys) = (used.len(), first_shard.len());
         assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }
 
-    /// The hash that the library used before: FNV-1a with 32 bits and no seed.
+    /// The hash of an earlier version: FNV-1a with 32 bits and no seed.
     fn fnv1a(start: u32, bytes: &[u8]) -> u32 {
         let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         bytes.iter().fold(start, step)
@@ -291,10 +292,10 @@ mod tests {
             .collect();
         let distinct: std::collections::HashSet<_> = keys.iter().map(Key::in_redis).collect();
         assert_eq!(distinct.len(), 16_384);
-        let largest = |part: &dyn Fn(&Key) -> usize| {
+        let largest = |group_of: &dyn Fn(&Key) -> usize| {
             let mut sizes = std::collections::HashMap::new();
             keys.iter()
-                .for_each(|key| *sizes.entry(part(key)).or_insert(0) += 1);
+                .for_each(|key| *sizes.entry(group_of(key)).or_insert(0) += 1);
             sizes.into_values().max().unwrap()
         };
         // With a random hash, each of these is exceeded less than once in a million runs.

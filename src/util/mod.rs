@@ -1,4 +1,4 @@
-//! Parts that know nothing of locks: clock, names, ids, threads.
+//! Parts that do not depend on locks: clock, keys, ids, threads, printable text.
 
 pub(crate) mod clock;
 pub(crate) mod fork;

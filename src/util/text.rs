@@ -1,4 +1,4 @@
-//! Text that others chose, made fit for a line of a log.
+//! Makes text of other users printable on a line of a log.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! The threads of a client: how they are started, and how their end is waited for.
+//! Starts the threads of a client, and waits until they have ended.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,25 +10,26 @@ use crate::util::clock::MonotonicTime;
 use crate::util::fork::ForkGuard;
 
 thread_local! {
-    static IS_OURS: Cell<bool> = const { Cell::new(false) };
+    /// Whether a thread group started this thread.
+    static IN_GROUP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The threads of one client. Waiting for their end is bounded, which joining is not.
+/// The threads of one client. Unlike a join, waiting for their end has a deadline.
 pub(crate) struct ThreadGroup {
-    /// Never sent on: each thread has a clone, and the receiver is cut off when the last has ended.
+    /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended.
     alive: parking_lot::Mutex<Option<Sender<()>>>,
     ended: Receiver<()>,
-    /// Each thread has it, too: the client is there until the last has ended, whoever waits for that.
+    /// Each thread has a clone: the client counts until its last thread has ended.
     fork_guard: Arc<ForkGuard>,
 }
 
 impl ThreadGroup {
     #[cfg(test)]
     pub(crate) fn new() -> Self {
-        Self::of(ForkGuard::enter().expect("no test forks"))
+        Self::with_fork_guard(ForkGuard::enter().expect("no test forks"))
     }
 
-    pub(crate) fn of(fork_guard: Arc<ForkGuard>) -> Self {
+    pub(crate) fn with_fork_guard(fork_guard: Arc<ForkGuard>) -> Self {
         let (alive, ended) = bounded(0);
         Self {
             alive: parking_lot::Mutex::new(Some(alive)),
@@ -37,6 +38,7 @@ impl ThreadGroup {
         }
     }
 
+    /// Starts a thread.
     pub(crate) fn spawn(
         &self,
         name: &str,
@@ -47,7 +49,7 @@ impl ThreadGroup {
         let spawned = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                IS_OURS.set(true);
+                IN_GROUP.set(true);
                 run();
                 drop(fork_guard);
                 drop(alive);
@@ -58,11 +60,11 @@ impl ThreadGroup {
         })
     }
 
-    /// Waits until all threads have ended; false if they have not at `deadline`. On one of them it
-    /// does not wait: a thread cannot outlive itself.
-    pub(crate) fn has_ended_by(&self, deadline: MonotonicTime) -> bool {
+    /// Waits until all threads have ended; false if they have not at `deadline`. Does not wait, and returns true, on a
+    /// thread of such a group, which would wait for itself.
+    pub(crate) fn wait_until_ended(&self, deadline: MonotonicTime) -> bool {
         self.alive.lock().take();
-        if IS_OURS.get() {
+        if IN_GROUP.get() {
             return true;
         }
         let left = deadline.since(MonotonicTime::now());

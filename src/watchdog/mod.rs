@@ -1,14 +1,532 @@
-//! How a grant lives on: one timer thread over a wheel, two workers that renew and one that sees to
-//! releases, for all leases of a client; and one that asks callers' checks, once there is a lease with
-//! one. No lease costs a thread.
+//! Keeps the leases of a client alive: one timer thread, two workers that renew, one worker that tracks keys and runs
+//! the store's maintenance, and, from the first lease with a check, one worker that runs checks. No lease has a thread.
+//!
+//! The timer thread sends no request and runs no user code.
 
 mod renewals;
 mod scheduler;
-mod service;
 mod tracked;
 mod wheel;
 
+#[cfg(test)]
+#[cfg(shuttle)]
+mod model;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::error::{Error, ErrorKind};
+use crate::event::{EventHandler, EventLock};
+use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
+use crate::loss::LossReason;
+use crate::observe;
+use crate::store::{Command, RENEWAL_PIPELINES, Reply, Request, Store, Urgency};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
+use crate::util::key::Key;
+use crate::util::sync::Mutex;
+use crate::util::threads::ThreadGroup;
+use crate::watchdog::renewals::{LossReport, MIN_BATCH, RenewalBatch};
+use crate::watchdog::scheduler::{Inboxes, Task, TimerTarget};
+use crate::watchdog::tracked::{TrackedLeases, tracked_key};
+
 pub(crate) use scheduler::Scheduler;
-pub(crate) use service::Watchdog;
 #[cfg(feature = "__internals")]
 pub(crate) use wheel::Wheel;
+
+/// Longest pause before a failed renewal is tried again.
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// The ttl of a renewal that only asks whether the lease is held: a renewal never shortens a ttl. A replica refuses it, as
+/// any write.
+const CONFIRMING_TTL: Duration = Duration::from_millis(1);
+
+/// Renews the leases of a client, ends them when their validity ends, and tracks their keys.
+pub(crate) struct Watchdog {
+    scheduler: Arc<Scheduler>,
+    store: Arc<dyn Store>,
+    callbacks: Arc<CallbackExecutor>,
+    tracked: TrackedLeases,
+    /// Number of leases queued for the worker that tracks keys; at most the room among the tracked leases.
+    queued_to_track: AtomicUsize,
+    /// The queue of the thread that runs checks, until that thread is started.
+    checks: Mutex<Option<Receiver<Task>>>,
+    command_timeout: Duration,
+}
+
+impl Watchdog {
+    pub(crate) fn new(
+        scheduler: Arc<Scheduler>,
+        store: Arc<dyn Store>,
+        callbacks: Arc<CallbackExecutor>,
+        command_timeout: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            scheduler,
+            store,
+            callbacks,
+            tracked: TrackedLeases::default(),
+            queued_to_track: AtomicUsize::new(0),
+            checks: Mutex::new(None),
+            command_timeout,
+        })
+    }
+
+    /// Starts the timer thread and the workers. The workers that renew do nothing else, so a release that waits for a
+    /// dead server delays no renewal.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        threads: &ThreadGroup,
+        inboxes: Inboxes,
+    ) -> Result<(), Error> {
+        *self.checks.lock() = Some(inboxes.checks);
+        let watchdog = Arc::clone(self);
+        threads.spawn("leasehold-timer", move || watchdog.run_timer())?;
+        for _ in 0..RENEWAL_PIPELINES {
+            let watchdog = Arc::clone(self);
+            threads
+                .spawn("leasehold-renewals", move || watchdog.run_renewals())
+                .inspect_err(|_| self.stop())?;
+        }
+        let (watchdog, inbox) = (Arc::clone(self), inboxes.releases);
+        threads
+            .spawn("leasehold-releases", move || watchdog.run_tasks(&inbox))
+            .inspect_err(|_| self.stop())
+    }
+
+    /// Starts the thread that runs checks, unless it runs already. Checks have their own thread since user code may hang.
+    pub(crate) fn start_checks(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
+        let mut not_started = self.checks.lock();
+        if let Some(inbox) = not_started.clone() {
+            let watchdog = Arc::clone(self);
+            threads.spawn("leasehold-checks", move || watchdog.run_tasks(&inbox))?;
+            *not_started = None;
+        }
+        Ok(())
+    }
+
+    /// The time by this client's clock.
+    pub(crate) fn now(&self) -> MonotonicTime {
+        self.scheduler.now()
+    }
+
+    /// Sets the timer of `lease` to its next action, which keeps the lease alive. False once the watchdog has stopped.
+    pub(crate) fn schedule(&self, lease: &Arc<Lease>) -> bool {
+        lease.reschedule(|old, next| self.replace_timer(lease, old, next))
+    }
+
+    fn replace_timer(
+        &self,
+        lease: &Arc<Lease>,
+        old: Option<TimerHandle>,
+        next: MonotonicTime,
+    ) -> Option<TimerHandle> {
+        if let Some(old) = old {
+            self.scheduler.cancel_timer(old);
+        }
+        self.scheduler
+            .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
+    }
+
+    /// Ends a lease for its holder: removes its timer, and stops tracking its key. An error with the reason if the lease
+    /// was lost before. Sends nothing to Redis.
+    pub(crate) fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
+        let (detached, outcome) = lease.mark_released(now);
+        if let Some(timer) = detached.timer {
+            self.scheduler.cancel_timer(timer);
+        }
+        if detached.tracked {
+            self.tracked.remove(lease);
+        }
+        outcome
+    }
+
+    /// Schedules `next`, to which `before` was handed off, and tracks its key if that of `before` was tracked.
+    pub(crate) fn replace_lease(&self, before: &Lease, detached: &Detached, next: &Arc<Lease>) {
+        if let Some(timer) = detached.timer {
+            self.scheduler.cancel_timer(timer);
+        }
+        if detached.tracked {
+            self.tracked.remove(before);
+            // Between these two calls a notification for the key finds no lease, so read the key again.
+            self.track_keys(std::slice::from_ref(next));
+        }
+        self.schedule_or_lose(next);
+    }
+
+    /// Stops tracking the key of a lost lease, whose guard may live on.
+    pub(crate) fn untrack(&self, lost: &Lease) {
+        self.tracked.remove(lost);
+    }
+
+    /// This client's lease of a tracked key.
+    pub(crate) fn tracked(&self, key: &Key) -> Option<Arc<Lease>> {
+        self.tracked.get(key)
+    }
+
+    /// Ends the threads, and loses every lease with [`LossReason::Shutdown`].
+    pub(crate) fn stop(&self) {
+        let now = self.now();
+        for lease in self.scheduler.stop() {
+            lease.lose(now, LossReason::Shutdown);
+        }
+    }
+
+    /// Asks Redis to set the ttl of `lease` to `ttl`, unless it is longer, and waits for the reply.
+    pub(crate) fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
+        let asked_at = self.now();
+        let deadline = asked_at.after(self.command_timeout);
+        if !lease.begin_ttl_change(deadline, || self.now()) {
+            return Err(match lease.loss(self.now()) {
+                Some(reason) => Error::lost(reason),
+                None => Error::new(ErrorKind::Timeout, "a renewal is under way"),
+            });
+        }
+        let asked_at = self.now();
+        let deadline = asked_at.after(self.command_timeout);
+        let outcome = self.store.ask(renewal(lease, ttl), deadline);
+        let result = self.end_ttl_change(lease, asked_at, self.now(), ttl, outcome);
+        self.schedule_or_lose(lease);
+        match (result, lease.loss(self.now())) {
+            (_, Some(reason)) => Err(Error::lost(reason)),
+            (result, None) => result,
+        }
+    }
+
+    fn run_timer(&self) {
+        while let Some(due) = self.scheduler.wait_for_due_timers() {
+            let (to_renew, to_track) = self.process_due(due);
+            self.scheduler.queue_renewals(to_renew);
+            self.queue_tracking(to_track);
+        }
+    }
+
+    /// Queues leases for the worker that tracks keys.
+    fn queue_tracking(&self, leases: Vec<Arc<Lease>>) {
+        if !leases.is_empty() {
+            self.queued_to_track
+                .fetch_add(leases.len(), Ordering::AcqRel);
+            self.scheduler.queue_task(Task::Track(leases));
+        }
+    }
+
+    /// Does on this thread what became due because a test moved the clock. Waits for renewals of `held` that other
+    /// threads have begun.
+    pub(crate) fn catch_up(&self, held: &[Arc<Lease>]) {
+        let now = self.now();
+        let (to_renew, to_track) = self.process_due(self.scheduler.take_due_timers());
+        self.renew_all(&to_renew);
+        self.track_keys(&to_track);
+        let deadline = self.now().after(self.command_timeout);
+        for lease in held {
+            lease.wait_for_renewal(now, deadline.since(self.now()));
+        }
+    }
+
+    /// Sets the next timers of leases whose timers have fired, loses leases whose validity has ended, and queues checks
+    /// and warnings. Returns the leases to renew, and the leases to track.
+    fn process_due(&self, due: Vec<TimerTarget>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
+        let now = self.now();
+        let (mut to_renew, mut to_check, mut to_track) = (Vec::new(), Vec::new(), Vec::new());
+        let queued = self.queued_to_track.load(Ordering::Acquire);
+        let room = self.tracked.room().saturating_sub(queued);
+        for timer in due {
+            let TimerTarget::Lease(lease) = timer else {
+                self.scheduler.queue_task(Task::Maintenance);
+                continue;
+            };
+            let mut stopped = false;
+            let due = lease.take_due(now, |old, next| {
+                let timer = self.replace_timer(&lease, old, next);
+                stopped = timer.is_none();
+                timer
+            });
+            match due {
+                _ if stopped => lease.lose(now, LossReason::Shutdown),
+                DueActions::Ended => {}
+                DueActions::Held {
+                    renew, track, warn, ..
+                } => {
+                    if warn {
+                        self.queue_hold_warning(Arc::clone(&lease));
+                    }
+                    if track && to_track.len() < room {
+                        to_track.push(Arc::clone(&lease));
+                    }
+                    match (renew, lease.grant().options.checked) {
+                        (true, true) => to_check.push(lease),
+                        (true, false) => to_renew.push(lease),
+                        (false, _) => {}
+                    }
+                }
+            }
+        }
+        if !to_check.is_empty() {
+            self.scheduler.queue_task(Task::Check(to_check));
+        }
+        (to_renew, to_track)
+    }
+
+    /// Queues the event that `max_hold` ends soon. If the lease has ended when its turn comes, no handler is called.
+    fn queue_hold_warning(&self, lease: Arc<Lease>) {
+        let scheduler = Arc::clone(&self.scheduler);
+        self.callbacks.queue_event(move |events| {
+            if let Some(left) = lease.hold_left(scheduler.now()) {
+                events.max_hold_near(lease.event_lock(), left);
+            }
+        });
+    }
+
+    fn run_tasks(&self, inbox: &Receiver<Task>) {
+        while let Ok(task) = inbox.recv() {
+            match task {
+                Task::Check(leases) => self.run_checks(leases),
+                Task::Track(leases) => {
+                    self.track_keys(&leases);
+                    self.queued_to_track
+                        .fetch_sub(leases.len(), Ordering::AcqRel);
+                }
+                Task::Maintenance => {
+                    self.scheduler.clear_maintenance_requests();
+                    if self.store.run_maintenance() {
+                        self.scheduler.request_maintenance(Urgency::Soon);
+                    }
+                    if observe::IS_ON {
+                        let retries = self.store.retries();
+                        self.callbacks
+                            .queue_observation(move || observe::record_retries(&retries));
+                    }
+                }
+                Task::Stop => return,
+            }
+        }
+    }
+
+    /// Has the store read the keys and track their changes, as long as there is room. Without a notification connection,
+    /// the keys are tracked once there is one.
+    pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
+        let mut keys = Vec::new();
+        for lease in leases {
+            lease.track_if(|| {
+                let has_room = self.tracked.insert(lease);
+                if has_room {
+                    keys.push(tracked_key(lease));
+                }
+                has_room
+            });
+        }
+        if !keys.is_empty() {
+            self.store.track(keys);
+        }
+    }
+
+    /// Runs the checks of `leases`, and queues each renewal at once, since the next check may be slow.
+    fn run_checks(&self, leases: Vec<Arc<Lease>>) {
+        for lease in leases {
+            if lease.run_check() {
+                self.scheduler.queue_renewals(vec![lease]);
+            }
+        }
+    }
+
+    fn run_renewals(&self) {
+        while let Some(batch) = self.scheduler.wait_for_renewals() {
+            match batch {
+                RenewalBatch::Renew(leases) => self.renew_all(&leases),
+                RenewalBatch::Confirm(report, leases) => {
+                    self.confirm_all(leases.iter().collect(), report);
+                }
+            }
+        }
+    }
+
+    /// Handles a read that did not find the lease under its key: queues a request on a pipeline, which ends the lease if
+    /// it is lost there too.
+    pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
+        self.scheduler
+            .queue_confirmation(lease, LossReport::KeyRead);
+    }
+
+    /// Handles a message that says that `by` unlocked the lease by force: queues a request on a pipeline, one at a time
+    /// for each lease. Loses the lease at once if no other user can publish messages.
+    pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
+        let now = self.now();
+        if !self.store.may_hear_others() {
+            lease.lose(now, LossReason::ForceUnlocked { by });
+        } else if lease.record_force_message(by, now) {
+            self.scheduler
+                .queue_confirmation(lease, LossReport::ForceMessage);
+        }
+    }
+
+    /// Asks a pipeline whether the lease is held, and waits for the reply. An error if it is lost, which ends the lease, or
+    /// if there is no reply.
+    pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
+        let deadline = self.now().after(self.command_timeout);
+        let outcome = self.store.ask(renewal(lease, CONFIRMING_TTL), deadline);
+        self.handle_confirmation(lease, outcome, LossReport::KeyRead)
+    }
+
+    /// Asks a pipeline whether the leases are held, and ends those that are not.
+    fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>, report: LossReport) {
+        let now = self.now();
+        leases.retain(|lease| lease.valid_for(now).is_some());
+        let deadline = now.after(self.command_timeout);
+        let command = |lease: &&Arc<Lease>| renewal(lease, CONFIRMING_TTL);
+        let mut requests: Vec<Request> = leases
+            .iter()
+            .map(|lease| Request::new(command(lease), deadline))
+            .collect();
+        self.store.execute(&mut requests);
+        for (lease, request) in leases.into_iter().zip(requests) {
+            let confirmed = self.handle_confirmation(lease, request.into_outcome(), report);
+            if report == LossReport::ForceMessage {
+                lease.record_force_answer(confirmed.is_ok().then(|| self.now()));
+            }
+            let is_settled = match &confirmed {
+                // Another message may have come since, so read the key again.
+                Ok(()) => report == LossReport::KeyRead,
+                Err(error) => error.is_lease_lost(),
+            };
+            if !is_settled {
+                // Tracking the key again reads it.
+                lease.track_again_at(self.now().after(LONGEST_RETRY));
+                self.schedule_or_lose(lease);
+            }
+        }
+    }
+
+    /// Handles the reply to a request that asked whether a lease is held: loses the lease, or suspects the connections.
+    fn handle_confirmation(
+        &self,
+        lease: &Lease,
+        outcome: Result<Reply, Error>,
+        report: LossReport,
+    ) -> Result<(), Error> {
+        let reason = match outcome? {
+            Reply::Done => {
+                if report == LossReport::KeyRead {
+                    // The reply and the read differ, so one of the two connections does not lead to the primary.
+                    self.store.suspect_connections();
+                }
+                return Ok(());
+            }
+            Reply::Missing => LossReason::Deleted,
+            Reply::Taken { by } => LossReason::TakenOver { by },
+            _ => unreachable!("the reply of another command"),
+        };
+        let now = self.now();
+        lease.lose(now, reason.clone());
+        Err(Error::lost(lease.loss(now).unwrap_or(reason)))
+    }
+
+    /// Renews the leases that are still due, with one request to the store, and sets their next timers.
+    fn renew_all(&self, leases: &[Arc<Lease>]) {
+        let asked_at = self.now();
+        let deadline = asked_at.after(self.command_timeout);
+        // Leaves out leases that are being extended: the end of the extension sets the next renewal.
+        let (begun, late): (Vec<&Arc<Lease>>, Vec<Duration>) = leases
+            .iter()
+            .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))
+            .unzip();
+        let are_many = leases.len() >= MIN_BATCH;
+        let ttls: Vec<Duration> = begun
+            .iter()
+            .map(|lease| lease.renewal_ttl(asked_at))
+            .collect();
+        let mut requests: Vec<Request> = begun
+            .iter()
+            .zip(&ttls)
+            .map(|(lease, ttl)| Request::new(renewal(lease, *ttl), deadline))
+            .collect();
+        self.store.execute(&mut requests);
+        let answered_at = self.now();
+        let took = answered_at.since(asked_at);
+        let asked = begun.into_iter().zip(ttls).zip(late);
+        let mut observed = observe::RenewalMetrics::default();
+        for (((lease, ttl), late), request) in asked.zip(requests) {
+            let outcome = request.into_outcome();
+            let outcome = self.end_ttl_change(lease, asked_at, answered_at, ttl, outcome);
+            observed.add(&outcome, late, took);
+            if are_many && outcome.is_ok() {
+                lease.spread_renewal();
+            }
+            self.queue_renewal_event(lease, outcome);
+            self.schedule_or_lose(lease);
+        }
+        self.callbacks.queue_observation(move || observed.record());
+    }
+
+    /// Schedules a lease again; loses it if the watchdog has stopped.
+    fn schedule_or_lose(&self, lease: &Arc<Lease>) {
+        if !self.schedule(lease) {
+            lease.lose(self.now(), LossReason::Shutdown);
+        }
+    }
+
+    /// Ends a change of the ttl with its reply, which came at `now`. Loses the lease if the reply says so.
+    fn end_ttl_change(
+        &self,
+        lease: &Lease,
+        asked_at: MonotonicTime,
+        now: MonotonicTime,
+        ttl: Duration,
+        outcome: Result<Reply, Error>,
+    ) -> Result<(), Error> {
+        let lost = |reason: LossReason| {
+            lease.fail_ttl_change(now, Duration::ZERO, None);
+            lease.lose(now, reason.clone());
+            Err(Error::lost(lease.loss(now).unwrap_or(reason)))
+        };
+        match outcome {
+            Ok(Reply::Done) => {
+                lease.finish_ttl_change(now, asked_at, ttl);
+                Ok(())
+            }
+            Ok(Reply::Missing) => lost(LossReason::Deleted),
+            Ok(Reply::Taken { by }) => lost(LossReason::TakenOver { by }),
+            Ok(_) => unreachable!("the reply of another command"),
+            Err(error) => {
+                let every = lease.grant().options.renew_every.unwrap_or(LONGEST_RETRY);
+                let retry_at = now.after((every / 4).min(LONGEST_RETRY));
+                lease.fail_ttl_change(now, ttl, Some(retry_at));
+                Err(error)
+            }
+        }
+    }
+
+    /// Queues the event of a renewal. A loss has an event of its own.
+    fn queue_renewal_event(&self, lease: &Arc<Lease>, outcome: Result<(), Error>) {
+        match outcome {
+            Err(error) if error.is_lease_lost() => {}
+            Ok(()) => {
+                let lease = Arc::clone(lease);
+                self.callbacks
+                    .queue_event(move |events| events.renewed(lease.event_lock()));
+            }
+            Err(error) => {
+                let grant = lease.grant();
+                let report = move |events: &dyn EventHandler, lock: EventLock<'_>| {
+                    events.renewal_failed(lock, &error);
+                };
+                self.callbacks
+                    .queue_lock_event(&grant.key, grant.token, report);
+            }
+        }
+    }
+}
+
+/// The command that renews `lease`.
+fn renewal(lease: &Lease, ttl: Duration) -> Command {
+    let grant = lease.grant();
+    Command::Renew {
+        key: grant.key.clone(),
+        lease: grant.id,
+        ttl,
+    }
+}

@@ -1,7 +1,8 @@
-//! Renewals that are due and wait for a worker. The lease that ends first goes first (earliest deadline first: Liu
-//! and Layland, 1973): a short one is not lost behind a crowd of long ones, which have more time left. Where there
-//! is too much to do, that renews each just before its end, as long as one renewal per ttl is possible. Knows no timer,
-//! and asks nobody.
+//! The queue of the workers that renew leases and confirm losses.
+//!
+//! The lease that ends first is renewed first (earliest deadline first: Liu and Layland, 1973), so a lease with a short
+//! ttl is not lost behind many leases that have more time left. Under overload each lease is renewed just before its
+//! end, as long as one renewal per ttl is possible. Confirmations go before renewals.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -20,78 +21,85 @@ use crate::store::MAX_RENEWALS;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Condvar, Mutex};
 
-/// What a worker takes where nothing has had to wait: so few that Redis is done with those of all workers in half
-/// a ms, and turns to others.
-pub(super) const AT_A_TIME: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
-/// The longer some have been waiting, the more are renewed at a time, the most of all after this: a slow network or
-/// a slow machine needs fewer round trips. Some ms of Redis, which any command time-out should leave room for.
-const LATE: Duration = Duration::from_millis(250);
+/// How many renewals a worker takes at least, if so many are due. Redis executes the batches of all workers in half a
+/// millisecond, and then serves other clients.
+pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
+/// The longer renewals wait, the larger are the batches, since fewer round trips help a slow network or machine. After
+/// this time a batch has [`MAX_RENEWALS`], which take Redis some milliseconds.
+const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
-/// The next task of a worker.
-pub(crate) enum Work {
-    Renew(Vec<Arc<Lease>>),
-    /// Ask whether these are held: they seem to be lost.
-    Confirm(LeasesByKey),
-    /// Ask whether these are held: messages say that they were taken away.
-    ConfirmForce(Vec<Arc<Lease>>),
+/// Where a report came from that a lease was lost. A pipeline has to confirm it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum LossReport {
+    /// A read of the key did not find the lease.
+    KeyRead,
+    /// A message says that a client unlocked the lease by force. Any user may publish such a message.
+    ForceMessage,
 }
 
-/// Bounded by the leases: one is not due again before a change of its ttl has ended. (For each time that it is
-/// extended while it acquirer here it may come once more.)
+/// The leases that a worker handles together.
+pub(crate) enum RenewalBatch {
+    Renew(Vec<Arc<Lease>>),
+    /// Ask whether these leases are held.
+    Confirm(LossReport, LeasesByKey),
+}
+
+/// The leases that wait for a worker. Bounded by the held leases: a renewal is not due again before a change of the ttl
+/// has ended. (A lease that is extended while it is queued may be queued once more.)
 #[derive(Default)]
-pub(super) struct Renewals {
+pub(super) struct RenewalQueue {
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// By the end of validity when they came, then as they came.
-    leases: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
-    came: u64,
-    /// Those that seem to be lost. Bounded by the leases that are tracked.
-    doubted: LeasesByKey,
-    /// Those of which a message says that they were taken away. Bounded by the leases: each is here once.
-    forced: Vec<Arc<Lease>>,
+    /// Leases to renew, by the end of their validity when they were queued, then by their number.
+    renewals: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
+    /// How many renewals were ever queued.
+    added: u64,
+    /// Leases to confirm, each at most once for each kind of report.
+    to_confirm: BTreeMap<LossReport, LeasesByKey>,
     round: Option<Round>,
     ended: bool,
 }
 
-/// Those that waited at one moment: how long it takes until all of them have been taken tells how late the workers
-/// are, whatever comes meanwhile and goes before them. The next ones begin with few at a time again.
+/// The renewals that were queued at one time. The time until the last of them is taken shows how late the workers are;
+/// renewals that are queued later, and go first, do not change that. The next round begins with small batches again.
 struct Round {
     since: MonotonicTime,
-    /// They came before this one.
+    /// The round consists of renewals with lower numbers.
     end: u64,
     left: usize,
 }
 
 impl Waiting {
     fn is_empty(&self) -> bool {
-        self.leases.is_empty() && self.doubted.len() == 0 && self.forced.is_empty()
+        self.renewals.is_empty() && self.to_confirm.is_empty()
     }
 
-    /// Each with the end of its validity.
-    fn add(&mut self, leases: Vec<(MonotonicTime, Arc<Lease>)>) {
+    /// Queues renewals, each with the end of its lease's validity.
+    fn add_renewals(&mut self, leases: Vec<(MonotonicTime, Arc<Lease>)>) {
         for (until, lease) in leases {
-            self.leases.insert((until, self.came), lease);
-            self.came += 1;
+            self.renewals.insert((until, self.added), lease);
+            self.added += 1;
         }
     }
 
-    /// Some for one round trip.
-    fn take(&mut self, now: MonotonicTime) -> Vec<Arc<Lease>> {
-        let going_on = self.round.take().filter(|round| round.left > 0);
-        let mut round = going_on.unwrap_or(Round {
+    /// Takes the renewals for one round trip.
+    fn take_renewals(&mut self, now: MonotonicTime) -> Vec<Arc<Lease>> {
+        let current = self.round.take().filter(|round| round.left > 0);
+        let mut round = current.unwrap_or(Round {
             since: now,
-            end: self.came,
-            left: self.leases.len(),
+            end: self.added,
+            left: self.renewals.len(),
         });
-        let late = now.since(round.since).div_duration_f64(LATE).min(1.0);
-        let most = AT_A_TIME + ((MAX_RENEWALS - AT_A_TIME) as f64 * late) as usize;
+        let lateness = now.since(round.since);
+        let share = lateness.div_duration_f64(FULL_BATCH_AFTER).min(1.0);
+        let most = MIN_BATCH + ((MAX_RENEWALS - MIN_BATCH) as f64 * share) as usize;
         let pop = || {
-            let ((_, came), lease) = self.leases.pop_first()?;
-            round.left -= usize::from(came < round.end);
+            let ((_, number), lease) = self.renewals.pop_first()?;
+            round.left -= usize::from(number < round.end);
             Some(lease)
         };
         let taken = std::iter::from_fn(pop).take(most).collect();
@@ -100,46 +108,39 @@ impl Waiting {
     }
 }
 
-impl Renewals {
+impl RenewalQueue {
+    /// Queues leases to be renewed.
     pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
         if leases.is_empty() {
             return;
         }
-        // Not under the queue's lock, which is then free to be taken under a lease's.
+        // Locks the leases, so call it before the queue is locked: other threads lock the queue while they hold a
+        // lease's lock.
         let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
         if !waiting.ended {
-            waiting.add(leases);
+            waiting.add_renewals(leases);
         }
         drop(waiting);
         self.changed.notify_one();
     }
 
-    /// Queues a lease that seems to be lost, before all renewals, to be confirmed by a worker.
-    pub(super) fn queue_confirmation(&self, lease: Arc<Lease>) {
+    /// Queues a lease to be confirmed, before all renewals.
+    pub(super) fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
         let mut waiting = self.waiting.lock();
-        let before = if waiting.ended {
+        let replaced = if waiting.ended {
             Some(lease)
         } else {
-            waiting.doubted.insert(lease)
+            waiting.to_confirm.entry(report).or_default().insert(lease)
         };
         drop(waiting);
-        drop(before);
+        // Drop the lease after the unlock: it may own values of users.
+        drop(replaced);
         self.changed.notify_one();
     }
 
-    /// Queues a lease of which a message says that it was taken away, before all renewals.
-    pub(super) fn queue_force_confirmation(&self, lease: Arc<Lease>) {
-        let mut waiting = self.waiting.lock();
-        if !waiting.ended {
-            waiting.forced.push(lease);
-        }
-        drop(waiting);
-        self.changed.notify_one();
-    }
-
-    /// Acquirer for some, to be renewed or confirmed together; nothing once ended.
-    pub(super) fn next(&self) -> Option<Work> {
+    /// Waits for leases to renew or confirm; `None` once the queue has ended.
+    pub(super) fn wait_for_batch(&self) -> Option<RenewalBatch> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
             self.changed.wait(&mut waiting);
@@ -147,34 +148,30 @@ impl Renewals {
         if waiting.ended {
             return None;
         }
-        let work = if waiting.doubted.len() > 0 {
-            Work::Confirm(mem::take(&mut waiting.doubted))
-        } else if !waiting.forced.is_empty() {
-            Work::ConfirmForce(mem::take(&mut waiting.forced))
-        } else {
-            Work::Renew(waiting.take(MonotonicTime::now()))
+        let batch = match waiting.to_confirm.pop_first() {
+            Some((report, leases)) => RenewalBatch::Confirm(report, leases),
+            None => RenewalBatch::Renew(waiting.take_renewals(MonotonicTime::now())),
         };
         let are_more = !waiting.is_empty();
         drop(waiting);
         if are_more {
-            // The other worker's.
+            // Wake the other worker for them.
             self.changed.notify_one();
         }
-        Some(work)
+        Some(batch)
     }
 
-    /// Sends the workers away, now and from now on.
+    /// Ends the workers, and drops everything that is queued.
     pub(super) fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;
         let left = (
-            mem::take(&mut waiting.leases),
-            mem::take(&mut waiting.doubted),
-            mem::take(&mut waiting.forced),
+            mem::take(&mut waiting.renewals),
+            mem::take(&mut waiting.to_confirm),
         );
         drop(waiting);
         self.changed.notify_all();
-        // Where nothing is locked: leases own what their users put there.
+        // Drop the leases after the unlock: they may own values of users.
         drop(left);
     }
 }

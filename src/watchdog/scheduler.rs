@@ -1,5 +1,4 @@
-//! What is to be done, and when: the wheel with its sleeping timer thread, and the queues of jobs for
-//! the workers. Does none of it itself, and no I/O.
+//! The timers of a client, and the queues of tasks for the watchdog's workers. Sends no request, and ends no lease.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -13,56 +12,62 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::lease::{Lease, TimerNote};
+use crate::lease::{Lease, TimerHandle};
 use crate::store::Urgency;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
-use crate::watchdog::renewals::{Renewals, Work};
+use crate::watchdog::renewals::{LossReport, RenewalBatch, RenewalQueue};
 use crate::watchdog::wheel::{TimerId, Wheel};
 
-/// How soon what a store owes is seen to.
-const MAINTENANCE_AFTER: Duration = Duration::from_millis(100);
-/// So many timers are enough for one look: after a sleep of the machine all of them are due, and the first
-/// leases should not wait for the last to be gathered.
-const AT_ONCE: usize = 4096;
-/// Longest sleep while there are timers. The thread sleeps by a clock that may stand still while
-/// the machine is suspended; leases end by one that does not.
+/// How long after a request the store's maintenance runs, if it is not urgent.
+const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
+/// About how many due timers are returned at a time. After a suspend of the machine all timers are due; the first
+/// leases should not wait until all are collected.
+const MAX_DUE_TIMERS: usize = 4096;
+/// Longest sleep while there are timers. The sleep may not count the time for which the machine is suspended, but leases
+/// expire during that time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
+/// The lease whose actions a timer runs, or the store's maintenance.
 #[derive(Default)]
-pub(crate) enum Timer {
+pub(crate) enum TimerTarget {
     Lease(Arc<Lease>),
     #[default]
     Maintenance,
 }
 
-pub(crate) enum Job {
-    /// Renew those whose check says so.
+/// A task for the worker that runs checks, or for the one that tracks keys and runs the store's maintenance.
+pub(crate) enum Task {
+    /// Run the checks, and renew the leases whose checks return true.
     Check(Vec<Arc<Lease>>),
+    /// Track the keys of these leases.
     Track(Vec<Arc<Lease>>),
+    /// Run the store's maintenance.
     Maintenance,
     Stop,
 }
 
-/// Where the workers find their jobs.
+/// The receivers of the workers' tasks.
 pub(crate) struct Inboxes {
-    pub(crate) checks: Receiver<Job>,
-    pub(crate) releases: Receiver<Job>,
+    pub(crate) checks: Receiver<Task>,
+    pub(crate) releases: Receiver<Task>,
 }
 
+/// Timers, the queue of renewals, and the queues of tasks.
 pub(crate) struct Scheduler {
     clock: Clock,
     timers: Mutex<Timers>,
     changed: Condvar,
-    renewals: Renewals,
-    checks: Sender<Job>,
-    releases: Sender<Job>,
+    renewals: RenewalQueue,
+    checks: Sender<Task>,
+    /// To the thread `leasehold-releases`: tracking and maintenance.
+    releases: Sender<Task>,
     maintenance_soon: AtomicBool,
     maintenance_now: AtomicBool,
 }
 
 struct Timers {
-    wheel: Wheel<Timer>,
+    wheel: Wheel<TimerTarget>,
     /// The tick until which the timer thread sleeps; an earlier timer wakes it.
     asleep_until: u64,
     stopped: bool,
@@ -70,8 +75,8 @@ struct Timers {
 
 impl Scheduler {
     pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        // Checks are bounded by the leases, as renewals are. Of the other kind there are a few at most: flags
-        // keep each from being given twice.
+        // Both queues are bounded by other means: each lease has at most one check queued, leases to track are counted,
+        // and a flag prevents a second request for maintenance.
         let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {
@@ -80,13 +85,13 @@ impl Scheduler {
         };
         let scheduler = Arc::new(Self {
             timers: Mutex::new(Timers {
-                wheel: Wheel::new(clock.now().past_tick()),
+                wheel: Wheel::new(clock.now().tick_rounded_down()),
                 asleep_until: 0,
                 stopped: false,
             }),
             clock,
             changed: Condvar::new(),
-            renewals: Renewals::default(),
+            renewals: RenewalQueue::default(),
             checks,
             releases,
             maintenance_soon: AtomicBool::new(false),
@@ -95,21 +100,21 @@ impl Scheduler {
         (scheduler, inboxes)
     }
 
-    /// What time it is for all that is on the scheduler.
+    /// The time by the client's clock.
     pub(crate) fn now(&self) -> MonotonicTime {
         self.clock.now()
     }
 
-    /// Nothing once stopped.
-    pub(crate) fn set(&self, at: MonotonicTime, timer: Timer) -> Option<TimerNote> {
-        let tick = at.tick();
+    /// Sets a timer; `None` once stopped.
+    pub(crate) fn set_timer(&self, at: MonotonicTime, target: TimerTarget) -> Option<TimerHandle> {
+        let tick = at.tick_rounded_up();
         let mut timers = self.timers.lock();
         if timers.stopped {
             return None;
         }
-        let id = timers.wheel.insert(tick, timer);
-        // Cancelled timers leave the sleep as it is, so a lock taken and let go again and again
-        // does not wake the thread each time.
+        let id = timers.wheel.insert(tick, target);
+        // Cancelling a timer does not change the sleep. So a lock that is acquired and released again and again does
+        // not wake the timer thread each time.
         if tick < timers.asleep_until {
             timers.asleep_until = tick;
             self.changed.notify_one();
@@ -117,42 +122,38 @@ impl Scheduler {
         Some(id.into())
     }
 
-    pub(crate) fn cancel(&self, note: TimerNote) {
-        let cancelled = self.timers.lock().wheel.cancel(note.into());
+    pub(crate) fn cancel_timer(&self, timer: TimerHandle) {
+        let cancelled = self.timers.lock().wheel.cancel(timer.into());
         drop(cancelled);
     }
 
-    pub(crate) fn give(&self, job: Job) {
-        let worker = match job {
-            Job::Check(_) => &self.checks,
-            Job::Track(_) | Job::Maintenance | Job::Stop => &self.releases,
+    /// Queues a task for its worker.
+    pub(crate) fn queue_task(&self, task: Task) {
+        let worker = match task {
+            Task::Check(_) => &self.checks,
+            Task::Track(_) | Task::Maintenance | Task::Stop => &self.releases,
         };
         // Fails only once the worker has ended.
-        let _ = worker.send(job);
+        let _ = worker.send(task);
     }
 
-    /// Has the workers renew `leases`.
-    pub(crate) fn renew(&self, leases: Vec<Arc<Lease>>) {
+    /// Queues `leases` for the workers that renew.
+    pub(crate) fn queue_renewals(&self, leases: Vec<Arc<Lease>>) {
         self.renewals.add(leases);
     }
 
     /// Queues `lease` for a worker that asks whether it is held.
-    pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
-        self.renewals.queue_confirmation(lease);
+    pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>, report: LossReport) {
+        self.renewals.queue_confirmation(lease, report);
     }
 
-    /// As [`queue_confirmation`](Self::queue_confirmation), for one that a message says was taken away.
-    pub(crate) fn queue_force_confirmation(&self, lease: Arc<Lease>) {
-        self.renewals.queue_force_confirmation(lease);
+    /// Waits for leases to renew or confirm; `None` once stopped.
+    pub(crate) fn wait_for_renewals(&self) -> Option<RenewalBatch> {
+        self.renewals.wait_for_batch()
     }
 
-    /// Acquirer for leases that are to be renewed or confirmed together; nothing once stopped.
-    pub(crate) fn next_renewals(&self) -> Option<Work> {
-        self.renewals.next()
-    }
-
-    /// Sleeps until something is due, and returns that, or the first part of it; nothing once stopped.
-    pub(crate) fn next(&self) -> Option<Vec<Timer>> {
+    /// Sleeps until timers are due, and returns them, or the first of them if they are very many; `None` once stopped.
+    pub(crate) fn wait_for_due_timers(&self) -> Option<Vec<TimerTarget>> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
         loop {
@@ -160,10 +161,12 @@ impl Scheduler {
                 return None;
             }
             let now = self.now();
-            while due.len() < AT_ONCE {
+            while due.len() < MAX_DUE_TIMERS {
                 let next = timers.wheel.next_wake().unwrap_or(u64::MAX);
-                timers.wheel.advance(next.min(now.past_tick()), &mut due);
-                if next > now.past_tick() {
+                timers
+                    .wheel
+                    .advance(next.min(now.tick_rounded_down()), &mut due);
+                if next > now.tick_rounded_down() {
                     break;
                 }
             }
@@ -185,67 +188,71 @@ impl Scheduler {
         }
     }
 
-    /// What is due now, if the clock was moved. The timer thread sleeps by it anew.
-    pub(crate) fn due(&self) -> Vec<Timer> {
+    /// Returns the timers that are due after the clock was moved, and wakes the timer thread, whose sleep is too long now.
+    pub(crate) fn take_due_timers(&self) -> Vec<TimerTarget> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
-        timers.wheel.advance(self.now().past_tick(), &mut due);
+        timers
+            .wheel
+            .advance(self.now().tick_rounded_down(), &mut due);
         self.changed.notify_one();
         due
     }
 
-    /// A store wants to be seen to.
+    /// Has the store's maintenance run, now or soon. Does nothing if such a request is pending.
     pub(crate) fn request_maintenance(&self, urgency: Urgency) {
         match urgency {
             Urgency::Soon => {
                 if !self.maintenance_soon.swap(true, Ordering::AcqRel) {
-                    self.set(self.now().after(MAINTENANCE_AFTER), Timer::Maintenance);
+                    self.set_timer(
+                        self.now().after(MAINTENANCE_DELAY),
+                        TimerTarget::Maintenance,
+                    );
                 }
             }
             Urgency::Now => {
                 if !self.maintenance_now.swap(true, Ordering::AcqRel) {
-                    self.give(Job::Maintenance);
+                    self.queue_task(Task::Maintenance);
                 }
             }
         }
     }
 
-    /// From here on a store that wants to be seen to has to say so again.
-    pub(crate) fn maintenance_begins(&self) {
+    /// Clears the pending requests for maintenance, so the next request queues a new run.
+    pub(crate) fn clear_maintenance_requests(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
         self.maintenance_now.store(false, Ordering::Release);
     }
 
-    /// Ends the timer thread, and the workers after the job in hand. Returns all leases that were
-    /// being tracked.
+    /// Ends the timer thread, and the workers after their current task. Returns the leases that had a timer.
     pub(crate) fn stop(&self) -> Vec<Arc<Lease>> {
-        let mut tracked = Vec::new();
+        let mut targets = Vec::new();
         {
             let mut timers = self.timers.lock();
             timers.stopped = true;
-            timers.wheel.advance(u64::MAX, &mut tracked);
+            timers.wheel.advance(u64::MAX, &mut targets);
             self.changed.notify_all();
         }
         self.renewals.end();
         for worker in [&self.checks, &self.releases] {
-            let _ = worker.send(Job::Stop);
+            let _ = worker.send(Task::Stop);
         }
-        let leases = tracked.into_iter().filter_map(|timer| match timer {
-            Timer::Lease(lease) => Some(lease),
-            Timer::Maintenance => None,
+        let leases = targets.into_iter().filter_map(|target| match target {
+            TimerTarget::Lease(lease) => Some(lease),
+            TimerTarget::Maintenance => None,
         });
         leases.collect()
     }
 }
 
-impl From<TimerId> for TimerNote {
+impl From<TimerId> for TimerHandle {
     fn from(id: TimerId) -> Self {
         Self(id.index, id.generation)
     }
 }
 
-impl From<TimerNote> for TimerId {
-    fn from(TimerNote(index, generation): TimerNote) -> Self {
+impl From<TimerHandle> for TimerId {
+    fn from(TimerHandle(index, generation): TimerHandle) -> Self {
         Self { index, generation }
     }
 }

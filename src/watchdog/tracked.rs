@@ -1,5 +1,4 @@
-//! The leases whose keys Redis was asked to tell about: those held for longer than a moment, as many as
-//! there is room for.
+//! The leases whose keys are tracked: Redis notifies this client of their changes.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -12,24 +11,25 @@ use crate::store::TrackedKey;
 use crate::util::key::Key;
 use crate::util::sync::Mutex;
 
-/// Most leases of one client that are tracked. What Redis remembers of tracked keys is bounded for the whole
-/// server (`tracking-table-max-keys`: a million, unless set otherwise): when it is full, it forgets keys at
-/// random, of whichever client. And each renewal of a tracked key is told, and makes this client look again.
-const MOST: usize = 10_000;
+/// Most tracked leases of one client. Redis bounds the tracked keys of all its clients (`tracking-table-max-keys`, a
+/// million by default) and drops random keys beyond that. Also, each renewal of a tracked key costs a notification and a
+/// read of the key.
+const MAX_TRACKED: usize = 10_000;
 
+/// The tracked leases of a client, by key.
 #[derive(Default)]
 pub(crate) struct TrackedLeases(Mutex<LeasesByKey>);
 
 impl TrackedLeases {
-    /// False, and nothing done, if there is no room for it.
+    /// Adds a lease, unless there is no room for another key.
     pub(crate) fn insert(&self, lease: &Arc<Lease>) -> bool {
         let mut leases = self.0.lock();
-        if leases.len() >= MOST && leases.get(&lease.grant().key).is_none() {
+        if leases.len() >= MAX_TRACKED && leases.get(&lease.grant().key).is_none() {
             return false;
         }
-        let before = leases.insert(Arc::clone(lease));
+        let replaced = leases.insert(Arc::clone(lease));
         drop(leases);
-        drop(before);
+        drop(replaced);
         true
     }
 
@@ -42,13 +42,14 @@ impl TrackedLeases {
         self.0.lock().get(key).cloned()
     }
 
-    /// How many more there is room for.
+    /// How many more leases can be tracked.
     pub(crate) fn room(&self) -> usize {
-        MOST.saturating_sub(self.0.lock().len())
+        MAX_TRACKED.saturating_sub(self.0.lock().len())
     }
 }
 
-pub(crate) fn tracked(lease: &Lease) -> TrackedKey {
+/// The key of `lease`, as the store tracks it.
+pub(crate) fn tracked_key(lease: &Lease) -> TrackedKey {
     TrackedKey {
         key: lease.grant().key.clone(),
         lease: Some(lease.grant().id),

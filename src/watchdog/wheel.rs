@@ -1,38 +1,38 @@
-//! A hierarchical timer wheel: which values are due at a given tick.
+//! A hierarchical timer wheel: holds values with deadlines, and returns those that are due at a given tick.
 //!
-//! Pure: it never reads a clock, never does I/O, never runs code of its values.
+//! The wheel is pure: it reads no clock, does no I/O and runs no code of its values.
 
 use std::num::NonZeroU64;
 
-// A deadline is read as eleven digits of six bits. An entry acquirer at the level of the highest digit
-// in which its deadline differs from `now`, in the slot of its deadline's digit there:
+// A deadline has eleven digits of six bits each. The highest digit in which an entry's deadline differs from `now` gives
+// its level; the value of that digit gives its slot:
 //
-//     level   slot width   acquirer here when the deadline is
+//     level   slot width   holds entries whose deadline is
 //     0       1 tick       within the same 64 ticks as `now` (aligned, not "64 ticks away")
 //     1       64 ticks     within the same 4,096 ticks
 //     ..
 //     10      2^60 ticks   anywhere: eleven levels span u64, so no level ever wraps around
 //
-// From this follows everything else:
-// - All of a level is due before any of the next level, and its slots are due in ascending order.
-//   The next slot is the lowest bit of the lowest level in use; nothing is searched.
-// - A slot of level 0 holds one deadline. A higher slot is dealt out to lower levels when `now`
-//   reaches its first tick, so an entry moves down at most ten times, however far `now` jumps.
-// - Nobody can enter a lower slot for a deadline before its higher slot was dealt out: entries with
-//   equal deadlines stay in insertion order.
-// - An entry's slot follows from its deadline and `now` at any time: nodes need not remember it.
+// This has four consequences:
+// - All entries of a level are due before those of the next level, and its slots are due in ascending order. So the
+//   lowest bit of the lowest level in use gives the next slot, without a search.
+// - A slot of level 0 holds one deadline. Entries of a higher slot move to lower levels when `now` reaches the slot's
+//   first tick, so an entry moves at most ten times, however far `now` jumps.
+// - An entry gets into a lower slot only after all entries of the higher slot have moved there, so entries with equal
+//   deadlines stay in insertion order.
+// - An entry's slot follows from its deadline and `now`, so nodes do not store it.
 
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
-/// The list of entries that were too late when they came; the only one with mixed deadlines.
+/// The slot of entries whose deadline had passed when they were inserted; the only slot with mixed deadlines.
 const OVERDUE: usize = LEVELS * SLOTS;
-/// No node.
+/// The index of no node.
 const NIL: u32 = u32::MAX;
-/// In the place of the node before: this one is free.
+/// In `Node::previous`: the node is free.
 const FREE: u32 = u32::MAX - 1;
 
-/// Names one insertion, for ever: an id that has fired or was cancelled matches nothing again.
+/// The id of one insertion. It is never used again, so the id of a timer that fired or was cancelled matches nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimerId {
     pub(crate) index: u32,
@@ -42,11 +42,11 @@ pub(crate) struct TimerId {
 /// 32 bytes for a pointer-sized `T`.
 struct Node<T> {
     deadline: u64,
-    /// Counts insertions of the whole wheel. As 64 bits cost no more than 32 here (alignment), it
-    /// never comes round, and it orders entries by age.
+    /// The number of the insertion, which orders entries by age. It has 64 bits, so it never overflows; 32 bits would save
+    /// no memory, because of the alignment.
     generation: NonZeroU64,
     previous: u32,
-    /// The next in the slot, or the next free node.
+    /// The next node in the slot, or the next free node.
     next: u32,
     /// Meaningless while the node is free.
     value: T,
@@ -65,14 +65,14 @@ const EMPTY: Slot = Slot {
 
 /// Values, each due at a tick of the caller's time.
 ///
-/// The wheel itself takes less than 6 KiB. Its nodes are reused and not given back: memory follows
-/// the greatest number of entries that were ever in it at once.
+/// The wheel takes less than 6 KiB, and each node 32 bytes. Nodes are reused but never freed, so the memory follows the
+/// greatest number of entries at one time.
 pub(crate) struct Wheel<T> {
     now: u64,
     inserted: NonZeroU64,
-    /// Not later than the earliest deadline in `OVERDUE`; meaningless while that is empty.
+    /// A tick that is not after the earliest deadline in `OVERDUE`; meaningless while that slot is empty.
     overdue_since: u64,
-    /// A bit for each slot that is in use, one word per level and one for `OVERDUE`.
+    /// One bit for each slot that is in use: one word per level, and one for `OVERDUE`.
     occupied: [u64; LEVELS + 1],
     slots: [Slot; OVERDUE + 1],
     nodes: Vec<Node<T>>,
@@ -93,10 +93,9 @@ impl<T: Default> Wheel<T> {
         }
     }
 
-    /// Keeps `value` until `deadline`. One that is not after the wheel's time fires at the next
-    /// advance.
+    /// Adds `value`, which fires at `deadline`, or at the next `advance` if that is not after the wheel's time.
     ///
-    /// Constant time; allocates only when every node is in use.
+    /// Takes constant time, and allocates only if every node is in use.
     pub(crate) fn insert(&mut self, deadline: u64, value: T) -> TimerId {
         let generation = self.inserted;
         self.inserted = self.inserted.saturating_add(1);
@@ -119,32 +118,31 @@ impl<T: Default> Wheel<T> {
         let index = if index == NIL {
             self.grow(node)
         } else {
-            let place = &mut self.nodes[index as usize];
-            self.free = place.next;
-            *place = node;
+            let free = &mut self.nodes[index as usize];
+            self.free = free.next;
+            *free = node;
             index
         };
         self.link(index);
         TimerId { index, generation }
     }
 
-    /// Takes the value back, or `None` when it has fired or was cancelled already.
+    /// Removes and returns the value; `None` if it has fired or was cancelled before.
     ///
-    /// Constant time; never allocates.
+    /// Takes constant time, and never allocates.
     pub(crate) fn cancel(&mut self, id: TimerId) -> Option<T> {
         let node = self.nodes.get(id.index as usize)?;
         if node.generation != id.generation || node.is_free() {
             return None;
         }
         self.unlink(id.index);
-        Some(self.release(id.index))
+        Some(self.free_node(id.index))
     }
 
-    /// Moves every value whose deadline is not after `now` to the end of `due`, by deadline; those
-    /// with equal deadlines in the order of their insertion.
+    /// Appends every value whose deadline is not after `now` to `due`, ordered by deadline, then by insertion.
     ///
-    /// Time never goes back: with an earlier `now` the wheel keeps its own, and what is due by that
-    /// fires. The cost follows the number of entries, never the length of the jump.
+    /// The wheel's time never goes back: an earlier `now` counts as the wheel's time. The cost depends on the number of
+    /// entries, and not on the length of the jump.
     pub(crate) fn advance(&mut self, now: u64, due: &mut Vec<T>) {
         let until = now.max(self.now);
         self.fire_overdue(due);
@@ -156,7 +154,7 @@ impl<T: Default> Wheel<T> {
             while index != NIL {
                 let next = self.nodes[index as usize].next;
                 if slot < SLOTS {
-                    due.push(self.release(index));
+                    due.push(self.free_node(index));
                 } else {
                     self.link(index);
                 }
@@ -166,12 +164,11 @@ impl<T: Default> Wheel<T> {
         self.now = until;
     }
 
-    /// When to call `advance` next: `None` when there is nothing to wait for, else a tick that is
-    /// never later than the earliest deadline, and after the wheel's time unless something is
-    /// already due.
+    /// The tick at which to call `advance` next; `None` if the wheel is empty. Never after the earliest deadline, and after
+    /// the wheel's time unless an entry is due.
     ///
-    /// It may be earlier than the earliest deadline, namely where a slot begins. Advancing to each
-    /// tick that is named here in turn fires that deadline within one step per level.
+    /// The tick may be before the earliest deadline, where a slot begins. A caller that advances from tick to tick
+    /// reaches the earliest deadline in at most one step per level.
     pub(crate) fn next_wake(&self) -> Option<u64> {
         if self.slots[OVERDUE].head != NIL {
             return Some(self.overdue_since);
@@ -179,24 +176,24 @@ impl<T: Default> Wheel<T> {
         self.next_slot().map(|(_, start)| start)
     }
 
-    /// How many values wait. Counts them one by one: for tests.
+    /// The number of values, counted one by one.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.nodes.iter().filter(|node| !node.is_free()).count()
     }
 
-    /// Whether no value acquirer.
+    /// Whether the wheel has no values.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The slot that is due first, and its first tick; late entries aside.
+    /// The slot that is due first, and its first tick. Ignores `OVERDUE`.
     fn next_slot(&self) -> Option<(usize, u64)> {
         let level = self.occupied[..LEVELS].iter().position(|&bits| bits != 0)?;
         let digit = self.occupied[level].trailing_zeros();
         let shift = level as u32 * BITS;
-        // Two shifts, as one by 66 at the top level would overflow.
+        // At the top level one shift by 66 would overflow, so shift twice.
         let above = self.now & (u64::MAX << shift << BITS);
         Some((
             level * SLOTS + digit as usize,
@@ -204,11 +201,12 @@ impl<T: Default> Wheel<T> {
         ))
     }
 
+    /// The slot for a deadline.
     fn slot_of(&self, deadline: u64) -> usize {
         if deadline < self.now {
             return OVERDUE;
         }
-        // The lowest bit changes no level, and makes "due now" a matter of level 0.
+        // Setting the lowest bit changes no other level, and gives level 0 for a deadline of now.
         let level = ((deadline ^ self.now) | 1).ilog2() / BITS;
         let digit = (deadline >> (level * BITS)) as usize % SLOTS;
         level as usize * SLOTS + digit
@@ -230,7 +228,7 @@ impl<T: Default> Wheel<T> {
         }
     }
 
-    /// Takes a node out of its slot.
+    /// Removes a node from its slot.
     fn unlink(&mut self, index: u32) {
         let Node {
             deadline,
@@ -254,30 +252,29 @@ impl<T: Default> Wheel<T> {
         }
     }
 
-    /// Empties a slot; its nodes are still chained from the one that is returned.
+    /// Empties a slot, and returns the first node of its chain.
     fn detach(&mut self, slot: usize) -> u32 {
         self.occupied[slot / SLOTS] &= !(1 << (slot % SLOTS));
         std::mem::replace(&mut self.slots[slot], EMPTY).head
     }
 
-    /// Late entries come in any order, and before all others: none of those has a deadline before
-    /// the wheel's time.
+    /// Appends the overdue values to `due`, ordered by deadline. All other entries have later deadlines.
     fn fire_overdue(&mut self, due: &mut Vec<T>) {
-        let mut late = Vec::new();
+        let mut overdue = Vec::new();
         let mut index = self.detach(OVERDUE);
         while index != NIL {
             let node = &self.nodes[index as usize];
-            late.push((node.deadline, node.generation, index));
+            overdue.push((node.deadline, node.generation, index));
             index = node.next;
         }
-        late.sort_unstable();
-        for (_, _, index) in late {
-            due.push(self.release(index));
+        overdue.sort_unstable();
+        for (_, _, index) in overdue {
+            due.push(self.free_node(index));
         }
     }
 
-    /// Frees a node that is in no slot.
-    fn release(&mut self, index: u32) -> T {
+    /// Frees a node that is in no slot, and returns its value.
+    fn free_node(&mut self, index: u32) -> T {
         let node = &mut self.nodes[index as usize];
         node.previous = FREE;
         node.next = self.free;

@@ -3,51 +3,53 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::*;
+use crate::lease::Grant;
+use crate::util::clock::MonotonicTime;
 
 const LONG: Duration = Duration::from_secs(20);
 
 #[derive(Debug, PartialEq)]
-enum Told {
+enum Call {
     Renewed,
     Missed(u64),
     Lost,
 }
 
-struct Listener(Mutex<Sender<Told>>);
+struct Handler(Mutex<Sender<Call>>);
 
-impl Listener {
-    fn told(&self, what: Told) {
-        self.0.lock().unwrap().send(what).unwrap();
+impl Handler {
+    fn send(&self, call: Call) {
+        self.0.lock().unwrap().send(call).unwrap();
     }
 }
 
-impl EventHandler for Listener {
+impl EventHandler for Handler {
     fn renewed(&self, _: EventLock<'_>) {
-        self.told(Told::Renewed);
+        self.send(Call::Renewed);
     }
 
-    fn lost(&self, _: EventLock<'_>, _: &crate::LossReason) {
-        self.told(Told::Lost);
+    fn lost(&self, _: EventLock<'_>, _: &LossReason) {
+        self.send(Call::Lost);
     }
 
     fn events_missed(&self, count: u64) {
-        self.told(Told::Missed(count));
+        self.send(Call::Missed(count));
     }
 }
 
-/// A callbacks whose thread is busy until something comes in on the channel, or that is dropped.
-fn busy() -> (Arc<CallbackExecutor>, Sender<()>, Receiver<Told>) {
-    let (told, hears) = channel();
-    let listener = Arc::new(Listener(Mutex::new(told)));
-    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), Some(listener)).unwrap();
+/// An executor whose thread is busy until the returned sender sends or is dropped.
+fn busy() -> (Arc<CallbackExecutor>, Sender<()>, Receiver<Call>) {
+    let (calls, received) = channel();
+    let handler = Arc::new(Handler(Mutex::new(calls)));
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), Some(handler)).unwrap();
     let (go_on, may_go_on) = channel::<()>();
     let (running, runs) = channel();
-    callbacks.run(move || {
+    callbacks.queue_callback(move || {
         running.send(()).unwrap();
         let _ = may_go_on.recv();
     });
     runs.recv_timeout(LONG).unwrap();
-    (callbacks, go_on, hears)
+    (callbacks, go_on, received)
 }
 
 fn renewed(callbacks: &CallbackExecutor, key: &Key) {
@@ -55,42 +57,44 @@ fn renewed(callbacks: &CallbackExecutor, key: &Key) {
 }
 
 #[test]
-fn events_beyond_the_bound_are_counted_and_told() {
-    let (callbacks, go_on, hears) = busy();
+fn events_beyond_the_bound_are_counted_and_reported() {
+    let (callbacks, go_on, received) = busy();
     let key = Key::new("", "k", 16).unwrap();
-    for _ in 0..MOST_EVENTS + 5 {
+    for _ in 0..MAX_QUEUED_EVENTS + 5 {
         renewed(&callbacks, &key);
     }
     drop(go_on);
-    let next = || hears.recv_timeout(LONG).unwrap();
-    assert_eq!(next(), Told::Missed(5));
-    assert!((0..MOST_EVENTS).all(|_| next() == Told::Renewed));
+    let next = || received.recv_timeout(LONG).unwrap();
+    assert_eq!(next(), Call::Missed(5));
+    assert!((0..MAX_QUEUED_EVENTS).all(|_| next() == Call::Renewed));
     renewed(&callbacks, &key);
-    assert_eq!(next(), Told::Renewed, "there is room again");
+    assert_eq!(next(), Call::Renewed, "there is room again");
     callbacks.stop();
     drop(callbacks);
-    assert!(hears.recv_timeout(LONG).is_err(), "nothing else was told");
+    assert!(received.recv_timeout(LONG).is_err(), "no other call");
 }
 
 #[test]
-fn losses_and_callbacks_are_never_missed() {
-    let (callbacks, go_on, hears) = busy();
+fn losses_and_callbacks_are_never_dropped() {
+    let (callbacks, go_on, received) = busy();
     let key = Key::new("", "k", 16).unwrap();
-    for _ in 0..MOST_EVENTS + 1 {
+    for _ in 0..MAX_QUEUED_EVENTS + 1 {
         renewed(&callbacks, &key);
     }
     let (ran, runs) = channel();
-    callbacks.run(move || ran.send(()).unwrap());
-    let reason = crate::LossReason::Expired;
-    callbacks.queue_loss_event(&key, 7, move |events, lock| events.lost(lock, &reason));
+    callbacks.queue_callback(move || ran.send(()).unwrap());
+    let grant = Grant::usual(key, MonotonicTime::now());
+    let lease = Lease::new(grant, Arc::clone(&callbacks), None);
+    callbacks.report_loss(&lease, LossReason::Expired);
+    drop(lease);
     drop(go_on);
     runs.recv_timeout(LONG).unwrap();
     callbacks.stop();
     drop(callbacks);
-    let mut told = Vec::new();
-    while let Ok(one) = hears.recv_timeout(LONG) {
-        told.push(one);
+    let mut calls = Vec::new();
+    while let Ok(call) = received.recv_timeout(LONG) {
+        calls.push(call);
     }
-    assert_eq!(told.last(), Some(&Told::Lost));
-    assert_eq!(told.len(), MOST_EVENTS + 2);
+    assert_eq!(calls.last(), Some(&Call::Lost));
+    assert_eq!(calls.len(), MAX_QUEUED_EVENTS + 2);
 }

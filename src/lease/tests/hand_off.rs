@@ -1,57 +1,57 @@
-//! What the next holder of a lease gets, and what is told to whom.
+//! Tests of hand-offs, of confirmed forced releases, and of callbacks and events.
 
 use super::*;
 use crate::event::EventHandler;
 
 #[test]
-fn the_next_holder_has_a_max_hold_of_its_own() {
+fn max_hold_starts_anew_for_the_next_holder() {
     let f = lease(|grant| {
         Arc::make_mut(&mut grant.options).max_hold = Some(100 * SECOND);
     });
-    let next = next_of(&f, f.at(5)).unwrap();
+    let next = hand_off(&f, f.at(5)).unwrap();
     assert_eq!(next.grant().hold_until(), Some(f.at(105)));
 }
 
 #[test]
-fn a_key_that_is_watched_is_not_watched_anew_for_the_next_holder() {
+fn a_tracked_key_stays_tracked_after_hand_off() {
     for tracked in [false, true] {
         let f = lease(|_| {});
         if tracked {
-            f.lease.watch(|| true);
+            f.lease.track_if(|| true);
         }
-        let next = next_of(&f, f.at(1)).unwrap();
-        let due = next.due(f.at(2), note);
-        let watch = matches!(due, Due::Held { watch: true, .. });
-        assert_eq!(watch, !tracked);
+        let next = hand_off(&f, f.at(1)).unwrap();
+        let due = next.take_due(f.at(2), set_timer);
+        let track = matches!(due, DueActions::Held { track: true, .. });
+        assert_eq!(track, !tracked);
     }
 }
 
 #[test]
-fn the_next_holder_knows_of_the_line_in_redis_as_the_first_did() {
+fn hand_off_keeps_others_queued() {
     for others_queued in [false, true] {
         let mut f = lease(|_| {});
         f.lease = f.lease.with_others_queued(others_queued);
-        let next = next_of(&f, f.at(1)).unwrap();
+        let next = hand_off(&f, f.at(1)).unwrap();
         assert_eq!(next.has_others_queued(), others_queued);
     }
 }
 
 #[test]
-fn a_lease_is_not_handed_off_while_a_force_is_confirmed() {
+fn no_hand_off_while_a_force_is_confirmed() {
     let f = lease(|_| {});
     let by = crate::util::id::HolderId::of_text("host/1/0");
-    assert!(f.lease.note_force(by, f.at(1)));
-    assert!(next_of(&f, f.at(1)).is_none());
-    f.lease.note_force_answer(Some(f.at(1)));
-    assert!(next_of(&f, f.at(1)).is_some());
+    assert!(f.lease.record_force_message(by, f.at(1)));
+    assert!(hand_off(&f, f.at(1)).is_none());
+    f.lease.record_force_answer(Some(f.at(1)));
+    assert!(hand_off(&f, f.at(1)).is_some());
 }
 
 #[test]
-fn at_the_very_end_of_its_validity_a_lease_is_not_live() {
+fn a_lease_is_invalid_at_its_validity_end() {
     let f = lease(|grant| {
         Arc::make_mut(&mut grant.options).max_hold = Some(20 * SECOND);
     });
-    f.lease.ttl_changed(f.at(1), f.at(1), 30 * SECOND);
+    f.lease.finish_ttl_change(f.at(1), f.at(1), 30 * SECOND);
     assert_eq!(f.lease.valid_for(f.at(19)), Some(SECOND));
     assert_eq!(f.lease.valid_for(f.at(20)), None);
     assert_eq!(f.lease.hold_left(f.at(19)), Some(SECOND));
@@ -59,34 +59,34 @@ fn at_the_very_end_of_its_validity_a_lease_is_not_live() {
 }
 
 #[test]
-fn what_redis_may_keep_is_counted_from_the_answer_with_an_allowance() {
+fn key_until_counts_from_the_reply_plus_drift() {
     let f = lease(|_| {});
-    // Later than what its grant allows.
-    f.lease.ttl_changed(f.at(20), f.at(1), 5000 * SECOND);
+    // The reply came late, so Redis may have set the ttl later than the request was sent.
+    f.lease.finish_ttl_change(f.at(20), f.at(1), 5000 * SECOND);
     assert_eq!(f.lease.key_until(), f.at(20 + 5100));
-    f.lease.key_lives(f.at(8000));
+    f.lease.extend_key_until(f.at(8000));
     assert_eq!(f.lease.key_until(), f.at(8000));
-    f.lease.key_lives(f.at(1));
+    f.lease.extend_key_until(f.at(1));
     assert_eq!(f.lease.key_until(), f.at(8000), "never less");
 }
 
-/// Panics when it goes.
-struct Bomb;
+/// A value whose drop panics.
+struct PanicsOnDrop;
 
-impl Drop for Bomb {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         panic!("a test's own panic");
     }
 }
 
 #[test]
-fn a_panic_in_what_a_callback_owns_does_not_reach_who_lets_go() {
+fn a_panic_while_dropping_a_callback_is_caught() {
     let f = lease(|_| {});
-    let bomb = Bomb;
-    f.lease.on_lost(f.at(1), Box::new(move |_| drop(bomb)));
-    let (ended, released) = f.lease.release(f.at(1));
+    let owned = PanicsOnDrop;
+    f.lease.on_lost(f.at(1), Box::new(move |_| drop(owned)));
+    let (detached, released) = f.lease.mark_released(f.at(1));
     assert_eq!(released, Ok(()));
-    drop(ended);
+    drop(detached);
 }
 
 #[derive(Default)]
@@ -104,7 +104,7 @@ impl EventHandler for Count {
 }
 
 #[test]
-fn events_are_told_at_once_or_later_and_a_panic_in_one_stays_there() {
+fn event_handlers_run_and_their_panics_are_dropped() {
     let threads = ThreadGroup::new();
     let count = Arc::new(Count::default());
     let events: Arc<dyn EventHandler> = Arc::clone(&count) as _;
@@ -114,16 +114,16 @@ fn events_are_told_at_once_or_later_and_a_panic_in_one_stays_there() {
         key,
         fencing_token: 1,
     };
-    callbacks.tell(|events| events.acquired(lock(), SECOND));
+    callbacks.call_handler(|events| events.acquired(lock(), SECOND));
     assert_eq!(count.0.load(Ordering::SeqCst), 10);
     callbacks.queue_event(move |events| events.renewed(lock()));
     callbacks.stop();
-    assert!(threads.has_ended_by(MonotonicTime::now().after(60 * SECOND)));
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(60 * SECOND)));
     assert_eq!(count.0.load(Ordering::SeqCst), 11);
 }
 
 #[test]
-fn who_of_the_client_is_to_know_of_a_loss_is_told_of_each() {
+fn the_loss_hook_runs_once_per_loss() {
     let f = lease(|_| {});
     let lost = Arc::new(AtomicUsize::new(0));
     let hook = {

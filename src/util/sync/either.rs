@@ -1,4 +1,4 @@
-//! A wait for one of two channels.
+//! Waits for one of two channels.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use crate::util::sync::Either;
 
-/// Waits until one of two channels has a message, which it takes, or has no sender any more. Nothing after
-/// `timeout`. If both are ready, it takes from any of them.
+/// Waits until one of two channels is disconnected or has a message, which it receives; `None` after `timeout`. If both
+/// are ready, it receives from either of them.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,
@@ -20,7 +20,7 @@ pub(crate) fn either(
     }
 }
 
-/// Sends if there is room.
+/// Sends, unless the channel is full.
 pub(crate) fn try_send(to: &Sender<()>) {
     let _ = to.try_send(());
 }

@@ -1,5 +1,5 @@
-//! The locks, condition variables, sleeps and atomics of all that models run, from one place: those of
-//! parking_lot, crossbeam and the standard library. Tests built with `--cfg shuttle` get the models' instead.
+//! The locks, condition variables, sleeps and atomics of code that models run: those of parking_lot, crossbeam and the
+//! standard library, or in tests with `--cfg shuttle` those of `model.rs`.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -28,7 +28,7 @@ pub(crate) use {
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// Which of two channels had a message, or has no sender any more.
+/// The channel that had a message or was disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Either {
     First,

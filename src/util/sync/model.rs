@@ -1,6 +1,5 @@
-//! What the models put in the place of threads' real means: every use of a lock, a condition variable
-//! or an atomic is a point where shuttle may let another thread go on, and time passes only when a
-//! model says so. Never part of a build that anybody uses.
+//! Locks, condition variables, sleeps and a clock for models. Each use of them is a scheduling point, where shuttle may
+//! run another thread. Time passes only in [`pass`].
 
 use std::cell::{Cell, RefCell};
 use std::env;
@@ -19,18 +18,17 @@ use shuttle::{Config, Runner};
 
 use crate::util::sync::Either;
 
-// All threads of a model share one of the system's, and each run of a model starts anew.
+// All threads of a model run on one thread of the system. Each run of a model resets these.
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static SLEEPERS: RefCell<Vec<(Duration, Thread)>> = const { RefCell::new(Vec::new()) };
-    /// Those asleep in [`either`].
+    /// The threads that sleep in [`either`].
     static SELECTING: RefCell<Vec<Thread>> = const { RefCell::new(Vec::new()) };
     static PANICKING: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
-/// Runs `model` under as many schedules as `runs` says: half of them random, half with few switches at
-/// random places. A failure prints its schedule: `LEASEHOLD_MODEL_SCHEDULE` replays that.
-/// `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
+/// Runs `model` under `runs` schedules: half of them random, half with few switches at random points. A failure prints its
+/// schedule, which `LEASEHOLD_MODEL_SCHEDULE` replays. `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
 pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
     let anew = move || {
         NOW.set(START);
@@ -48,13 +46,15 @@ pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static
         return;
     }
     let factor = env::var("LEASEHOLD_MODEL_FACTOR");
-    let factor = factor.map_or(1, |factor| factor.parse().expect("it is a number"));
+    let factor = factor.map_or(1, |factor| {
+        factor.parse().expect("LEASEHOLD_MODEL_FACTOR is a number")
+    });
     let runs = runs * factor / 2;
     Runner::new(RandomScheduler::new(runs), config.clone()).run(anew);
     Runner::new(PctScheduler::new(3, runs), config).run(anew);
 }
 
-/// So that a moment before the beginning is one, too.
+/// The time at the start of a model. Not zero, so earlier times exist, too.
 const START: Duration = Duration::from_secs(1000);
 
 /// The model's clock.
@@ -62,7 +62,7 @@ pub(crate) fn now() -> Duration {
     NOW.get()
 }
 
-/// Lets time pass for all threads: those whose time is over wake, when their turn comes.
+/// Moves the clock by `duration`, and wakes the threads whose sleep ends by then.
 pub(crate) fn pass(duration: Duration) {
     thread::yield_now();
     NOW.set(now() + duration);
@@ -73,8 +73,8 @@ pub(crate) fn pass(duration: Duration) {
     due.iter().for_each(Thread::unpark);
 }
 
-/// Waits until as many threads are asleep as there should be, and none of them is to wake. To say
-/// how many must be no point where another thread may go on: so count by the standard library's atomics.
+/// Waits until `threads()` threads are asleep, and the sleep of none has ended. `threads` must not be a scheduling point,
+/// so it counts with the standard library's atomics.
 pub(crate) fn quiet(threads: impl Fn() -> usize) {
     let is_quiet = || {
         let threads = threads();
@@ -87,12 +87,12 @@ pub(crate) fn quiet(threads: impl Fn() -> usize) {
     }
 }
 
-/// Sleeps until that much time has passed.
+/// Sleeps until the clock has moved by `duration`.
 pub(crate) fn sleep(duration: Duration) {
     Condvar::new().wait_for(&mut Mutex::new(()).lock(), duration);
 }
 
-/// A thread as who wakes it knows it.
+/// A handle that wakes a thread.
 pub(crate) struct Sleeper(Thread);
 
 impl Sleeper {
@@ -105,7 +105,7 @@ pub(crate) fn this_thread() -> Sleeper {
     Sleeper(thread::current())
 }
 
-/// As the standard library's, but that it does not end by itself: see [`Condvar`].
+/// Parks as the standard library's function does, but ends by time only in [`pass`]: see [`Condvar`].
 pub(crate) fn park_timeout(timeout: Duration) {
     let me = thread::current();
     let until = now().saturating_add(timeout);
@@ -114,8 +114,8 @@ pub(crate) fn park_timeout(timeout: Duration) {
     forget(&me);
 }
 
-/// As crossbeam's `select!` over two channels, which models send to by [`try_send`] only. Looking at the
-/// channels and falling asleep is one step, as it is there for the sender.
+/// Waits as crossbeam's `select!` over two channels does. Models send to them by [`try_send`] only. Reading the channels
+/// and falling asleep is one step, as it is in crossbeam for the sender.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,
@@ -142,45 +142,45 @@ pub(crate) fn either(
     }
 }
 
-/// Sends if there is room, and wakes all threads in [`either`].
+/// Sends, unless the channel is full, and wakes all threads in [`either`].
 pub(crate) fn try_send(to: &Sender<()>) {
     step();
     let _ = to.try_send(());
     SELECTING.take().iter().for_each(wake);
 }
 
-/// A point where another thread may go on.
+/// A scheduling point.
 pub(crate) fn step() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// A choice that the schedule makes, and a replay makes again: true once in `of` times.
+/// A random choice that a replay repeats: true once in `of` times.
 pub(crate) fn chance(of: u32) -> bool {
     thread_rng().gen_ratio(1, of)
 }
 
-/// A number that a replay draws again.
+/// A random number that a replay repeats.
 pub(crate) fn random() -> u128 {
     thread_rng().gen_range(0..=u128::MAX)
 }
 
-/// One of `0..n`.
+/// A random number in `0..n` that a replay repeats.
 pub(crate) fn choice(n: usize) -> usize {
     thread_rng().gen_range(0..n)
 }
 
-/// Whether this thread of the model is panicking: the standard library would say so of all of them.
+/// Whether this thread of the model is panicking. The standard library's function would say so for all of its threads.
 pub(crate) fn panicking() -> bool {
     std::thread::panicking() && PANICKING.get() == Some(thread::current().id())
 }
 
-/// Panics without shuttle taking it for a failure of the model. One thread at a time may.
+/// Panics in a way that shuttle does not report as a failure of the model. One thread at a time may call it.
 pub(crate) fn panic() -> ! {
     PANICKING.set(Some(thread::current().id()));
     resume_unwind(Box::new("a model asked for this panic"));
 }
 
-/// True if `work` came to its end, false if it panicked by [`panic`].
+/// True if `work` returned, false if it panicked by [`panic`].
 pub(crate) fn survives(work: impl FnOnce()) -> bool {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(()) => true,
@@ -189,13 +189,13 @@ pub(crate) fn survives(work: impl FnOnce()) -> bool {
     }
 }
 
-/// As parking_lot's: without poison.
+/// A mutex as parking_lot's, without poison.
 #[derive(Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
 pub(crate) struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
-    /// None only while its owner waits on a condition variable.
+    /// `None` only while the owner waits on a condition variable.
     held: Option<shuttle::sync::MutexGuard<'a, T>>,
 }
 
@@ -228,19 +228,18 @@ impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.held.as_ref().expect("it is held but in a wait")
+        self.held.as_ref().expect("held, except during a wait")
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.held.as_mut().expect("it is held but in a wait")
+        self.held.as_mut().expect("held, except during a wait")
     }
 }
 
-/// As parking_lot's. A timed wait ends by a notification, or once [`pass`] has brought the clock to
-/// its end: never by itself. So a model in which no time passes finds every lost wake-up as a
-/// deadlock, however short the waits are that would have hidden it.
+/// A condition variable as parking_lot's. A timed wait ends by a notification, or when [`pass`] has moved the clock to its
+/// end. So a model in which no time passes finds each lost wake-up as a deadlock, even if the waits are short.
 #[derive(Default)]
 pub(crate) struct Condvar {
     waiting: shuttle::sync::Mutex<Vec<Thread>>,
@@ -261,13 +260,13 @@ fn wake(thread: &Thread) {
     thread.unpark();
 }
 
-/// It sleeps, and is to be woken then at the latest.
+/// Records that `thread` sleeps until `until`.
 fn sleep_until(until: Duration, thread: &Thread) {
     forget(thread);
     SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, thread.clone())));
 }
 
-/// It sleeps no more.
+/// Records that `thread` does not sleep any more.
 fn forget(thread: &Thread) {
     SLEEPERS.with_borrow_mut(|sleepers| sleepers.retain(|(_, one)| one.id() != thread.id()));
 }
@@ -291,9 +290,9 @@ impl Condvar {
         self.waiting().push(me.clone());
         sleep_until(until, &me);
         guard.held = None;
-        // A wake-up between here and the sleep is kept by the thread's token.
+        // The thread's token keeps a wake-up that comes before the sleep.
         while self.is_waiting(&me) && now() < until {
-            // One that was meant for an earlier sleep of this thread has made it be forgotten.
+            // A wake-up for an earlier sleep of this thread may have removed it from the sleepers.
             sleep_until(until, &me);
             thread::park();
         }
@@ -303,7 +302,7 @@ impl Condvar {
         WaitTimeoutResult { timed_out }
     }
 
-    /// Wakes any one of those who wait: which is not promised.
+    /// Wakes a random one of the waiting threads.
     pub(crate) fn notify_one(&self) {
         let mut waiting = self.waiting();
         if waiting.is_empty() {
@@ -328,7 +327,7 @@ impl Condvar {
         self.waiting().iter().any(|other| other.id() == thread.id())
     }
 
-    /// True if nobody has woken `thread`.
+    /// Removes `thread` from the waiting threads; false if a notification has done so.
     fn leave(&self, thread: &Thread) -> bool {
         let mut waiting = self.waiting();
         let before = waiting.len();

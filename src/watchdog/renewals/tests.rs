@@ -3,7 +3,7 @@ use crate::lease::{CallbackExecutor, Grant, Options};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
-/// Leases with these ttls in seconds, taken now.
+/// Leases with these ttls in seconds, granted now.
 fn leases(ttls: impl IntoIterator<Item = u64>) -> Vec<Arc<Lease>> {
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
@@ -28,23 +28,23 @@ fn ttls(leases: &[Arc<Lease>]) -> Vec<u64> {
 }
 
 #[test]
-fn what_ends_first_goes_first_whatever_came_along() {
-    let renewals = Renewals::default();
+fn the_lease_that_ends_first_goes_first() {
+    let renewals = RenewalQueue::default();
     renewals.add(leases([30, 40]));
     renewals.add(leases([50, 10, 60, 20]));
-    let Some(Work::Renew(next)) = renewals.next() else {
+    let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch() else {
         panic!("nothing to renew");
     };
     assert_eq!(ttls(&next), [10, 20, 30, 40, 50, 60]);
 }
 
 #[test]
-fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
+fn leases_that_end_together_keep_their_order() {
     let (mut waiting, now) = (Waiting::default(), MonotonicTime::now());
-    let all = leases((0..AT_A_TIME as u64 + 2).map(|_| 30));
-    waiting.add(with_ends(all.clone()));
-    let taken = [waiting.take(now), waiting.take(now)];
-    assert_eq!(taken[0].len(), AT_A_TIME);
+    let all = leases((0..MIN_BATCH as u64 + 2).map(|_| 30));
+    waiting.add_renewals(with_ends(all.clone()));
+    let taken = [waiting.take_renewals(now), waiting.take_renewals(now)];
+    assert_eq!(taken[0].len(), MIN_BATCH);
     let taken = taken.concat();
     assert_eq!(taken.len(), all.len());
     assert!(
@@ -53,61 +53,69 @@ fn those_that_end_together_go_as_they_came_and_none_is_forgotten() {
             .zip(&all)
             .all(|(one, other)| Arc::ptr_eq(one, other))
     );
-    assert!(waiting.take(now).is_empty());
+    assert!(waiting.take_renewals(now).is_empty());
 }
 
 #[test]
-fn more_go_at_a_time_the_longer_some_have_waited() {
+fn batches_grow_with_the_lateness() {
     let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
-    let many = 2 * MAX_RENEWALS + 3 * AT_A_TIME;
-    waiting.add(with_ends(leases((0..many).map(|_| 30))));
+    let many = 2 * MAX_RENEWALS + 3 * MIN_BATCH;
+    waiting.add_renewals(with_ends(leases((0..many).map(|_| 30))));
     let mut taken_after = |pause| {
-        waiting.add(with_ends(leases((0..2 * AT_A_TIME).map(|_| 40))));
-        waiting.take(start.after(pause)).len()
+        waiting.add_renewals(with_ends(leases((0..2 * MIN_BATCH).map(|_| 40))));
+        waiting.take_renewals(start.after(pause)).len()
     };
-    assert_eq!(taken_after(Duration::ZERO), AT_A_TIME);
-    let half = AT_A_TIME + (MAX_RENEWALS - AT_A_TIME) / 2;
-    assert_eq!(taken_after(LATE / 2), half);
-    assert_eq!(taken_after(LATE), MAX_RENEWALS);
-    assert_eq!(taken_after(2 * LATE), MAX_RENEWALS, "and no more");
-    // All that waited at the start are gone; some came later, and the queue was never empty.
-    assert_eq!(taken_after(3 * LATE), AT_A_TIME);
+    assert_eq!(taken_after(Duration::ZERO), MIN_BATCH);
+    let half = MIN_BATCH + (MAX_RENEWALS - MIN_BATCH) / 2;
+    assert_eq!(taken_after(FULL_BATCH_AFTER / 2), half);
+    assert_eq!(taken_after(FULL_BATCH_AFTER), MAX_RENEWALS);
+    assert_eq!(
+        taken_after(2 * FULL_BATCH_AFTER),
+        MAX_RENEWALS,
+        "the largest batch"
+    );
+    // All leases of the first round are taken. Others were queued later, so the queue was never empty.
+    assert_eq!(taken_after(3 * FULL_BATCH_AFTER), MIN_BATCH);
 }
 
 #[test]
-fn what_comes_later_and_goes_first_does_not_hide_how_long_others_wait() {
+fn later_and_shorter_leases_do_not_hide_lateness() {
     let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
-    waiting.add(with_ends(leases((0..MAX_RENEWALS).map(|_| 30))));
+    waiting.add_renewals(with_ends(leases((0..MAX_RENEWALS).map(|_| 30))));
     let mut taken_after = |pause| {
-        waiting.add(with_ends(leases((0..AT_A_TIME).map(|_| 10))));
-        waiting.take(start.after(pause))
+        waiting.add_renewals(with_ends(leases((0..MIN_BATCH).map(|_| 10))));
+        waiting.take_renewals(start.after(pause))
     };
-    assert_eq!(ttls(&taken_after(Duration::ZERO)), [10; AT_A_TIME]);
-    assert_eq!(taken_after(LATE).len(), MAX_RENEWALS);
+    assert_eq!(ttls(&taken_after(Duration::ZERO)), [10; MIN_BATCH]);
+    assert_eq!(taken_after(FULL_BATCH_AFTER).len(), MAX_RENEWALS);
 }
 
 #[test]
-fn once_ended_there_is_nothing_to_renew() {
-    let (renewals, lease) = (Renewals::default(), leases([30]));
+fn an_ended_queue_keeps_no_lease() {
+    let (renewals, lease) = (RenewalQueue::default(), leases([30]));
     renewals.add(lease.clone());
     renewals.end();
     renewals.add(lease.clone());
-    assert!(renewals.next().is_none());
-    assert_eq!(Arc::strong_count(&lease[0]), 1, "none is kept");
+    assert!(renewals.wait_for_batch().is_none());
+    assert_eq!(Arc::strong_count(&lease[0]), 1, "the queue keeps none");
 }
 
 #[test]
-fn what_seems_to_be_lost_goes_first_and_once() {
-    let renewals = Renewals::default();
+fn confirmations_go_first_and_once() {
+    let renewals = RenewalQueue::default();
     renewals.add(leases([30, 40]));
-    let doubted = leases([50]).remove(0);
-    renewals.queue_confirmation(Arc::clone(&doubted));
-    renewals.queue_confirmation(doubted);
-    let Some(Work::Confirm(first)) = renewals.next() else {
-        panic!("nothing to confirm");
-    };
-    assert_eq!(first.len(), 1);
-    let Some(Work::Renew(next)) = renewals.next() else {
+    let reported = leases([50]).remove(0);
+    for report in [LossReport::ForceMessage, LossReport::KeyRead] {
+        renewals.queue_confirmation(Arc::clone(&reported), report);
+        renewals.queue_confirmation(Arc::clone(&reported), report);
+    }
+    for expected in [LossReport::KeyRead, LossReport::ForceMessage] {
+        let Some(RenewalBatch::Confirm(report, leases)) = renewals.wait_for_batch() else {
+            panic!("nothing to confirm");
+        };
+        assert_eq!((report, leases.len()), (expected, 1));
+    }
+    let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch() else {
         panic!("nothing to renew");
     };
     assert_eq!(ttls(&next), [30, 40]);

@@ -1,5 +1,5 @@
-//! A model of the scheduler alone: timers set and cancelled while the timer thread sleeps, and what it
-//! wakes for.
+//! Models of the scheduler: timers that are set and cancelled while the timer thread sleeps, and requests for
+//! maintenance.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -14,15 +14,17 @@ const STEP: Duration = Duration::from_millis(100);
 const STEPS: u32 = 8;
 const SETTERS: usize = 3;
 
-/// Sets timers at several times, for several times; some are cancelled at once. Notes the others.
+/// Sets timers at several times, and cancels some at once. Adds the times of the others to `noted`.
 fn set_timers(scheduler: &Scheduler, noted: &parking_lot::Mutex<Vec<MonotonicTime>>) {
     for _ in 0..2 {
         sleep(choice(3) as u32 * STEP);
         let at = MonotonicTime::now().after(choice(4) as u32 * STEP);
-        let note = scheduler.set(at, Timer::Maintenance).expect("it goes on");
-        // One that is due already may have been found before.
+        let timer = scheduler
+            .set_timer(at, TimerTarget::Maintenance)
+            .expect("the scheduler runs");
+        // A timer that is due may have fired before the cancel.
         if at > MonotonicTime::now() && chance(2) {
-            scheduler.cancel(note);
+            scheduler.cancel_timer(timer);
         } else {
             noted.lock().push(at);
         }
@@ -30,7 +32,7 @@ fn set_timers(scheduler: &Scheduler, noted: &parking_lot::Mutex<Vec<MonotonicTim
 }
 
 #[test]
-fn model_each_timer_is_found_when_its_time_comes_and_a_cancelled_one_never() {
+fn model_timers_fire_on_time_unless_cancelled() {
     check(RUNS, || {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
         let noted = parking_lot::Mutex::new(Vec::new());
@@ -38,7 +40,7 @@ fn model_each_timer_is_found_when_its_time_comes_and_a_cancelled_one_never() {
         let setting = AtomicUsize::new(SETTERS);
         thread::scope(|scope| {
             scope.spawn(|| {
-                while let Some(due) = scheduler.next() {
+                while let Some(due) = scheduler.wait_for_due_timers() {
                     found.fetch_add(due.len(), Ordering::SeqCst);
                 }
             });
@@ -61,34 +63,35 @@ fn model_each_timer_is_found_when_its_time_comes_and_a_cancelled_one_never() {
         });
         assert!(
             scheduler
-                .set(MonotonicTime::now(), Timer::Maintenance)
+                .set_timer(MonotonicTime::now(), TimerTarget::Maintenance)
                 .is_none()
         );
     });
 }
 
 #[test]
-fn model_a_store_that_rings_while_it_is_seen_to_is_seen_to_again() {
+fn model_a_request_during_maintenance_runs_it_again() {
     check(RUNS, || {
         let (scheduler, inboxes) = Scheduler::new(Clock::default());
-        let owed = AtomicU32::new(0);
-        let ringing = AtomicUsize::new(3);
-        // One kind only, so that neither makes up for the other.
+        let requests = AtomicU32::new(0);
+        let requesting = AtomicUsize::new(3);
+        // One urgency only, since a request of the other kind would hide a missing run.
         let soon = chance(2);
         let run_maintenance = || {
-            scheduler.maintenance_begins();
-            owed.swap(0, Ordering::SeqCst);
+            scheduler.clear_maintenance_requests();
+            requests.swap(0, Ordering::SeqCst);
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                while let Some(due) = scheduler.next() {
-                    due.iter().for_each(|_| scheduler.give(Job::Maintenance));
+                while let Some(due) = scheduler.wait_for_due_timers() {
+                    due.iter()
+                        .for_each(|_| scheduler.queue_task(Task::Maintenance));
                 }
             });
             let worker = scope.spawn(|| {
                 loop {
                     match inboxes.releases.try_recv() {
-                        Ok(Job::Stop) => return,
+                        Ok(Task::Stop) => return,
                         Ok(_) => run_maintenance(),
                         Err(_) => sleep(STEP),
                     }
@@ -96,19 +99,19 @@ fn model_a_store_that_rings_while_it_is_seen_to_is_seen_to_again() {
             });
             for _ in 0..3 {
                 scope.spawn(|| {
-                    sleep(choice(3) as u32 * MAINTENANCE_AFTER);
-                    owed.fetch_add(1, Ordering::SeqCst);
+                    sleep(choice(3) as u32 * MAINTENANCE_DELAY);
+                    requests.fetch_add(1, Ordering::SeqCst);
                     scheduler.request_maintenance(if soon { Urgency::Soon } else { Urgency::Now });
-                    ringing.fetch_sub(1, Ordering::SeqCst);
+                    requesting.fetch_sub(1, Ordering::SeqCst);
                 });
             }
-            let all_sleep = || quiet(|| 2 + ringing.load(Ordering::SeqCst));
+            let all_sleep = || quiet(|| 2 + requesting.load(Ordering::SeqCst));
             for _ in 0..5 {
                 all_sleep();
-                pass(MAINTENANCE_AFTER);
+                pass(MAINTENANCE_DELAY);
             }
             all_sleep();
-            assert_eq!(owed.load(Ordering::SeqCst), 0, "it rang in vain");
+            assert_eq!(requests.load(Ordering::SeqCst), 0, "a request was lost");
             scheduler.stop();
             pass(STEP);
             worker.join().unwrap();

@@ -10,24 +10,24 @@ fn lease(name: &str, callbacks: &Arc<CallbackExecutor>) -> Arc<Lease> {
 }
 
 #[test]
-fn no_more_are_watched_than_there_is_room_for_and_one_that_goes_makes_room() {
+fn tracked_leases_are_bounded_and_removal_makes_room() {
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     let tracked = TrackedLeases::default();
     let first = lease("first", &callbacks);
     assert!(tracked.insert(&first));
-    for n in 1..MOST {
-        assert_eq!(tracked.room(), MOST - n);
+    for n in 1..MAX_TRACKED {
+        assert_eq!(tracked.room(), MAX_TRACKED - n);
         assert!(tracked.insert(&lease(&n.to_string(), &callbacks)));
     }
     let late = lease("late", &callbacks);
     assert_eq!(tracked.room(), 0);
     assert!(!tracked.insert(&late));
     assert!(tracked.get(&late.grant().key).is_none());
-    assert!(tracked.insert(&first), "it has its place");
+    assert!(tracked.insert(&first), "its key is tracked already");
     let next = lease("first", &callbacks);
-    assert!(tracked.insert(&next), "of the same key");
+    assert!(tracked.insert(&next), "the same key");
     tracked.remove(&first);
-    assert_eq!(tracked.room(), 0, "the place is another's");
+    assert_eq!(tracked.room(), 0, "another lease has the key");
     tracked.remove(&next);
     assert!(tracked.insert(&late));
     callbacks.stop();

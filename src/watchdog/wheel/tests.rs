@@ -1,4 +1,4 @@
-//! What the wheel promises, case by case and against a plain sorted list.
+//! Tests of the wheel: single cases, and random steps compared with a sorted list.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn fired<T: Default>(wheel: &mut Wheel<T>, now: u64) -> Vec<T> {
 }
 
 #[test]
-fn an_empty_wheel_has_nothing_to_wake_for() {
+fn an_empty_wheel_has_no_next_wake() {
     let mut wheel = Wheel::<u8>::new(5);
     assert_eq!(wheel.next_wake(), None);
     assert!(wheel.is_empty());
@@ -25,7 +25,7 @@ fn an_empty_wheel_has_nothing_to_wake_for() {
 }
 
 #[test]
-fn a_value_fires_at_its_deadline_and_not_a_tick_before() {
+fn a_value_fires_exactly_at_its_deadline() {
     for deadline in [
         1001,
         1023,
@@ -48,7 +48,7 @@ fn a_value_fires_at_its_deadline_and_not_a_tick_before() {
 }
 
 #[test]
-fn a_deadline_that_is_not_in_the_future_fires_at_the_next_advance() {
+fn a_past_deadline_fires_at_the_next_advance() {
     let mut wheel = Wheel::new(1000);
     for (deadline, value) in [(1000, 'd'), (999, 'c'), (0, 'a'), (7, 'b'), (1000, 'e')] {
         wheel.insert(deadline, value);
@@ -59,7 +59,7 @@ fn a_deadline_that_is_not_in_the_future_fires_at_the_next_advance() {
 }
 
 #[test]
-fn an_earlier_now_fires_what_is_overdue_and_does_not_turn_time_back() {
+fn an_earlier_now_does_not_move_time_back() {
     let mut wheel = Wheel::new(1000);
     wheel.insert(500, "late");
     wheel.insert(1000, "now");
@@ -72,7 +72,7 @@ fn an_earlier_now_fires_what_is_overdue_and_does_not_turn_time_back() {
 }
 
 #[test]
-fn next_wake_is_never_after_a_late_entry_whatever_came_before_it() {
+fn next_wake_is_never_after_an_overdue_entry() {
     let mut wheel = Wheel::new(1000);
     let id = wheel.insert(3, 'a');
     assert_eq!(wheel.cancel(id), Some('a'));
@@ -86,7 +86,7 @@ fn next_wake_is_never_after_a_late_entry_whatever_came_before_it() {
 }
 
 #[test]
-fn values_fire_by_deadline_and_in_insertion_order_where_deadlines_are_equal() {
+fn values_fire_by_deadline_then_by_insertion() {
     let mut wheel = Wheel::new(0);
     wheel.insert(5000, 'e');
     wheel.insert(5000, 'f');
@@ -110,10 +110,10 @@ fn due_values_are_appended() {
 }
 
 #[test]
-fn a_cancelled_value_comes_back_once_and_never_fires() {
+fn cancel_returns_a_value_once() {
     let mut wheel = Wheel::new(0);
     let ids = [40, 40, 40, 5000, 1 << 50].map(|deadline| wheel.insert(deadline, deadline));
-    // The middle, the head and the tail of one slot, then the only one of others.
+    // The middle, the head and the tail of one slot, then the only entries of two other slots.
     for at in [1, 0, 2, 4, 3] {
         assert!(wheel.cancel(ids[at]).is_some());
         assert_eq!(wheel.cancel(ids[at]), None);
@@ -123,7 +123,7 @@ fn a_cancelled_value_comes_back_once_and_never_fires() {
 }
 
 #[test]
-fn a_stale_id_cancels_nothing_when_its_place_is_taken_again() {
+fn a_stale_id_cancels_no_reused_node() {
     let mut wheel = Wheel::new(0);
     let cancelled = wheel.insert(10, 'a');
     wheel.cancel(cancelled);
@@ -140,7 +140,7 @@ fn a_stale_id_cancels_nothing_when_its_place_is_taken_again() {
 }
 
 #[test]
-fn a_cancel_after_entries_moved_down_finds_them() {
+fn cancel_finds_entries_that_moved_down() {
     let mut wheel = Wheel::new(0);
     let first = wheel.insert(5000, 'a');
     let second = wheel.insert(5001, 'b');
@@ -154,7 +154,7 @@ fn a_cancel_after_entries_moved_down_finds_them() {
 }
 
 #[test]
-fn a_week_asleep_or_the_whole_of_time_is_one_jump() {
+fn advance_jumps_over_any_time() {
     let mut wheel = Wheel::new(0);
     for n in 0..10_000_u64 {
         wheel.insert(n * 60_000, n);
@@ -169,11 +169,11 @@ fn a_week_asleep_or_the_whole_of_time_is_one_jump() {
 }
 
 #[test]
-fn the_farthest_deadline_is_reached_in_at_most_one_step_per_level() {
+fn the_farthest_deadline_takes_one_step_per_level() {
     let mut wheel = Wheel::new(0);
     wheel.insert(u64::MAX, ());
     for _ in 0..LEVELS {
-        let wake = wheel.next_wake().expect("an entry acquirer");
+        let wake = wheel.next_wake().expect("the wheel has an entry");
         fired(&mut wheel, wake);
     }
     assert!(wheel.is_empty());
@@ -195,7 +195,7 @@ fn nodes_are_reused_before_the_wheel_grows() {
 }
 
 #[test]
-fn a_value_is_dropped_by_whoever_takes_it_and_not_kept_by_a_free_node() {
+fn a_free_node_keeps_no_value() {
     let value = Arc::new(());
     let mut wheel = Wheel::new(0);
     let id = wheel.insert(10, Arc::clone(&value));
@@ -208,7 +208,7 @@ fn a_value_is_dropped_by_whoever_takes_it_and_not_kept_by_a_free_node() {
 
 #[test]
 #[cfg(target_pointer_width = "64")]
-fn an_entry_costs_half_a_cache_line() {
+fn an_entry_takes_32_bytes() {
     assert_eq!(size_of::<Node<Arc<()>>>(), 32);
     assert_eq!(size_of::<Node<usize>>(), 32);
     assert!(size_of::<Wheel<Arc<()>>>() < 6 * 1024);
@@ -239,12 +239,12 @@ impl Model {
     }
 }
 
-/// A tick, mostly in relation to the wheel's time.
+/// A tick, mostly relative to the wheel's time.
 #[derive(Clone, Copy, Debug)]
 enum Tick {
     After(u64),
     Before(u64),
-    /// So many ticks from the next multiple of a power of two, where slots begin.
+    /// `offset` ticks from the next multiple of `1 << bit`, where slots begin.
     Near {
         bit: u32,
         offset: i64,
@@ -269,12 +269,12 @@ impl Tick {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Insert(Tick),
-    /// Any id that was ever handed out: live, fired or cancelled.
+    /// Any id that was ever returned: live, fired or cancelled.
     Cancel(usize),
-    /// One that still acquirer.
+    /// An id whose entry is still in the wheel.
     CancelLive(usize),
     Advance(Tick),
-    /// From wake to wake until the earliest deadline fires.
+    /// Advances to `next_wake` until the earliest deadline fires.
     FollowWakes,
 }
 
@@ -289,7 +289,7 @@ fn tick() -> impl Strategy<Value = Tick> {
     ]
 }
 
-/// Jumps that leave some time for what follows.
+/// Ticks for jumps that leave time for further steps.
 fn jump() -> impl Strategy<Value = Tick> {
     prop_oneof![
         6 => (0..100_u64).prop_map(Tick::After),
@@ -400,7 +400,10 @@ impl Run {
             other => panic!("wake and earliest deadline: {other:?}"),
         }
         self.most = self.most.max(wheel.len());
-        assert!(wheel.nodes.len() <= self.most, "a free node was not reused");
+        assert!(
+            wheel.nodes.len() <= self.most,
+            "the wheel grew although a node was free"
+        );
         for (slot, list) in wheel.slots.iter().enumerate() {
             let marked = wheel.occupied[slot / SLOTS] >> (slot % SLOTS) & 1 == 1;
             assert_eq!(marked, list.head != super::NIL, "slot {slot}");
@@ -412,7 +415,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_wheel_does_what_a_sorted_list_does(
+    fn the_wheel_behaves_like_a_sorted_list(
         start in prop_oneof![0..5000_u64, any::<u64>(), Just(u64::MAX - 5000)],
         steps in prop::collection::vec(step(), 1..200),
     ) {

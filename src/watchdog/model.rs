@@ -1,5 +1,4 @@
-//! Models of the watchdog: its timer and its workers against owners who take, extend and let go, and
-//! against its end.
+//! Models of the watchdog: its timer thread and workers while holders acquire, extend and release, and its stop.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -24,11 +23,11 @@ const OPTIONS: Options = Options {
     max_hold: None,
     checked: false,
 };
-/// The timer, those that renew, the one for releases, and the one that asks checks.
+/// The timer thread, the workers that renew, the worker for tracking, and the worker for checks.
 const THREADS: usize = 3 + RENEWAL_PIPELINES;
 
 struct World {
-    dog: Arc<Watchdog>,
+    watchdog: Arc<Watchdog>,
     server: Server,
     callbacks: Arc<CallbackExecutor>,
     inboxes: Inboxes,
@@ -40,9 +39,9 @@ impl World {
         let (scheduler, inboxes) = Scheduler::new(Clock::default());
         let server = Server::new();
         let store = Arc::new(Direct::new(&server, QueueMode::None));
-        let (callbacks, _deliver) = CallbackExecutor::of_a_model();
+        let (callbacks, _deliver) = CallbackExecutor::for_model();
         Self {
-            dog: Watchdog::new(scheduler, store, Arc::clone(&callbacks), SECOND),
+            watchdog: Watchdog::new(scheduler, store, Arc::clone(&callbacks), SECOND),
             server,
             callbacks,
             inboxes,
@@ -70,33 +69,35 @@ impl World {
         Arc::new(Lease::new(grant, Arc::clone(&self.callbacks), check))
     }
 
-    /// What a worker does, on a channel that cannot make a thread of a model wait.
-    fn work(&self, inbox: &Receiver<Job>) {
+    /// Runs a worker's tasks. Polls the channel, since a thread of a model cannot block on it.
+    fn run_tasks(&self, inbox: &Receiver<Task>) {
         let (nap, never) = (Mutex::new(()), Condvar::new());
         loop {
             match inbox.try_recv() {
-                Ok(Job::Track(leases)) => self.dog.track_keys(&leases),
-                Ok(Job::Check(leases)) => self.dog.check(leases),
-                Ok(Job::Maintenance) => {}
-                Ok(Job::Stop) => return,
+                Ok(Task::Track(leases)) => self.watchdog.track_keys(&leases),
+                Ok(Task::Check(leases)) => self.watchdog.run_checks(leases),
+                Ok(Task::Maintenance) => {}
+                Ok(Task::Stop) => return,
                 Err(_) => drop(never.wait_for(&mut nap.lock(), STEP / 10)),
             }
         }
     }
 
-    /// Runs `owners` beside the threads of the watchdog, and `clock` beside all; then `finish`.
-    fn run(&self, owners: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
+    /// Runs `holders` and `clock` beside the threads of the watchdog, then `finish`.
+    fn run(&self, holders: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
-            let mut threads = vec![scope.spawn(|| self.dog.run_timer())];
+            let mut threads = vec![scope.spawn(|| self.watchdog.run_timer())];
             for _ in 0..RENEWAL_PIPELINES {
-                threads.push(scope.spawn(|| self.dog.run_renewals()));
+                threads.push(scope.spawn(|| self.watchdog.run_renewals()));
             }
             for inbox in [&self.inboxes.checks, &self.inboxes.releases] {
-                threads.push(scope.spawn(|| self.work(inbox)));
+                threads.push(scope.spawn(|| self.run_tasks(inbox)));
             }
-            let owners: Vec<_> = owners.iter().map(|run| scope.spawn(run)).collect();
+            let holders: Vec<_> = holders.iter().map(|run| scope.spawn(run)).collect();
             clock();
-            owners.into_iter().for_each(|owner| owner.join().unwrap());
+            holders
+                .into_iter()
+                .for_each(|holder| holder.join().unwrap());
             finish();
             scope.spawn(|| {
                 threads
@@ -112,34 +113,39 @@ impl World {
 }
 
 #[test]
-fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
+fn model_held_leases_are_renewed_until_released() {
     check(RUNS, || {
         let world = World::new();
         let leases = ["a", "b", "checked"].map(|name| {
             let check = (name == "checked").then(|| Check::new(|| true));
             (world.grant_with(name, check), AtomicBool::new(false))
         });
-        // The standard library's: to look at it is no point where another thread may go on.
+        // The standard library's atomic, since reading it must not be a scheduling point.
         let asleep = AtomicUsize::new(THREADS + leases.len());
-        let own = |i: usize| {
+        let hold_lease = |i: usize| {
             let (world, asleep, (lease, released)) = (&world, &asleep, &leases[i]);
             move || {
-                assert!(world.dog.watch(lease));
+                assert!(world.watchdog.schedule(lease));
                 let hold = choice(6) as u32;
                 if hold > 0 {
                     sleep(hold * STEP);
-                    assert!(world.dog.release(lease, MonotonicTime::now()).is_ok());
+                    assert!(
+                        world
+                            .watchdog
+                            .end_lease(lease, MonotonicTime::now())
+                            .is_ok()
+                    );
                     released.store(true, Ordering::SeqCst);
                 }
                 asleep.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        // Little longer than the longest hold, or longer by more than a ttl.
+        // A little longer than the longest hold, or longer by more than a ttl.
         let steps = [6, 20][choice(2)];
-        let everybody_sleeps = || quiet(|| asleep.load(Ordering::SeqCst));
+        let all_threads_sleep = || quiet(|| asleep.load(Ordering::SeqCst));
         let clock = || {
             for _ in 0..steps {
-                everybody_sleeps();
+                all_threads_sleep();
                 for (lease, released) in &leases {
                     let left = lease.valid_for(MonotonicTime::now()).unwrap_or_default();
                     assert!(
@@ -151,51 +157,60 @@ fn model_what_is_held_is_renewed_and_what_is_let_go_is_forgotten() {
             }
         };
         let finish = || {
-            everybody_sleeps();
-            let tracked = world.dog.scheduler.stop();
+            all_threads_sleep();
+            let scheduled = world.watchdog.scheduler.stop();
             for (lease, released) in &leases {
                 let key = &lease.grant().key;
-                let timers = tracked.iter().filter(|one| Arc::ptr_eq(one, lease));
+                let timers = scheduled.iter().filter(|one| Arc::ptr_eq(one, lease));
                 let is_held = !released.load(Ordering::SeqCst);
                 assert_eq!(timers.count(), usize::from(is_held), "timers of {key:?}");
                 let alive = world.server.holder(key).is_some();
                 assert!(alive || !is_held, "{key:?} is not renewed");
-                assert!(is_held || !alive || steps == 6, "{key:?} is renewed still");
-                assert_eq!(world.dog.tracked(key).is_some(), is_held);
+                assert!(is_held || !alive || steps == 6, "{key:?} is still renewed");
+                assert_eq!(world.watchdog.tracked(key).is_some(), is_held);
                 assert_eq!(lease.loss(MonotonicTime::now()), None);
             }
         };
-        let (a, b, c) = (own(0), own(1), own(2));
+        let (a, b, c) = (hold_lease(0), hold_lease(1), hold_lease(2));
         world.run(&[&a, &b, &c], clock, finish);
     });
 }
 
 #[test]
-fn model_its_end_loses_every_lease_and_ends_every_thread() {
+fn model_stop_loses_every_lease_and_ends_threads() {
     check(RUNS, || {
         let world = World::new();
         let start = MonotonicTime::now();
         let leases = ["a", "b"].map(|name| world.grant(name));
         let released = AtomicBool::new(false);
-        let own = |lease: &Arc<Lease>, lets_go: bool| {
-            if !world.dog.watch(lease) {
-                // As whoever asked for it does then.
+        let hold_lease = |lease: &Arc<Lease>, releases: bool| {
+            if !world.watchdog.schedule(lease) {
+                // As `Acquirer` does then.
                 lease.lose(MonotonicTime::now(), LossReason::Shutdown);
             }
             if chance(2) {
-                let _ = world.dog.extend(lease, 4 * SECOND);
+                let _ = world.watchdog.extend(lease, 4 * SECOND);
             }
-            if lets_go && world.dog.release(lease, MonotonicTime::now()).is_ok() {
+            if releases
+                && world
+                    .watchdog
+                    .end_lease(lease, MonotonicTime::now())
+                    .is_ok()
+            {
                 released.store(true, Ordering::SeqCst);
             }
         };
-        let one = || own(&leases[0], false);
-        let other = || own(&leases[1], true);
-        let stop = || world.dog.stop();
+        let one = || hold_lease(&leases[0], false);
+        let other = || hold_lease(&leases[1], true);
+        let stop = || world.watchdog.stop();
         let clock = || (0..6).for_each(|_| pass(STEP));
         world.run(&[&one, &other, &stop], clock, || {});
         for lease in &leases {
-            assert_eq!(lease.valid_for(start), None, "it outlives the watchdog");
+            assert_eq!(
+                lease.valid_for(start),
+                None,
+                "valid after the watchdog has stopped"
+            );
         }
         if released.load(Ordering::SeqCst) {
             assert_eq!(leases[1].loss(MonotonicTime::now()), None);
