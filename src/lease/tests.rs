@@ -359,10 +359,7 @@ fn a_lease_is_not_handed_off_on_other_terms_unrenewed_or_while_its_ttl_changes()
     );
     assert!(next_of(&f, f.at(1)).is_none(), "its ttl changes");
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
-    assert!(
-        next_of(&f, f.at(1)).is_none(),
-        "an explicit ttl is a promise"
-    );
+    assert!(next_of(&f, f.at(1)).is_none(), "a fixed ttl");
     let f = lease(|grant| limit(grant, 29 * SECOND));
     assert!(next_of(&f, f.at(1)).is_none(), "its hold is about to end");
 }

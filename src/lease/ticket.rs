@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::config::{Config, MAX_TTL, MIN_TTL};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Options;
+use crate::store::MAX_TOKEN;
 use crate::util::id::{LeaseId, number};
 use crate::util::key::Key;
 
@@ -43,7 +44,9 @@ impl Ticket {
         // A lease id with its token is as good as the ticket, so this error does not quote it.
         let lease = LeaseId::decode(word()?).ok_or_else(|| invalid("it names no lease"))?;
         let token = word()?;
-        let token = number(token).ok_or_else(|| wrong(token, "no fencing token"))?;
+        let token = number(token)
+            .filter(|number| *number <= MAX_TOKEN)
+            .ok_or_else(|| wrong(token, "no fencing token"))?;
         let ttl = millis(word()?)?.ok_or_else(|| invalid("it has no ttl"))?;
         let (renew_every, max_hold) = (millis(word()?)?, millis(word()?)?);
         let left = word()?;
@@ -140,7 +143,7 @@ mod tests {
         Ticket {
             key: Key::new(&config.prefix, name, config.max_key_bytes).unwrap(),
             lease: LeaseId::random(),
-            token: u64::MAX,
+            token: MAX_TOKEN,
             options: Options::USUAL,
             key_left: Duration::from_secs(31),
         }
@@ -206,13 +209,15 @@ mod tests {
             long_word.contains("\"xxxxxxxxxxxx\".. is no number"),
             "{long_word}"
         );
-        let token = format!(" {} ", u64::MAX);
+        let token = format!(" {MAX_TOKEN} ");
         let no_token = refused(&good.replace(&token, " +7 "), &config);
         assert!(
             no_token.contains("\"+7\" is no fencing token"),
             "{no_token}"
         );
         assert!(refused(&good.replace(" 31000 ", " 86400001 "), &config).contains("\"86400001\""));
+        let too_great = refused(&good.replace(&token, " 9223372036854775808 "), &config);
+        assert!(too_great.contains("is no fencing token"), "{too_great}");
         let other_place = good.replace(&token, &format!(" {} ", "c".repeat(LeaseId::DIGITS)));
         assert!(!refused(&other_place, &config).contains(&"c".repeat(13)));
         assert!(refused(&good.replace(" 30000 ", " 3 "), &config).contains("hardly anything"));
@@ -255,7 +260,7 @@ mod tests {
             let ttl = 10..=day;
             let renew_every = prop::option::of(1..10_u64);
             let max_hold = prop::option::of(10..1_000_000_000_000_u64);
-            let numbers = (ttl, renew_every, max_hold, 0..=day, any::<u64>());
+            let numbers = (ttl, renew_every, max_hold, 0..=day, 0..=MAX_TOKEN);
             (fuzz::lease(), numbers, "[a-zA-Zé:][a-z 0-9é~]{0,20}").prop_map(
                 |(lease, (ttl, renew_every, max_hold, key_left, token), name)| Ticket {
                     key: Key::new(PREFIX, &name, LONGEST_NAME).unwrap(),
