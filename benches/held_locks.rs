@@ -117,7 +117,7 @@ fn take(client: &Client, locks: usize) -> Result<Vec<MutexGuard>, leasehold::Err
             if number >= locks {
                 return Ok(());
             }
-            let guard = client.mutex(&number.to_string()).lock()?;
+            let guard = client.mutex(number.to_string()).lock()?;
             guards.lock().expect("nobody panics with it").push(guard);
             bar.inc(1);
         }

@@ -102,7 +102,7 @@ fn round(
         for number in wanted {
             let entered = entered.clone();
             scope.spawn(move || {
-                let guard = others.mutex(&key(number)).lock();
+                let guard = others.mutex(key(number)).lock();
                 // Who cannot be told has gone with an error of its own.
                 let _ = entered.send((number, Instant::now(), guard));
             });

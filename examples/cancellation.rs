@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn work(client: &Client, stopped: Receiver<()>) -> Result<(), leasehold::Error> {
     let mutex = client.mutex("example:import").cancelled_by(stopped);
     match mutex.lock() {
-        Ok(guard) => guard.unlock(),
+        Ok(guard) => guard.unlock().map(drop),
         // What the wait has left in Redis, its place in line, is taken back.
         Err(error) if error.kind() == ErrorKind::Cancelled => {
             println!("the worker gives up waiting: {error}");

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The first holder takes the lock for a moment, and is "stopped" until that has passed.
     let mutex = one.mutex("example:invoice:42");
-    let late = mutex.ttl(Duration::from_millis(100)).lock()?;
+    let late = mutex.fixed_ttl(Duration::from_millis(100)).lock()?;
     let reason = late.lost_signal().recv()?;
 
     // The next one has the lock now, and writes.

@@ -1,6 +1,7 @@
 //! The façade: what a service builds once and asks for locks. Wires the parts, does none of their
 //! work.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -69,6 +70,8 @@ pub(crate) enum Server {
 pub(crate) struct Handle {
     /// Tells the clients of this process apart; never used twice.
     pub(crate) number: u64,
+    /// For debug output.
+    address: String,
     pub(crate) config: Config,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) watchdog: Arc<Watchdog>,
@@ -142,7 +145,8 @@ impl Client {
         Ok(Self(Arc::new(ClientInner { handle, fork_guard })))
     }
 
-    /// The lock named `key`. Does no I/O; an invalid key is told by the first call that needs it.
+    /// The lock named `key`, a `&str`, `String` or `Cow<str>`. Does no I/O; an invalid key is told by the first call
+    /// that needs it.
     ///
     /// Keys are text of 1 to 1,024 bytes without control characters. They must not begin with `~` or contain `~fence`,
     /// `~queue:`, `~value:` or `~to:`: under a longer prefix those are names of the library. Redis compares bytes, so
@@ -155,8 +159,8 @@ impl Client {
     /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn mutex(&self, key: &str) -> Mutex {
-        Mutex::new(self.clone(), key)
+    pub fn mutex(&self, key: impl AsRef<str>) -> Mutex {
+        Mutex::new(self.clone(), key.as_ref())
     }
 
     /// The fenced value named `key`: it refuses writes under an old fencing token. Does no I/O; has
@@ -170,8 +174,8 @@ impl Client {
     /// assert_eq!(total.read()?.as_deref(), Some(b"17".as_slice()));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn fenced_value(&self, key: &str) -> FencedValue {
-        FencedValue::new(self.clone(), key)
+    pub fn fenced_value(&self, key: impl AsRef<str>) -> FencedValue {
+        FencedValue::new(self.clone(), key.as_ref())
     }
 
     /// Goes on with a lock that another client has [handed over](crate::MutexGuard::into_ticket), on its
@@ -250,7 +254,7 @@ impl Client {
     /// assert_eq!(inner.depth(), 2);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn reentrant_mutex(&self, key: &str) -> ReentrantMutex {
+    pub fn reentrant_mutex(&self, key: impl AsRef<str>) -> ReentrantMutex {
         self.mutex(key).reentrant()
     }
 
@@ -270,8 +274,53 @@ impl Client {
     /// assert_eq!(online, 2);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn with_lock<T>(&self, key: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+    pub fn with_lock<T>(&self, key: impl AsRef<str>, work: impl FnOnce() -> T) -> Result<T, Error> {
         self.mutex(key).with(|_| work())
+    }
+
+    /// Runs `work` if the lock named `key` is free now. `Ok(None)` if it is not; `work` is dropped then.
+    ///
+    /// # Errors
+    /// Those of [`Mutex::try_with`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// match client.try_with_lock("nightly-report", || 1 + 1)? {
+    ///     Some(sum) => println!("done: {sum}"),
+    ///     None => println!("another process does it"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_lock<T>(
+        &self,
+        key: impl AsRef<str>,
+        work: impl FnOnce() -> T,
+    ) -> Result<Option<T>, Error> {
+        self.mutex(key).try_with(|_| work())
+    }
+
+    /// Waits for the lock named `key` for at most `timeout` and runs `work` under it. `Ok(None)` if others held the
+    /// lock for all that time; `work` is dropped then.
+    ///
+    /// # Errors
+    /// Those of [`Mutex::try_with_for`].
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let sum = client.try_with_lock_for("invoice:42", Duration::from_millis(250), || 1 + 1)?;
+    /// assert_eq!(sum, Some(2));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_lock_for<T>(
+        &self,
+        key: impl AsRef<str>,
+        timeout: Duration,
+        work: impl FnOnce() -> T,
+    ) -> Result<Option<T>, Error> {
+        self.mutex(key).try_with_for(timeout, |_| work())
     }
 
     /// Who this client is to others: it stands in the value of every lock it holds.
@@ -347,9 +396,17 @@ impl Client {
     }
 }
 
+// A panic that unwinds through a call leaves nothing half changed: it can only come out of user code, and no user code
+// runs while state of the library is locked (invariant 5 in ARCHITECTURE.md). Its mutexes are not poisoned, and what
+// a panic interrupts of a request is ended when it unwinds. Event handlers and callbacks that panic are caught.
+impl UnwindSafe for Client {}
+impl RefUnwindSafe for Client {}
+
+/// The address without user, password and database.
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
+            .field("address", &self.handle().address)
             .field("holder", &self.handle().holder.as_str())
             .field("config", &self.handle().config)
             .finish()
@@ -370,9 +427,9 @@ impl Handle {
         let holder = HolderId::of_this_process();
         let [threads, callback_thread] =
             [(); 2].map(|()| ThreadGroup::with_fork_guard(Arc::clone(&fork_guard)));
-        let clock = match &server {
-            Server::Redis(_) => Clock::default(),
-            Server::Memory(memory) => memory.clock().clone(),
+        let (clock, address) = match &server {
+            Server::Redis(endpoint) => (Clock::default(), endpoint.address()),
+            Server::Memory(memory) => (memory.clock().clone(), "memory://".to_owned()),
         };
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
@@ -418,6 +475,7 @@ impl Handle {
         );
         Ok(Self {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            address,
             config,
             store,
             watchdog,

@@ -1,6 +1,7 @@
 //! The error type of the crate: opaque, with a kind. An error never contains a password.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::loss::LossReason;
@@ -17,6 +18,7 @@ const LONGEST_MESSAGE: usize = 500;
 /// assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory). Never means
@@ -135,7 +137,8 @@ impl Error {
         self.0.kind
     }
 
-    /// The key of the lock that was asked for, where there was one.
+    /// The key of the lock that was asked for, where there was one. For [`ErrorKind::InvalidKey`], its control
+    /// characters are escaped, and it is cut after 32 bytes.
     pub fn key(&self) -> Option<&str> {
         self.0.key.as_deref()
     }
@@ -193,11 +196,18 @@ impl Error {
     }
 }
 
+// The source is only shown, never changed.
+impl UnwindSafe for Error {}
+impl RefUnwindSafe for Error {}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.kind.describe())?;
-        if let Some(key) = &self.0.key {
-            write!(f, " ({key:?})")?;
+        match &self.0.key {
+            // Escaped already.
+            Some(key) if self.0.kind == ErrorKind::InvalidKey => write!(f, " (\"{key}\")")?,
+            Some(key) => write!(f, " ({key:?})")?,
+            None => {}
         }
         if self.0.message.is_empty() {
             return Ok(());

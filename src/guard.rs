@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,15 +14,17 @@ use crate::error::Error;
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
+use crate::released::Released;
 use crate::store::TransactionConnection;
 use crate::util::clock::MonotonicTime;
 use crate::util::fork::Process;
+use crate::util::text::printable;
 
 /// A held lock; it is let go when this is dropped, on whichever thread.
 ///
 /// Keep it in objects as you like: it owns all it needs. Dropping passes the lock on to a thread of
 /// the same client that acquirer for it, or writes the release, and does not wait for the answer;
-/// [`unlock`](Self::unlock) does, and tells.
+/// [`unlock`](Self::unlock) does.
 ///
 /// A lock in Redis is a lease: however well it is renewed, it can be lost (a pause of the whole
 /// process, a fail-over). The holder is told in three ways: [`is_lost`](Self::is_lost) and
@@ -68,30 +71,40 @@ impl MutexGuard {
         }
     }
 
-    /// Lets go and acquirer for Redis to confirm it.
+    /// Releases the lock and waits for Redis to confirm it, for at most one
+    /// [`command_timeout`](crate::Builder::command_timeout) (and one
+    /// [`connect_timeout`](crate::Builder::connect_timeout), where a connection has to be made).
+    ///
+    /// Fails only if the lock was lost. If Redis does not confirm the release, the work is finished all the same:
+    /// this returns [`Released::Unconfirmed`], and the client repeats the release in the background. A loss of which
+    /// only Redis knows (it has lost its memory, and does not answer) is not detected then.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before: the work may have had company. Any other if Redis gave no
-    /// answer (`Timeout`, `Unavailable`) or refused (`Denied`): the work was alone, and the release
-    /// is repeated in the background until it is done or the ttl has ended; how that ended is told by
-    /// [`EventHandler::release_ended`](crate::EventHandler::release_ended).
-    pub fn unlock(mut self) -> Result<(), Error> {
+    /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. `Forked` in a child of
+    /// the process that holds it.
+    pub fn unlock(mut self) -> Result<Released, Error> {
         self.check_process()?;
         self.release = true;
         let acquirer = &self.client.handle().acquirer;
         let result = acquirer.release_confirmed(&self.lease);
         let outcome = match &result {
-            Ok(()) => "released",
-            Err(error) if error.is_lease_lost() => "lost",
-            Err(_) => "unconfirmed",
+            Ok(Released::Confirmed) => "released",
+            Ok(Released::Unconfirmed(_)) => "unconfirmed",
+            Err(_) => "lost",
         };
-        self.tell_released(outcome, result.is_ok());
-        result.map_err(|error| error.with_key(self.key()))
+        self.tell_released(outcome, outcome == "released");
+        match result {
+            Ok(Released::Unconfirmed(error)) => {
+                Ok(Released::Unconfirmed(error.with_key(self.key())))
+            }
+            Ok(Released::Confirmed) => Ok(Released::Confirmed),
+            Err(error) => Err(error.with_key(self.key())),
+        }
     }
 
     /// Hands the lock over to another process: this guard is over, the lock stays held, and whoever
     /// is given the returned ticket can [adopt](Client::adopt) it, once. Token, ttl, renewal and what is left of
-    /// `max_hold` go along. The ttl is put back first (unless it is a promise); nobody renews until it is
+    /// `max_hold` go along. The ttl is put back first (unless it is fixed); nobody renews until it is
     /// adopted, and without that the lock is free when its ttl ends. What passes until then is not counted
     /// by `max_hold`.
     ///
@@ -137,8 +150,37 @@ impl MutexGuard {
     /// A number greater than that of every earlier grant of this lock. Send it along with what you
     /// write, and let the storage refuse a smaller one than it has seen: then even a holder that
     /// does not know yet that it lost the lock can do no harm.
+    ///
+    /// Tokens have 61 bits or more, since they are made of a time in µs. JavaScript and many JSON parsers round numbers
+    /// of more than 53 bits, so two tokens become equal: write tokens into JSON as strings. For databases there is
+    /// [`fencing_token_i64`](Self::fencing_token_i64).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// let json = format!(r#"{{"total": 17, "token": "{}"}}"#, guard.fencing_token());
+    /// # let _ = json;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> u64 {
         self.lease.grant().token
+    }
+
+    /// The [`fencing_token`](Self::fencing_token) for SQL: the same number in the type of a `BIGINT` column. Tokens are
+    /// smaller than 2^63.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// // UPDATE invoice SET total = $1, token = $2 WHERE id = 42 AND token <= $2
+    /// let parameters: (i64, i64) = (17, guard.fencing_token_i64());
+    /// assert!(parameters.1 > 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fencing_token_i64(&self) -> i64 {
+        i64::try_from(self.fencing_token()).expect("MAX_TOKEN is that of an i64")
     }
 
     /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
@@ -379,6 +421,11 @@ impl Drop for MutexGuard {
     }
 }
 
+// As a client. Whether a panic left the work under the lock half done is not known here, as it is not for a
+// `parking_lot` guard: locks are not poisoned.
+impl UnwindSafe for MutexGuard {}
+impl RefUnwindSafe for MutexGuard {}
+
 impl fmt::Debug for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MutexGuard")
@@ -386,6 +433,13 @@ impl fmt::Debug for MutexGuard {
             .field("fencing_token", &self.fencing_token())
             .field("remaining", &self.remaining())
             .finish()
+    }
+}
+
+/// The guarded key, fit for a line of a log.
+impl fmt::Display for MutexGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(self.key(), usize::MAX))
     }
 }
 

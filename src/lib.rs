@@ -33,6 +33,9 @@ mod memory;
 mod mutex;
 mod observe;
 mod reentrant;
+mod released;
+#[cfg(feature = "serde")]
+mod serialize;
 mod store;
 mod transaction;
 mod util;
@@ -49,6 +52,7 @@ pub use loss::LossReason;
 pub use memory::MemoryStore;
 pub use mutex::Mutex;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
+pub use released::Released;
 pub use store::TransactionConnection;
 pub use util::id::HolderId;
 

@@ -11,6 +11,7 @@ use crate::util::id::HolderId;
 /// assert_eq!(LossReason::Deleted.to_string(), "its key was deleted");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum LossReason {
     /// Its validity ended: it was not renewed in time, or it has a fixed ttl.

@@ -1,6 +1,7 @@
 //! A store without a server, as users see it. Thin.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,6 +120,10 @@ impl MemoryStore {
         }
     }
 }
+
+// Its mutex is not poisoned, and no user code runs under it.
+impl UnwindSafe for MemoryStore {}
+impl RefUnwindSafe for MemoryStore {}
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

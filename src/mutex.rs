@@ -2,6 +2,7 @@
 //! given and leaves the rest to `wait` and the store. Thin: no I/O of its own.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -38,20 +39,39 @@ use crate::util::key::Key;
 pub struct Mutex {
     client: Client,
     key: Result<Key, Error>,
-    ttl: Option<Duration>,
-    renew: Option<bool>,
+    ttl: Ttl,
     check: Option<Check>,
     max_hold: Option<Duration>,
     cancel: Option<Receiver<()>>,
 }
 
+/// How long a lock lasts.
+#[derive(Clone, Copy, Debug)]
+enum Ttl {
+    /// Renewed, with the client's ttl.
+    OfClient,
+    Renewed(Duration),
+    Fixed(Duration),
+}
+
+/// # How long a lock lasts
+///
+/// | call | ttl in Redis | renewed | ends by itself |
+/// |---|---|---|---|
+/// | none of these | [`Builder::ttl`](crate::Builder::ttl) | yes | never |
+/// | [`ttl`](Self::ttl) | this one | yes | never |
+/// | [`fixed_ttl`](Self::fixed_ttl) | this one | no | after the ttl |
+/// | [`renew_while`](Self::renew_while) | as above | while the check allows it | one ttl after the last renewal |
+/// | [`max_hold`](Self::max_hold) | as above, `max_hold` at most | as above | after `max_hold` |
+///
+/// The last of `ttl` and `fixed_ttl` counts. `fixed_ttl` together with `renew_while` is `InvalidConfig`; all other
+/// settings can be combined. [`MutexGuard::extend`] prolongs any of them by hand, up to `max_hold`.
 impl Mutex {
     pub(crate) fn new(client: Client, key: &str) -> Self {
         let config = &client.handle().config;
         Self {
             key: Key::new(&config.prefix, key, config.max_key_bytes),
-            ttl: None,
-            renew: None,
+            ttl: Ttl::OfClient,
             check: None,
             max_hold: config.max_hold,
             cancel: None,
@@ -59,41 +79,49 @@ impl Mutex {
         }
     }
 
-    /// Keeps the lock for `ttl` and no longer: an explicit ttl is a promise, so it is not renewed
-    /// unless [`renew`](Self::renew) or [`renew_while`](Self::renew_while) asks for it.
+    /// Sets the ttl of this lock, which is renewed while the lock is held: how long others wait after a crash of its
+    /// holder. Defaults to that of the client, [`Builder::ttl`](crate::Builder::ttl). For a lock that ends by itself,
+    /// use [`fixed_ttl`](Self::fixed_ttl) or [`max_hold`](Self::max_hold). 10 ms to
+    /// [`Builder::max_ttl`](crate::Builder::max_ttl).
     ///
     /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
     /// # use std::time::Duration;
-    /// let guard = client.mutex("k").ttl(Duration::from_secs(5)).lock()?;
-    /// assert!(guard.remaining() < Duration::from_secs(5));
+    /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
+    /// let guard = memory.client()?.mutex("k").ttl(Duration::from_secs(60)).lock()?;
+    /// for _ in 0..10 {
+    ///     memory.advance(Duration::from_secs(30));
+    /// }
+    /// guard.check()?; // after five minutes
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Some(ttl);
+        self.ttl = Ttl::Renewed(ttl);
         self
     }
 
-    /// Whether the lock is renewed while it is held. Defaults to true, and to false after
-    /// [`ttl`](Self::ttl). False and [`renew_while`](Self::renew_while) together are refused.
+    /// Has the lock end `ttl` after it was granted: it is not renewed. A holder that is not done by then loses it with
+    /// [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) it. 10 ms to
+    /// [`Builder::max_ttl`](crate::Builder::max_ttl).
     ///
     /// ```
-    /// # let server = leasehold_testbed::Server::start().unwrap();
-    /// # let client = leasehold::Client::open(&server.url())?;
     /// # use std::time::Duration;
-    /// let guard = client.mutex("k").ttl(Duration::from_secs(5)).renew(true).lock()?;
+    /// let memory = leasehold::MemoryStore::new(); // its clock can be moved
+    /// let guard = memory.client()?.mutex("k").fixed_ttl(Duration::from_secs(60)).lock()?;
+    /// memory.advance(Duration::from_secs(30));
+    /// guard.check()?;
+    /// memory.advance(Duration::from_secs(30));
+    /// assert!(guard.is_lost());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.renew = Some(renew);
+    pub fn fixed_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Ttl::Fixed(ttl);
         self
     }
 
     /// Renews the lock only while `check` says so: it is asked before each renewal. Once it says false,
     /// or panics, the lock is not renewed any more, and is lost with
     /// [`NotRenewed`](crate::LossReason::NotRenewed) when its validity ends: so the lock of a worker
-    /// that is stuck becomes free. Renews a lock with a [`ttl`](Self::ttl) of its own as well.
+    /// that is stuck becomes free.
     ///
     /// All checks of a client are asked on one thread, one after another. One that hangs holds up no
     /// renewal of a lock without a check, but those with one behind it are not renewed meanwhile, and
@@ -226,8 +254,8 @@ impl Mutex {
     /// # let server = leasehold_testbed::Server::start().unwrap();
     /// # let client = leasehold::Client::open(&server.url())?;
     /// match client.mutex("k").try_lock()? {
-    ///     Some(guard) => guard.unlock()?,
-    ///     None => println!("somebody else is at it"),
+    ///     Some(_guard) => println!("held until the end of this arm"),
+    ///     None => println!("another holder has it"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -273,8 +301,7 @@ impl Mutex {
     /// # Errors
     /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned
     /// (`Forked` in a child that `work` has forked off and returned in).
-    /// That the release failed otherwise is no error: the work was done alone, and the release goes
-    /// on in the background.
+    /// A release that Redis does not confirm is no error, as for [`MutexGuard::unlock`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -284,9 +311,77 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
-        let guard = self.lock()?;
-        let value = guard.run(|| work(&guard));
-        done_alone(guard.unlock()).map(|()| value)
+        run_under(self.lock()?, work)
+    }
+
+    /// Runs `work` if the lock is free now, as [`try_lock`](Self::try_lock) says. `Ok(None)` if it is not; `work` is
+    /// dropped then.
+    ///
+    /// # Errors
+    /// Those of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.mutex("nightly-report");
+    /// match mutex.try_with(|guard| format!("written under {}", guard.fencing_token()))? {
+    ///     Some(report) => println!("{report}"),
+    ///     None => println!("another process writes it"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with<T>(&self, work: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
+        let guard = self.try_lock()?;
+        guard.map(|guard| run_under(guard, work)).transpose()
+    }
+
+    /// Waits for the lock for at most `timeout`, as [`try_lock_for`](Self::try_lock_for) does, and runs `work` under
+    /// it. `Ok(None)` if others held the lock for all that time; `work` is dropped then. `timeout` does not limit
+    /// `work`: see [`max_hold`](Self::max_hold).
+    ///
+    /// # Errors
+    /// Those of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let mutex = client.mutex("k");
+    /// assert_eq!(mutex.try_with_for(Duration::from_millis(250), |_| 42)?, Some(42));
+    ///
+    /// let held = client.mutex("k").lock()?;
+    /// assert_eq!(mutex.try_with_for(Duration::from_millis(10), |_| 42)?, None);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_for<T>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce(&MutexGuard) -> T,
+    ) -> Result<Option<T>, Error> {
+        let guard = self.try_lock_for(timeout)?;
+        guard.map(|guard| run_under(guard, work)).transpose()
+    }
+
+    /// As [`try_with_for`](Self::try_with_for), until `deadline`.
+    ///
+    /// # Errors
+    /// Those of [`try_with_for`](Self::try_with_for).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::{Duration, Instant};
+    /// let deadline = Instant::now() + Duration::from_millis(250);
+    /// assert_eq!(client.mutex("k").try_with_until(deadline, |_| 42)?, Some(42));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_until<T>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&MutexGuard) -> T,
+    ) -> Result<Option<T>, Error> {
+        let guard = self.try_lock_until(deadline)?;
+        guard.map(|guard| run_under(guard, work)).transpose()
     }
 
     /// Who has the lock, as Redis says: for people who look into why something acquirer. What it says
@@ -387,25 +482,24 @@ impl Mutex {
     fn wanted(&self) -> Result<LockRequest, Error> {
         let config = &self.client.handle().config;
         let key = self.key.clone()?;
-        let ttl = match self.ttl {
-            Some(ttl) => config.check_ttl("ttl", ttl).map(|()| ttl),
-            None => Ok(config.ttl),
-        }
-        .map_err(|error| error.with_key(key.name()))?;
+        let (setting, ttl, is_renewed) = match self.ttl {
+            Ttl::OfClient => ("ttl", config.ttl, true),
+            Ttl::Renewed(ttl) => ("ttl", ttl, true),
+            Ttl::Fixed(ttl) => ("fixed_ttl", ttl, false),
+        };
+        let checked = config.check_ttl(setting, ttl);
+        checked.map_err(|error| error.with_key(key.name()))?;
         if let Some(max_hold) = self.max_hold {
             check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
         }
-        if self.check.is_some() && self.renew == Some(false) {
-            let message = "renew_while asks for renewal, and renew(false) forbids it";
+        if self.check.is_some() && !is_renewed {
+            let message = "renew_while renews the lock, and fixed_ttl forbids that: use ttl";
             let error = Error::new(ErrorKind::InvalidConfig, message);
             return Err(error.with_key(key.name()));
         }
-        let renew = self
-            .renew
-            .unwrap_or(self.ttl.is_none() || self.check.is_some());
         let options = Options {
             ttl,
-            renew_every: renew.then(|| ttl.mul_f64(config.renew_ratio)),
+            renew_every: is_renewed.then(|| ttl.mul_f64(config.renew_ratio)),
             max_hold: self.max_hold,
             checked: self.check.is_some(),
         };
@@ -418,23 +512,23 @@ impl Mutex {
     }
 }
 
+// As a client. A check that panics is caught, and not asked again.
+impl UnwindSafe for Mutex {}
+impl RefUnwindSafe for Mutex {}
+
 impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mutex")
             .field("key", &self.key())
             .field("ttl", &self.ttl)
-            .field("renew", &self.renew)
             .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
             .finish()
     }
 }
 
-/// What the end of a lock says of the work done under it. A release that is not confirmed goes on in the
-/// background, and is no error: nobody else was there.
-pub(crate) fn done_alone(unlocked: Result<(), Error>) -> Result<(), Error> {
-    match unlocked {
-        Err(error) if error.is_lease_lost() || error.kind() == ErrorKind::Forked => Err(error),
-        _ => Ok(()),
-    }
+/// Runs `work` under the lock, and releases it.
+fn run_under<T>(guard: MutexGuard, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+    let value = guard.run(|| work(&guard));
+    guard.unlock().map(|_| value)
 }

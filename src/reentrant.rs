@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::guard::MutexGuard;
 use crate::loss::LossReason;
-use crate::mutex::{Mutex, done_alone};
+use crate::mutex::Mutex;
+use crate::released::Released;
 use crate::util::key::Key;
 
 /// A lock that the thread that has it can take again, from [`Client::reentrant_mutex`] or
@@ -150,9 +151,71 @@ impl ReentrantMutex {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn with<T>(&self, work: impl FnOnce(&ReentrantGuard) -> T) -> Result<T, Error> {
-        let guard = self.lock()?;
-        let value = guard.run(|| work(&guard));
-        done_alone(guard.unlock()).map(|()| value)
+        run_under(self.lock()?, work)
+    }
+
+    /// Runs `work` if the lock is free now, or this thread has it. `Ok(None)` if not; `work` is dropped then.
+    ///
+    /// # Errors
+    /// Those of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let mutex = client.reentrant_mutex("k");
+    /// let depth = mutex.try_with(|_| mutex.try_with(|guard| guard.depth()))?;
+    /// assert_eq!(depth.transpose()?.flatten(), Some(2));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with<T>(&self, work: impl FnOnce(&ReentrantGuard) -> T) -> Result<Option<T>, Error> {
+        let guard = self.try_lock()?;
+        guard.map(|guard| run_under(guard, work)).transpose()
+    }
+
+    /// Waits for the lock for at most `timeout` and runs `work` under it. `Ok(None)` if others held the lock for all
+    /// that time; `work` is dropped then.
+    ///
+    /// # Errors
+    /// Those of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let mutex = client.reentrant_mutex("k");
+    /// assert_eq!(mutex.try_with_for(Duration::from_millis(250), |_| 42)?, Some(42));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_for<T>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce(&ReentrantGuard) -> T,
+    ) -> Result<Option<T>, Error> {
+        let guard = self.try_lock_for(timeout)?;
+        guard.map(|guard| run_under(guard, work)).transpose()
+    }
+
+    /// As [`try_with_for`](Self::try_with_for), until `deadline`.
+    ///
+    /// # Errors
+    /// Those of [`try_with_for`](Self::try_with_for).
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// # use std::time::{Duration, Instant};
+    /// let deadline = Instant::now() + Duration::from_millis(250);
+    /// let mutex = client.reentrant_mutex("k");
+    /// assert_eq!(mutex.try_with_until(deadline, |_| 42)?, Some(42));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn try_with_until<T>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&ReentrantGuard) -> T,
+    ) -> Result<Option<T>, Error> {
+        let guard = self.try_lock_until(deadline)?;
+        guard.map(|guard| run_under(guard, work)).transpose()
     }
 
     fn take(
@@ -170,6 +233,15 @@ impl ReentrantMutex {
             hold: Hold::begin(name, guard),
         }))
     }
+}
+
+/// Runs `work` under the lock, and gives `guard` up.
+fn run_under<T>(
+    guard: ReentrantGuard,
+    work: impl FnOnce(&ReentrantGuard) -> T,
+) -> Result<T, Error> {
+    let value = guard.run(|| work(&guard));
+    guard.unlock().map(|_| value)
 }
 
 /// A lock in hand, once more or for the first time; it is let go when the last guard of its thread
@@ -226,30 +298,30 @@ impl ReentrantGuard {
         Rc::strong_count(&self.hold)
     }
 
-    /// Gives this guard up. The last one lets go of the lock and acquirer for Redis to confirm it; the
-    /// others ask nobody.
+    /// Gives this guard up. The last one releases the lock and waits for Redis to confirm it, as
+    /// [`MutexGuard::unlock`] does; before that, this returns `None` and sends nothing.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost: the work may have had company. For the last one also those
-    /// of [`MutexGuard::unlock`].
+    /// `LeaseLost` if the lock was lost: another holder may have run at the same time. `Forked` in a child of the
+    /// process that holds it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
     /// # let client = leasehold::Client::open(&server.url())?;
     /// let mutex = client.reentrant_mutex("k");
     /// let (outer, inner) = (mutex.lock()?, mutex.lock()?);
-    /// inner.unlock()?;
-    /// outer.unlock()?;
+    /// assert!(inner.unlock()?.is_none(), "`outer` still holds it");
+    /// assert!(outer.unlock()?.is_some_and(|released| released.is_confirmed()));
     /// assert!(client.mutex("k").try_lock()?.is_some(), "free");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn unlock(self) -> Result<(), Error> {
+    pub fn unlock(self) -> Result<Option<Released>, Error> {
         match Rc::try_unwrap(self.hold) {
             Ok(Hold { entry, guard }) => {
                 drop(entry);
-                guard.unlock()
+                guard.unlock().map(Some)
             }
-            Err(hold) => hold.guard.check(),
+            Err(hold) => hold.guard.check().map(|()| None),
         }
     }
 }
@@ -259,6 +331,13 @@ impl Deref for ReentrantGuard {
 
     fn deref(&self) -> &MutexGuard {
         &self.hold.guard
+    }
+}
+
+/// The guarded key, as that of a [`MutexGuard`].
+impl fmt::Display for ReentrantGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.hold.guard, f)
     }
 }
 

@@ -28,7 +28,7 @@ fn allocated() -> usize {
 }
 
 fn hold(client: &Client, count: usize) -> Vec<MutexGuard> {
-    let lock = |n| client.mutex(&format!("k{n:06}")).lock();
+    let lock = |n| client.mutex(format!("k{n:06}")).lock();
     (0..count).map(|n| lock(n).expect("it is free")).collect()
 }
 
@@ -61,7 +61,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
     let longest = AtomicU64::new(0);
     let (peak, outage, took) = thread::scope(|scope| {
         for n in 0..4 {
-            let mutex = client.mutex(&format!("other{n}"));
+            let mutex = client.mutex(format!("other{n}"));
             let (over, longest) = (&over, &longest);
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {

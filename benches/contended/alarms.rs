@@ -56,7 +56,7 @@ fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, lease
         if over.load(Ordering::Relaxed) {
             break;
         }
-        let guard = client.mutex(&key(number)).try_lock_for(WANTED)?;
+        let guard = client.mutex(key(number)).try_lock_for(WANTED)?;
         got += usize::from(guard.is_some());
     }
     Ok(got)
@@ -68,7 +68,7 @@ pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), 
     let client = builder.event_handler(Arc::clone(&heard)).build()?;
     let others = Client::open(&server.url())?;
     let guards = (0..LOCKS)
-        .map(|number| client.mutex(&key(number)).lock())
+        .map(|number| client.mutex(key(number)).lock())
         .collect::<Result<Vec<MutexGuard>, _>>()?;
     let over = AtomicBool::new(false);
     let got = thread::scope(|scope| {

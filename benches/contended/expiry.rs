@@ -21,7 +21,7 @@ const LIMIT: f64 = 5.0;
 pub fn hold(url: &str, key: &str, millis: u64) -> Result<(), Box<dyn Error>> {
     let client = Client::open(url)?;
     let ttl = Duration::from_millis(millis);
-    let _guard = client.mutex(key).ttl(ttl).lock()?;
+    let _guard = client.mutex(key).fixed_ttl(ttl).lock()?;
     process::ready();
     process::next_line()?;
     Ok(())

@@ -193,12 +193,7 @@ fn compete(
         if turn.is_multiple_of(2) {
             now_doing(Doing::Unlocking);
             // Killed twice in a row, it is confirmed in the background.
-            guard
-                .unlock()
-                .or_else(|error| match error.is_unavailable() {
-                    true => Ok(()),
-                    false => Err(error),
-                })?;
+            guard.unlock()?;
         } else {
             now_doing(Doing::Dropping);
             drop(guard);

@@ -78,7 +78,8 @@ impl Client {
         }
         let done = self.waits.release_confirmed(lease);
         let was_lost = lease.loss(MonotonicTime::now()).is_some();
-        assert!(done.is_ok() || was_lost || !is_there, "it was not its own");
+        let is_released = done.is_ok_and(|released| released.is_confirmed());
+        assert!(is_released || was_lost || !is_there, "it was not its own");
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use crate::acquire::queue::WaiterGuard;
 use crate::acquire::{Acquirer, LockRequest};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::observe;
+use crate::released::Released;
 use crate::store::{Command, Held, Reply};
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -32,18 +33,18 @@ impl Acquirer {
         lost.is_some()
     }
 
-    /// Releases the lease in Redis, without a hand-off, and waits for the reply.
-    pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<(), Error> {
+    /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost before.
+    pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
         let now = self.watchdog.now();
         let result = match self.watchdog.end_lease(lease, now) {
             Err(reason) => Err(self.release_lost(lease, reason)),
             Ok(()) => {
                 let deadline = now.after(self.command_timeout);
                 match self.store.ask(release_of(lease), deadline) {
-                    Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
-                    Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error),
+                    Ok(Reply::Missing) => self.not_there(lease, LossReason::Deleted),
+                    Ok(Reply::Taken { by }) => self.not_there(lease, LossReason::TakenOver { by }),
+                    Ok(_) => Ok(Released::Confirmed),
+                    Err(error) => Ok(Released::Unconfirmed(error)),
                 }
             }
         };
@@ -52,6 +53,18 @@ impl Acquirer {
             self.forget_lost_entry(lease);
         }
         result
+    }
+
+    /// What it means that Redis had no such lock when it was asked to release it. Before the end of the lease's
+    /// validity, the lock was lost. After it, the key may have expired since the caller's work ended.
+    fn not_there(&self, lease: &Lease, reason: LossReason) -> Result<Released, Error> {
+        if self.watchdog.now() < lease.valid_until() {
+            return Err(Error::lost(reason));
+        }
+        self.forget_lost_entry(lease);
+        let message = "the ttl ended before Redis answered";
+        let error = Error::new(ErrorKind::Timeout, message);
+        Ok(Released::Unconfirmed(error))
     }
 
     /// Forgets the entry of a lost lease: if its grant was forged, Redis grants it later, and the grant is released then.

@@ -2,6 +2,7 @@
 
 mod granted;
 mod outages;
+mod release;
 mod transfer;
 
 use std::sync::atomic::Ordering;

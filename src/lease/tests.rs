@@ -380,10 +380,7 @@ fn hand_off_needs_equal_options_and_steady_ttl() {
     );
     assert!(hand_off(&f, f.at(1)).is_none(), "its ttl changes");
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
-    assert!(
-        hand_off(&f, f.at(1)).is_none(),
-        "an explicit ttl is not shortened"
-    );
+    assert!(hand_off(&f, f.at(1)).is_none(), "a fixed ttl");
     let f = lease(|grant| limit(grant, 29 * SECOND));
     assert!(
         hand_off(&f, f.at(1)).is_none(),

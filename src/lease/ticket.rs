@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::config::{Config, MAX_TTL, MIN_TTL};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Options;
+use crate::store::MAX_TOKEN;
 use crate::util::id::{LeaseId, number};
 use crate::util::key::Key;
 
@@ -49,7 +50,9 @@ impl Ticket {
         let lease =
             LeaseId::decode(word()?).ok_or_else(|| invalid("the ticket has no lease id"))?;
         let token = word()?;
-        let token = number(token).ok_or_else(|| wrong(token, "not a fencing token"))?;
+        let token = number(token)
+            .filter(|number| *number <= MAX_TOKEN)
+            .ok_or_else(|| wrong(token, "not a fencing token"))?;
         let ttl = millis(word()?)?.ok_or_else(|| invalid("the ticket has no ttl"))?;
         let (renew_every, max_hold) = (millis(word()?)?, millis(word()?)?);
         let left = word()?;
@@ -151,7 +154,7 @@ mod tests {
         Ticket {
             key: Key::new(&config.prefix, name, config.max_key_bytes).unwrap(),
             lease: LeaseId::random(),
-            token: u64::MAX,
+            token: MAX_TOKEN,
             options: Options::USUAL,
             key_left: Duration::from_secs(31),
         }
@@ -217,13 +220,15 @@ mod tests {
             long_word.contains("\"xxxxxxxxxxxx\".. is not a number"),
             "{long_word}"
         );
-        let token = format!(" {} ", u64::MAX);
+        let token = format!(" {MAX_TOKEN} ");
         let no_token = refused(&good.replace(&token, " +7 "), &config);
         assert!(
             no_token.contains("\"+7\" is not a fencing token"),
             "{no_token}"
         );
         assert!(refused(&good.replace(" 31000 ", " 86400001 "), &config).contains("\"86400001\""));
+        let too_great = refused(&good.replace(&token, " 9223372036854775808 "), &config);
+        assert!(too_great.contains("is not a fencing token"), "{too_great}");
         let other_place = good.replace(&token, &format!(" {} ", "c".repeat(LeaseId::DIGITS)));
         assert!(!refused(&other_place, &config).contains(&"c".repeat(13)));
         assert!(
@@ -271,7 +276,7 @@ mod tests {
             let ttl = 10..=day;
             let renew_every = prop::option::of(1..10_u64);
             let max_hold = prop::option::of(10..1_000_000_000_000_u64);
-            let numbers = (ttl, renew_every, max_hold, 0..=day, any::<u64>());
+            let numbers = (ttl, renew_every, max_hold, 0..=day, 0..=MAX_TOKEN);
             (fuzz::lease(), numbers, "[a-zA-Zé:][a-z 0-9é~]{0,20}").prop_map(
                 |(lease, (ttl, renew_every, max_hold, key_left, token), name)| Ticket {
                     key: Key::new(PREFIX, &name, LONGEST_NAME).unwrap(),

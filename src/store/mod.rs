@@ -35,7 +35,7 @@ pub(crate) use redis::session::{Written, read_failed};
 pub(crate) use redis::{Node, RENEWAL_PIPELINES};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;
-pub(crate) use value::{LockValue, hand_offs_of, has_queue, holds, loss_of, micros_of};
+pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, has_queue, holds, loss_of, micros_of};
 
 /// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
 /// longer than one command time-out.

@@ -9,6 +9,9 @@ use crate::util::id::{self, HolderId, LeaseId};
 /// A fencing token is the µs part that Redis makes, shifted by this to leave room for the number of
 /// a hand-off within one grant.
 const TOKEN_SHIFT: u32 = 10;
+/// The greatest fencing token. Scripts grant nothing once the fence counter has passed 9,007,199,254,000,000 µs,
+/// somewhat less than 2^53 (lua/count.lua), so every token is smaller than 2^63 and is the same number as an `i64`.
+pub(crate) const MAX_TOKEN: u64 = i64::MAX as u64;
 
 /// What to say of a key where something else stands than a lock.
 pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
@@ -52,14 +55,16 @@ pub(crate) fn loss_of(value: Option<&[u8]>) -> LossReason {
     })
 }
 
-/// The fencing token of a grant, from the µs part that Redis made of it.
+/// The fencing token of a grant, from the µs part that Redis made of it; nothing if it is beyond [`MAX_TOKEN`].
 pub(crate) fn token(micros: &str) -> Option<u64> {
-    id::number(micros)?.checked_mul(1 << TOKEN_SHIFT)
+    let micros = id::number(micros)?;
+    (micros <= micros_of(MAX_TOKEN)).then_some(micros << TOKEN_SHIFT)
 }
 
 /// That one, and those of grants that follow it directly; up to the greatest one.
 pub(crate) fn tokens(first: u64) -> impl Iterator<Item = u64> {
-    iter::successors(Some(first), |token| token.checked_add(1 << TOKEN_SHIFT))
+    let next = |token: &u64| Some(token + (1 << TOKEN_SHIFT)).filter(|next| *next <= MAX_TOKEN);
+    iter::successors(Some(first), next)
 }
 
 /// The µs part of a fencing token, the same for all who had the grant within its client.
@@ -168,5 +173,21 @@ mod tests {
     fn a_token_counts_the_hand_offs_in_its_lower_bits() {
         let granted = token("1795263780943818").unwrap();
         assert_eq!((hand_offs_of(granted), hand_offs_of(granted + 7)), (0, 7));
+    }
+
+    #[test]
+    fn no_token_exceeds_an_i64() {
+        let last = token("9007199254740991").unwrap();
+        // With the most hand-offs that a grant can have.
+        assert_eq!(last + 1023, MAX_TOKEN);
+        for micros in [
+            "9007199254740992",
+            "18014398509481983",
+            "18446744073709551615",
+        ] {
+            assert_eq!(token(micros), None, "{micros}");
+        }
+        let next: Vec<u64> = tokens(last - 1024).collect();
+        assert_eq!(next, [last - 1024, last]);
     }
 }

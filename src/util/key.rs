@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind};
 use crate::util::id::HolderId;
+use crate::util::text::printable;
 
 /// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with it.
 pub(crate) const RESERVED: char = '~';
@@ -25,6 +26,9 @@ const CHANNEL: &str = "~to:";
 /// the fence counter of `app:billing:`. Redis compares bytes, so other cases and similar characters are harmless.
 const RESERVED_WORDS: [&str; 4] = [FENCE, QUEUE, VALUE, CHANNEL];
 
+/// In errors, a longer invalid key is cut. In bytes.
+const LONGEST_INVALID: usize = 32;
+
 /// A valid key of a lock: prefix and name in one string, as in Redis.
 #[derive(Clone)]
 pub(crate) struct Key {
@@ -36,28 +40,28 @@ pub(crate) struct Key {
 impl Key {
     /// Checks `name`, and makes the key of the lock with this name.
     pub(crate) fn new(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
-        let refuse = |why: String| Err(Error::new(ErrorKind::InvalidKey, why));
+        let refuse = |why: String| {
+            let error = Error::new(ErrorKind::InvalidKey, why);
+            Err(error.with_key(&printable(name, LONGEST_INVALID)))
+        };
         if name.is_empty() {
-            return refuse("the key is empty".to_owned());
+            return refuse("it is empty".to_owned());
         }
         if name.len() > max_bytes {
-            let start: String = name.chars().take(16).collect();
             let len = name.len();
             return refuse(format!(
-                "{start:?}.. has {len} bytes, at most {max_bytes} are allowed"
+                "it has {len} bytes, at most {max_bytes} are allowed"
             ));
         }
         if let Some(found) = name.chars().find(|c| c.is_control()) {
-            return refuse(format!("{name:?} holds the control character {found:?}"));
+            return refuse(format!("it holds the control character {found:?}"));
         }
         if name.starts_with(RESERVED) {
-            return refuse(format!(
-                "{name:?} begins with {RESERVED:?}, which is reserved"
-            ));
+            return refuse(format!("it begins with {RESERVED:?}, which is reserved"));
         }
         if let Some(word) = reserved_word(name) {
             return refuse(format!(
-                "{name:?} contains {word:?}, which is reserved: under a longer prefix it is a key of the library"
+                "it contains {word:?}, which is reserved: under a longer prefix it is a key of the library"
             ));
         }
         Ok(Self::under(prefix, name))
@@ -202,14 +206,24 @@ mod tests {
 
     #[test]
     fn errors_of_invalid_keys_name_the_key() {
-        assert_eq!(message(""), "invalid key: the key is empty");
-        assert!(message("a\0b").contains(r#""a\0b" holds the control character '\0'"#));
+        assert_eq!(message(""), "invalid key (\"\"): it is empty");
+        let control = r#"invalid key ("a\u{0}b"): it holds the control character '\0'"#;
+        assert_eq!(message("a\0b"), control);
         assert!(message("a\nb").contains(r"'\n'"));
         assert!(message("~fence").contains("reserved"));
         assert!(message("a~b~fence").contains("reserved"));
         assert!(message("a~queue:b").contains("\"~queue:\", which is reserved"));
         assert!(message(&"x".repeat(1 << 20)).contains("has 1048576 bytes, at most 1024"));
         assert!(Key::new("p:", &"x".repeat(1024), 1024).is_ok());
+        let key = |name: &str| {
+            let error = Key::new("p:", name, 1024).unwrap_err();
+            error.key().map(str::to_owned)
+        };
+        assert_eq!(key("~a").as_deref(), Some("~a"));
+        assert_eq!(key("").as_deref(), Some(""));
+        assert_eq!(key("\u{1b}[2J").as_deref(), Some(r"\u{1b}[2J"));
+        let cut = format!("{}..", "x".repeat(32));
+        assert_eq!(key(&"x".repeat(1 << 20)), Some(cut));
     }
 
     #[test]
@@ -232,8 +246,8 @@ mod tests {
         }
         assert_eq!(
             message("billing:~fence"),
-            "invalid key: \"billing:~fence\" contains \"~fence\", which is reserved: under a longer prefix it is a \
-             key of the library"
+            "invalid key (\"billing:~fence\"): it contains \"~fence\", which is reserved: under a longer prefix it is \
+             a key of the library"
         );
     }
 

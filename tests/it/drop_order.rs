@@ -31,7 +31,7 @@ fn noise(client: &Client, threads: usize, stop: &Arc<AtomicBool>) -> Vec<Task<()
             let (client, stop, held) = (client.clone(), Arc::clone(stop), held.clone());
             Task::start(move || {
                 let (own, common) = (
-                    client.mutex(&format!("noise-{n}")),
+                    client.mutex(format!("noise-{n}")),
                     client.mutex("noise-common"),
                 );
                 while !stop.load(Ordering::Acquire) {
@@ -102,7 +102,7 @@ fn a_guard_dropped_by_another_thread_is_let_go_before_what_this_one_asks() {
 fn many_guards_dropped_in_a_row_are_all_free_for_the_same_thread() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let mutexes: Vec<_> = (0..500).map(|n| client.mutex(&format!("k{n}"))).collect();
+    let mutexes: Vec<_> = (0..500).map(|n| client.mutex(format!("k{n}"))).collect();
     for _ in 0..4 {
         let guards: Vec<_> = mutexes
             .iter()

@@ -303,7 +303,7 @@ fn the_end_of_max_hold_is_not_told_of_what_was_let_go() {
         .event_handler(events)
         .build()
         .unwrap();
-    let limited = |key: &str| client.mutex(key).ttl(secs(9)).max_hold(secs(2));
+    let limited = |key: &str| client.mutex(key).fixed_ttl(secs(9)).max_hold(secs(2));
     let first = limited("first").lock().unwrap();
     let second = limited("second").lock().unwrap();
     began.recv_timeout(SOON).expect("the first is told of");

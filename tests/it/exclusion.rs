@@ -194,7 +194,7 @@ fn with_lock_tells_when_it_was_not_alone() {
     assert!(is_held(&server, "k"), "the thief keeps it");
     ask(&server, &["DEL", &in_redis("k")]);
 
-    let mutex = client.mutex("k").ttl(millis(50));
+    let mutex = client.mutex("k").fixed_ttl(millis(50));
     let expired = mutex.with(|guard| guard.lost_signal().recv_timeout(SOON).unwrap());
     assert_eq!(
         expired.unwrap_err().loss_reason(),

@@ -23,7 +23,7 @@ fn an_explicit_ttl_is_not_renewed() {
         .build()
         .unwrap();
     let asked = Instant::now();
-    let guard = client.mutex("k").ttl(millis(900)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(900)).lock().unwrap();
     assert!(guard.remaining() < millis(900));
     assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
     let lasted = asked.elapsed();
@@ -42,17 +42,23 @@ fn an_explicit_ttl_is_renewed_when_that_is_asked_for() {
         .event_handler(recorder.clone())
         .build()
         .unwrap();
-    let guard = client.mutex("k").ttl(secs(3)).renew(true).lock().unwrap();
+    let guard = client.mutex("k").ttl(secs(3)).lock().unwrap();
     recorder.wait_for(4, What::Renewed, "k");
     guard.unlock().unwrap();
 }
 
 #[test]
-fn the_clients_ttl_is_not_renewed_when_that_is_asked_for() {
+fn the_last_of_ttl_and_fixed_ttl_counts() {
     let server = server();
-    let client = steady(&server.url()).ttl(millis(400)).build().unwrap();
-    let guard = client.mutex("k").renew(false).lock().unwrap();
+    let client = steady(&server.url()).build().unwrap();
+    let mutex = client.mutex("k").ttl(secs(60)).fixed_ttl(millis(400));
+    let guard = mutex.clone().lock().unwrap();
     assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    drop(guard);
+    let guard = mutex.ttl(secs(3)).lock().unwrap();
+    // Three ttls.
+    let lost = guard.lost_signal().recv_timeout(secs(9));
+    assert!(lost.is_err(), "{lost:?}");
 }
 
 #[test]
@@ -62,7 +68,7 @@ fn validity_ends_before_the_key_does() {
     for ttl in [10, 25, 100, 1000].map(millis) {
         for _ in 0..20 {
             // On a busy machine the shortest may be over before they are here.
-            let Ok(Some(guard)) = client.mutex("k").ttl(ttl).try_lock() else {
+            let Ok(Some(guard)) = client.mutex("k").fixed_ttl(ttl).try_lock() else {
                 continue;
             };
             let left = guard.remaining();
@@ -80,7 +86,7 @@ fn validity_ends_before_the_key_does() {
 fn an_expired_lock_is_told_by_every_way_of_asking() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(millis(100)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(100)).lock().unwrap();
     assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
     assert!(guard.is_lost());
     assert_eq!(guard.remaining(), Duration::ZERO);
@@ -149,7 +155,7 @@ fn max_hold_frees_what_was_forgotten() {
 fn an_explicit_ttl_longer_than_max_hold_is_cut_to_it() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let mutex = client.mutex("k").ttl(secs(30)).max_hold(secs(5));
+    let mutex = client.mutex("k").fixed_ttl(secs(30)).max_hold(secs(5));
     let guard = mutex.lock().unwrap();
     assert!(guard.remaining() <= secs(5));
     assert!(expires_in(&server, "k").unwrap() <= secs(5));
@@ -163,7 +169,7 @@ fn a_lock_lost_by_its_ttl_leaves_the_next_holder_alone() {
         steady(&server.url()).build().unwrap(),
         steady(&server.url()).build().unwrap(),
     );
-    let late = one.mutex("k").ttl(millis(200)).lock().unwrap();
+    let late = one.mutex("k").fixed_ttl(millis(200)).lock().unwrap();
     let next = two
         .mutex("k")
         .try_lock_for(SOON)

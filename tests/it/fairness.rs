@@ -60,7 +60,7 @@ fn clients_with_other_terms_have_their_turn_in_the_same_order() {
         .map(|n| {
             let mutex = client(&server).mutex("k");
             let mutex = match n % 3 {
-                0 => mutex.ttl(secs(40)),
+                0 => mutex.fixed_ttl(secs(40)),
                 1 => mutex.max_hold(secs(50)),
                 _ => mutex,
             };
@@ -183,8 +183,12 @@ fn threads_with_other_terms_wait_for_another_client_and_get_their_own() {
         (30, false),
         (40, true),
     ];
-    let tasks = terms.map(|(ttl, renew)| {
-        let mutex = waiting.mutex("k").ttl(secs(ttl)).renew(renew);
+    let tasks = terms.map(|(ttl, renewed)| {
+        let mutex = waiting.mutex("k");
+        let mutex = match renewed {
+            true => mutex.ttl(secs(ttl)),
+            false => mutex.fixed_ttl(secs(ttl)),
+        };
         Task::start_and_see_asleep(move || {
             let guard = mutex.lock().unwrap();
             let remaining = guard.remaining();
@@ -360,11 +364,15 @@ fn after_waiting<T: Send + 'static>(
 fn an_explicit_ttl_counts_from_the_grant_and_not_from_the_wait() {
     let server = Arc::new(server());
     let ttl = secs(4);
-    let (_, (remaining, in_redis)) =
-        after_waiting(&server, secs(2), |client| client.mutex("k").ttl(ttl), {
+    let (_, (remaining, in_redis)) = after_waiting(
+        &server,
+        secs(2),
+        |client| client.mutex("k").fixed_ttl(ttl),
+        {
             let server = Arc::clone(&server);
             move |guard| (guard.remaining(), expires_in(&server, "k").unwrap())
-        });
+        },
+    );
     assert!(remaining > secs(3) && remaining < ttl, "{remaining:?}");
     assert!(in_redis > secs(3) && in_redis <= ttl, "{in_redis:?}");
 }
@@ -391,7 +399,7 @@ fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_valid() {
     let (_, valid) = after_waiting(
         &server,
         3 * ttl / 2,
-        |client| client.mutex("k").ttl(ttl),
+        |client| client.mutex("k").fixed_ttl(ttl),
         |guard| !guard.is_lost(),
     );
     assert!(valid);
@@ -404,7 +412,7 @@ fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_renewed() {
     let (_, lost) = after_waiting(
         &server,
         5 * ttl / 4,
-        |client| client.mutex("k").ttl(ttl).renew(true),
+        |client| client.mutex("k").ttl(ttl),
         move |guard| guard.lost_signal().recv_timeout(5 * ttl / 4),
     );
     assert!(lost.is_err(), "{lost:?}");

@@ -28,7 +28,7 @@ fn a_dead_server_is_told_to_those_who_only_look_and_ridden_out_by_the_patient() 
     assert_eq!(error.key(), Some("a"));
     assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
 
-    let mutex = client.mutex("a").ttl(LONG_TTL);
+    let mutex = client.mutex("a").fixed_ttl(LONG_TTL);
     let patient = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for_more(2, What::Unavailable, "a");
     assert!(!patient.is_done());
@@ -66,7 +66,7 @@ fn an_acquire_that_a_stopped_server_never_answered_leaves_nothing_behind() {
     let client = builder(&server.url()).build().unwrap();
     client.with_lock("a", || ()).unwrap();
     server.stop();
-    let (mutex, asked_at) = (client.mutex("a").ttl(LONG_TTL), Instant::now());
+    let (mutex, asked_at) = (client.mutex("a").fixed_ttl(LONG_TTL), Instant::now());
     let error = within(SOON, "looking", move || mutex.try_lock().unwrap_err());
     assert!(error.is_unavailable(), "{error}");
     assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
@@ -86,7 +86,7 @@ fn a_caller_rides_out_a_server_stopped_during_its_acquire() {
         .unwrap();
     client.with_lock("a", || ()).unwrap();
     server.stop();
-    let mutex = client.mutex("a").ttl(LONG_TTL);
+    let mutex = client.mutex("a").fixed_ttl(LONG_TTL);
     let patient = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(2, What::Unavailable, "a");
     server.resume();
@@ -104,7 +104,7 @@ fn a_server_killed_and_restarted_during_an_acquire_is_ridden_out() {
     let client = builder(&server.url()).build().unwrap();
     client.with_lock("a", || ()).unwrap();
     server.stop();
-    let mutex = client.mutex("a").ttl(LONG_TTL);
+    let mutex = client.mutex("a").fixed_ttl(LONG_TTL);
     let patient = Task::start(move || mutex.lock().unwrap());
     server.kill();
     server.restart().unwrap();
@@ -127,12 +127,12 @@ fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
     });
     let key = |n: usize| format!("lock-{}", n % KEYS);
     let guards: Vec<_> = (0..KEYS)
-        .map(|n| clients[0].mutex(&key(n)).lock().unwrap())
+        .map(|n| clients[0].mutex(key(n)).lock().unwrap())
         .collect();
     let witnesses: [Arc<Witness>; KEYS] = Default::default();
     let tasks: Vec<Task<Result<(), Error>>> = (0..50)
         .map(|n| {
-            let mutex = clients[n % 2].mutex(&key(n));
+            let mutex = clients[n % 2].mutex(key(n));
             let witness = Arc::clone(&witnesses[n % KEYS]);
             Task::start(move || {
                 let guard = mutex.lock()?;
@@ -216,7 +216,7 @@ fn idle_connections_killed_between_acquires_are_replaced_at_once() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     for _ in 0..20 {
-        let guard = client.mutex("a").ttl(LONG_TTL).try_lock().unwrap();
+        let guard = client.mutex("a").fixed_ttl(LONG_TTL).try_lock().unwrap();
         guard.expect("nobody else wants it").unlock().unwrap();
         kill_connections(&server);
     }
@@ -234,7 +234,7 @@ fn waiters_whose_connections_are_killed_get_in_all_the_same() {
             .unwrap()
     });
     let guard = holder.mutex("a").lock().unwrap();
-    let mutex = waiter.mutex("a").ttl(LONG_TTL);
+    let mutex = waiter.mutex("a").fixed_ttl(LONG_TTL);
     let task = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(1, What::Contended, "a");
     for n in 1..=5 {
@@ -290,14 +290,14 @@ fn a_leader_that_times_out_takes_nobody_with_it_whose_deadline_is_later() {
         .unwrap();
     client.with_lock("warm", || ()).unwrap();
     proxy.hold_replies(true);
-    let mutex = client.mutex("leader").ttl(LONG_TTL);
+    let mutex = client.mutex("leader").fixed_ttl(LONG_TTL);
     let leader = Task::start(move || mutex.try_lock().unwrap_err());
     assert!(eventually(SOON, || is_held(&server, "leader")));
     // Not to wait for anything: their deadlines are to be later by so much.
     std::thread::sleep(secs(1));
     let followers: Vec<_> = (0..10)
         .map(|n| {
-            let mutex = client.mutex(&format!("follower-{n}")).ttl(LONG_TTL);
+            let mutex = client.mutex(format!("follower-{n}")).fixed_ttl(LONG_TTL);
             Task::start(move || mutex.try_lock().unwrap())
         })
         .collect();

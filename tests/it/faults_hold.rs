@@ -29,7 +29,7 @@ fn a_server_killed_costs_the_lock_when_its_validity_ends_and_not_before() {
     let mut server = server();
     let client = builder(&server.url()).build().unwrap();
     let ttl = millis(1_200);
-    let guard = client.mutex("a").ttl(ttl).renew(true).lock().unwrap();
+    let guard = client.mutex("a").ttl(ttl).lock().unwrap();
     let signal = guard.lost_signal();
     server.kill();
     assert!(!guard.is_lost() || guard.remaining().is_zero());
@@ -95,7 +95,7 @@ fn a_server_stopped_for_longer_than_the_ttl_tells_all_holders_before_anyone_else
     let ttl = secs(2);
     let guards: Vec<Arc<MutexGuard>> = keys
         .iter()
-        .map(|key| Arc::new(holders.mutex(key).ttl(ttl).renew(true).lock().unwrap()))
+        .map(|key| Arc::new(holders.mutex(key).ttl(ttl).lock().unwrap()))
         .collect();
     let signals: Vec<_> = guards.iter().map(|guard| guard.lost_signal()).collect();
     let tasks: Vec<Task<(u64, bool)>> = keys
@@ -103,7 +103,7 @@ fn a_server_stopped_for_longer_than_the_ttl_tells_all_holders_before_anyone_else
         .zip(&guards)
         .map(|(key, holder)| {
             // Should one of them be held by nobody, that would be for very long.
-            let mutex = waiters.mutex(key).ttl(LONG_TTL).renew(true);
+            let mutex = waiters.mutex(key).ttl(LONG_TTL);
             let holder = Arc::clone(holder);
             Task::start(move || {
                 let guard = mutex.lock().unwrap();

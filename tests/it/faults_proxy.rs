@@ -82,7 +82,7 @@ fn an_acquire_cut_after_any_number_of_its_bytes_is_made_good_and_leaves_nothing_
         let recorder = Recorder::new();
         // A new one each time: what an old one still sees to would be cut instead.
         let client = patient_client(&proxy.url(), &recorder);
-        client.with_lock(&format!("warm-{n}"), || ()).unwrap();
+        client.with_lock(format!("warm-{n}"), || ()).unwrap();
         let key = format!("key-{n:03}");
         proxy.cut_after(Some(n));
         let guard = lock(&client, &key);
@@ -123,7 +123,7 @@ fn a_release_cut_after_any_number_of_its_bytes_is_sent_again() {
     let length = {
         let client = client(&proxy.url(), &Recorder::new());
         let guard = lock(&client, "key-000");
-        length_of(&proxy, move || guard.unlock().unwrap())
+        length_of(&proxy, move || drop(guard.unlock().unwrap()))
     };
     sweep(length, |n| {
         let proxy = Proxy::start(server.port()).unwrap();
@@ -133,7 +133,8 @@ fn a_release_cut_after_any_number_of_its_bytes_is_sent_again() {
 
         let guard = lock(&client, &key);
         proxy.cut_after(Some(n));
-        within(SOON, "unlocking", move || guard.unlock().unwrap());
+        let released = within(SOON, "unlocking", move || guard.unlock().unwrap());
+        assert!(released.is_confirmed(), "{released:?}");
         assert!(!is_held(&server, &key), "confirmed, and yet locked: {n}");
 
         let guard = lock(&client, &key);
@@ -254,12 +255,12 @@ fn a_holder_in_a_black_hole_is_told_in_time_and_disturbs_nobody_later() {
         .build()
         .unwrap();
     let ttl = secs(1);
-    let guard = client.mutex("a").ttl(ttl).renew(true).lock().unwrap();
+    let guard = client.mutex("a").ttl(ttl).lock().unwrap();
     let guard = Arc::new(guard);
     recorder.wait_for(1, What::Renewed, "a");
     let signal = guard.lost_signal();
     proxy.black_hole(true);
-    let mutex = other.mutex("a").ttl(LONG_TTL);
+    let mutex = other.mutex("a").fixed_ttl(LONG_TTL);
     let holder = Arc::clone(&guard);
     let next = Task::start(move || {
         let next = mutex.lock().unwrap();
@@ -313,7 +314,7 @@ fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out_and_not_told_as_
         .unwrap();
     client.with_lock("a", || ()).unwrap();
     proxy.delay(millis(300));
-    let mutex = client.mutex("a").ttl(millis(400)).renew(true);
+    let mutex = client.mutex("a").ttl(millis(400));
     let error = within(SOON, "trying", move || {
         mutex.try_lock_for(secs(1)).unwrap_err()
     });
@@ -387,7 +388,7 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
             let (client, busy) = (client.clone(), Arc::clone(&busy));
             Task::start(move || {
                 while busy.load(Ordering::Relaxed) {
-                    client.with_lock(&format!("busy-{n}"), || ()).unwrap();
+                    client.with_lock(format!("busy-{n}"), || ()).unwrap();
                 }
             })
         })
@@ -398,7 +399,7 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
     // all times during those that carry their second attempts.
     let leavers: Vec<_> = (0..LEAVERS)
         .map(|n| {
-            let (mutex, outage_timeout) = (client.mutex(&key(n)), millis(800 + 80 * n as u64));
+            let (mutex, outage_timeout) = (client.mutex(key(n)), millis(800 + 80 * n as u64));
             Task::start(move || mutex.try_lock_for(outage_timeout).unwrap().map(drop))
         })
         .collect();
@@ -429,7 +430,7 @@ fn a_grant_that_comes_too_late_is_given_back() {
     client.with_lock("a", || ()).unwrap();
     let (ttl, recorded) = (secs(2), std::time::Instant::now());
     proxy.hold_requests(true);
-    let mutex = client.mutex("a").ttl(ttl);
+    let mutex = client.mutex("a").fixed_ttl(ttl);
     let task = Task::start(move || mutex.try_lock().unwrap());
     assert!(eventually(SOON, || proxy.held_bytes() > 0));
     thread::sleep(ttl.saturating_sub(recorded.elapsed()));

@@ -18,7 +18,7 @@ use crate::support::{
 fn an_extension_that_arrives_late_keeps_the_key_from_nobody() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
-    let mutex = client.mutex("k").ttl(secs(4));
+    let mutex = client.mutex("k").fixed_ttl(secs(4));
     let guard = mutex.lock().unwrap();
     server.stop();
     let error = guard.extend(secs(3600)).unwrap_err();
@@ -80,7 +80,7 @@ fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
     let stop = Arc::new(AtomicBool::new(false));
     let forbidden: Vec<_> = (0..2)
         .map(|n| {
-            let (mutex, stop) = (client.mutex(&format!("bad{n}")), Arc::clone(&stop));
+            let (mutex, stop) = (client.mutex(format!("bad{n}")), Arc::clone(&stop));
             Task::start(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let error = mutex.try_lock().unwrap_err();
@@ -91,7 +91,7 @@ fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
         .collect();
     let allowed: Vec<_> = (0..2)
         .map(|n| {
-            let mutex = client.mutex(&format!("ok{n}"));
+            let mutex = client.mutex(format!("ok{n}"));
             Task::start(move || {
                 for _ in 0..500 {
                     mutex.lock().unwrap().unlock().unwrap();
@@ -137,7 +137,7 @@ fn a_shutdown_among_renewals_tells_every_guard() {
     for _ in 0..20 {
         let client = steady(&server.url()).ttl(millis(200)).build().unwrap();
         let guards: Vec<_> = (0..100)
-            .filter_map(|n| client.mutex(&format!("k{n}")).try_lock().unwrap())
+            .filter_map(|n| client.mutex(format!("k{n}")).try_lock().unwrap())
             .collect();
         let signals: Vec<_> = guards.iter().map(|guard| guard.lost_signal()).collect();
         // Renewals are under way by now.

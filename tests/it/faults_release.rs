@@ -9,7 +9,7 @@ use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, What, ask, assert_all_become_free, builder, held_keys,
-    is_held, kill_connections, secs, server, within,
+    is_held, kill_connections, secs, server, unconfirmed, within,
 };
 
 /// A client that tells what happens, of locks that stay for very long if they are not let go.
@@ -34,7 +34,7 @@ fn a_drop_on_a_stopped_server_returns_at_once_and_is_seen_through_when_it_goes_o
     let server = server();
     let (client, _) = client(&server.url());
     let guards: Vec<_> = (0..100)
-        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
         .collect();
     server.stop();
     let started = Instant::now();
@@ -61,7 +61,7 @@ fn drops_return_at_once_while_the_socket_is_full() {
     let guards: Vec<_> = (0..300)
         .map(|n| {
             let key = format!("{n}{}", "x".repeat(1000));
-            client.mutex(&key).lock().unwrap()
+            client.mutex(key).lock().unwrap()
         })
         .collect();
     server.stop();
@@ -71,13 +71,13 @@ fn drops_return_at_once_while_the_socket_is_full() {
 }
 
 #[test]
-fn an_unlock_on_a_stopped_server_says_that_its_outcome_is_unknown_and_is_seen_through() {
+fn an_unlock_on_a_stopped_server_is_unconfirmed_and_seen_through() {
     let server = server();
     let (client, _) = client(&server.url());
     let guard = client.mutex("a").lock().unwrap();
     server.stop();
     let started = Instant::now();
-    let error = within(SOON, "unlocking", move || guard.unlock().unwrap_err());
+    let error = unconfirmed(within(SOON, "unlocking", move || guard.unlock()));
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert_eq!(error.key(), Some("a"));
     assert!(started.elapsed() < 2 * TIMEOUT + secs(2));
@@ -96,7 +96,7 @@ fn letting_go_of_a_dead_server_holds_nobody_up_and_costs_nothing_later() {
     server.kill();
     let started = Instant::now();
     within(SOON, "dropping", move || drop(dropped));
-    let error = within(SOON, "unlocking", move || unlocked.unlock().unwrap_err());
+    let error = unconfirmed(within(SOON, "unlocking", move || unlocked.unlock()));
     assert!(error.is_unavailable(), "{error}");
     assert!(started.elapsed() < 2 * TIMEOUT + secs(2));
     server.restart().unwrap();
@@ -118,7 +118,7 @@ fn a_release_that_a_killed_server_never_read_is_sent_to_the_one_that_comes_back(
         .unwrap();
     let (client, _) = client(&server.url());
     let guards: Vec<_> = (0..20)
-        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
         .collect();
     server.stop();
     drop(guards);
@@ -169,7 +169,7 @@ fn releases_dropped_on_a_killed_connection_are_sent_again_without_anybody_asking
     let (client, _) = client(&server.url());
     for n in [1, 10, 200] {
         let guards: Vec<_> = (0..n)
-            .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+            .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
             .collect();
         kill_connections(&server);
         drop(guards);
@@ -226,7 +226,7 @@ fn an_unlock_on_a_killed_connection_is_confirmed_on_another() {
     for _ in 0..10 {
         let guard = client.mutex("a").lock().unwrap();
         kill_connections(&server);
-        guard.unlock().unwrap();
+        assert!(guard.unlock().unwrap().is_confirmed());
         assert!(!is_held(&server, "a"), "confirmed, and yet locked");
     }
 }
@@ -256,7 +256,7 @@ fn a_flood_of_drops_into_a_black_hole_is_seen_through_when_it_ends() {
     let proxy = Proxy::start(server.port()).unwrap();
     let (client, _) = client(&proxy.url());
     let guards: Vec<_> = (0..300)
-        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
         .collect();
     proxy.black_hole(true);
     let started = Instant::now();
@@ -285,7 +285,7 @@ fn a_release_dropped_without_a_connection_is_seen_through_once_there_is_one() {
     proxy.refuse(true);
     proxy.cut_all();
     // Takes notice of it; what it may have left to be undone is over with its ttl.
-    let short = client.mutex("b").ttl(Duration::from_millis(10));
+    let short = client.mutex("b").fixed_ttl(Duration::from_millis(10));
     assert!(short.try_lock().unwrap_err().is_unavailable());
     std::thread::sleep(secs(1));
     drop(guard);

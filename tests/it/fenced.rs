@@ -156,7 +156,7 @@ fn values_come_back_byte_for_byte_also_many_at_once() {
         for n in 0..8 {
             let (client, values) = (&client, &values);
             scope.spawn(move || {
-                let fenced = client.fenced_value(&format!("v{n}"));
+                let fenced = client.fenced_value(format!("v{n}"));
                 for (token, bytes) in (1..).zip(values) {
                     fenced.write(token, bytes).unwrap();
                     assert_eq!(fenced.read().unwrap().as_ref(), Some(bytes));
@@ -195,7 +195,7 @@ fn names_are_held_to_the_rules_of_keys() {
     }
     assert_eq!(ask(&server, &["DBSIZE"]).as_int(), Some(0));
     client
-        .fenced_value(&"x".repeat(1_024))
+        .fenced_value("x".repeat(1_024))
         .write(1, "a")
         .unwrap();
 }
@@ -334,7 +334,7 @@ fn a_write_cut_after_any_number_of_its_bytes_is_done_once_at_most_and_then_succe
     for n in (0..260).step_by(13) {
         let proxy = Proxy::start(server.port()).unwrap();
         let client = steady(&proxy.url()).pipelines(1).build().unwrap();
-        let value = client.fenced_value(&format!("v{n}"));
+        let value = client.fenced_value(format!("v{n}"));
         assert_eq!(value.read().unwrap(), None);
         let before = script_calls(&server);
         proxy.cut_after(Some(n));

@@ -80,6 +80,7 @@ fn try_client(client: &Client) {
     assert_forked_of("another", mutex.try_lock_for(secs(1)));
     assert_forked_of("another", mutex.try_lock_until(Instant::now() + secs(1)));
     assert_forked_of("another", mutex.with(|_| ()));
+    assert_forked_of("another", mutex.try_with(|_| ()));
     assert_forked_of("another", mutex.inspect());
     assert_forked_of("another", mutex.is_locked());
     assert_forked_of("another", mutex.force_unlock());
@@ -160,7 +161,7 @@ fn family(url: &str) -> Family {
     let lock = |key| client.mutex(key).lock().unwrap();
     let [held, dropped, handed_over] = ["held", "dropped", "handed over"].map(lock);
     let again = client.reentrant_mutex("again");
-    let renewed = client.mutex("renewed").ttl(secs(3)).renew(true);
+    let renewed = client.mutex("renewed").ttl(secs(3));
     let family = Family {
         renewed: renewed.lock().unwrap(),
         again: again.lock().unwrap(),

@@ -144,9 +144,9 @@ fn a_lease_passes_only_between_equal_terms() {
     let client = builder(&server).build().unwrap();
     let plain = || client.mutex("k");
     let others = [
-        plain().ttl(secs(50)).renew(true),
         plain().ttl(secs(50)),
-        plain().renew(false),
+        plain().fixed_ttl(secs(50)),
+        plain().fixed_ttl(LONG_TTL),
         plain().max_hold(secs(100)),
     ];
     for other in others {
@@ -154,7 +154,7 @@ fn a_lease_passes_only_between_equal_terms() {
         let grants = pass_through(&server, mutexes, drop);
         assert_eq!(runs(&grants), [1, 1, 2], "{other:?}: {grants:?}");
     }
-    let equal = plain().ttl(LONG_TTL).renew(true);
+    let equal = plain().ttl(LONG_TTL);
     let grants = pass_through(&server, vec![plain(), equal.clone(), plain()], drop);
     assert_eq!(runs(&grants), [3], "the client's own, spelt out");
     let held = plain().max_hold(secs(100));
@@ -167,8 +167,8 @@ fn a_lease_that_is_not_renewed_is_never_passed_on() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     for mutex in [
-        client.mutex("k").ttl(secs(50)),
-        client.mutex("k").renew(false),
+        client.mutex("k").fixed_ttl(secs(50)),
+        client.mutex("k").fixed_ttl(LONG_TTL),
     ] {
         let grants = pass_through(&server, vec![mutex.clone(); 4], drop);
         assert_eq!(runs(&grants), [1; 4], "{mutex:?}: {grants:?}");

@@ -49,11 +49,11 @@ fn use_everything(url: &str) {
         client.with_lock("panic", || panic!("a test's own panic"))
     }));
     assert!(panicked.is_err());
-    let short = client.mutex("short").ttl(millis(60)).lock().unwrap();
+    let short = client.mutex("short").fixed_ttl(millis(60)).lock().unwrap();
     short.lost_signal().recv_timeout(SOON).unwrap();
     drop(short);
     let guards: Vec<_> = (0..300)
-        .map(|n| client.mutex(&format!("many-{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("many-{n}")).lock().unwrap())
         .collect();
     drop(guards);
     drop(held);
@@ -75,7 +75,7 @@ fn each_prefix_has_one_counter_however_many_keys_there_were() {
     for prefix in ["one:", "two:"] {
         let client = steady(&server.url()).prefix(prefix).build().unwrap();
         for n in 0..50 {
-            client.with_lock(&format!("k{n}"), || ()).unwrap();
+            client.with_lock(format!("k{n}"), || ()).unwrap();
         }
     }
     assert_eq!(all_keys(&server), ["one:~fence", "two:~fence"]);
@@ -93,7 +93,7 @@ fn a_client_has_a_bounded_number_of_connections_and_leaves_none() {
     assert!(eventually(SOON, || connections(&server) == 0));
     let tasks: Vec<_> = (0..24)
         .map(|n| {
-            let mutex = client.mutex(&format!("k{n}"));
+            let mutex = client.mutex(format!("k{n}"));
             Task::start(move || {
                 let guard = mutex.lock().unwrap();
                 // Long enough to be renewed.

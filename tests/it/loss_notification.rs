@@ -165,7 +165,7 @@ fn many_locks_lost_together_are_all_told() {
     let server = server();
     let client = client(&server);
     let guards: Vec<MutexGuard> = (0..600)
-        .map(|n| client.mutex(&format!("k{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     ask(&server, &["FLUSHALL"]);
     for guard in &guards {

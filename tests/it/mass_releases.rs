@@ -13,7 +13,7 @@ const MANY: usize = 4000;
 const SLOW: u64 = 20;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {
-    let lock = |n| client.mutex(&format!("k{n}")).lock().unwrap();
+    let lock = |n| client.mutex(format!("k{n}")).lock().unwrap();
     (0..MANY).map(lock).collect()
 }
 
@@ -54,7 +54,7 @@ fn a_lock_takes_the_release_of_its_key_along() {
     let guards = hold_many(&client);
     proxy.delay(millis(SLOW));
     drop(guards);
-    let last = client.mutex(&format!("k{}", MANY - 1));
+    let last = client.mutex(format!("k{}", MANY - 1));
     let guard = last.try_lock().unwrap().expect("its release went first");
     let left = keys(&server);
     proxy.delay(millis(0));

@@ -174,9 +174,14 @@ fn clients_share_no_count_and_values_of_one_client_and_key_do() {
 fn the_settings_of_the_first_take_count() {
     let server = server();
     let client = client(&server);
-    let short = client.mutex("k").ttl(secs(20)).reentrant();
+    let short = client.mutex("k").fixed_ttl(secs(20)).reentrant();
     let outer = short.lock().unwrap();
-    let inner = client.mutex("k").ttl(secs(50)).reentrant().lock().unwrap();
+    let inner = client
+        .mutex("k")
+        .fixed_ttl(secs(50))
+        .reentrant()
+        .lock()
+        .unwrap();
     assert!(inner.remaining() <= secs(20));
     assert!(expires_in(&server, "k").unwrap() <= secs(20));
     outer.extend(secs(40)).unwrap();
@@ -208,6 +213,25 @@ fn a_lock_that_was_lost_is_not_taken_again() {
     let anew = mutex.lock().unwrap();
     assert_eq!(anew.depth(), 1);
     anew.unlock().unwrap();
+}
+
+#[test]
+fn only_the_last_unlock_says_how_the_release_ended() {
+    let mut server = server();
+    let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
+    let mutex = client.reentrant_mutex("k");
+    for is_there in [true, false] {
+        let (outer, inner) = (mutex.lock().unwrap(), mutex.lock().unwrap());
+        if !is_there {
+            server.kill();
+        }
+        assert!(
+            outer.unlock().unwrap().is_none(),
+            "the other guard holds it"
+        );
+        let released = inner.unlock().unwrap().unwrap();
+        assert_eq!(released.is_confirmed(), is_there, "{released:?}");
+    }
 }
 
 #[test]
@@ -315,7 +339,7 @@ fn a_thread_that_ends_with_the_lock_in_hand_keeps_others_out_until_its_validity_
 #[test]
 fn a_lock_with_a_ttl_of_its_own_ends_with_that_and_tells_that_its_thread_has_ended() {
     let server = server();
-    let mutex = client(&server).mutex("k").ttl(secs(1)).reentrant();
+    let mutex = client(&server).mutex("k").fixed_ttl(secs(1)).reentrant();
     let lost = ended(&mutex, |guard| {
         Box::leak(Box::new(guard));
     });

@@ -207,18 +207,18 @@ fn a_lock_with_a_check_is_granted_by_redis_alone() {
 }
 
 #[test]
-fn a_check_and_no_renewal_contradict_each_other() {
+fn a_check_and_a_fixed_ttl_contradict_each_other() {
     let nowhere = format!("redis://127.0.0.1:{}", crate::fakes::closed_port());
     let client = builder(&nowhere).build_lazy().unwrap();
     let both = [
-        client.mutex("k").renew_while(|| true).renew(false),
-        client.mutex("k").renew(false).renew_while(|| true),
+        client.mutex("k").renew_while(|| true).fixed_ttl(secs(9)),
+        client.mutex("k").fixed_ttl(secs(9)).renew_while(|| true),
     ];
     for mutex in both {
         let error = mutex.lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         let message = error.to_string();
-        assert!(message.contains("renew_while") && message.contains("renew(false)"));
+        assert!(message.contains("renew_while") && message.contains("fixed_ttl"));
         assert_eq!(error.key(), Some("k"));
     }
 }
@@ -268,7 +268,7 @@ fn count_threads() {
     drop(client.mutex("plain").lock().unwrap());
     assert_eq!(threads(), 0);
     for n in 0..20 {
-        let checked = client.mutex(&format!("{n}")).renew_while(|| true);
+        let checked = client.mutex(format!("{n}")).renew_while(|| true);
         checked.lock().unwrap().unlock().unwrap();
         assert!(eventually(SOON, || threads() == 1), "{}", threads());
     }

@@ -38,7 +38,7 @@ fn hold_many(client: &leasehold::Client) -> Vec<MutexGuard> {
             let client = client.clone();
             Task::start(move || {
                 let mine = (part..MANY).step_by(8);
-                let take = |n| client.mutex(&format!("k{n}")).try_lock().unwrap();
+                let take = |n| client.mutex(format!("k{n}")).try_lock().unwrap();
                 let taken = mine.map(|n| take(n).expect("its first holder"));
                 taken.collect::<Vec<_>>()
             })
@@ -141,7 +141,7 @@ fn wait_by_the_hundred() {
     let before = child::threads().unwrap();
     let waiters: Vec<_> = (0..WAITERS)
         .map(|n| {
-            let mutex = client.mutex(&key(n));
+            let mutex = client.mutex(key(n));
             Task::start(move || mutex.lock().map(drop))
         })
         .collect();
@@ -180,7 +180,7 @@ fn of_very_many_held_locks_only_so_many_are_watched() {
     let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
     let _guards = hold_many(&client);
     let _late: Vec<_> = (0..500)
-        .map(|n| client.mutex(&format!("late{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("late{n}")).lock().unwrap())
         .collect();
     // The fence counter is looked at once.
     let all = || tracked(&server) >= WATCHED;

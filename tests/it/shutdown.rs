@@ -81,7 +81,7 @@ fn a_guard_dropped_after_the_shutdown_lets_go() {
     let server = server();
     let client = client(&server);
     let guards: Vec<_> = (0..200)
-        .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
         .collect();
     client.shutdown(secs(5)).unwrap();
     assert_eq!(held_keys(&server).len(), 200);
@@ -97,7 +97,7 @@ fn shutdown_confirms_the_releases_under_way() {
     for kill in [false, true] {
         let client = client(&server);
         let guards: Vec<_> = (0..200)
-            .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+            .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
             .collect();
         if kill {
             kill_connections(&server);
@@ -194,7 +194,7 @@ fn shutdown_among_busy_threads_leaves_nothing_held_by_nobody() {
             .unwrap();
         let threads: Vec<_> = (0..8)
             .map(|n| {
-                let mutex = client.mutex(&format!("lock-{}", n / 2));
+                let mutex = client.mutex(format!("lock-{}", n / 2));
                 Task::start(move || {
                     loop {
                         match mutex.lock() {
@@ -231,7 +231,7 @@ fn the_last_client_dropped_leaves_no_release_unsent() {
     ] {
         let client = client(&server);
         let guards: Vec<_> = (0..n)
-            .map(|n| client.mutex(&format!("lock-{n}")).lock().unwrap())
+            .map(|n| client.mutex(format!("lock-{n}")).lock().unwrap())
             .collect();
         if kill {
             kill_connections(&server);
@@ -269,7 +269,7 @@ fn the_last_client_dropped_in_on_lost_ends_without_a_deadlock() {
         .event_handler(Arc::clone(&recorder))
         .build()
         .unwrap();
-    let guard = client.mutex("a").ttl(millis(200)).lock().unwrap();
+    let guard = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
     let everything = Arc::new(Mutex::new(None));
     let (done, ended) = channel();
     guard.on_lost({
@@ -290,7 +290,7 @@ fn the_last_client_dropped_in_on_lost_ends_without_a_deadlock() {
 fn a_client_shut_down_in_on_lost_ends_without_a_deadlock() {
     let server = server();
     let client = client(&server);
-    let short = client.mutex("a").ttl(millis(200)).lock().unwrap();
+    let short = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
     let other = client.mutex("b").lock().unwrap();
     let signal = other.lost_signal();
     let (done, ended) = channel();
@@ -330,7 +330,7 @@ fn the_last_client_dropped_in_an_event_ends_without_a_deadlock() {
         .event_handler(Arc::clone(&undertaker))
         .build()
         .unwrap();
-    let guard = client.mutex("a").ttl(millis(300)).lock().unwrap();
+    let guard = client.mutex("a").fixed_ttl(millis(300)).lock().unwrap();
     *undertaker.client.lock().unwrap() = Some(client);
     // A guard that is only forgotten would keep the client alive.
     let signal = guard.lost_signal();
@@ -348,7 +348,7 @@ fn the_last_client_dropped_in_an_event_ends_without_a_deadlock() {
 fn a_panic_in_on_lost_ends_neither_the_client_nor_other_callbacks() {
     let server = server();
     let client = client(&server);
-    let guard = client.mutex("a").ttl(millis(200)).lock().unwrap();
+    let guard = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
     let (told, callback) = channel();
     guard.on_lost(|_| panic!("a test asks for this panic"));
     guard.on_lost(move |reason| told.send(reason).unwrap());
@@ -361,7 +361,7 @@ fn a_panic_in_on_lost_ends_neither_the_client_nor_other_callbacks() {
 fn a_callback_that_still_runs_is_told_by_shutdown_and_not_waited_for() {
     let server = server();
     let client = client(&server);
-    let guard = client.mutex("a").ttl(millis(200)).lock().unwrap();
+    let guard = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
     let (running, is_running) = channel();
     let (go_on, may_go_on) = channel::<()>();
     guard.on_lost(move |_| {

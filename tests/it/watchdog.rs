@@ -197,7 +197,7 @@ fn many_locks_taken_at_different_times_are_all_kept() {
     let mut guards = Vec::new();
     while start.elapsed() < secs(2) {
         for _ in 0..20 {
-            let mutex = client.mutex(&format!("k{}", guards.len()));
+            let mutex = client.mutex(format!("k{}", guards.len()));
             guards.push(mutex.try_lock().unwrap().expect("its first holder"));
         }
         std::thread::sleep(Duration::from_millis(10));

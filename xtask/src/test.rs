@@ -104,7 +104,7 @@ const CHECKS: [Check; 8] = [
         "integration tests",
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
-    check("feature tests", &["test", "--locked", "--all-features", "--test", "observed"]),
+    check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
     // With another seed each time, which it tells.
     check(
         "soak",

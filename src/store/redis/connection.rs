@@ -82,6 +82,11 @@ impl Endpoint {
         Self { max_reply, ..self }
     }
 
+    /// For debug output: without user and password.
+    pub(crate) fn address(&self) -> String {
+        address(&self.info)
+    }
+
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. Only the
     /// resolver of host names has time-outs of its own. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {

@@ -52,7 +52,7 @@ fn what_is_lost_is_not_held_any_more() {
     let server = server();
     let client = client(&server);
     let deleted = lock(&client, "deleted");
-    let short = client.mutex("short").ttl(millis(60)).lock().unwrap();
+    let short = client.mutex("short").fixed_ttl(millis(60)).lock().unwrap();
     let bounded = client.mutex("bounded").max_hold(millis(60)).lock().unwrap();
     let kept = lock(&client, "kept");
     ask(&server, &["DEL", &in_redis("deleted")]);
@@ -107,5 +107,5 @@ fn thousands_of_locks_are_told_while_others_come_and_go() {
 }
 
 fn lock_n(client: &Client, n: usize) -> leasehold::MutexGuard {
-    client.mutex(&format!("k{n}")).lock().unwrap()
+    client.mutex(format!("k{n}")).lock().unwrap()
 }

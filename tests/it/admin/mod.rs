@@ -64,7 +64,7 @@ fn an_expired_lock_is_free_and_an_endless_one_has_no_end() {
     let server = server();
     let client = client(&server);
     let mutex = client.mutex("k");
-    let guard = mutex.clone().ttl(millis(50)).lock().unwrap();
+    let guard = mutex.clone().fixed_ttl(millis(50)).lock().unwrap();
     assert!(eventually(SOON, || mutex.inspect().unwrap().is_none()));
     drop(guard);
     let guard = lock(&client, "k");

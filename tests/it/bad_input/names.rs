@@ -68,8 +68,8 @@ fn the_longest_key_is_counted_in_bytes_and_can_be_set() {
     assert!(error.to_string().contains("1025"), "{error}");
 
     let largest = steady(&server.url()).max_key_bytes(65_536).build().unwrap();
-    largest.with_lock(&"x".repeat(65_536), || ()).unwrap();
-    let error = largest.mutex(&"x".repeat(65_537)).lock().unwrap_err();
+    largest.with_lock("x".repeat(65_536), || ()).unwrap();
+    let error = largest.mutex("x".repeat(65_537)).lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidKey);
 }
 

@@ -123,11 +123,13 @@ fn a_lock_asked_for_with_a_setting_out_of_bounds_names_field_value_and_key() {
     type Change = fn(Mutex) -> Mutex;
     let cases: &[(&str, &str, Change)] = &[
         ("ttl", "0ns", |m| m.ttl(Duration::ZERO)),
-        ("ttl", "999µs", |m| m.ttl(Duration::from_micros(999))),
         ("ttl", "10.001s", |m| m.ttl(millis(10_001))),
-        ("ttl", "18446744073709551615", |m| {
-            m.ttl(Duration::MAX).renew(true)
+        ("fixed_ttl", "0ns", |m| m.fixed_ttl(Duration::ZERO)),
+        ("fixed_ttl", "999µs", |m| {
+            m.fixed_ttl(Duration::from_micros(999))
         }),
+        ("fixed_ttl", "10.001s", |m| m.fixed_ttl(millis(10_001))),
+        ("ttl", "18446744073709551615", |m| m.ttl(Duration::MAX)),
         ("max_hold", "0ns", |m| m.max_hold(Duration::ZERO)),
         ("max_hold", "9ms", |m| m.max_hold(millis(9))),
     ];
@@ -138,6 +140,7 @@ fn a_lock_asked_for_with_a_setting_out_of_bounds_names_field_value_and_key() {
             mutex.try_lock().unwrap_err(),
             mutex.try_lock_for(millis(1)).unwrap_err(),
             mutex.with(|_| ()).unwrap_err(),
+            mutex.try_with(|_| ()).unwrap_err(),
         ];
         for error in errors {
             assert_names(&error, field, value);

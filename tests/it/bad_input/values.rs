@@ -88,7 +88,7 @@ fn a_foreign_value_takes_nothing_from_others_in_the_same_batch() {
         .map(|n| {
             let client = client.clone();
             Task::start(move || {
-                let mine = client.mutex(&format!("own-{n}"));
+                let mine = client.mutex(format!("own-{n}"));
                 for _ in 0..50 {
                     let error = client.mutex("list").lock().unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Protocol);

@@ -20,7 +20,7 @@ pub fn tokens_rise_with_every_grant(backend: &dyn Backend) {
         guard.unlock().unwrap();
     }
     let ttl = backend.ttl();
-    let expired = clients[0].mutex("k").ttl(ttl).lock().unwrap();
+    let expired = clients[0].mutex("k").fixed_ttl(ttl).lock().unwrap();
     rises(&expired, "a release");
     backend.pass(ttl + ttl / 10);
     let forced = clients[1].mutex("k").lock().unwrap();
@@ -41,7 +41,7 @@ pub fn tokens_rise_with_every_grant(backend: &dyn Backend) {
 pub fn a_late_holders_write_is_refused(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let ttl = backend.ttl();
-    let late = one.mutex("k").ttl(ttl).lock().unwrap();
+    let late = one.mutex("k").fixed_ttl(ttl).lock().unwrap();
     let value = one.fenced_value("k");
     assert_eq!(value.read().unwrap(), None);
     value.write(late.fencing_token(), "early").unwrap();

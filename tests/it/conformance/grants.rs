@@ -108,9 +108,9 @@ pub fn the_ttl_stands_from_the_first_moment(backend: &dyn Backend) {
 pub fn who_fails_to_take_it_does_not_prolong_it(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let ttl = backend.ttl();
-    let guard = one.mutex("k").ttl(ttl).lock().unwrap();
+    let guard = one.mutex("k").fixed_ttl(ttl).lock().unwrap();
     for _ in 0..4 {
-        assert!(two.mutex("k").ttl(ttl).try_lock().unwrap().is_none());
+        assert!(two.mutex("k").fixed_ttl(ttl).try_lock().unwrap().is_none());
         backend.pass(ttl / 8);
     }
     let found = two.mutex("k").inspect().unwrap().unwrap();

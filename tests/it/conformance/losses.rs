@@ -30,7 +30,7 @@ impl Way {
     fn lock(self, backend: &dyn Backend, client: &Client) -> leasehold::MutexGuard {
         let mutex = client.mutex("k");
         let mutex = match self {
-            Self::Expiry => mutex.ttl(backend.ttl()),
+            Self::Expiry => mutex.fixed_ttl(backend.ttl()),
             Self::MaxHold => mutex.max_hold(backend.ttl()),
             _ => mutex,
         };
@@ -102,7 +102,7 @@ pub fn a_loss_is_told_once_and_for_good(backend: &dyn Backend) {
     let recorder = Recorder::new();
     let builder = backend.builder().event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
-    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     let signal = guard.lost_signal();
     backend.pass(backend.ttl());
     let reason = told_within(SOON, &signal);
@@ -134,7 +134,7 @@ pub fn a_release_is_no_loss(backend: &dyn Backend) {
 
 pub fn a_callback_may_take_the_lock_again(backend: &dyn Backend) {
     let client = backend.client();
-    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     let (done, again) = channel();
     let mutex = client.mutex("k");
     guard.on_lost(move |_| done.send(mutex.try_lock_for(SOON)).unwrap());

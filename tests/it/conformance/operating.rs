@@ -37,7 +37,7 @@ pub fn a_crashed_holder_can_be_named(backend: &dyn Backend) {
 pub fn a_client_knows_what_it_holds(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let first = one.mutex("first").lock().unwrap();
-    let second = one.mutex("second").ttl(backend.ttl()).lock().unwrap();
+    let second = one.mutex("second").fixed_ttl(backend.ttl()).lock().unwrap();
     let keys = || -> Vec<String> {
         let held = one.held_locks();
         held.iter().map(|held| held.key().to_owned()).collect()

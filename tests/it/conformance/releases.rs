@@ -23,8 +23,8 @@ pub fn a_dropped_lock_is_free_soon(backend: &dyn Backend) {
 pub fn a_late_release_leaves_the_next_holders_lock_alone(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let ttl = backend.ttl();
-    let late = one.mutex("k").ttl(ttl).lock().unwrap();
-    let later = one.mutex("l").ttl(ttl).lock().unwrap();
+    let late = one.mutex("k").fixed_ttl(ttl).lock().unwrap();
+    let later = one.mutex("l").fixed_ttl(ttl).lock().unwrap();
     backend.pass(ttl + ttl / 10);
     let next = [
         two.mutex("k").lock().unwrap(),
@@ -45,8 +45,8 @@ pub fn a_release_of_an_expired_lock_is_told_to_who_asks(backend: &dyn Backend) {
     let client = backend.client();
     let ttl = backend.ttl();
     let (told, silent) = (
-        client.mutex("told").ttl(ttl).lock().unwrap(),
-        client.mutex("silent").ttl(ttl).lock().unwrap(),
+        client.mutex("told").fixed_ttl(ttl).lock().unwrap(),
+        client.mutex("silent").fixed_ttl(ttl).lock().unwrap(),
     );
     backend.pass(ttl);
     let error = told.unlock().unwrap_err();
@@ -68,7 +68,7 @@ pub fn a_release_of_a_forgotten_lock_is_told(backend: &dyn Backend) {
 pub fn work_whose_lock_was_lost_has_no_value(backend: &dyn Backend) {
     let client = backend.client();
     let ttl = backend.ttl();
-    let outcome = client.mutex("k").ttl(ttl).with(|_| backend.pass(ttl));
+    let outcome = client.mutex("k").fixed_ttl(ttl).with(|_| backend.pass(ttl));
     assert!(outcome.unwrap_err().is_lease_lost());
 }
 

@@ -42,8 +42,8 @@ pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(backend: &dyn Backend) {
 
 pub fn a_ttl_of_ones_own_is_renewed_only_when_asked_for(backend: &dyn Backend) {
     let (ttl, client) = (backend.ttl(), backend.client());
-    let promised = client.mutex("promised").ttl(ttl).lock().unwrap();
-    let renewed = client.mutex("renewed").ttl(ttl).renew(true).lock();
+    let promised = client.mutex("promised").fixed_ttl(ttl).lock().unwrap();
+    let renewed = client.mutex("renewed").ttl(ttl).lock();
     let renewed = renewed.unwrap();
     backend.pass(ttl * 4 / 3);
     let lost = promised.check().unwrap_err();
@@ -62,7 +62,7 @@ pub fn renewal_stops_at_the_release(backend: &dyn Backend) {
     backend.pass(ttl / 2);
     recorder.wait_for(1, What::Renewed, "k");
     guard.unlock().unwrap();
-    let next = two.mutex("k").ttl(ttl).lock().unwrap();
+    let next = two.mutex("k").fixed_ttl(ttl).lock().unwrap();
     // All that was told before the release has been told once this has.
     recorder.wait_for(1, What::Released, "k");
     let renewed = recorder.count(What::Renewed, "k");
@@ -81,7 +81,7 @@ pub fn a_holder_renews_no_lock_but_its_own(backend: &dyn Backend) {
     let mine = one.mutex("k").lock().unwrap();
     let lost = mine.lost_signal();
     backend.forget();
-    let next = two.mutex("k").ttl(ttl).lock().unwrap();
+    let next = two.mutex("k").fixed_ttl(ttl).lock().unwrap();
     backend.pass(ttl / 2);
     let reason = told_within(SOON, &lost);
     let taken = matches!(reason, LossReason::TakenOver { .. } | LossReason::Deleted);
@@ -109,7 +109,7 @@ pub fn max_hold_ends_a_hold_however_often_it_was_renewed(backend: &dyn Backend) 
 pub fn many_locks_are_renewed_at_once(backend: &dyn Backend) {
     let ttl = backend.ttl();
     let client = backend.builder().ttl(ttl).build().unwrap();
-    let take = |n| client.mutex(&format!("k{n}")).lock().unwrap();
+    let take = |n| client.mutex(format!("k{n}")).lock().unwrap();
     let guards: Vec<_> = (0..200).map(take).collect();
     backend.pass(ttl * 5 / 3);
     assert_eq!(client.held_locks().len(), guards.len());

@@ -9,7 +9,7 @@ use crate::conformance::backend::Serving;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis,
-    kill_connections, lease_of, millis, secs, told_within, value_of,
+    kill_connections, lease_of, millis, secs, told_within, unconfirmed, value_of,
 };
 
 pub fn a_foreign_value_is_left_alone(backend: &mut dyn Serving) {
@@ -132,7 +132,7 @@ pub fn a_failed_release_is_reported(backend: &mut dyn Serving) {
     let client = hasty.connect_timeout(TIMEOUT).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     backend.server().kill();
-    let error = guard.unlock().unwrap_err();
+    let error = unconfirmed(guard.unlock());
     assert!(error.is_unavailable(), "{error}");
 }
 

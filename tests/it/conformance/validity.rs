@@ -15,7 +15,7 @@ pub fn validity_is_the_ttl_less_the_drift_and_the_time_to_ask(backend: &dyn Back
     let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     assert!(guard.remaining() <= less_drift(LONG_TTL));
-    let guard_of_its_own = client.mutex("own").ttl(secs(40)).lock().unwrap();
+    let guard_of_its_own = client.mutex("own").fixed_ttl(secs(40)).lock().unwrap();
     assert!(guard_of_its_own.remaining() <= less_drift(secs(40)));
     assert!(guard_of_its_own.remaining() > secs(20));
 }
@@ -36,7 +36,7 @@ pub fn validity_ends_before_the_lock_does(backend: &dyn Backend) {
 
 pub fn validity_goes_on_with_a_renewal_and_with_an_extension(backend: &dyn Backend) {
     let client = backend.client();
-    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     guard.extend(LONG_TTL).unwrap();
     let remaining = guard.remaining();
     assert!(remaining <= less_drift(LONG_TTL) && remaining > LONG_TTL / 2);
@@ -48,7 +48,7 @@ pub fn validity_goes_on_with_a_renewal_and_with_an_extension(backend: &dyn Backe
 
 pub fn past_its_validity_a_lock_cannot_be_extended(backend: &dyn Backend) {
     let client = backend.client();
-    let guard = client.mutex("k").ttl(backend.ttl()).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     backend.pass(backend.ttl());
     assert!(guard.extend(LONG_TTL).unwrap_err().is_lease_lost());
     assert!(guard.is_lost(), "not revived");

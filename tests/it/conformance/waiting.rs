@@ -66,7 +66,7 @@ pub fn a_wait_is_bounded_by_how_long_a_holder_may_hold(backend: &dyn Backend) {
 pub fn one_of_many_is_let_in_when_a_lock_expires(backend: &dyn Backend) {
     let ttl = backend.ttl();
     let clients: Vec<_> = (0..4).map(|_| backend.client()).collect();
-    let _expired = clients[0].mutex("k").ttl(ttl).lock().unwrap();
+    let _expired = clients[0].mutex("k").fixed_ttl(ttl).lock().unwrap();
     let witness = Arc::new(Witness::default());
     let waiters: Vec<_> = clients[1..]
         .iter()

@@ -13,7 +13,7 @@ mod unheard;
 use std::sync::Arc;
 use std::thread;
 
-use leasehold::{Client, Error, Mutex};
+use leasehold::{Client, Error, Mutex, Released};
 use leasehold_testbed::{Reply, Server, eventually};
 
 use crate::steady::steady;
@@ -75,10 +75,8 @@ fn kill_notifications(server: &Server) -> usize {
 
 /// The lock is somebody else's by now, or let go; an answer that never came says nothing of that.
 #[track_caller]
-fn assert_kept(unlocked: Result<(), Error>) {
-    if let Err(error) = unlocked {
-        assert!(!error.is_lease_lost(), "{error}");
-    }
+fn assert_kept(unlocked: Result<Released, Error>) {
+    unlocked.unwrap();
 }
 
 /// Threads that take turns, seen to be alone.

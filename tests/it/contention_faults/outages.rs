@@ -170,7 +170,7 @@ fn a_renewal_that_comes_after_the_lock_was_passed_on_changes_nothing() {
         .unwrap();
     let held = held_by(&holder);
     let waiting = builder(&server.url()).build().unwrap();
-    let mutex = waiting.mutex(KEY).ttl(secs(8));
+    let mutex = waiting.mutex(KEY).fixed_ttl(secs(8));
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_line(&server, KEY, 1);
     recorder.wait_for_more(1, What::Renewed, KEY);

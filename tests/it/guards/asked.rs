@@ -32,7 +32,7 @@ fn a_held_guard_says_what_it_holds() {
 fn remaining_counts_down_from_less_than_the_ttl() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(secs(2)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(secs(2)).lock().unwrap();
     let mut last = secs(2);
     while !guard.is_lost() {
         let left = guard.remaining();
@@ -79,7 +79,7 @@ fn fencing_tokens_rise_with_every_grant_of_every_kind() {
         last = token;
         match round % 4 {
             0 => drop(guard),
-            1 => guard.unlock().unwrap(),
+            1 => drop(guard.unlock().unwrap()),
             2 => {
                 ask(&server, &["DEL", &in_redis("k")]);
                 assert!(guard.unlock().is_err());
@@ -136,4 +136,19 @@ fn a_loss_is_final_even_when_the_value_comes_back() {
     assert!(guard.is_lost());
     assert!(guard.extend(secs(10)).unwrap_err().is_lease_lost());
     assert!(guard.unlock().unwrap_err().is_lease_lost());
+}
+
+/// Scripts refuse to go on at 2^53 µs, some 200 years from now.
+#[test]
+fn the_greatest_token_of_redis_is_positive_as_an_i64() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    ask(&server, &["SET", &in_redis("~fence"), "9007199254000000"]);
+    let guard = client.mutex("k").lock().unwrap();
+    assert_eq!(guard.fencing_token(), 9_007_199_254_000_001 << 10);
+    let token = guard.fencing_token_i64();
+    assert_eq!(u64::try_from(token), Ok(guard.fencing_token()));
+    drop(guard);
+    let error = client.mutex("other").try_lock().unwrap_err();
+    assert!(!error.is_unavailable(), "{error}");
 }

@@ -38,7 +38,7 @@ fn callbacks_run_after_every_flag_and_signal_says_lost() {
 fn a_callback_runs_at_once_when_the_lock_is_lost_already() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(millis(80)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
     guard.lost_signal().recv_timeout(SOON).unwrap();
     for _ in 0..3 {
         let (told, heard) = channel();
@@ -108,7 +108,7 @@ fn a_callback_may_lock_wait_and_let_go() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    let other = client.mutex("other").ttl(millis(300)).lock().unwrap();
+    let other = client.mutex("other").fixed_ttl(millis(300)).lock().unwrap();
     let (told, heard) = channel();
     let theirs = client.clone();
     guard.on_lost(move |_| {
@@ -135,7 +135,7 @@ fn a_callback_may_lock_wait_and_let_go() {
 fn a_callback_may_add_callbacks() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = Arc::new(client.mutex("k").ttl(millis(80)).lock().unwrap());
+    let guard = Arc::new(client.mutex("k").fixed_ttl(millis(80)).lock().unwrap());
     let (told, heard) = channel();
     let inner = Arc::clone(&guard);
     guard.on_lost(move |_| {
@@ -156,7 +156,7 @@ fn a_slow_callback_holds_up_no_renewal_and_no_signal() {
         client.mutex("first").lock().unwrap(),
         client.mutex("kept").lock().unwrap(),
     );
-    let short = client.mutex("short").ttl(millis(700)).lock().unwrap();
+    let short = client.mutex("short").fixed_ttl(millis(700)).lock().unwrap();
     let (begun, began) = channel();
     let (go_on, wait) = channel::<()>();
     first.on_lost(move |_| {

@@ -17,12 +17,12 @@ fn a_lock_lasts_for_as_long_as_it_was_extended() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for renewed in [true, false] {
-        let guard = client
-            .mutex("k")
-            .ttl(secs(5))
-            .renew(renewed)
-            .lock()
-            .unwrap();
+        let mutex = client.mutex("k");
+        let mutex = match renewed {
+            true => mutex.ttl(secs(5)),
+            false => mutex.fixed_ttl(secs(5)),
+        };
+        let guard = mutex.lock().unwrap();
         let asked = Instant::now();
         guard.extend(secs(60)).unwrap();
         let left = guard.remaining() + asked.elapsed();
@@ -131,7 +131,7 @@ fn an_extended_lock_goes_on_being_renewed() {
 fn an_extended_lock_that_is_not_renewed_ends_when_its_extension_does() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(millis(500)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(500)).lock().unwrap();
     let asked = Instant::now();
     guard.extend(millis(1_500)).unwrap();
     assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
@@ -168,7 +168,7 @@ fn extending_beyond_max_hold_is_refused_and_changes_nothing() {
     let client = steady(&server.url()).build().unwrap();
     let guard = client
         .mutex("k")
-        .ttl(secs(5))
+        .fixed_ttl(secs(5))
         .max_hold(secs(20))
         .lock()
         .unwrap();
@@ -186,7 +186,7 @@ fn extending_beyond_max_hold_is_refused_and_changes_nothing() {
 fn extending_without_an_answer_is_a_time_out_and_no_loss() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(secs(60)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(secs(60)).lock().unwrap();
     let before = guard.remaining();
     server.stop();
     let (error, guard) = Task::start(move || (guard.extend(secs(90)).unwrap_err(), guard))

@@ -76,7 +76,7 @@ fn unlock_of_a_deleted_lock_says_that_the_work_may_have_had_company() {
 fn unlock_of_an_expired_lock_says_so_though_its_key_is_still_there() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(millis(150)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(150)).lock().unwrap();
     // Past its validity it is lost, whatever Redis would say.
     ask(&server, &["PERSIST", &in_redis("k")]);
     assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
@@ -89,7 +89,7 @@ fn a_lost_lock_whose_key_is_still_ours_is_let_go_all_the_same() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     // Lost by max_hold in this process, long before Redis would forget it.
-    let guard = client.mutex("k").ttl(secs(1)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(secs(1)).lock().unwrap();
     ask(&server, &["PERSIST", &in_redis("k")]);
     let lost = guard.lost_signal();
     assert_eq!(told_within(SOON, &lost), LossReason::Expired);
@@ -135,7 +135,7 @@ fn a_release_waits_for_no_answer() {
     let client = steady(&server.url()).command_timeout(secs(9)).ttl(secs(60));
     let client = client.build().unwrap();
     let guards: Vec<_> = (0..20)
-        .map(|n| client.mutex(&format!("k{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     server.stop();
     // Shorter than a single answer would be waited for.

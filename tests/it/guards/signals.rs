@@ -51,7 +51,7 @@ fn every_signal_is_told_the_reason_once() {
 fn a_signal_is_ready_at_once_when_the_lock_is_lost_already() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(millis(80)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
     assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
     for _ in 0..3 {
         assert_eq!(guard.lost_signal().try_recv(), Ok(LossReason::Expired));
@@ -81,7 +81,7 @@ fn a_signal_can_be_selected_among_others() {
 fn a_signal_is_never_ready_once_the_lock_was_let_go() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let mutex = client.mutex("k").ttl(millis(400));
+    let mutex = client.mutex("k").fixed_ttl(millis(400));
     let mut signals = Vec::new();
     for round in 0..4 {
         let guard = mutex.lock().unwrap();
@@ -108,7 +108,7 @@ fn a_signal_is_never_ready_once_the_lock_was_let_go() {
 fn a_signal_outlives_its_guard_and_client() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(millis(80)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
     let (early, late) = (guard.lost_signal(), guard.lost_signal());
     assert_eq!(told_within(SOON, &early), LossReason::Expired);
     drop((guard, client));

@@ -130,7 +130,7 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
     for is_open in [false, true] {
         for_each_attack(|server, attack| {
             let holder = Client::open(&server.url()).unwrap();
-            let held = holder.mutex(&format!("{attack:?}")).lock().unwrap();
+            let held = holder.mutex(format!("{attack:?}")).lock().unwrap();
             let key = format!("leasehold:{attack:?}");
             let since = Since::word(match is_open {
                 false => "SETNAME".to_owned(),
@@ -145,7 +145,7 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
                 move || builder.build().unwrap(),
                 WANTED + TIMEOUT,
                 move |client| {
-                    let locked = client.mutex(&format!("{attack:?}")).try_lock_for(WANTED);
+                    let locked = client.mutex(format!("{attack:?}")).try_lock_for(WANTED);
                     assert!(locked.unwrap().is_none());
                 },
             );
@@ -162,7 +162,7 @@ fn shutdown_waits_for_no_reply_beyond_its_time() {
         let hostile = Hostile::start(server.port(), attack, Since::Told);
         let patient = Client::builder(&hostile.url()).command_timeout(secs(30));
         let client = patient.connect_timeout(secs(30)).build().unwrap();
-        let guard = client.mutex(&format!("{attack:?}")).lock().unwrap();
+        let guard = client.mutex(format!("{attack:?}")).lock().unwrap();
         hostile.attack();
         drop(guard);
         // The drop of the last client waits as long as for an answer.

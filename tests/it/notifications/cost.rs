@@ -123,11 +123,11 @@ fn a_client_hears_on_one_connection_however_much_it_waits_for_and_holds() {
     let server = server();
     let (holder, client) = (client(&server), client(&server));
     let held: Vec<_> = (0..20)
-        .map(|n| holder.mutex(&format!("held-{n}")).lock().unwrap())
+        .map(|n| holder.mutex(format!("held-{n}")).lock().unwrap())
         .collect();
     let waiters: Vec<_> = (0..20)
         .map(|n| {
-            let mutex = client.mutex(&format!("held-{n}"));
+            let mutex = client.mutex(format!("held-{n}"));
             Task::start(move || mutex.lock().map(drop))
         })
         .collect();

@@ -106,7 +106,7 @@ fn a_client_that_is_not_told_waits_for_its_own_threads_all_the_same() {
 fn a_client_that_is_not_told_finds_a_loss_at_its_next_renewal() {
     let (server, recorder) = (server(), Recorder::new());
     let client = client(&limited(&server, LACKS[1]), &recorder);
-    let mutex = client.mutex("k").ttl(secs(3)).renew(true);
+    let mutex = client.mutex("k").ttl(secs(3));
     let guard = mutex.lock().unwrap();
     recorder.wait_for(1, What::WakeUpsRefused, "");
     ask(&server, &["DEL", "leasehold:k"]);

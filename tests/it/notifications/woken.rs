@@ -129,7 +129,7 @@ fn a_waiter_enters_when_a_lock_that_is_not_renewed_expires() {
     let ttl = millis(200);
     let waits = [(); ROUNDS].map(|()| {
         let start = Instant::now();
-        let held = scene.holder.mutex("k").ttl(ttl).lock().unwrap();
+        let held = scene.holder.mutex("k").fixed_ttl(ttl).lock().unwrap();
         let mutex = scene.waiting.mutex("k");
         let waiter = Task::start(move || {
             let guard = mutex.lock().unwrap();

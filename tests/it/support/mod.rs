@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use leasehold::{Builder, Client, LossReason, LostSignal, MutexGuard};
+use leasehold::{Builder, Client, Error, LossReason, LostSignal, MutexGuard, Released};
 use leasehold_testbed::{Reply, Server, eventually};
 
 pub use outside::{
@@ -162,6 +162,15 @@ pub fn within<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     Task::start(work).within(limit, what)
+}
+
+/// Why the release of a lock that was held until then could not be confirmed.
+#[track_caller]
+pub fn unconfirmed(unlocked: Result<Released, Error>) -> Error {
+    match unlocked {
+        Ok(Released::Unconfirmed(error)) => error,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Sees that holders of one lock are inside one at a time, in the order of their tokens. Its own

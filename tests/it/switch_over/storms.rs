@@ -40,7 +40,7 @@ fn a_read_only_server_costs_a_connection_per_second() {
     );
     let tasks: Vec<_> = (0..CLIENTS * THREADS)
         .map(|n| {
-            let mutex = clients[n % CLIENTS].mutex(&format!("k{n}"));
+            let mutex = clients[n % CLIENTS].mutex(format!("k{n}"));
             Task::start(move || {
                 while started.elapsed() < secs(3) {
                     let error = mutex.try_lock().unwrap_err();

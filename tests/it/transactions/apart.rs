@@ -51,7 +51,7 @@ fn closures_that_hang_hold_up_no_renewal_and_no_other_lock() {
         recorder.wait_for_more(2, What::Renewed, key);
     }
     for n in 0..20 {
-        client.with_lock(&format!("other-{n}"), || ()).unwrap();
+        client.with_lock(format!("other-{n}"), || ()).unwrap();
     }
     let (runs, result) = write(&held, |_| ());
     let error = result.unwrap_err();
@@ -75,7 +75,7 @@ fn more_transactions_than_may_be_at_a_time_wait_for_each_other() {
     let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for n in 0..12 {
-            let guard = client.mutex(&format!("lock-{n}")).lock().unwrap();
+            let guard = client.mutex(format!("lock-{n}")).lock().unwrap();
             let (inside, most) = (&inside, &most);
             scope.spawn(move || {
                 for _ in 0..10 {

@@ -146,7 +146,7 @@ fn a_lock_that_is_stolen_during_a_conflict_is_lost() {
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
     for stolen_in_run in [2, 100] {
-        let guard = client.mutex(&format!("k{stolen_in_run}")).lock().unwrap();
+        let guard = client.mutex(format!("k{stolen_in_run}")).lock().unwrap();
         let mut runs = 0;
         let result = guard.transaction(|conn, pipe| {
             runs += 1;

@@ -103,7 +103,7 @@ fn who_took_the_lock_over_keeps_it_and_its_data() {
 fn past_its_validity_nothing_is_written_even_if_redis_still_has_the_key() {
     let server = server();
     let client = client(&server);
-    let guard = client.mutex("k").ttl(millis(300)).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(millis(300)).lock().unwrap();
     ask(&server, &["PERSIST", &in_redis("k")]);
     let (runs, result) = write(&guard, |_| {
         assert!(eventually(SOON, || guard.remaining().is_zero()));

@@ -30,7 +30,7 @@ const OUTAGE: Duration = Duration::from_secs(4);
 
 /// Redis keeps it for ten minutes.
 fn lock_extended(client: &Client) -> MutexGuard {
-    let mutex = client.mutex("k").ttl(SHORT_TTL).renew(true);
+    let mutex = client.mutex("k").ttl(SHORT_TTL);
     let guard = mutex.lock().unwrap();
     guard.extend(secs(600)).unwrap();
     guard
@@ -78,7 +78,7 @@ fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free(
                             assert!(eventually(SOON, undone), "{n}: had by nobody");
                             // What was not adopted is still to be had, once.
                             match old.adopt(&ticket) {
-                                Ok(guard) => guard.unlock().unwrap(),
+                                Ok(guard) => drop(guard.unlock().unwrap()),
                                 Err(error) => {
                                     assert_eq!(error.kind(), ErrorKind::NotHeld, "{n}: {error}");
                                 }
@@ -166,7 +166,7 @@ fn after_a_restart_of_all_connections_nothing_is_had_by_nobody() {
         let ticket = lock(&old, "k").into_ticket().unwrap();
         kill_connections(&server);
         match new.adopt(&ticket) {
-            Ok(guard) => guard.unlock().unwrap(),
+            Ok(guard) => drop(guard.unlock().unwrap()),
             // It was adopted on a connection that broke before the answer.
             Err(error) => assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}"),
         }

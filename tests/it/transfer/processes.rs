@@ -73,7 +73,7 @@ fn adopt_and_hold() {
 fn an_adopter_that_dies_leaves_the_lock_to_its_ttl() {
     let server = server();
     let client = client(&server);
-    let guard = client.mutex("k").ttl(secs(3)).renew(true).lock().unwrap();
+    let guard = client.mutex("k").ttl(secs(3)).lock().unwrap();
     let token = guard.fencing_token();
     let ticket = guard.into_ticket().unwrap();
     // A process may take longer to start than that.

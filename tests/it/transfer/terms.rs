@@ -24,7 +24,7 @@ fn a_renewed_lock_has_its_full_ttl_and_is_renewed_by_its_adopter_alone() {
         builder.build().unwrap()
     });
     // The ttl of the lock counts, not that of the client which adopts it.
-    let guard = old.mutex("k").ttl(secs(9)).renew(true).lock().unwrap();
+    let guard = old.mutex("k").ttl(secs(9)).lock().unwrap();
     ask(&server, &["PEXPIRE", &in_redis("k"), "8000"]);
     let ticket = guard.into_ticket().unwrap();
     let left = expires_in(&server, "k").unwrap();
@@ -45,7 +45,7 @@ fn a_ttl_that_is_a_promise_is_never_prolonged() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
     let started = Instant::now();
-    let mut guard = old.mutex("k").ttl(secs(4)).lock().unwrap();
+    let mut guard = old.mutex("k").fixed_ttl(secs(4)).lock().unwrap();
     let ends_at = Instant::now() + secs(4);
     for n in 0..6 {
         let before = expires_in(&server, "k").unwrap();
@@ -59,7 +59,7 @@ fn a_ttl_that_is_a_promise_is_never_prolonged() {
     assert!(eventually(SOON, || !is_held(&server, "k")));
     drop(guard);
     // Made longer by its holder: that counts.
-    let guard = old.mutex("k").ttl(secs(4)).lock().unwrap();
+    let guard = old.mutex("k").fixed_ttl(secs(4)).lock().unwrap();
     guard.extend(LONG_TTL).unwrap();
     let guard = adopt(&new, &guard.into_ticket().unwrap());
     assert!(guard.remaining() > LONG_TTL / 2, "{guard:?}");
@@ -170,7 +170,7 @@ fn who_was_in_line_and_is_handed_the_lock_by_the_adopter_leaves_the_line() {
 fn an_extended_lock_keeps_its_ttl_when_it_is_handed_over() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
-    let mut guard = old.mutex("k").ttl(millis(900)).renew(true).lock().unwrap();
+    let mut guard = old.mutex("k").ttl(millis(900)).lock().unwrap();
     for n in 0..40 {
         guard.extend(secs(20)).unwrap();
         std::thread::sleep(millis(n % 20));
@@ -252,7 +252,7 @@ fn a_lock_whose_check_has_said_no_is_handed_over_with_what_is_left_of_its_ttl() 
 fn a_lock_that_is_lost_while_its_key_lives_is_let_go_and_not_handed_over() {
     let memory = MemoryStore::new();
     let [old, new] = [(); 2].map(|()| memory.client().unwrap());
-    let guard = old.mutex("k").ttl(secs(1000)).lock().unwrap();
+    let guard = old.mutex("k").fixed_ttl(secs(1000)).lock().unwrap();
     // Its validity is over, by its share of the allowance for drift, and its ttl is not.
     memory.advance(secs(995));
     assert!(new.mutex("k").is_locked().unwrap());

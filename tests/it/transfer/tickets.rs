@@ -272,7 +272,7 @@ fn lost_guards_change_nothing() {
         let (value, left) = (value_of(&server, "k"), expires_in(&server, "k").unwrap());
         let outcome = match round {
             0 => guard.extend(2 * LONG_TTL),
-            1 => guard.unlock(),
+            1 => guard.unlock().map(drop),
             2 => guard.into_ticket().map(drop),
             _ => {
                 let lost = guard.check();
@@ -315,7 +315,9 @@ fn a_client_that_is_shut_down_adopts_nothing_and_leaves_the_ticket_good() {
 fn whoever_waits_gets_the_lock_after_the_adopter() {
     let server = server();
     let clients: Vec<Client> = (0..3).map(|_| client(&server)).collect();
-    for let_go in [drop, |guard: leasehold::MutexGuard| guard.unlock().unwrap()] {
+    for let_go in [drop, |guard: leasehold::MutexGuard| {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }] {
         for adopter in [1, 0] {
             let guard = lock(&clients[0], "k");
             let token = guard.fencing_token();

@@ -135,7 +135,7 @@ fn endless_durations_overflow_nothing() {
                 let guard = match n {
                     0 => mutex.lock().map(Some),
                     1 => mutex.try_lock_for(Duration::MAX),
-                    _ => mutex.ttl(secs(9)).try_lock_for(secs(u64::MAX)),
+                    _ => mutex.fixed_ttl(secs(9)).try_lock_for(secs(u64::MAX)),
                 };
                 guard.unwrap().expect("it waits for ever").unlock()
             })

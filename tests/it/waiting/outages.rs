@@ -24,7 +24,7 @@ fn lock_rides_out_an_outage_shorter_than_its_patience() {
     server.kill();
     let tasks: Vec<_> = (0..3)
         .map(|n| {
-            let mutex = client.mutex(&format!("k{n}"));
+            let mutex = client.mutex(format!("k{n}"));
             Task::start(move || mutex.lock().map(drop))
         })
         .collect();
@@ -149,11 +149,11 @@ fn an_outage_is_told_as_one_to_those_who_share_a_connection() {
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
     let client = impatient(&server).pipelines(1).build().unwrap();
     let held: Vec<_> = (0..6)
-        .map(|n| holder.mutex(&format!("k{n}")).lock().unwrap())
+        .map(|n| holder.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     let tasks: Vec<_> = (0..6)
         .map(|n| {
-            let mutex = client.mutex(&format!("k{n}"));
+            let mutex = client.mutex(format!("k{n}"));
             // Deadlines at odds with the time-outs, so that they fall into attempts.
             let wait = millis(2_000 + 170 * n);
             Task::start(move || mutex.try_lock_for(wait).map(|guard| guard.is_some()))
@@ -198,7 +198,7 @@ fn a_server_without_an_answer_holds_nobody_past_the_deadline() {
     server.stop();
     let tasks: Vec<_> = [0, 100, 400, 1500]
         .map(|wait| {
-            let mutex = client.mutex(&format!("k{wait}"));
+            let mutex = client.mutex(format!("k{wait}"));
             Task::start(move || {
                 let start = Instant::now();
                 let error = mutex.try_lock_for(millis(wait)).unwrap_err();

@@ -38,7 +38,7 @@ fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
             let client = Client::open(&assignment.url)?;
             let ours = seats
                 .map(|thread| Ours {
-                    mutex: client.mutex(&assignment.key(thread)),
+                    mutex: client.mutex(assignment.key(thread)),
                     guard: None,
                     confirmed: assignment.way == Way::Unlock,
                 })

@@ -147,7 +147,7 @@ impl<'a> Raiser<'a> {
 }
 
 fn hold(client: &Client, key: &str, ttl: Duration, orders: &Receiver<Order>) -> anyhow::Result<()> {
-    let mutex = client.mutex(key).ttl(ttl).renew(true);
+    let mutex = client.mutex(key).ttl(ttl);
     let guard = match mutex.try_lock()? {
         Some(guard) => guard,
         None => {

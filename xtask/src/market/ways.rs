@@ -148,7 +148,7 @@ impl Trader {
 
     /// Two round trips to begin with (it watches the lock's key, then reads), where the lock alone has one.
     fn transacting(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
-        let guard = self.locks.mutex(&deal.offer().member()).lock()?;
+        let guard = self.locks.mutex(deal.offer().member()).lock()?;
         let mut tries = 0;
         let verdict = guard.transaction(|connection, pipe| {
             tries += 1;

@@ -145,7 +145,7 @@ fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Ve
             allowed: Some(SOON.as_millis() as u64),
         });
         let since = now();
-        let Some(guard) = client.mutex(&key_name(key)).try_lock_for(SOON)? else {
+        let Some(guard) = client.mutex(key_name(key)).try_lock_for(SOON)? else {
             refused.push(key);
             continue;
         };

@@ -27,7 +27,7 @@ impl Mass {
         let take = |taker: usize| {
             let mut guards = Vec::new();
             for n in (taker..count).step_by(TAKERS) {
-                let mutex = client.mutex(&format!("mass-{process}-{n}"));
+                let mutex = client.mutex(format!("mass-{process}-{n}"));
                 guards.extend(mutex.lock().ok());
             }
             guards

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use leasehold::{Client, Error, ErrorKind, LossReason, Mutex, MutexGuard};
+use leasehold::{Client, Error, ErrorKind, LossReason, Mutex, MutexGuard, Released};
 
 use super::chance::Chance;
 use super::messages::{DRAWN_KEYS, PATIENCE, hot_keys, key_name};
@@ -82,7 +82,7 @@ impl<'a> Thread<'a> {
     }
 
     fn operate(&mut self, operation: Operation, client: &Client, key: usize) {
-        let mutex = client.mutex(&key_name(key));
+        let mutex = client.mutex(key_name(key));
         match operation {
             Operation::WithLock => self.with_lock(&mutex, key),
             Operation::LockDrop => self.lock(&mutex, key, Self::drop_guard),
@@ -283,7 +283,12 @@ impl<'a> Thread<'a> {
     fn unlock_now(&mut self, guard: MutexGuard, key: usize) {
         self.records.write(What::LettingGo);
         let allowed = Some(Duration::ZERO);
-        let _ = self.call(Doing::Unlock, Some(key), allowed, || guard.unlock());
+        let _ = self.call(Doing::Unlock, Some(key), allowed, || {
+            match guard.unlock()? {
+                Released::Confirmed => Ok(()),
+                Released::Unconfirmed(error) => Err(error),
+            }
+        });
     }
 
     fn with_lock(&mut self, mutex: &Mutex, key: usize) {
@@ -343,7 +348,7 @@ impl<'a> Thread<'a> {
             1 => Self::unlock,
             _ => Self::drop_lost,
         };
-        self.lock_on(&mutex.ttl(ttl), key, terms, then);
+        self.lock_on(&mutex.fixed_ttl(ttl), key, terms, then);
     }
 
     fn drop_lost(&mut self, guard: MutexGuard, key: usize) {
@@ -466,10 +471,10 @@ impl<'a> Thread<'a> {
 
     /// As a program does that panics in the wrong place: what it forgets must end by itself.
     fn forget(&mut self, key: usize) {
-        let mutex = self.place.leaky_client().mutex(&key_name(key));
+        let mutex = self.place.leaky_client().mutex(key_name(key));
         let time = self.chance.millis(50, 1000);
         let (mutex, ttl) = match self.chance.one_in(2) {
-            true => (mutex.ttl(time), Some(time)),
+            true => (mutex.fixed_ttl(time), Some(time)),
             false => (mutex.max_hold(time), None),
         };
         let terms = Terms {

@@ -12,7 +12,9 @@ use syn::{Attribute, Item, UseTree, Visibility};
 const LAYERS: [(&str, &[&str]); 6] = [
     (
         "base",
-        &["error", "event", "config", "loss", "observe", "util"],
+        &[
+            "error", "event", "config", "loss", "observe", "released", "util",
+        ],
     ),
     ("store", &["store"]),
     ("lease", &["lease"]),
@@ -31,6 +33,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "memory",
             "mutex",
             "reentrant",
+            "serialize",
         ],
     ),
 ];

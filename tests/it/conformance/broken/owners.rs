@@ -28,7 +28,7 @@ impl Expired {
         let mut late = Raw::open(&server, "k", "late");
         late.take_and_let_expire(TTL);
         let client = steady(&server.url()).build().unwrap();
-        let next = client.mutex("k").ttl(LONG_TTL).lock().unwrap();
+        let next = client.mutex("k").fixed_ttl(LONG_TTL).lock().unwrap();
         Self {
             server,
             late,
@@ -48,8 +48,8 @@ fn ours_and_next(server: &Server) -> (MutexGuard, MutexGuard) {
         steady(&server.url()).build().unwrap(),
         steady(&server.url()).build().unwrap(),
     );
-    let late = one.mutex("k").ttl(TTL).lock().unwrap();
-    let next = two.mutex("k").ttl(LONG_TTL).lock().unwrap();
+    let late = one.mutex("k").fixed_ttl(TTL).lock().unwrap();
+    let next = two.mutex("k").fixed_ttl(LONG_TTL).lock().unwrap();
     (late, next)
 }
 
@@ -91,7 +91,7 @@ fn renewal_that_does_not_ask_whose_it_is_keeps_the_next_holders_lock_alive() {
     broken.take_and_let_expire(TTL);
     let client = steady(&server.url()).build().unwrap();
     let next_ttl = secs(5);
-    let next = client.mutex("k").ttl(next_ttl).lock().unwrap();
+    let next = client.mutex("k").fixed_ttl(next_ttl).lock().unwrap();
     let ttl = LONG_TTL.as_millis().to_string();
     broken.ask::<bool>("PEXPIRE", &[&ttl]);
     assert!(expires_in(&server, "k") > Some(next_ttl));
@@ -100,10 +100,10 @@ fn renewal_that_does_not_ask_whose_it_is_keeps_the_next_holders_lock_alive() {
     let recorder = Recorder::new();
     let builder = steady(&server.url()).event_handler(recorder.clone());
     let one = builder.ttl(LONG_TTL).renew_ratio(0.05).build().unwrap();
-    let mine = one.mutex("k").ttl(secs(4)).renew(true).lock().unwrap();
+    let mine = one.mutex("k").ttl(secs(4)).lock().unwrap();
     let lost = mine.lost_signal();
     assert!(client.mutex("k").force_unlock().unwrap().is_some());
-    let next = client.mutex("k").ttl(next_ttl).lock().unwrap();
+    let next = client.mutex("k").fixed_ttl(next_ttl).lock().unwrap();
     told_within(SOON, &lost);
     recorder.wait_for(1, What::Lost, "k");
     assert!(expires_in(&server, "k") <= Some(next_ttl));
@@ -147,7 +147,7 @@ fn two_that_look_and_then_take_an_expired_lock_both_have_it() {
     brokens[0].ask::<()>("DEL", &[]);
 
     let expired = steady(&server.url()).build().unwrap();
-    let _late = expired.mutex("k").ttl(TTL).lock().unwrap();
+    let _late = expired.mutex("k").fixed_ttl(TTL).lock().unwrap();
     let clients = [(); 2].map(|()| steady(&server.url()).build().unwrap());
     let mut held = Vec::new();
     let one_has_it = eventually(SOON, || {

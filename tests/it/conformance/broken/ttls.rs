@@ -115,9 +115,16 @@ fn expire_by_whoever_fails_to_take_it_keeps_a_dead_holders_lock() {
     assert!(left > ttl * 7 / 8, "it would never end: {left:?}");
 
     let client = steady(&server.url()).build().unwrap();
-    let guard = client.mutex("k").ttl(ttl).lock().unwrap();
+    let guard = client.mutex("k").fixed_ttl(ttl).lock().unwrap();
     let left = left_after(&mut || {
-        assert!(client.mutex("k").ttl(ttl).try_lock().unwrap().is_none());
+        assert!(
+            client
+                .mutex("k")
+                .fixed_ttl(ttl)
+                .try_lock()
+                .unwrap()
+                .is_none()
+        );
     });
     assert!(left <= ttl * 3 / 4, "{left:?}");
     drop(guard);

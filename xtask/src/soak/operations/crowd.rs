@@ -12,7 +12,7 @@ impl Thread<'_> {
     /// Takes the key again and again until `until`, and ends the client.
     pub fn stand_in_crowd(mut self, client: &Client, until: Instant) {
         let key = crowd_key();
-        let mutex = client.mutex(&key_name(key));
+        let mutex = client.mutex(key_name(key));
         while !self.place.is_ending() && Instant::now() < until {
             self.records.write(What::Began(Operation::Crowd));
             let then = match self.chance.one_in(2) {

@@ -1,0 +1,58 @@
+//! What `unlock` says, by the reply of Redis and the time it comes.
+
+use super::*;
+use crate::loss::LossReason;
+use crate::released::Released;
+
+/// Unlocks a lock with a ttl of 30 s; the reply comes after `later`.
+fn unlock(later: Duration, outcome: Result<Reply, Error>) -> Result<Released, Error> {
+    let f = fixture();
+    f.answer(|_| Ok(Reply::Granted { token: 7 << 10 }));
+    let lease = f.waits.acquire(&request(OPTIONS), Until::Now);
+    let lease = lease.unwrap().expect("it is free");
+    f.answer_after(later, outcome);
+    f.waits.release_confirmed(&lease)
+}
+
+#[test]
+fn an_unlock_fails_only_if_the_lock_was_lost() {
+    let soon = Duration::from_secs(1);
+    let released = unlock(soon, Ok(Reply::Done)).unwrap();
+    assert!(released.is_confirmed());
+    for (reply, reason) in [
+        (Reply::Missing, LossReason::Deleted),
+        (
+            Reply::Taken { by: None },
+            LossReason::TakenOver { by: None },
+        ),
+    ] {
+        let lost = unlock(soon, Ok(reply)).unwrap_err();
+        assert_eq!(lost.loss_reason(), Some(&reason));
+    }
+    for kind in [
+        ErrorKind::Timeout,
+        ErrorKind::Unavailable,
+        ErrorKind::Denied,
+        ErrorKind::Protocol,
+        ErrorKind::Shutdown,
+    ] {
+        let released = unlock(soon, Err(error(kind))).unwrap();
+        let why = match &released {
+            Released::Unconfirmed(error) => error.kind(),
+            Released::Confirmed => panic!("{kind:?} confirms nothing"),
+        };
+        assert_eq!((why, released.is_confirmed()), (kind, false));
+    }
+}
+
+/// The work had ended while the lock was held; the key may have expired since.
+#[test]
+fn a_key_gone_after_the_validity_is_no_loss() {
+    let late = OPTIONS.ttl;
+    for reply in [Reply::Missing, Reply::Taken { by: None }] {
+        match unlock(late, Ok(reply)).unwrap() {
+            Released::Unconfirmed(error) => assert_eq!(error.kind(), ErrorKind::Timeout),
+            Released::Confirmed => panic!("Redis did not release it"),
+        }
+    }
+}
