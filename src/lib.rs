@@ -50,6 +50,7 @@ pub use memory::MemoryStore;
 pub use mutex::Mutex;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
 pub use store::TransactionConnection;
+pub use transaction::Committed;
 pub use util::id::HolderId;
 
 /// The channels of [`LostSignal`], with their `select!`.

@@ -1,18 +1,108 @@
 //! Data in Redis changed only while a lock is held: the loop of `MutexGuard::transaction`. What it
 //! sends, and how, is the store's; it never touches the lock itself.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
-use redis::{Pipeline, RedisResult};
+use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
+use crate::store::{Store, TransactionConnection, Written, holds, read_failed, reply_unread};
 use crate::util::fork::Process;
+use crate::util::key::Key;
 use crate::watchdog::Watchdog;
+
+/// What a transaction that Redis has carried out leaves: from [`MutexGuard::transaction`](crate::MutexGuard::transaction)
+/// and [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If there is one, everything was written.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// use leasehold::redis::Commands;
+///
+/// let guard = client.mutex("accounts").lock()?;
+/// let paid = guard.transaction(|conn, pipe| {
+///     let before: Option<i64> = conn.get("account:b")?;
+///     pipe.decr("account:a", 50).ignore().incr("account:b", 50);
+///     Ok(before)
+/// })?;
+/// assert_eq!(paid.value, None);
+/// // One reply for each command without `ignore`:
+/// let (balance,): (i64,) = paid.replies()?;
+/// assert_eq!(balance, 50);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Committed<T> {
+    /// The value that the closure returned.
+    pub value: T,
+    replies: RedisResult<Value>,
+    key: Key,
+}
+
+impl<T> Committed<T> {
+    /// The replies to the commands in the pipeline, but those marked with `ignore`, in the order of the commands. `R` is
+    /// what [`redis::Pipeline::query`] could return: a tuple with one member for each reply, or a `Vec` of replies of one
+    /// type.
+    ///
+    /// # Errors
+    /// Everything was written in any case. `Protocol` if the replies are no `R`. `TooLarge` if one of them is longer
+    /// than [`max_reply_bytes`](crate::Builder::max_reply_bytes).
+    pub fn replies<R: FromRedisValue>(&self) -> Result<R, Error> {
+        let replies = self.replies.as_ref().map_err(Clone::clone);
+        let read = replies.and_then(|value| Ok(redis::from_redis_value_ref(value)?));
+        read.map_err(|error| reply_unread(error).with_key(self.key.name()))
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Committed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committed")
+            .field("value", &self.value)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a transaction ended without having been carried out.
+pub(crate) enum Failed<E> {
+    /// The closure returned this.
+    Body(E),
+    Other(Error),
+}
+
+impl<E> From<Error> for Failed<E> {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl<E> Failed<E> {
+    /// The caller's error; errors of this library, which name `key`, become one.
+    pub(crate) fn into_error(self, key: &str) -> E
+    where
+        E: From<Error>,
+    {
+        match self {
+            Self::Body(error) => error,
+            Self::Other(error) => error.with_key(key).into(),
+        }
+    }
+}
+
+impl Failed<RedisError> {
+    /// The error of a closure that did nothing but talk to Redis.
+    pub(crate) fn into_read_failed(self, key: &str) -> Error {
+        let error = match self {
+            Self::Body(error) => read_failed(error),
+            Self::Other(error) => error,
+        };
+        error.with_key(key)
+    }
+}
 
 /// Conflicts in a row until it is given up.
 const MAX_TRIES: u32 = 100;
@@ -55,33 +145,38 @@ impl Transactions {
     }
 
     /// Runs `body` until what it put into the pipeline was written while `lease` was held.
-    pub(crate) fn run<T>(
+    pub(crate) fn run<T, E>(
         &self,
         lease: &Lease,
         process: Process,
-        mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
-    ) -> Result<T, Error> {
+        mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
+    ) -> Result<Committed<T>, Failed<E>> {
         // Before the connection, so that it ends after it.
         let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
             let mut conn = self.look(lease, connection.take())?;
             let mut pipe = Pipeline::new();
-            let read = body(&mut conn, &mut pipe).map_err(read_failed);
+            let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
             if let Err(forked) = process.check() {
                 // They are the parent's, which goes on with them.
                 std::mem::forget((conn, permit));
-                return Err(forked);
+                return Err(forked.into());
             }
             // Past its validity nothing is written, even if Redis still has the key.
-            match self.check(lease).and(read) {
+            match self.check(lease).map_err(Failed::Other).and(read) {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).inspect_err(|_| {
                         // It may arrive yet: until the key has changed, nobody else may have the lock.
                         lease.forbid_hand_off();
                     })?;
-                    if written == Written::All {
-                        return Ok(value);
+                    if let Written::All(replies) = written {
+                        let key = lease.grant().key.clone();
+                        return Ok(Committed {
+                            value,
+                            replies,
+                            key,
+                        });
                     }
                 }
                 Err(error) => {
@@ -94,7 +189,7 @@ impl Transactions {
         // A lost lock says so, not that others wrote.
         self.look(lease, connection)?.leave();
         let message = format!("{MAX_TRIES} times in a row something changed that was tracked");
-        Err(Error::new(ErrorKind::Conflict, message))
+        Err(Error::new(ErrorKind::Conflict, message).into())
     }
 
     /// A connection that is_tracked the lock, which is still ours.

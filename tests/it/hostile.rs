@@ -131,7 +131,7 @@ fn a_hostile_server_cannot_hold_up_a_transaction() {
                         pipe.set("marker", 1);
                         Ok(true)
                     });
-                    fail(written, &name);
+                    fail(written.map(|done| done.value), &name);
                 },
             );
         });
