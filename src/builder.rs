@@ -206,8 +206,9 @@ impl Builder {
     pub fn build(self) -> Result<Client, Error> {
         let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
-        if let Server::Redis(endpoint) = &server {
-            endpoint.open()?;
+        match &server {
+            Server::Redis(endpoint) => drop(endpoint.open()?),
+            Server::Memory(memory) => memory.check_reachable()?,
         }
         Client::start(server, config, fork_guard)
     }

@@ -478,21 +478,22 @@ fn store_of(
     scheduler: &Arc<Scheduler>,
     delayed: &Arc<LateReleases>,
 ) -> Arc<dyn Store> {
-    let endpoint = match server {
-        Server::Redis(endpoint) => endpoint,
-        Server::Memory(memory) => return Arc::new(MemoryNode::new(memory, holder)),
-    };
     let scheduler = Arc::clone(scheduler);
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
         let delayed = Arc::clone(delayed);
         Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as DelayHook
     });
-    Arc::new(Node::new(
-        endpoint,
-        config,
-        holder,
-        request_maintenance,
-        delays,
-    ))
+    match server {
+        Server::Redis(endpoint) => Arc::new(Node::new(
+            endpoint,
+            config,
+            holder,
+            request_maintenance,
+            delays,
+        )),
+        Server::Memory(memory) => {
+            Arc::new(MemoryNode::new(memory, holder, request_maintenance, delays))
+        }
+    }
 }

@@ -4,6 +4,7 @@
 #![doc = "[failures]: guide::failures"]
 #![doc = "[guarantees]: guide::guarantees"]
 #![doc = "[observability]: guide::observability"]
+#![doc = "[testing]: guide::testing"]
 #![doc = "[the market]: guide::market"]
 #![doc = "[what is tested]: guide::conformance"]
 #![doc = ""]

@@ -33,6 +33,7 @@ mod hostile_server;
 mod leaks;
 mod loss_notification;
 mod mass_releases;
+mod memory_outages;
 mod notifications;
 mod reentrant;
 mod release_events;

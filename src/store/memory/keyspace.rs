@@ -543,6 +543,18 @@ impl Keyspace {
         self.queues.retain(|_, queue| queue.expires_at >= step.now);
     }
 
+    /// Deletes a key, by its name in Redis. True if it was there.
+    pub(crate) fn delete(&mut self, name: &str, step: &mut Step<'_>) -> bool {
+        self.expire(step);
+        let key = self.entries.keys().find(|key| key.in_redis() == name);
+        let Some(key) = key.cloned() else {
+            return false;
+        };
+        self.entries.remove(&key);
+        step.news.push(Notification::Changed(key));
+        true
+    }
+
     /// Forgets everything, the fence counter included.
     pub(crate) fn flush(&mut self) {
         *self = Self::default();
