@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
-use crate::builder::Builder;
+use crate::builder::{Builder, ServerAddress};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::fenced::FencedValue;
@@ -86,7 +86,8 @@ pub(crate) struct Handle {
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
-    /// Connects to the Redis at `url`, with all defaults.
+    /// Connects to the Redis at this [address](ServerAddress), with all defaults: a URL, a `redis::ConnectionInfo` or a
+    /// `redis::Client`.
     ///
     /// URLs are those of redis-rs: `redis://[user][:password@]host[:port][/db]`,
     /// `unix:///path[?db=..&user=..&pass=..]`; and `memory://[name]`, a [`MemoryStore`](crate::MemoryStore)
@@ -96,11 +97,11 @@ impl Client {
     /// `InvalidConfig` for a bad URL, `Unavailable` if nothing answers there within the connect
     /// time-out, `Denied` for a wrong password, `Protocol` if what answers is not Redis, `Forked` in a process
     /// that was forked off while its parent had clients.
-    pub fn open(url: &str) -> Result<Self, Error> {
-        Self::builder(url).build()
+    pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
+        Self::builder(address).build()
     }
 
-    /// A builder for a client of the Redis at `url`.
+    /// A builder for a client of the Redis at this [address](ServerAddress).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -113,8 +114,8 @@ impl Client {
     ///     .build()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn builder(url: &str) -> Builder {
-        Builder::of_url(url)
+    pub fn builder(address: impl Into<ServerAddress>) -> Builder {
+        Builder::of_address(address.into())
     }
 
     /// A client of a store of its own, without a server: for tests. Two that are to exclude each

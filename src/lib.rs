@@ -39,7 +39,7 @@ mod transaction;
 mod util;
 mod watchdog;
 
-pub use builder::Builder;
+pub use builder::{Builder, ServerAddress};
 pub use client::Client;
 pub use error::{Error, ErrorKind};
 pub use event::{EventHandler, EventLock};

@@ -23,7 +23,7 @@ pub(crate) use command::{
 };
 pub(crate) use late_release::{Delay, DelayHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
-pub(crate) use redis::connection::{Endpoint, redacted};
+pub(crate) use redis::connection::{Endpoint, redacted, redacted_info};
 pub(crate) use redis::notifications::{Listener, TrackedKey};
 pub(crate) use redis::pipeline::MAX_RENEWALS;
 #[cfg(feature = "__internals")]

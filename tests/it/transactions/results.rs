@@ -127,7 +127,7 @@ fn errors_of_the_library_become_own_errors() {
 fn a_reply_that_is_too_large_is_an_error_after_the_writes() {
     let server = server();
     let limit = 256 * 1024;
-    let builder = leasehold::Client::builder(&server.url()).max_reply_bytes(limit);
+    let builder = leasehold::Client::builder(server.url()).max_reply_bytes(limit);
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let done = guard.transaction(|_, pipe| {
