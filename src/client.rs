@@ -27,8 +27,10 @@ use crate::watchdog::{Scheduler, Watchdog};
 
 /// A client of one Redis: make one per process and clone it freely.
 ///
-/// Cheap to clone, usable from all threads. It owns a few connections and a fixed number of
-/// threads, however many locks are held or waited for.
+/// Cheap to clone, usable from all threads. It owns a few connections and nine threads, however many locks are held or
+/// waited for: one for timers, two that renew, one each for releases, notifications and callbacks, and three that make
+/// connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
+/// [`renew_while`](Mutex::renew_while) starts a tenth. A client of a [`MemoryStore`](crate::MemoryStore) has five.
 ///
 /// When the last clone (with the last [`Mutex`] and guard) is dropped, releases still under way are written and
 /// confirmed first, for at most about one command time-out. Locks that are not released by then (in an outage, or

@@ -6,6 +6,7 @@
 #![doc = "[observability]: guide::observability"]
 #![doc = "[testing]: guide::testing"]
 #![doc = "[the market]: guide::market"]
+#![doc = "[tokio]: guide::tokio"]
 #![doc = "[what is tested]: guide::conformance"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]

@@ -44,6 +44,7 @@ mod shutdown;
 mod steady;
 mod support;
 mod switch_over;
+mod threads;
 mod transactions;
 mod transfer;
 mod waiting;
