@@ -252,7 +252,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::start()?;
     println!("{}\n", support::machine(&server)?);
     let ttl = Duration::from_secs(options.ttl);
-    let client = Client::builder(&server.url())
+    let client = Client::builder(server.url())
         .prefix(PREFIX)
         .ttl(ttl)
         .build()?;

@@ -226,9 +226,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{} holders, ttl {TTL:?}, Redis stopped for {STOP:?}\n",
         options.holders
     );
-    let client = Client::builder(&server.url()).ttl(TTL).build()?;
+    let client = Client::builder(server.url()).ttl(TTL).build()?;
     // They give up their locks at once, so nothing of theirs can outlive its ttl.
-    let others = Client::builder(&server.url()).ttl(TTL).build()?;
+    let others = Client::builder(server.url()).ttl(TTL).build()?;
     let mut findings = Findings::new();
     for _ in 0..options.rounds {
         round(&server, &client, &others, options.holders, &mut findings)?;

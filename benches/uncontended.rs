@@ -99,7 +99,7 @@ fn print_comparison(title: &str, raw: &mut Raw, mutex: &Mutex) {
 fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::start()?;
     let mut raw = Raw::new(&server.url(), "raw:lock", "1")?;
-    let client = Client::open(&server.url())?;
+    let client = Client::open(server.url())?;
     let mutex = client.mutex("lock");
 
     let mut criterion = Criterion::default().configure_from_args();

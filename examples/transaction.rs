@@ -13,19 +13,24 @@ use leasehold::{Client, MutexGuard};
 
 /// What is left after it; `None` if there is too little.
 fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold::Error> {
-    guard.transaction(|conn, pipe| {
+    let moved = guard.transaction(|conn, pipe| {
         // For writers that do not ask for the lock: if one of them changes the balance before ours is
         // written, this closure runs again. So it should do nothing but read and fill `pipe`.
         cmd("WATCH").arg("example:money:a").exec(conn)?;
         let there: i64 = conn.get::<_, Option<i64>>("example:money:a")?.unwrap_or(0);
         if there < amount {
-            return Ok(None);
+            return Ok(false);
         }
         pipe.decr("example:money:a", amount);
-        pipe.incr("example:money:b", amount);
-        // From what was read here: the answers to what is in `pipe` are not kept.
-        Ok(Some(there - amount))
-    })
+        pipe.incr("example:money:b", amount).ignore();
+        Ok(true)
+    })?;
+    if !moved.value {
+        return Ok(None);
+    }
+    // The replies to what is in `pipe`, but the one to ignore.
+    let (left,) = moved.replies()?;
+    Ok(Some(left))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,7 +1,7 @@
 //! How to test code that uses locks: without a server, and without waiting.
 //!
-//! `MemoryStore` keeps locks as Redis does, in this process. Its clock can be moved, and it can forget
-//! everything; so what happens once a year in production happens here in a microsecond.
+//! `MemoryStore` keeps locks as Redis does, in this process. Its clock can be moved, it can forget everything, and it
+//! can fail; so what happens once a year in production happens here in a microsecond.
 //!
 //! `cargo run --example unit_testing` (in your project these are `#[test]`s).
 
@@ -54,10 +54,50 @@ fn is_kept_out_by_another_machine() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn goes_on_after_a_short_outage() -> Result<(), Box<dyn Error>> {
+    let memory = MemoryStore::new();
+    let mut rows = [1, 2, 3].into_iter().inspect(|row| {
+        if *row == 2 {
+            memory.fail(ErrorKind::Unavailable);
+            memory.advance(Duration::from_secs(15)); // its renewal fails
+            memory.recover();
+        }
+    });
+    assert_eq!(import(&memory.client()?, &mut rows)?, 6);
+    Ok(())
+}
+
+fn stops_when_an_outage_lasts_for_longer_than_the_ttl() -> Result<(), Box<dyn Error>> {
+    let memory = MemoryStore::new();
+    let mut rows = [1, 2, 3].into_iter().inspect(|row| {
+        if *row == 2 {
+            memory.fail(ErrorKind::Unavailable);
+            memory.advance(Duration::from_secs(60));
+        }
+    });
+    let error = import(&memory.client()?, &mut rows).expect_err("nobody renewed its lock");
+    assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
+    Ok(())
+}
+
+fn does_nothing_without_redis() -> Result<(), Box<dyn Error>> {
+    let memory = MemoryStore::new();
+    let client = memory.builder().outage_timeout(Duration::ZERO).build()?;
+    memory.fail(ErrorKind::Unavailable);
+    let mut rows = [1, 2, 3].into_iter();
+    let error = import(&client, &mut rows).expect_err("there is no lock to be had");
+    assert!(error.is_unavailable());
+    assert_eq!(rows.next(), Some(1), "left alone");
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     imports_all_rows()?;
     stops_when_the_process_slept_for_longer_than_the_ttl()?;
     is_kept_out_by_another_machine()?;
+    goes_on_after_a_short_outage()?;
+    stops_when_an_outage_lasts_for_longer_than_the_ttl()?;
+    does_nothing_without_redis()?;
     println!("all as it should be");
     Ok(())
 }

@@ -1,13 +1,13 @@
 -- Purpose: read each fenced value. Changes nothing.
--- KEYS: value keys, hashes with the fields `token` and `value`
+-- KEYS: value keys, hashes with the fields `token` and `value`; a deleted value has no `value`
 -- ARGV: none
--- Returns: for one value key its result, for several an array of them. A result is 0: not there; a
---   string: the value; an error: FOREIGN and a type, what stands there is no value of ours; any
+-- Returns: for one value key its result, for several an array of them. A result is 0: not there, or
+--   deleted; a string: the value; an error: FOREIGN and a type, what stands there is no value of ours; any
 --   other error: refused.
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   -- part: token.lua
-  result = type(seen) == 'string' and (redis.pcall('HGET', key, 'value') or '') or seen
+  result = type(seen) == 'string' and (redis.pcall('HGET', key, 'value') or 0) or seen
   if results then results[i] = result end
 end
 return results or result

@@ -1,17 +1,28 @@
--- Purpose: write each fenced value, unless it was last written under a greater fencing token.
--- KEYS: value keys, hashes with the fields `token` and `value`
--- ARGV: for each value key: token, value. A token has twenty digits.
--- Returns: for one value key its result, for several an array of them. A result is 1: written; a string:
---   not written, the greater token; an error: FOREIGN and a type, what stands there is no value
+-- Purpose: write or delete each fenced value, unless it was last changed under a greater fencing token. A deleted value
+--   keeps its token: older tokens stay refused.
+-- KEYS: value keys, hashes with the fields `token` and `value`; a deleted value has no `value`
+-- ARGV: for each value key: token, mode, value. A token has twenty digits. The mode is `-` to delete, otherwise empty;
+--   behind that, a ttl in ms for the whole key, or nothing: its ttl stays as it is.
+-- Returns: for one value key its result, for several an array of them. A result is 1: written or deleted; a
+--   string: unchanged, the greater token; an error: FOREIGN and a type, what stands there is no value
 --   of ours; any other error: refused.
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
-  local token, value = ARGV[2 * i - 1], ARGV[2 * i]
+  local token, mode, value = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
   -- part: token.lua
   if type(seen) == 'table' or seen ~= 0 and seen > token then
     result = seen
   else
-    local set = redis.pcall('HSET', key, 'token', token, 'value', value)
+    local deletes, ttl = string.match(mode, '^(%-?)(%d*)$')
+    local set = nil
+    if deletes == '-' then
+      -- The token first: a deletion that is refused halfway lets no older token write.
+      set = redis.pcall('HSET', key, 'token', token)
+      if type(set) == 'number' then set = redis.pcall('HDEL', key, 'value') end
+    else
+      set = redis.pcall('HSET', key, 'token', token, 'value', value)
+    end
+    if type(set) == 'number' and ttl ~= '' then set = redis.pcall('PEXPIRE', key, ttl) end
     result = type(set) == 'number' and 1 or set
   end
   if results then results[i] = result end

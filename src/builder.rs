@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::ConnectionInfo;
+
 use crate::client::{Client, Server};
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::EventHandler;
-use crate::store::{Endpoint, MemoryServer, redacted};
+use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
 use crate::util::fork::ForkGuard;
 
 /// Settings of a client; each has a default, and [`build`](Builder::build) checks them all.
@@ -60,15 +62,99 @@ pub struct Builder {
     config: Config,
 }
 
+/// The address of a Redis: what [`Client::open`] and [`Client::builder`] accept. Made from a URL, from a
+/// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
+///
+/// A URL is checked more strictly than redis-rs does it: unknown options are refused. Of a `ConnectionInfo`, the address,
+/// user, password, database and protocol are used. TCP settings and the library name are not: a client has its own. TLS
+/// is `InvalidConfig` when the client is built, and so is a host with a `%`, `@` or `/`, which is a password that was not
+/// percent-encoded. `Debug` shows neither user nor password.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let url = server.url();
+/// use leasehold::Client;
+/// use leasehold::redis::{self, IntoConnectionInfo};
+///
+/// let redis = redis::Client::open(url.as_str())?;
+/// let client = Client::open(&redis)?;
+/// assert_eq!(client.with_lock("k", || 1)?, 1);
+///
+/// // An address with the parts of a login that need no encoding:
+/// let info = url.as_str().into_connection_info()?;
+/// let settings = info.redis_settings().clone().set_db(1);
+/// let client = Client::builder(info.set_redis_settings(settings)).prefix("billing:").build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct ServerAddress(Address);
+
+#[derive(Clone)]
 enum Address {
     Url(String),
+    Info(Box<ConnectionInfo>),
     Memory(Arc<MemoryServer>),
+}
+
+impl From<&str> for ServerAddress {
+    fn from(url: &str) -> Self {
+        Self(Address::Url(url.to_owned()))
+    }
+}
+
+impl From<&String> for ServerAddress {
+    fn from(url: &String) -> Self {
+        Self(Address::Url(url.clone()))
+    }
+}
+
+impl From<String> for ServerAddress {
+    fn from(url: String) -> Self {
+        Self(Address::Url(url))
+    }
+}
+
+impl From<ConnectionInfo> for ServerAddress {
+    fn from(info: ConnectionInfo) -> Self {
+        Self(Address::Info(Box::new(info)))
+    }
+}
+
+impl From<&redis::Client> for ServerAddress {
+    fn from(client: &redis::Client) -> Self {
+        client.get_connection_info().clone().into()
+    }
+}
+
+impl From<redis::Client> for ServerAddress {
+    fn from(client: redis::Client) -> Self {
+        Self::from(&client)
+    }
+}
+
+impl std::fmt::Debug for ServerAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ServerAddress")
+            .field(&self.0.redacted())
+            .finish()
+    }
+}
+
+impl Address {
+    /// Without user, password and options.
+    fn redacted(&self) -> String {
+        match self {
+            Self::Url(url) => redacted(url),
+            Self::Info(info) => redacted_info(info),
+            Self::Memory(_) => "memory://".to_owned(),
+        }
+    }
 }
 
 /// Every method can be seen in use in the examples of [`Builder`].
 impl Builder {
-    pub(crate) fn of_url(url: &str) -> Self {
-        Self::of(Address::Url(url.to_owned()))
+    pub(crate) fn of_address(address: ServerAddress) -> Self {
+        Self::of(address.0)
     }
 
     pub(crate) fn of_memory(server: Arc<MemoryServer>) -> Self {
@@ -206,8 +292,9 @@ impl Builder {
     pub fn build(self) -> Result<Client, Error> {
         let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
-        if let Server::Redis(endpoint) = &server {
-            endpoint.open()?;
+        match &server {
+            Server::Redis(endpoint) => drop(endpoint.open()?),
+            Server::Memory(memory) => memory.check_reachable()?,
         }
         Client::start(server, config, fork_guard)
     }
@@ -226,14 +313,15 @@ impl Builder {
     fn check(self) -> Result<(Server, Config), Error> {
         let config = self.config;
         config.validate()?;
+        let redis = |endpoint: Endpoint| {
+            Server::Redis(Arc::new(endpoint.with_max_reply(config.max_reply_bytes)))
+        };
         let server = match self.place {
             Address::Memory(server) => Server::Memory(server),
+            Address::Info(info) => redis(Endpoint::from_info(*info, config.connect_timeout)?),
             Address::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
-                None => {
-                    let endpoint = Endpoint::new(&url, config.connect_timeout)?;
-                    Server::Redis(Arc::new(endpoint.with_max_reply(config.max_reply_bytes)))
-                }
+                None => redis(Endpoint::new(&url, config.connect_timeout)?),
             },
         };
         if let Server::Memory(memory) = &server {
@@ -245,12 +333,8 @@ impl Builder {
 
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let url = match &self.place {
-            Address::Url(url) => redacted(url),
-            Address::Memory(_) => "memory://".to_owned(),
-        };
         f.debug_struct("Builder")
-            .field("url", &url)
+            .field("url", &self.place.redacted())
             .field("config", &self.config)
             .finish()
     }

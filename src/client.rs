@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
-use crate::builder::Builder;
+use crate::builder::{Builder, ServerAddress};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::fenced::FencedValue;
@@ -28,8 +28,10 @@ use crate::watchdog::{Scheduler, Watchdog};
 
 /// A client of one Redis: make one per process and clone it freely.
 ///
-/// Cheap to clone, usable from all threads. It owns a few connections and a fixed number of
-/// threads, however many locks are held or waited for.
+/// Cheap to clone, usable from all threads. It owns a few connections and nine threads, however many locks are held or
+/// waited for: one for timers, two that renew, one each for releases, notifications and callbacks, and three that make
+/// connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
+/// [`renew_while`](Mutex::renew_while) starts a tenth. A client of a [`MemoryStore`](crate::MemoryStore) has five.
 ///
 /// When the last clone (with the last [`Mutex`] and guard) is dropped, releases still under way are written and
 /// confirmed first, for at most about one command time-out. Locks that are not released by then (in an outage, or
@@ -89,7 +91,8 @@ pub(crate) struct Handle {
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
-    /// Connects to the Redis at `url`, with all defaults.
+    /// Connects to the Redis at this [address](ServerAddress), with all defaults: a URL, a `redis::ConnectionInfo` or a
+    /// `redis::Client`.
     ///
     /// URLs are those of redis-rs: `redis://[user][:password@]host[:port][/db]`,
     /// `unix:///path[?db=..&user=..&pass=..]`; and `memory://[name]`, a [`MemoryStore`](crate::MemoryStore)
@@ -99,11 +102,11 @@ impl Client {
     /// `InvalidConfig` for a bad URL, `Unavailable` if nothing answers there within the connect
     /// time-out, `Denied` for a wrong password, `Protocol` if what answers is not Redis, `Forked` in a process
     /// that was forked off while its parent had clients.
-    pub fn open(url: &str) -> Result<Self, Error> {
-        Self::builder(url).build()
+    pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
+        Self::builder(address).build()
     }
 
-    /// A builder for a client of the Redis at `url`.
+    /// A builder for a client of the Redis at this [address](ServerAddress).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -116,8 +119,8 @@ impl Client {
     ///     .build()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn builder(url: &str) -> Builder {
-        Builder::of_url(url)
+    pub fn builder(address: impl Into<ServerAddress>) -> Builder {
+        Builder::of_address(address.into())
     }
 
     /// A client of a store of its own, without a server: for tests. Two that are to exclude each
@@ -538,21 +541,22 @@ fn store_of(
     scheduler: &Arc<Scheduler>,
     delayed: &Arc<LateReleases>,
 ) -> Arc<dyn Store> {
-    let endpoint = match server {
-        Server::Redis(endpoint) => endpoint,
-        Server::Memory(memory) => return Arc::new(MemoryNode::new(memory, holder)),
-    };
     let scheduler = Arc::clone(scheduler);
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
         let delayed = Arc::clone(delayed);
         Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as DelayHook
     });
-    Arc::new(Node::new(
-        endpoint,
-        config,
-        holder,
-        request_maintenance,
-        delays,
-    ))
+    match server {
+        Server::Redis(endpoint) => Arc::new(Node::new(
+            endpoint,
+            config,
+            holder,
+            request_maintenance,
+            delays,
+        )),
+        Server::Memory(memory) => {
+            Arc::new(MemoryNode::new(memory, holder, request_maintenance, delays))
+        }
+    }
 }

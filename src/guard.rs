@@ -16,6 +16,7 @@ use crate::loss::LossReason;
 use crate::observe;
 use crate::released::Released;
 use crate::store::TransactionConnection;
+use crate::transaction::Committed;
 use crate::util::clock::MonotonicTime;
 use crate::util::fork::Process;
 use crate::util::text::printable;
@@ -326,8 +327,11 @@ impl MutexGuard {
     /// key that `body` is_tracked was written to), `body` runs again with an empty pipeline, up to a hundred
     /// times. So it should do nothing but read and fill `pipe`: what it does elsewhere, or writes on
     /// `conn`, is neither undone nor guarded. With an empty pipeline nothing is written, and all that was
-    /// read was read while the lock was held. What follows for the caller goes into `T`; the answers to the
-    /// commands in `pipe` are not kept.
+    /// read was read while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the
+    /// commands in `pipe`.
+    ///
+    /// The errors of `body` are those of redis-rs; with [`try_transaction`](Self::try_transaction) they are the
+    /// caller's own.
     ///
     /// Names of keys are those in Redis: no prefix is put before them. Each answer is waited for as long
     /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::max_transactions`](crate::Builder::max_transactions)
@@ -368,22 +372,86 @@ impl MutexGuard {
     ///         Ok(enough)
     ///     })
     /// };
-    /// assert!(!move_50()?, "nothing there");
-    /// guard.transaction(|_, pipe| {
-    ///     pipe.set("account:a", 60);
+    /// assert!(!move_50()?.value, "nothing there");
+    /// let added = guard.transaction(|_, pipe| {
+    ///     pipe.incr("account:a", 60);
     ///     Ok(())
     /// })?;
-    /// assert!(move_50()?);
+    /// assert_eq!(added.replies::<(i64,)>()?, (60,));
+    /// assert!(move_50()?.value);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn transaction<T>(
         &self,
         body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
-    ) -> Result<T, Error> {
+    ) -> Result<Committed<T>, Error> {
         self.check_process()?;
         let transactions = &self.client.handle().transactions;
         let result = transactions.run(&self.lease, self.client.process(), body);
-        result.map_err(|error| error.with_key(self.key()))
+        result.map_err(|failed| failed.into_read_failed(self.key()))
+    }
+
+    /// As [`transaction`](Self::transaction), for a closure with an error type of the caller's own: `anyhow::Error`,
+    /// `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, one for
+    /// [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that very error.
+    ///
+    /// After an error of `body`, Redis is not asked whether what `body` read is still true, or whether the lock is still
+    /// held. A loss that the client knows of comes first, as `LeaseLost`. To have a refusal confirmed, return it as a
+    /// value, with an empty pipeline.
+    ///
+    /// # Errors
+    /// The error of `body`; otherwise those of [`transaction`](Self::transaction), made an `E`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// use leasehold::redis::{Commands, RedisError};
+    ///
+    /// #[derive(Debug)]
+    /// enum PayError {
+    ///     Lacking(i64),
+    ///     Lock(leasehold::Error),
+    ///     Redis(RedisError),
+    /// }
+    /// # impl std::fmt::Display for PayError {
+    /// #     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { write!(f, "{self:?}") }
+    /// # }
+    /// # impl std::error::Error for PayError {}
+    /// impl From<leasehold::Error> for PayError {
+    ///     fn from(error: leasehold::Error) -> Self {
+    ///         Self::Lock(error)
+    ///     }
+    /// }
+    /// impl From<RedisError> for PayError {
+    ///     fn from(error: RedisError) -> Self {
+    ///         Self::Redis(error)
+    ///     }
+    /// }
+    ///
+    /// let pay = |amount: i64| -> Result<i64, PayError> {
+    ///     let guard = client.mutex("accounts").lock()?;
+    ///     let paid = guard.try_transaction(|conn, pipe| {
+    ///         let balance = conn.get::<_, Option<i64>>("account:a")?.unwrap_or(0);
+    ///         if balance < amount {
+    ///             return Err(PayError::Lacking(amount - balance));
+    ///         }
+    ///         pipe.decr("account:a", amount);
+    ///         Ok(())
+    ///     })?;
+    ///     let (left,) = paid.replies()?;
+    ///     Ok(left)
+    /// };
+    /// assert!(matches!(pay(50), Err(PayError::Lacking(50))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_transaction<T, E: From<Error>>(
+        &self,
+        body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
+    ) -> Result<Committed<T>, E> {
+        self.check_process()?;
+        let transactions = &self.client.handle().transactions;
+        let result = transactions.run(&self.lease, self.client.process(), body);
+        result.map_err(|failed| failed.into_error(self.key()))
     }
 
     fn now(&self) -> MonotonicTime {

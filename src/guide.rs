@@ -6,6 +6,8 @@
 //! - [`observability`]: events, spans, metrics, and what to be woken for.
 //! - [`performance`]: what a lock costs beside others, why, and how to measure it.
 //! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when.
+//! - [`testing`]: outages, expiry and losses in unit tests, without a server.
+//! - [`tokio`]: locks in async code.
 //! - [`security`]: what other users of the same Redis can do, with each right, and what not.
 //! - [`conformance`]: what is asked of a lock, line by line, and the tests that hold it.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock and redlock.
@@ -29,6 +31,8 @@ page!(failures, "../docs/failures.md");
 page!(observability, "../docs/observability.md");
 page!(performance, "../docs/performance.md");
 page!(market, "../docs/market.md");
+page!(testing, "../docs/testing.md");
+page!(tokio, "../docs/tokio.md");
 page!(security, "../docs/security.md");
 page!(conformance, "../docs/conformance.md");
 page!(coming_from, "../docs/coming_from.md");

@@ -4,7 +4,9 @@
 #![doc = "[failures]: guide::failures"]
 #![doc = "[guarantees]: guide::guarantees"]
 #![doc = "[observability]: guide::observability"]
+#![doc = "[testing]: guide::testing"]
 #![doc = "[the market]: guide::market"]
+#![doc = "[tokio]: guide::tokio"]
 #![doc = "[what is tested]: guide::conformance"]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
@@ -41,7 +43,7 @@ mod transaction;
 mod util;
 mod watchdog;
 
-pub use builder::Builder;
+pub use builder::{Builder, ServerAddress};
 pub use client::Client;
 pub use error::{Error, ErrorKind};
 pub use event::{EventHandler, EventLock};
@@ -54,6 +56,7 @@ pub use mutex::Mutex;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
 pub use released::Released;
 pub use store::TransactionConnection;
+pub use transaction::Committed;
 pub use util::id::HolderId;
 
 /// The channels of [`LostSignal`], with their `select!`.

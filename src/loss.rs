@@ -21,9 +21,12 @@ pub enum LossReason {
         /// The new holder, if its value could be read.
         by: Option<HolderId>,
     },
-    /// Its key was deleted, evicted or flushed, or Redis came back without it.
+    /// Its key was deleted, evicted or flushed, or Redis came back without it. Also if another client took it with
+    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client did not listen: a client listens once a
+    /// lock of its own was held for 30 ms, or a thread has waited.
     Deleted,
-    /// Another client let go of it with [`Mutex::force_unlock`](crate::Mutex::force_unlock).
+    /// Another client let go of it with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client heard of
+    /// that.
     ForceUnlocked {
         /// The client that called it.
         by: HolderId,

@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use crate::builder::Builder;
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::store::MemoryServer;
 
 /// A store without a server, for the tests of what uses locks: its clients exclude each other as they
 /// would on a Redis, within this process. Locks and fenced values are as on a real one; a test of this library
 /// compares them, command by command. Transactions need a real one.
+///
+/// A test can have it [`fail`](Self::fail) or [`hang`](Self::hang) until it [recovers](Self::recover), as a Redis that is
+/// away, and lose [one key](Self::delete) or [all](Self::flush). Requests, waits, renewals, releases and events then take
+/// the way that they take with a Redis.
 ///
 /// Time goes on by itself, and can be moved: [`advance`](Self::advance). A URL names one, too:
 /// `memory://` is a new one, `memory://orders` the one of that name in this process.
@@ -124,6 +128,108 @@ impl MemoryStore {
 // Its mutex is not poisoned, and no user code runs under it.
 impl UnwindSafe for MemoryStore {}
 impl RefUnwindSafe for MemoryStore {}
+
+/// What a test of an outage needs. docs/testing.md shows it.
+impl MemoryStore {
+    /// From now on every request of every client fails at once with `kind`, and no client hears of changes, until
+    /// [`recover`](Self::recover). `Unavailable` is a Redis that is away, `Denied` one with another password, `Protocol`
+    /// another server. What was granted before stays, and expires when it is not renewed. Releases are repeated until
+    /// they are done or their ttl has ended, and events report them.
+    ///
+    /// # Panics
+    /// If a request to Redis cannot fail with `kind`. Possible are `Unavailable`, `Timeout`, `Denied` and `Protocol`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::{ErrorKind, MemoryStore};
+    ///
+    /// let memory = MemoryStore::new();
+    /// let client = memory.client()?;
+    /// let guard = client.mutex("k").lock()?;
+    ///
+    /// memory.fail(ErrorKind::Unavailable);
+    /// assert!(client.mutex("other").try_lock().unwrap_err().is_unavailable());
+    /// memory.advance(Duration::from_secs(15)); // no renewal succeeds
+    /// assert!(!guard.is_lost());
+    /// memory.advance(Duration::from_secs(15)); // the ttl has ended
+    /// assert!(guard.is_lost());
+    ///
+    /// memory.recover();
+    /// assert!(client.mutex("other").try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fail(&self, kind: ErrorKind) {
+        use ErrorKind::{Denied, Protocol, Timeout, Unavailable};
+        assert!(
+            matches!(kind, Denied | Protocol | Timeout | Unavailable),
+            "no request to Redis fails with {kind:?}"
+        );
+        if self.0.process().is_current() {
+            self.0.fail(kind);
+        }
+    }
+
+    /// From now on no request is answered until [`recover`](Self::recover), and no client hears of changes. A request
+    /// that gets no answer within its client's [`command_timeout`](Builder::command_timeout) ends with `Timeout`, and is
+    /// not carried out later, except releases. [`advance`](Self::advance) brings that moment nearer. `advance` waits
+    /// for renewals that are due then, so it takes up to a `command_timeout` for each client with renewals due.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::{ErrorKind, MemoryStore};
+    ///
+    /// let memory = MemoryStore::new();
+    /// let client = memory.builder().command_timeout(Duration::from_millis(5)).build()?;
+    /// memory.hang();
+    /// let error = client.mutex("k").try_lock().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Timeout);
+    /// memory.recover();
+    /// assert!(client.mutex("k").try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn hang(&self) {
+        if self.0.process().is_current() {
+            self.0.hang();
+        }
+    }
+
+    /// Ends what [`fail`](Self::fail) or [`hang`](Self::hang) began: requests that still wait are answered, releases that
+    /// had to wait have been carried out when this returns, and every client has looked at the locks that it holds.
+    ///
+    /// ```
+    /// # use leasehold::{ErrorKind, MemoryStore};
+    /// let memory = MemoryStore::new();
+    /// let client = memory.client()?;
+    /// let guard = client.mutex("k").lock()?;
+    /// memory.fail(ErrorKind::Unavailable);
+    /// drop(guard);
+    /// memory.recover();
+    /// assert!(!client.mutex("k").is_locked()?);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn recover(&self) {
+        if self.0.process().is_current() {
+            self.0.recover();
+        }
+    }
+
+    /// Deletes one key, as `DEL` with this name in Redis, prefix and all. True if it was there. The holder of a lock loses
+    /// it, and has lost it when this returns, unless the store fails or hangs: then a holder hears of it after that, as
+    /// from a Redis.
+    ///
+    /// ```
+    /// let memory = leasehold::MemoryStore::new();
+    /// let client = memory.client()?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// assert!(memory.delete("leasehold:invoice:42"));
+    /// assert!(guard.is_lost());
+    /// assert!(!memory.delete("leasehold:invoice:42"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn delete(&self, key: &str) -> bool {
+        self.0.process().is_current() && self.0.delete(key)
+    }
+}
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -422,7 +422,7 @@ mod tests {
     fn nothing_is_remembered_of_what_was_let_go() {
         let server = leasehold_testbed::Server::start().unwrap();
         for unlocked in [true, false] {
-            let client = Client::open(&server.url()).unwrap();
+            let client = Client::open(server.url()).unwrap();
             let guards = ["a", "b"].map(|key| client.reentrant_mutex(key).lock().unwrap());
             let again = client.reentrant_mutex("a").lock().unwrap();
             assert_eq!(known(), 2);

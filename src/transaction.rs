@@ -1,18 +1,108 @@
 //! The loop of `MutexGuard::transaction`, which changes data in Redis only while a lock is held. The store sends the
 //! commands. A transaction never changes the lock.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
-use redis::{Pipeline, RedisResult};
+use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
+use crate::store::{Store, TransactionConnection, Written, holds, read_failed, reply_unread};
 use crate::util::fork::Process;
+use crate::util::key::Key;
 use crate::watchdog::Watchdog;
+
+/// What a transaction that Redis has carried out leaves: from [`MutexGuard::transaction`](crate::MutexGuard::transaction)
+/// and [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If there is one, everything was written.
+///
+/// ```
+/// # let server = leasehold_testbed::Server::start().unwrap();
+/// # let client = leasehold::Client::open(&server.url())?;
+/// use leasehold::redis::Commands;
+///
+/// let guard = client.mutex("accounts").lock()?;
+/// let paid = guard.transaction(|conn, pipe| {
+///     let before: Option<i64> = conn.get("account:b")?;
+///     pipe.decr("account:a", 50).ignore().incr("account:b", 50);
+///     Ok(before)
+/// })?;
+/// assert_eq!(paid.value, None);
+/// // One reply for each command without `ignore`:
+/// let (balance,): (i64,) = paid.replies()?;
+/// assert_eq!(balance, 50);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Committed<T> {
+    /// The value that the closure returned.
+    pub value: T,
+    replies: RedisResult<Value>,
+    key: Key,
+}
+
+impl<T> Committed<T> {
+    /// The replies to the commands in the pipeline, but those marked with `ignore`, in the order of the commands. `R` is
+    /// what [`redis::Pipeline::query`] could return: a tuple with one member for each reply, or a `Vec` of replies of one
+    /// type.
+    ///
+    /// # Errors
+    /// Everything was written in any case. `Protocol` if the replies are no `R`. `TooLarge` if one of them is longer
+    /// than [`max_reply_bytes`](crate::Builder::max_reply_bytes).
+    pub fn replies<R: FromRedisValue>(&self) -> Result<R, Error> {
+        let replies = self.replies.as_ref().map_err(Clone::clone);
+        let read = replies.and_then(|value| Ok(redis::from_redis_value_ref(value)?));
+        read.map_err(|error| reply_unread(error).with_key(self.key.name()))
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Committed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committed")
+            .field("value", &self.value)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a transaction ended without having been carried out.
+pub(crate) enum Failed<E> {
+    /// The closure returned this.
+    Body(E),
+    Other(Error),
+}
+
+impl<E> From<Error> for Failed<E> {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl<E> Failed<E> {
+    /// The caller's error; errors of this library, which name `key`, become one.
+    pub(crate) fn into_error(self, key: &str) -> E
+    where
+        E: From<Error>,
+    {
+        match self {
+            Self::Body(error) => error,
+            Self::Other(error) => error.with_key(key).into(),
+        }
+    }
+}
+
+impl Failed<RedisError> {
+    /// The error of a closure that did nothing but talk to Redis.
+    pub(crate) fn into_read_failed(self, key: &str) -> Error {
+        let error = match self {
+            Self::Body(error) => read_failed(error),
+            Self::Other(error) => error,
+        };
+        error.with_key(key)
+    }
+}
 
 /// How many conflicts in a row end a transaction with an error.
 const MAX_TRIES: u32 = 100;
@@ -56,34 +146,39 @@ impl Transactions {
 
     /// Runs `body`, and executes the commands that it put into the pipeline if `lease` is still held. Repeats both as
     /// long as other clients change watched keys, at most [`MAX_TRIES`] times.
-    pub(crate) fn run<T>(
+    pub(crate) fn run<T, E>(
         &self,
         lease: &Lease,
         process: Process,
-        mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> RedisResult<T>,
-    ) -> Result<T, Error> {
+        mut body: impl FnMut(&mut TransactionConnection, &mut Pipeline) -> Result<T, E>,
+    ) -> Result<Committed<T>, Failed<E>> {
         // The permit is dropped after the connection.
         let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
             let mut conn = self.look(lease, connection.take())?;
             let mut pipe = Pipeline::new();
-            let read = body(&mut conn, &mut pipe).map_err(read_failed);
+            let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
             if let Err(forked) = process.check() {
                 // The connection and the permit belong to the parent, which still uses them.
                 std::mem::forget((conn, permit));
-                return Err(forked);
+                return Err(forked.into());
             }
             // After the end of validity nothing is written, even if Redis still has the key.
-            match self.check(lease).and(read) {
+            match self.check(lease).map_err(Failed::Other).and(read) {
                 Ok(value) => {
                     let written = conn.exec(&mut pipe).inspect_err(|_| {
                         // The commands may still reach Redis, so no other holder may get the lock before its key
                         // changes.
                         lease.forbid_hand_off();
                     })?;
-                    if written == Written::All {
-                        return Ok(value);
+                    if let Written::All(replies) = written {
+                        let key = lease.grant().key.clone();
+                        return Ok(Committed {
+                            value,
+                            replies,
+                            key,
+                        });
                     }
                 }
                 Err(error) => {
@@ -96,7 +191,7 @@ impl Transactions {
         // If the lock was lost, return that error and not the conflict.
         self.look(lease, connection)?.leave();
         let message = format!("watched keys changed {MAX_TRIES} times in a row");
-        Err(Error::new(ErrorKind::Conflict, message))
+        Err(Error::new(ErrorKind::Conflict, message).into())
     }
 
     /// A connection that watches the lock's key, after it has read that the lease is held.

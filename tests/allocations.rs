@@ -27,7 +27,7 @@ fn allocations(mut work: impl FnMut()) -> usize {
 #[test]
 fn a_lock_takes_its_lease_a_place_and_its_answer() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::start()?;
-    let client = Client::open(&server.url())?;
+    let client = Client::open(server.url())?;
     let mutex = client.mutex("key");
     let dropped = allocations(|| drop(mutex.lock().expect("nobody else wants it")));
     let unlocked = allocations(|| {

@@ -120,7 +120,7 @@ fn on_a_large_value() -> [OnMutex; 3] {
 #[test]
 fn a_hostile_server_cannot_fill_the_memory() {
     let server = Server::start().expect("there is a Redis");
-    let holder = Client::open(&server.url()).expect("it is there");
+    let holder = Client::open(server.url()).expect("it is there");
     let held = holder.mutex("held").lock().expect("it is free");
     for (what, word, work) in cases() {
         for attack in Attack::ALL {

@@ -47,7 +47,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
     let asked = std::env::var("LEASEHOLD_GUARDS").ok();
     let count = asked.map_or(Ok(GUARDS), |count| count.parse())?;
     let server = Server::start()?;
-    let client = Client::builder(&server.url())
+    let client = Client::builder(server.url())
         .ttl(2 * LONG)
         .connect_timeout(TIMEOUT)
         .command_timeout(TIMEOUT)

@@ -64,9 +64,9 @@ fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, lease
 
 pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), Box<dyn Error>> {
     let heard = Arc::new(Heard::default());
-    let builder = Client::builder(&server.url()).ttl(TTL);
+    let builder = Client::builder(server.url()).ttl(TTL);
     let client = builder.event_handler(Arc::clone(&heard)).build()?;
-    let others = Client::open(&server.url())?;
+    let others = Client::open(server.url())?;
     let guards = (0..LOCKS)
         .map(|number| client.mutex(key(number)).lock())
         .collect::<Result<Vec<MutexGuard>, _>>()?;

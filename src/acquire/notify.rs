@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn lost_lease_is_not_tracked_any_more() {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let store = Arc::new(MemoryNode::new(
+        let store = Arc::new(MemoryNode::plain(
             MemoryServer::new(),
             HolderId::of_this_process(),
         ));

@@ -47,11 +47,14 @@ pub(crate) enum Command {
     },
     /// Say who has the key.
     Inspect { key: Key },
-    /// Write a fenced value, unless it was written under a greater token.
+    /// Write or delete a fenced value, unless it was changed under a greater token. The token stays.
     Write {
         key: Key,
         token: u64,
-        value: Arc<[u8]>,
+        /// Nothing to delete it.
+        value: Option<Arc<[u8]>>,
+        /// For how long Redis keeps value and token from now on; without it, the ttl is left as it is.
+        ttl: Option<Duration>,
     },
     /// Read a fenced value.
     Read { key: Key },

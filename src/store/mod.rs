@@ -23,7 +23,7 @@ pub(crate) use command::{
 };
 pub(crate) use late_release::{Delay, DelayHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
-pub(crate) use redis::connection::{Endpoint, redacted};
+pub(crate) use redis::connection::{Endpoint, redacted, redacted_info};
 pub(crate) use redis::notifications::{Listener, TrackedKey};
 pub(crate) use redis::pipeline::MAX_RENEWALS;
 #[cfg(feature = "__internals")]
@@ -31,7 +31,7 @@ pub(crate) use redis::replies::{Limit, Replies};
 #[cfg(feature = "__internals")]
 pub(crate) use redis::scripts::{Kind, ScriptContext, ScriptRef, encode};
 pub use redis::session::TransactionConnection;
-pub(crate) use redis::session::{Written, read_failed};
+pub(crate) use redis::session::{Written, read_failed, reply_unread};
 pub(crate) use redis::{Node, RENEWAL_PIPELINES};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;

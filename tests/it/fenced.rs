@@ -304,6 +304,53 @@ fn who_may_not_is_told_so() {
     value.write(2, "b").unwrap();
 }
 
+#[test]
+fn a_deletion_follows_the_rule_of_tokens() {
+    let server = server();
+    let client = client(&server);
+    let value = client.fenced_value("v");
+    value.write(5, "a").unwrap();
+    let error = value.delete(4).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
+    assert_eq!(error.key(), Some("v"));
+    value.delete(7).unwrap();
+    assert_eq!(value.read().unwrap(), None);
+    assert_eq!(
+        value.write(6, "late").unwrap_err().kind(),
+        ErrorKind::StaleToken
+    );
+    assert_eq!(value.read().unwrap(), None);
+    ask(&server, &["ACL", "SETUSER", "default", "-hdel"]);
+    value.write(8, "b").unwrap();
+    assert_eq!(value.delete(8).unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
+}
+
+#[test]
+fn a_value_with_a_ttl_expires_and_its_token_with_it() {
+    let server = server();
+    let client = client(&server);
+    let plain = client.fenced_value("v");
+    let expiring = plain.clone().ttl(millis(50));
+    for ttl in [millis(9), secs(400 * 24 * 60 * 60 * 10)] {
+        let error = plain.clone().ttl(ttl).write(1, "x").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert_eq!(error.key(), Some("v"));
+    }
+    for deletes in [false, true] {
+        plain.write(7, "a").unwrap();
+        match deletes {
+            false => expiring.write(7, "b").unwrap(),
+            true => expiring.delete(7).unwrap(),
+        }
+        let gone = || ask(&server, &["EXISTS", &in_redis("~value:v")]).as_int() == Some(0);
+        assert!(eventually(SOON, gone));
+        assert_eq!(plain.read().unwrap(), None);
+        plain.write(1, "any token").unwrap();
+        ask(&server, &["DEL", &in_redis("~value:v")]);
+    }
+}
+
 /// A write that comes late could undo what was written meanwhile, under the same token by another thread.
 #[test]
 fn a_write_whose_answer_is_lost_is_not_repeated_by_itself() {

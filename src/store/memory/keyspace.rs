@@ -39,7 +39,12 @@ pub(crate) struct Keyspace {
 #[derive(Clone)]
 enum Entry {
     Lock(Lock),
-    Fenced { token: u64, value: Arc<[u8]> },
+    Fenced {
+        token: u64,
+        /// Nothing once it was deleted.
+        value: Option<Arc<[u8]>>,
+        expires_at: Option<MonotonicTime>,
+    },
 }
 
 #[derive(Clone)]
@@ -156,7 +161,12 @@ impl Keyspace {
                 Ok(self.adopt(key, *lease, ticket, ttl, step))
             }
             Command::Inspect { key } => self.inspect(key, step),
-            Command::Write { key, token, value } => self.write(key, *token, value, step),
+            Command::Write {
+                key,
+                token,
+                value,
+                ttl,
+            } => self.write(key, *token, value.as_ref(), *ttl, step),
             Command::Read { key } => self.read(key),
             Command::Flush { .. } => Ok(Reply::Done),
         }
@@ -483,19 +493,24 @@ impl Keyspace {
         &mut self,
         key: &Key,
         token: u64,
-        value: &Arc<[u8]>,
+        value: Option<&Arc<[u8]>>,
+        ttl: Option<Duration>,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
-        match self.entries.get(key) {
+        let kept_until = match self.entries.get(key) {
             Some(Entry::Lock(_)) => return Err(no_value()),
             Some(Entry::Fenced { token: seen, .. }) if *seen > token => {
                 return Ok(Reply::Stale { token: *seen });
             }
-            _ => {}
-        }
-        let value = Arc::clone(value);
-        self.entries
-            .insert(key.clone(), Entry::Fenced { token, value });
+            Some(Entry::Fenced { expires_at, .. }) => *expires_at,
+            None => None,
+        };
+        let entry = Entry::Fenced {
+            token,
+            value: value.cloned(),
+            expires_at: ttl.map(|ttl| step.now.after(ttl)).or(kept_until),
+        };
+        self.entries.insert(key.clone(), entry);
         step.news.push(Notification::Changed(key.clone()));
         Ok(Reply::Done)
     }
@@ -504,7 +519,9 @@ impl Keyspace {
         match self.entries.get(key) {
             None => Ok(Reply::Missing),
             Some(Entry::Lock(_)) => Err(no_value()),
-            Some(Entry::Fenced { value, .. }) => Ok(Reply::Value(value.to_vec())),
+            Some(Entry::Fenced { value, .. }) => Ok(value
+                .as_ref()
+                .map_or(Reply::Missing, |value| Reply::Value(value.to_vec()))),
         }
     }
 
@@ -524,6 +541,18 @@ impl Keyspace {
         step.news
             .extend(gone.map(|(key, _)| Notification::Changed(key)));
         self.queues.retain(|_, queue| queue.expires_at >= step.now);
+    }
+
+    /// Deletes a key, by its name in Redis. True if it was there.
+    pub(crate) fn delete(&mut self, name: &str, step: &mut Step<'_>) -> bool {
+        self.expire(step);
+        let key = self.entries.keys().find(|key| key.in_redis() == name);
+        let Some(key) = key.cloned() else {
+            return false;
+        };
+        self.entries.remove(&key);
+        step.news.push(Notification::Changed(key));
+        true
     }
 
     /// Forgets everything, the fence counter included.
@@ -557,15 +586,24 @@ impl Keyspace {
     pub(crate) fn expires_at(&self, key: &Key) -> Option<MonotonicTime> {
         match self.entries.get(key)? {
             Entry::Lock(lock) => Some(lock.expires_at),
-            Entry::Fenced { .. } => None,
+            Entry::Fenced { expires_at, .. } => *expires_at,
         }
     }
 
     #[cfg(test)]
     pub(crate) fn expire_at(&mut self, key: &Key, at: MonotonicTime) {
-        if let Some(Entry::Lock(lock)) = self.entries.get_mut(key) {
-            lock.expires_at = at;
+        match self.entries.get_mut(key) {
+            Some(Entry::Lock(lock)) => lock.expires_at = at,
+            Some(Entry::Fenced { expires_at, .. }) => *expires_at = Some(at),
+            None => {}
         }
+    }
+
+    /// Whether a lock or a fenced value stands there.
+    #[cfg(test)]
+    pub(crate) fn contains(&mut self, key: &Key, step: &mut Step<'_>) -> bool {
+        self.expire_key(key, step);
+        self.entries.contains_key(key)
     }
 
     fn expire_key(&mut self, key: &Key, step: &mut Step<'_>) {
@@ -596,7 +634,7 @@ impl Entry {
         match self {
             // As Redis does: at the end of its last millisecond.
             Self::Lock(lock) => lock.expires_at < now,
-            Self::Fenced { .. } => false,
+            Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
         }
     }
 }

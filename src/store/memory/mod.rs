@@ -2,26 +2,30 @@
 //! once on the thread that asks, and so is the telling of what it changed.
 
 mod keyspace;
+mod outage;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::error::Error;
-use crate::store::command::{Command, QueueMode, Request};
-use crate::store::{Listener, Store, TrackedKey};
-use crate::util::clock::Clock;
+use crate::error::{Error, ErrorKind};
+use crate::store::command::{Command, QueueMode, Reply, Request};
+use crate::store::late_release::DelayHook;
+use crate::store::{Listener, MaintenanceHook, Store, TrackedKey, Urgency};
+use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
 use crate::util::id::HolderId;
 use crate::util::key::KeyMap;
 use crate::util::threads::ThreadGroup;
 
 pub(crate) use keyspace::{Keyspace, Notification, Step};
+use outage::{Mode, Outage, PendingRelease};
 
 /// What the clients of one memory share.
 pub(crate) struct MemoryServer {
@@ -31,6 +35,9 @@ pub(crate) struct MemoryServer {
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
     /// Who looked at a key, and is told once when it changes.
     watchers: Mutex<KeyMap<Vec<HolderId>>>,
+    outage: Outage,
+    /// Counts the ends of outages: until then, notifications were lost.
+    notification_epoch: AtomicU64,
 }
 
 /// Those that have a name, as long as somebody uses them.
@@ -44,6 +51,8 @@ impl MemoryServer {
             keyspace: Mutex::default(),
             listeners: Mutex::default(),
             watchers: Mutex::default(),
+            outage: Outage::default(),
+            notification_epoch: AtomicU64::new(0),
         })
     }
 
@@ -84,6 +93,7 @@ impl MemoryServer {
     /// Lets time pass at once, for this server and all its clients.
     pub(crate) fn advance(&self, by: Duration) {
         self.clock.advance(by);
+        self.outage.clock_moved(self.clock.now());
         self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.expire(step)
         });
@@ -96,6 +106,63 @@ impl MemoryServer {
     pub(crate) fn flush(&self) {
         self.keyspace.lock().flush();
         self.watchers.lock().clear();
+        if !self.outage.is_on() {
+            self.tell_all_changed();
+        }
+    }
+
+    /// Deletes one key, by its name in Redis. True if it was there.
+    pub(crate) fn delete(&self, name: &str) -> bool {
+        let was_there = self.change(&HolderId::of_text(""), |keyspace, step| {
+            keyspace.delete(name, step)
+        });
+        // Also to a holder that had it for too short a time to have its key tracked.
+        if was_there && !self.outage.is_on() {
+            self.tell_all_changed();
+        }
+        was_there
+    }
+
+    /// From now on every request fails at once, and notifications are lost.
+    pub(crate) fn fail(&self, kind: ErrorKind) {
+        self.outage.begin(Mode::Fails(kind));
+    }
+
+    /// From now on no request is answered, and notifications are lost.
+    pub(crate) fn hang(&self) {
+        self.outage.begin(Mode::Hangs);
+    }
+
+    /// Ends the outage: carries out the releases that had to wait, and has all clients look at what matters to them.
+    pub(crate) fn recover(&self) {
+        for release in self.outage.end(self.clock.now()) {
+            self.carry_out_late(release);
+        }
+        self.watchers.lock().clear();
+        self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+        self.tell_all_changed();
+    }
+
+    /// As a client that connects would find out: an error during an outage.
+    pub(crate) fn check_reachable(&self) -> Result<(), Error> {
+        self.outage.wait(&self.clock, None).map_err(|error| {
+            match error.kind() {
+                // Nothing was asked yet, so no outcome is unknown.
+                ErrorKind::Timeout => {
+                    Error::new(ErrorKind::Unavailable, "no answer in time").with_source(error)
+                }
+                _ => error,
+            }
+        })
+    }
+
+    fn carry_out_late(&self, release: PendingRelease) {
+        release.carry_out(|holder, command| {
+            let _ = self.change(holder, |keyspace, step| keyspace.carry_out(command, step));
+        });
+    }
+
+    fn tell_all_changed(&self) {
         for listener in self.listeners() {
             listener.all_changed();
         }
@@ -126,6 +193,9 @@ impl MemoryServer {
     }
 
     fn tell(&self, news: Notification) {
+        if self.outage.is_on() {
+            return;
+        }
         let listener = |holder: &HolderId| self.listeners.lock().get(holder).cloned();
         match news {
             Notification::Granted {
@@ -184,29 +254,93 @@ impl MemoryServer {
 pub(crate) struct MemoryNode {
     server: Arc<MemoryServer>,
     holder: HolderId,
+    request_maintenance: MaintenanceHook,
+    delays: Option<DelayHook>,
 }
 
 impl MemoryNode {
-    pub(crate) fn new(server: Arc<MemoryServer>, holder: HolderId) -> Self {
-        Self { server, holder }
+    pub(crate) fn new(
+        server: Arc<MemoryServer>,
+        holder: HolderId,
+        request_maintenance: MaintenanceHook,
+        delays: Option<DelayHook>,
+    ) -> Self {
+        Self {
+            server,
+            holder,
+            request_maintenance,
+            delays,
+        }
+    }
+
+    /// One that is told nothing of releases that are late.
+    #[cfg(test)]
+    pub(crate) fn plain(server: Arc<MemoryServer>, holder: HolderId) -> Self {
+        Self::new(server, holder, Box::new(|_| {}), None)
+    }
+
+    /// Carries out `command`; in an outage, only if that ends by `deadline`. A release is kept until the outage ends.
+    fn carry_out(
+        &self,
+        command: &Command,
+        deadline: Option<MonotonicTime>,
+    ) -> Result<Reply, Error> {
+        let reached = self.server.outage.wait(&self.server.clock, deadline);
+        if let Err(error) = reached {
+            let delays = self.delays.as_ref();
+            let release = PendingRelease::new(&self.holder, command.clone(), &error, delays);
+            if let Some(release) = release {
+                match self.server.outage.keep(release) {
+                    Some(release) => self.server.carry_out_late(release),
+                    None => (self.request_maintenance)(Urgency::Soon),
+                }
+            }
+            return Err(error);
+        }
+        self.server.change(&self.holder, |keyspace, step| {
+            keyspace.carry_out(command, step)
+        })
+    }
+}
+
+impl Drop for MemoryNode {
+    fn drop(&mut self) {
+        self.server.outage.drop_client(&self.holder);
     }
 }
 
 impl Store for MemoryNode {
     fn execute(&self, requests: &mut [Request]) {
         for request in requests {
-            let outcome = self.server.change(&self.holder, |keyspace, step| {
-                keyspace.carry_out(&request.command, step)
-            });
-            request.outcome = Some(outcome);
+            request.outcome = Some(self.carry_out(&request.command, Some(request.deadline)));
         }
     }
 
     fn post(&self, release: Command) {
-        // Nobody waits for its answer, and there is nothing that could keep it from being done.
-        let _ = self.server.change(&self.holder, |keyspace, step| {
-            keyspace.carry_out(&release, step)
-        });
+        // Nobody waits for its answer.
+        let _ = self.carry_out(&release, None);
+    }
+
+    fn run_maintenance(&self) -> bool {
+        self.server.outage.drop_expired(self.server.clock.now());
+        self.server.outage.pending(&self.holder) > 0
+    }
+
+    fn retries(&self) -> Vec<usize> {
+        vec![self.server.outage.pending(&self.holder)]
+    }
+
+    fn notification_epoch(&self) -> u64 {
+        self.server.notification_epoch.load(Ordering::Acquire)
+    }
+
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        let outage = &self.server.outage;
+        if outage.wait_for_releases(&self.holder, deadline) {
+            return Ok(());
+        }
+        let message = "releases wait for the end of an outage of the memory store";
+        Err(Error::new(ErrorKind::Unavailable, message))
     }
 
     fn listen(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
@@ -222,6 +356,10 @@ impl Store for MemoryNode {
     fn want_notifications(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        if self.server.outage.is_on() {
+            // At its end, the listener asks again.
+            return false;
+        }
         let Some(listener) = self.server.listeners.lock().get(&self.holder).cloned() else {
             return false;
         };

@@ -121,7 +121,14 @@ fn a_difference_planted_in_any_script_is_found() {
         (Kind::Read, "if seen == 20 then", "if false then"),
         (Kind::Write, "seen > token", "seen >= token"),
         (Kind::Write, "'token', token, 'value', value", "'value', value, 'token', seen ~= 0 and seen or token"),
-        (Kind::Read, "redis.pcall('HGET', key, 'value') or ''", "redis.pcall('HGET', key, 'token') or ''"),
+        (Kind::Read, "redis.pcall('HGET', key, 'value') or 0", "redis.pcall('HGET', key, 'token') or 0"),
+        (Kind::Read, "redis.pcall('HGET', key, 'value') or 0", "redis.pcall('HGET', key, 'value') or ''"),
+        (Kind::Write, "set = redis.pcall('HDEL', key, 'value')", "set = 1"),
+        (Kind::Write, "set = redis.pcall('HDEL', key, 'value')", "set = redis.pcall('DEL', key)"),
+        (Kind::Write, "set = redis.pcall('HSET', key, 'token', token)", "set = redis.pcall('EXISTS', key)"),
+        (Kind::Write, "if deletes == '-' then", "if false then"),
+        (Kind::Write, "and ttl ~= '' then", "and false then"),
+        (Kind::Write, "redis.pcall('PEXPIRE', key, ttl)", "redis.pcall('PEXPIRE', key, ttl + 1000)"),
     ];
     let mut missed = Vec::new();
     for (n, (kind, from, to)) in plants.iter().enumerate() {

@@ -68,14 +68,28 @@ impl Endpoint {
     pub(crate) fn new(url: &str, connect_timeout: Duration) -> Result<Self, Error> {
         let info = read_url(url)
             .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}")))?;
-        Ok(Self {
+        Ok(Self::of(info, connect_timeout))
+    }
+
+    /// For an address that redis-rs has read or that was put together in code.
+    pub(crate) fn from_info(
+        info: ConnectionInfo,
+        connect_timeout: Duration,
+    ) -> Result<Self, Error> {
+        check_address(&info)
+            .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("address: {why}")))?;
+        Ok(Self::of(info, connect_timeout))
+    }
+
+    fn of(info: ConnectionInfo, connect_timeout: Duration) -> Self {
+        Self {
             info,
             connect_timeout,
             max_reply: DEFAULT_MAX_REPLY,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
             opening: Mutex::default(),
-        })
+        }
     }
 
     pub(crate) fn with_max_reply(self, max_reply: usize) -> Self {
@@ -582,7 +596,7 @@ fn read_url(url: &str) -> Result<ConnectionInfo, String> {
         than letters, digits and -._~ percent-encoded in user and password";
     let parsed = redis::parse_redis_url(url).ok_or(SHAPE)?;
     let known = match parsed.scheme() {
-        "rediss" | "valkeys" => return Err("TLS is not supported by this build".to_owned()),
+        "rediss" | "valkeys" => return Err(NO_TLS.to_owned()),
         "redis" | "valkey" => TCP_OPTIONS,
         _ => UNIX_OPTIONS,
     };
@@ -611,6 +625,29 @@ fn read_url(url: &str) -> Result<ConnectionInfo, String> {
         }
         _ => Ok(info),
     }
+}
+
+const NO_TLS: &str = "TLS is not supported by this build";
+
+/// Why this client cannot connect to an address, if it cannot. Quotes nothing of it: redis-rs may have taken a part of
+/// a password for the host.
+fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, _) if host.is_empty() => Err("has no host"),
+        ConnectionAddr::Tcp(host, _) if host.contains(['%', '@', '/']) => {
+            Err("has a %, an @ or a / in the host")
+        }
+        ConnectionAddr::Tcp(..) => Ok(()),
+        ConnectionAddr::Unix(_) if cfg!(unix) => Ok(()),
+        ConnectionAddr::Unix(_) => Err("Unix sockets are not supported on this system"),
+        ConnectionAddr::TcpTls { .. } => Err(NO_TLS),
+        _ => Err("is of a kind that this version does not know"),
+    }
+}
+
+/// An address without user and password, for debug output.
+pub(crate) fn redacted_info(info: &ConnectionInfo) -> String {
+    check_address(info).map_or_else(|_| "***".to_owned(), |()| address(info))
 }
 
 /// A URL without user, password and options, for debug output.

@@ -59,8 +59,8 @@ const NAMELESS: &str = "a command without a name";
 /// }
 ///
 /// let guard = client.mutex("accounts").lock()?;
-/// let sum = guard.transaction(|conn, _| Ok(balance(conn, "a")? + balance(conn, "b")?))?;
-/// assert_eq!(sum, 0);
+/// let read = guard.transaction(|conn, _| Ok(balance(conn, "a")? + balance(conn, "b")?))?;
+/// assert_eq!(read.value, 0);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub struct TransactionConnection {
@@ -71,9 +71,9 @@ pub struct TransactionConnection {
 }
 
 /// What came of a transaction that was answered.
-#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    All,
+    /// All of it: the replies to the commands that the caller does not ignore, as an array.
+    All(RedisResult<Value>),
     /// Nothing: something that was tracked had changed.
     Nothing,
 }
@@ -140,16 +140,17 @@ impl TransactionConnection {
         }
         let deadline = self.answers_by();
         let sent = self.wire.send(&bytes, deadline);
-        sent.and_then(|()| self.receive_all(pipe.len(), deadline))
+        sent.and_then(|()| self.receive_all(pipe, deadline))
             .map_err(unanswered)?
     }
 
     /// The outer error: it was not answered. The inner one: it was, so.
     fn receive_all(
         &mut self,
-        commands: usize,
+        pipe: &Pipeline,
         deadline: MonotonicTime,
     ) -> Result<Result<Written, Error>, Error> {
+        let commands = pipe.len();
         let begun = self.wire.receive(deadline, ReplyContents::Own)?;
         let mut first_refused = None;
         for _ in 0..commands {
@@ -166,7 +167,7 @@ impl TransactionConnection {
         self.at_rest = true;
         Ok(match done {
             Value::Nil => Ok(Written::Nothing),
-            Value::Array(answers) if answers.len() == commands => all_done(answers),
+            Value::Array(answers) if answers.len() == commands => all_done(pipe, answers),
             Value::ServerError(error) => Err(refused(first_refused.as_ref().unwrap_or(&error))),
             other => Err(self.unexpected("EXEC", &other)),
         })
@@ -285,6 +286,17 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
     by_redis(kind, error)
 }
 
+/// What it means that the replies to a transaction could not be read: everything was written.
+pub(crate) fn reply_unread(error: RedisError) -> Error {
+    let kind = match classify(&error) {
+        ErrorKind::TooLarge => ErrorKind::TooLarge,
+        _ => ErrorKind::Protocol,
+    };
+    let error = plain(error);
+    let message = format!("everything was written, but its replies cannot be read: {error}");
+    Error::new(kind, message).with_source(error)
+}
+
 fn refused(error: &ServerError) -> Error {
     let details = error.details();
     // What EXEC itself was refused for stands in its details.
@@ -306,15 +318,15 @@ fn unanswered(error: Error) -> Error {
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
-/// Redis carries out the other commands if it refuses one. A command whose answer was too large is done: nobody reads
-/// the answer.
-fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
+/// Redis carries out the other commands if it refuses one. A command whose answer was too large is done: only reading the
+/// replies is an error then.
+fn all_done(pipe: &Pipeline, answers: Vec<Value>) -> Result<Written, Error> {
     let of = answers.len();
-    for (index, answer) in answers.into_iter().enumerate() {
-        if matches!(&answer, Value::ServerError(error) if error.code() != TOO_LARGE)
-            && let Err(refusal) = answer.extract_error()
+    for (index, answer) in answers.iter().enumerate() {
+        if let Value::ServerError(error) = answer
+            && error.code() != TOO_LARGE
         {
-            let refusal = plain(refusal);
+            let refusal = plain(error.clone().into());
             let message = format!(
                 "command {} of {of} was refused, what others did stays: {refusal}",
                 index + 1
@@ -322,7 +334,37 @@ fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
             return Err(Error::new(ErrorKind::Protocol, message).with_source(refusal));
         }
     }
-    Ok(Written::All)
+    // redis-rs leaves out the replies to commands that the caller marked with `ignore`.
+    Ok(Written::All(pipe.query(&mut Answered(answers))))
+}
+
+/// Has redis-rs read the replies to a transaction that Redis has carried out.
+struct Answered(Vec<Value>);
+
+impl ConnectionLike for Answered {
+    fn req_packed_command(&mut self, _: &[u8]) -> RedisResult<Value> {
+        Err((
+            redis::ErrorKind::Client,
+            "only the replies to a transaction",
+        )
+            .into())
+    }
+
+    fn req_packed_commands(&mut self, _: &[u8], _: usize, _: usize) -> RedisResult<Vec<Value>> {
+        Ok(vec![Value::Array(std::mem::take(&mut self.0))])
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+
+    fn check_connection(&mut self) -> bool {
+        false
+    }
+
+    fn is_open(&self) -> bool {
+        false
+    }
 }
 
 fn forbidden(name: &[u8]) -> Option<&'static str> {

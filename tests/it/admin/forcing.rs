@@ -76,6 +76,14 @@ fn a_holder_that_does_not_hear_yet_finds_out_in_moments() {
     operator.mutex("k").force_unlock().unwrap().unwrap();
     let reason = told_within(SOON, &guard.lost_signal());
     assert_eq!(reason, LossReason::Deleted);
+    // From then on it hears, however short a time it has a lock.
+    let hears = eventually(SOON, || clients_that_hear(&server) > 0);
+    assert!(hears, "it has tracked a lock");
+    let guard = lock(&owner, "k");
+    operator.mutex("k").force_unlock().unwrap().unwrap();
+    let reason = told_within(SOON, &guard.lost_signal());
+    let by = operator.holder_id().clone();
+    assert_eq!(reason, LossReason::ForceUnlocked { by });
 }
 
 #[test]

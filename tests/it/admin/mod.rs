@@ -1,6 +1,7 @@
 //! What can be seen of locks: who has one in Redis, which ones a client has; and how a lock is taken
 //! away from whoever has it.
 
+mod by_hand;
 mod forcing;
 mod held;
 

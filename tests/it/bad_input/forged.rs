@@ -110,7 +110,7 @@ fn an_error_inside_a_transaction_is_shown_escaped() {
         pipe.cmd(&FORGED.replace('\n', ""));
         Ok(())
     });
-    for error in [read, written, unknown].map(Result::unwrap_err) {
+    for error in [read, written, unknown].map(|result| result.unwrap_err()) {
         assert!(error.to_string().contains("u{1b}"), "{error}");
         texts_of(&error)
             .iter()

@@ -7,7 +7,7 @@ use leasehold_testbed::{Reply, Server};
 
 use crate::steady::steady;
 use crate::support::{
-    SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_line, within,
+    LONG_TTL, SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_line, within,
 };
 
 use super::{assert_all_say, errors_of, everything_said, hasty};
@@ -92,6 +92,8 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
         .write(guard.fencing_token(), "x")
         .unwrap();
     holder.fenced_value("v").read().unwrap();
+    let expiring = holder.fenced_value("v").ttl(LONG_TTL);
+    expiring.delete(guard.fencing_token()).unwrap();
     guard.unlock().unwrap();
     waiting.within(SOON, "the waiter").unwrap();
     // An error names the type of something else that stands there.

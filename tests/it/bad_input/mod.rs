@@ -1,5 +1,6 @@
 //! Bad input of every kind: each a typed error in bounded time, and never a password in its text.
 
+mod addresses;
 mod forged;
 mod login;
 mod names;

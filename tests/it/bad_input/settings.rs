@@ -152,7 +152,7 @@ fn a_lock_asked_for_with_a_setting_out_of_bounds_names_field_value_and_key() {
 #[test]
 fn extending_out_of_bounds_is_refused_and_changes_nothing() {
     let server = crate::support::server();
-    let client = Client::builder(&server.url())
+    let client = Client::builder(server.url())
         .ttl(secs(20))
         .max_ttl(secs(40));
     let client = client.build().unwrap();

@@ -38,6 +38,44 @@ pub fn tokens_rise_with_every_grant(backend: &dyn Backend) {
     rises(&guard, "a loss of all memory");
 }
 
+pub fn a_deleted_value_refuses_late_holders(backend: &dyn Backend) {
+    let client = backend.client();
+    let token = || {
+        client
+            .mutex("k")
+            .with(|guard| guard.fencing_token())
+            .unwrap()
+    };
+    let (late, next) = (token(), token());
+    let value = client.fenced_value("k");
+    value.write(late, "early").unwrap();
+    value.delete(next).unwrap();
+    assert_eq!(value.read().unwrap(), None);
+    for refused in [value.write(late, "late"), value.delete(late)] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::StaleToken);
+    }
+    assert_eq!(value.read().unwrap(), None);
+    value.write(next, "").unwrap();
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b""[..]));
+}
+
+pub fn a_value_with_a_ttl_expires(backend: &dyn Backend) {
+    let client = backend.client();
+    let ttl = backend.ttl();
+    let value = client.fenced_value("k").ttl(ttl);
+    value.write(7, "a").unwrap();
+    backend.pass(ttl / 2);
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]));
+    // Each change sets the ttl anew; one without a ttl leaves it.
+    value.write(8, "b").unwrap();
+    client.fenced_value("k").write(9, "c").unwrap();
+    backend.pass(ttl * 7 / 10);
+    assert_eq!(value.read().unwrap().as_deref(), Some(&b"c"[..]));
+    backend.pass(ttl / 2);
+    assert_eq!(value.read().unwrap(), None);
+    client.fenced_value("k").write(1, "any token").unwrap();
+}
+
 pub fn a_late_holders_write_is_refused(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let ttl = backend.ttl();

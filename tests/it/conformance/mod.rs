@@ -105,7 +105,9 @@ macro_rules! every_behaviour_on {
                 a_reentrant_lock_keeps_other_threads_of_its_client_out;
             fencing:
                 tokens_rise_with_every_grant
-                a_late_holders_write_is_refused;
+                a_late_holders_write_is_refused
+                a_deleted_value_refuses_late_holders
+                a_value_with_a_ttl_expires;
         }
     };
 }

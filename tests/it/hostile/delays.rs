@@ -118,7 +118,7 @@ fn a_hostile_server_cannot_hold_up_a_transaction() {
                         pipe.set("marker", 1);
                         Ok(true)
                     });
-                    fail(written, &name);
+                    fail(written.map(|done| done.value), &name);
                 },
             );
         });
@@ -129,7 +129,7 @@ fn a_hostile_server_cannot_hold_up_a_transaction() {
 fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
     for is_open in [false, true] {
         for_each_attack(|server, attack| {
-            let holder = Client::open(&server.url()).unwrap();
+            let holder = Client::open(server.url()).unwrap();
             let held = holder.mutex(format!("{attack:?}")).lock().unwrap();
             let key = format!("leasehold:{attack:?}");
             let since = Since::word(match is_open {
@@ -160,7 +160,7 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
 fn shutdown_waits_for_no_reply_beyond_its_time() {
     for_each_attack(|server, attack| {
         let hostile = Hostile::start(server.port(), attack, Since::Told);
-        let patient = Client::builder(&hostile.url()).command_timeout(secs(30));
+        let patient = Client::builder(hostile.url()).command_timeout(secs(30));
         let client = patient.connect_timeout(secs(30)).build().unwrap();
         let guard = client.mutex(format!("{attack:?}")).lock().unwrap();
         hostile.attack();
@@ -180,11 +180,11 @@ fn shutdown_waits_for_no_reply_beyond_its_time() {
 #[test]
 fn shutdown_ends_a_silent_login_of_notifications() {
     let server = server();
-    let holder = Client::open(&server.url()).unwrap();
+    let holder = Client::open(server.url()).unwrap();
     let held = holder.mutex("k").lock().unwrap();
     let hostile = Hostile::start(server.port(), Attack::Announced, Since::word("SETNAME"));
     let recorder = Recorder::new();
-    let patient = Client::builder(&hostile.url())
+    let patient = Client::builder(hostile.url())
         .connect_timeout(secs(60))
         .command_timeout(secs(60))
         .event_handler(Arc::clone(&recorder));

@@ -309,7 +309,8 @@ fn scripts_read_the_beginning_of_a_value_only() {
         ("inspect", &INSPECT, &["k"], &[]),
         ("join", &super::ACQUIRE, &["p:~other", "k"], &join),
         ("counter", &super::ACQUIRE, &[FENCE, "free"], &join),
-        ("write", &WRITE, &["v"], &[token, "x"]),
+        ("write", &WRITE, &["v"], &[token, "5000", "x"]),
+        ("delete", &WRITE, &["v"], &[token, "-5000", ""]),
         ("read", &READ, &["v"], &[]),
     ];
     for (name, script, keys, args) in requests {

@@ -7,8 +7,16 @@ use super::{READ, Said, WRITE, call, connect, say};
 use crate::support::{ask, server};
 
 fn write(connection: &mut Connection, key: &str, token: u64, text: &str) -> Said {
+    change(connection, key, token, "", text)
+}
+
+fn delete(connection: &mut Connection, key: &str, token: u64) -> Said {
+    change(connection, key, token, "-", "")
+}
+
+fn change(connection: &mut Connection, key: &str, token: u64, mode: &str, text: &str) -> Said {
     let token = format!("{token:020}");
-    call(connection, &WRITE, &[key], &[&token, text]).remove(0)
+    call(connection, &WRITE, &[key], &[&token, mode, text]).remove(0)
 }
 
 fn read(connection: &mut Connection, key: &str) -> Said {
@@ -58,7 +66,8 @@ fn a_value_comes_back_byte_for_byte() {
         eval.arg(WRITE.as_str())
             .arg(1)
             .arg("v")
-            .arg(format!("{:020}", 7));
+            .arg(format!("{:020}", 7))
+            .arg("");
         let said: i64 = eval.arg(value).query(&mut redis).unwrap();
         assert_eq!(said, 1);
         let mut eval = redis::cmd("EVAL");
@@ -95,6 +104,8 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
         let before = ask(&server, &["DUMP", "v"]).to_string();
         for said in [
             write(&mut redis, "v", u64::MAX, "ours"),
+            delete(&mut redis, "v", u64::MAX),
+            change(&mut redis, "v", u64::MAX, "5000", "ours"),
             read(&mut redis, "v"),
         ] {
             let Said::Error(text) = &said else {
@@ -111,7 +122,7 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
     }
     // In the company of others, too.
     ask(&server, &["SET", "x", "theirs"]);
-    let args = [&*digits, "a", &digits, "b", &digits, "c"];
+    let args = [&*digits, "", "a", &digits, "", "b", &digits, "", "c"];
     let said = call(&mut redis, &WRITE, &["a", "x", "c"], &args);
     assert!(matches!(said[1], Said::Error(_)), "{said:?}");
     assert_eq!([&said[0], &said[2]], [&Said::Number(1); 2]);
@@ -160,12 +171,62 @@ fn a_refusal_is_not_taken_for_something_else_that_stands_there() {
 }
 
 #[test]
-fn a_value_has_no_ttl_and_keeps_one_that_it_was_given() {
+fn a_value_keeps_its_ttl_until_a_write_sets_another() {
     let server = server();
     let mut redis = connect(&server);
+    let ttl = || ask(&server, &["PTTL", "v"]).as_int().unwrap();
     write(&mut redis, "v", 1, "a");
-    assert_eq!(ask(&server, &["PTTL", "v"]), Reply::Int(-1));
-    ask(&server, &["PEXPIRE", "v", "60000"]);
-    write(&mut redis, "v", 2, "b");
-    assert!(ask(&server, &["PTTL", "v"]).as_int() > Some(0));
+    assert_eq!(ttl(), -1);
+    for mode in ["60000", "-60000"] {
+        ask(&server, &["DEL", "v"]);
+        assert_eq!(change(&mut redis, "v", 1, mode, "a"), Said::Number(1));
+        assert!((50_000..=60_000).contains(&ttl()), "{mode}: {}", ttl());
+        for set in [write(&mut redis, "v", 2, "b"), delete(&mut redis, "v", 2)] {
+            assert_eq!(set, Said::Number(1));
+            assert!((50_000..=60_000).contains(&ttl()), "{mode}: {}", ttl());
+        }
+        change(&mut redis, "v", 2, "600000", "c");
+        assert!(ttl() > 60_000, "{mode}: {}", ttl());
+        // A write that is refused leaves the ttl alone.
+        change(&mut redis, "v", 1, "50", "late");
+        assert!(ttl() > 60_000, "{mode}: {}", ttl());
+    }
+}
+
+#[test]
+fn a_deleted_value_keeps_its_token() {
+    let server = server();
+    let mut redis = connect(&server);
+    let stale = |token: u64| Said::Text(format!("{token:020}"));
+    // One that was never written, too.
+    for written in [false, true] {
+        ask(&server, &["DEL", "v"]);
+        if written {
+            write(&mut redis, "v", 5, "a");
+            assert_eq!(delete(&mut redis, "v", 4), stale(5));
+            assert_eq!(read(&mut redis, "v"), Said::Text("a".to_owned()));
+        }
+        assert_eq!(delete(&mut redis, "v", 7), Said::Number(1));
+        assert_eq!(read(&mut redis, "v"), Said::Number(0));
+        assert_eq!(write(&mut redis, "v", 6, "late"), stale(7));
+        assert_eq!(delete(&mut redis, "v", 6), stale(7));
+        assert_eq!(read(&mut redis, "v"), Said::Number(0));
+        // Again under the same token, then by its holder.
+        assert_eq!(delete(&mut redis, "v", 7), Said::Number(1));
+        assert_eq!(write(&mut redis, "v", 7, ""), Said::Number(1));
+        assert_eq!(read(&mut redis, "v"), Said::Text(String::new()));
+    }
+}
+
+#[test]
+fn a_deletion_that_is_refused_halfway_still_refuses_older_tokens() {
+    let server = server();
+    let mut redis = connect(&server);
+    write(&mut redis, "v", 5, "a");
+    ask(&server, &["ACL", "SETUSER", "default", "-hdel"]);
+    let said = delete(&mut redis, "v", 7);
+    assert!(matches!(said, Said::Error(_)), "{said:?}");
+    let late = write(&mut redis, "v", 6, "late");
+    assert_eq!(late, Said::Text(format!("{:020}", 7)));
+    assert_eq!(read(&mut redis, "v"), Said::Text("a".to_owned()));
 }

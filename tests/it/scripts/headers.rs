@@ -69,7 +69,8 @@ fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
         (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, TTL], 0),
         (&ADOPT, &["host/2/0"], &[ONE, "17", TWO, ""], 0),
         (&INSPECT, &[], &[], 0),
-        (&WRITE, &[], &[token, "text"], 1),
+        (&WRITE, &[], &[token, "", "text"], 1),
+        (&WRITE, &[], &[token, "-5000", ""], 1),
         (&READ, &[], &[], 0),
     ] {
         let fixed_keys: &[&str] = if script == *RELEASE { &[FENCE] } else { &[] };
@@ -174,7 +175,7 @@ fn undeclared(code: &str) -> Vec<&str> {
             "'SET'" | "'DEL'" | "'APPEND'" | "'HGET'" | "'HSET'" => {
                 ["key", "counter", "KEYS[i + 1]"].contains(&first)
             }
-            "'HSTRLEN'" => first == "key",
+            "'HSTRLEN'" | "'HDEL'" => first == "key",
             // Read up to a length.
             "'GETRANGE'" => ["key", "counter"].contains(&first) && args.next() == Some("'0'"),
             "'TYPE'" => first == "key",

@@ -24,7 +24,7 @@ fn each_transaction_is_done_once_or_refused() {
     let mut done = 1;
     let all_done = eventually(SOON, || {
         match add() {
-            Ok(()) => done += 1,
+            Ok(_) => done += 1,
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
         }
         done == DONE

@@ -78,7 +78,7 @@ fn a_foreign_writer_of_a_watched_key_makes_the_closure_read_again() {
         }
         Ok(value)
     });
-    assert_eq!(read.unwrap(), "abb");
+    assert_eq!(read.unwrap().value, "abb");
     assert_eq!(seen, ["a", "ab", "abb"]);
     // What earlier runs wanted to write is forgotten.
     assert_eq!(data(&server).as_deref(), Some("abb!"));
@@ -111,7 +111,7 @@ fn what_only_reads_has_read_all_of_it_at_one_time() {
         }
         Ok((a, conn.get::<_, u32>("b")?))
     });
-    assert_eq!(read.unwrap(), (2, 2));
+    assert_eq!(read.unwrap().value, (2, 2));
 }
 
 #[test]

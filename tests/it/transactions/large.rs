@@ -46,7 +46,7 @@ fn a_string_beyond_the_limit_is_an_error_of_its_command() {
         })
     };
     let mut seen_error = None;
-    let made = connections_made(&server, || seen_error = Some(seen().unwrap()));
+    let made = connections_made(&server, || seen_error = Some(seen().unwrap().value));
     assert_eq!(made, 0);
     let error = seen_error.unwrap();
     assert_eq!(error.code(), Some("TOOLARGE"), "{error}");

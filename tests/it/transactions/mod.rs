@@ -8,6 +8,7 @@ mod large;
 mod losses;
 mod money;
 mod refused;
+mod results;
 
 use leasehold::redis::{Commands, RedisResult};
 use leasehold::{Client, Error, MutexGuard, TransactionConnection};
@@ -52,7 +53,7 @@ fn write(guard: &MutexGuard, mut before: impl FnMut(usize)) -> (usize, Result<()
         before(runs);
         Ok(())
     });
-    (runs, result)
+    (runs, result.map(|committed| committed.value))
 }
 
 /// Nothing is the matter: a transaction is done at once.

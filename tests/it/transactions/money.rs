@@ -26,7 +26,7 @@ fn move_money(client: &Client, times: usize) -> usize {
             Ok(())
         });
         match result {
-            Ok(()) => moved += 1,
+            Ok(_) => moved += 1,
             Err(error) if error.is_lease_lost() => losses += 1,
             Err(error) => panic!("{error}"),
         }
@@ -107,7 +107,7 @@ fn money_is_moved_once_however_often_its_closure_runs() {
     let client = client(&server);
     let guard = client.mutex("accounts").lock().unwrap();
     let mut runs = 0;
-    let rest: i64 = guard
+    let rest = guard
         .transaction(|conn, pipe| {
             runs += 1;
             redis::cmd("WATCH").arg(&["a", "b"]).exec(conn)?;
@@ -119,6 +119,6 @@ fn money_is_moved_once_however_often_its_closure_runs() {
             Ok(a - 10)
         })
         .unwrap();
-    assert_eq!((runs, rest), (4, 993));
+    assert_eq!((runs, rest.value), (4, 993));
     assert_eq!(balances(&server), (993, 10));
 }

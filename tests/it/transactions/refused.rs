@@ -163,7 +163,7 @@ fn what_would_end_a_transaction_early_is_refused_and_nothing_is_written() {
         let read: (String, String) = redis::pipe().get(DATA).get(DATA).query(conn)?;
         Ok(read)
     });
-    assert_eq!(read.unwrap(), ("0".to_owned(), "0".to_owned()));
+    assert_eq!(read.unwrap().value, ("0".to_owned(), "0".to_owned()));
     assert_eq!(data(&server).as_deref(), Some("1"));
 }
 

@@ -160,7 +160,7 @@ impl Trader {
             Ok(verdict)
         })?;
         Ok(Outcome {
-            verdict: Some(verdict),
+            verdict: Some(verdict.value),
             retries: tries - 1,
         })
     }

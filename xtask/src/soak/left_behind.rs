@@ -136,7 +136,7 @@ fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Ve
         thread,
     };
     let mut records = Writer::create(folder, who)?;
-    let client = Client::open(&server.url())?;
+    let client = Client::open(server.url())?;
     let mut refused = Vec::new();
     for key in 0..KEYS {
         records.write(What::Called {

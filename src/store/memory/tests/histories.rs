@@ -109,8 +109,8 @@ fn command() -> impl Strategy<Value = Command> {
             }
         ),
         1 => key().prop_map(|key| Command::Inspect { key }),
-        1 => (token, vec(any::<u8>(), 0..4)).prop_map(|(token, value)| {
-            Command::Write { key: value_key(), token, value: Arc::from(value) }
+        2 => (token, of(vec(any::<u8>(), 0..4)), of(ttl())).prop_map(|(token, value, ttl)| {
+            Command::Write { key: value_key(), token, value: value.map(Arc::from), ttl }
         }),
         1 => Just(Command::Read { key: value_key() }),
     ]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_testbed::Server;
 use redis::{Connection, Value};
 
-use super::histories::{CLIENTS, Operation, holder, key, with_right_token};
+use super::histories::{CLIENTS, Operation, holder, key, value_key, with_right_token};
 use crate::error::Error;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::memory::{Keyspace, Notification, Step};
@@ -52,6 +52,8 @@ struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
     looked: [Looked; 2],
+    /// Of the fenced value: whether it is there, and when it expires.
+    value: (bool, Option<MonotonicTime>),
     before: MonotonicTime,
     after: MonotonicTime,
 }
@@ -167,9 +169,9 @@ impl Redis {
         let either = [found.before.before(GRAIN), found.after.after(GRAIN)];
         let at = |choice: usize, n: usize| either[choice >> n & 1];
         let mut how = String::new();
-        for choice in 0..8 {
+        for choice in 0..16 {
             let mut next = twin.clone();
-            let looked_at = [at(choice, 1), at(choice, 2)];
+            let looked_at = [1, 2, 3].map(|n| at(choice, n));
             match next.follow(&found, &by, command, at(choice, 0), looked_at) {
                 Ok(()) => {
                     *twin = next;
@@ -193,6 +195,7 @@ impl Redis {
             look.cmd("PTTL").arg(key.in_redis());
             look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
         }
+        look.cmd("PTTL").arg(value_key().in_redis());
         let time = redis::cmd("TIME").get_packed_command();
         let [multi, exec] = ["MULTI", "EXEC"].map(|name| redis::cmd(name).get_packed_command());
         let look = look.get_packed_pipeline();
@@ -222,11 +225,18 @@ impl Redis {
             Decoded::Nonsense(error) | Decoded::OutcomeUnknown(error) => Err(error),
             _ => unreachable!("one key, by text"),
         };
+        let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
+        let ms = u64::try_from(left).ok();
+        let value = (
+            left != -2,
+            ms.map(|ms| before.after(Duration::from_millis(ms))),
+        );
         let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
         Some(Found {
             reply,
             published,
             looked,
+            value,
             before,
             after,
         })
@@ -310,7 +320,7 @@ impl Twin {
         by: &HolderId,
         command: &Command,
         asked_at: MonotonicTime,
-        looked_at: [MonotonicTime; 2],
+        looked_at: [MonotonicTime; 3],
     ) -> Result<(), String> {
         let mut news = Vec::new();
         let listens = |holder: &HolderId| CLIENTS[..CLIENTS.len() - 1].contains(&holder.as_str());
@@ -329,6 +339,8 @@ impl Twin {
             step.now = looked_at[n];
             self.keyspace.text(&key(n), &mut step)
         });
+        step.now = looked_at[2];
+        let value = self.keyspace.contains(&value_key(), &mut step);
         let slack = found.after.since(found.before) + 2 * GRAIN;
         if !self.same_reply(&found.reply, &reply, slack) {
             return Err(format!("Redis says {:?}, memory {reply:?}", found.reply));
@@ -347,6 +359,21 @@ impl Twin {
                 return Err(format!("Redis keeps {n} until {end:?}, memory {own:?}"));
             }
             self.keyspace.expire_at(&key(n), end);
+        }
+        let end = self.keyspace.expires_at(&value_key());
+        let value = (value, end);
+        let is_same = match (found.value.1, end) {
+            (Some(end), Some(own)) => own.since(end) + end.since(own) <= slack,
+            _ => value == found.value,
+        };
+        if !is_same {
+            return Err(format!(
+                "Redis has the value {:?}, memory {value:?}",
+                found.value
+            ));
+        }
+        if let Some(end) = found.value.1 {
+            self.keyspace.expire_at(&value_key(), end);
         }
         let told: Vec<String> = news.iter().filter_map(|one| self.published(one)).collect();
         if found.published != told {

@@ -51,7 +51,7 @@ fn look_at(key: &Key) -> TrackedKey {
 #[test]
 fn a_key_is_watched_as_long_as_it_is_there() {
     let (server, key) = (MemoryServer::new(), key(0));
-    let store = MemoryNode::new(Arc::clone(&server), holder(0));
+    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
     let curious = Arc::new(Curious::default());
     store
         .listen(&ThreadGroup::new(), Arc::<Curious>::clone(&curious))

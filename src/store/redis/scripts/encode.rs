@@ -53,8 +53,8 @@ fn arguments_of(kind: Kind) -> usize {
     match kind {
         Kind::Inspect | Kind::Read => 0,
         Kind::Release => 1,
-        Kind::Renew | Kind::Write => 2,
-        Kind::Acquire => 3,
+        Kind::Renew => 2,
+        Kind::Acquire | Kind::Write => 3,
         Kind::Adopt => 4,
     }
 }
@@ -104,10 +104,15 @@ fn arguments(out: &mut Encoder<'_>, names: &ScriptContext, command: &Command) {
                 out.text("");
             }
         }
-        Command::Write { token, value, .. } => {
+        Command::Write {
+            token, value, ttl, ..
+        } => {
             // As text they sort like the numbers they are; doubles could not tell them apart.
             out.text(&format!("{token:020}"));
-            out.bytes(value);
+            let delete = if value.is_none() { "-" } else { "" };
+            let ttl = ttl.map_or_else(String::new, |ttl| ttl.as_millis().to_string());
+            out.text(&format!("{delete}{ttl}"));
+            out.bytes(value.as_deref().unwrap_or_default());
         }
         Command::Inspect { .. } | Command::Read { .. } | Command::Flush { .. } => {}
     }

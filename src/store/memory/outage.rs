@@ -1,0 +1,187 @@
+//! An outage of the store without a server, as a test asks for it: requests fail or hang, notifications are lost, and
+//! releases wait until it ends.
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, ErrorKind};
+use crate::store::command::Command;
+use crate::store::late_release::{DelayHook, ReleaseTracker};
+use crate::util::clock::{Clock, MonotonicTime};
+use crate::util::id::HolderId;
+
+#[derive(Clone, Copy)]
+pub(super) enum Mode {
+    /// Every request fails at once, with this kind.
+    Fails(ErrorKind),
+    /// No request is answered.
+    Hangs,
+}
+
+/// A release that could not be done yet.
+pub(super) struct PendingRelease {
+    holder: HolderId,
+    command: Command,
+    until: MonotonicTime,
+    /// Reports how it ends, if a guard held the lease. Dropping it reports that it was given up.
+    tracker: Option<ReleaseTracker>,
+}
+
+impl PendingRelease {
+    /// Nothing if `command` is no release. Reports that it is late, because of `error`.
+    pub(super) fn new(
+        holder: &HolderId,
+        command: Command,
+        error: &Error,
+        delays: Option<&DelayHook>,
+    ) -> Option<Self> {
+        let Command::Release {
+            key, until, held, ..
+        } = &command
+        else {
+            return None;
+        };
+        let mut tracker = delays
+            .zip(*held)
+            .map(|(hook, held)| ReleaseTracker::new(hook, key, held.token));
+        if let Some(tracker) = &mut tracker {
+            tracker.delay(error);
+        }
+        Some(Self {
+            holder: holder.clone(),
+            until: *until,
+            command,
+            tracker,
+        })
+    }
+
+    /// Carries the release out, and reports that it is done.
+    pub(super) fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
+        release(&self.holder, &self.command);
+        if let Some(tracker) = self.tracker {
+            tracker.confirm();
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Outage {
+    state: Mutex<State>,
+    /// The mode has changed, the clock was moved, or a pending release has ended.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    mode: Option<Mode>,
+    pending: Vec<PendingRelease>,
+}
+
+impl Outage {
+    pub(super) fn begin(&self, mode: Mode) {
+        self.state.lock().mode = Some(mode);
+        self.changed.notify_all();
+    }
+
+    /// Ends it. Returns the releases to carry out, oldest first; drops those whose ttl has ended.
+    pub(super) fn end(&self, now: MonotonicTime) -> Vec<PendingRelease> {
+        self.drop_expired(now);
+        let mut state = self.state.lock();
+        state.mode = None;
+        let pending = std::mem::take(&mut state.pending);
+        drop(state);
+        self.changed.notify_all();
+        pending
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.state.lock().mode.is_some()
+    }
+
+    /// Waits until a request may be carried out, until `deadline` at the latest; without one, not at all.
+    pub(super) fn wait(&self, clock: &Clock, deadline: Option<MonotonicTime>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        loop {
+            match state.mode {
+                None => return Ok(()),
+                Some(Mode::Fails(kind)) => {
+                    return Err(Error::new(
+                        kind,
+                        "the memory store fails, as it was told to",
+                    ));
+                }
+                Some(Mode::Hangs) => {}
+            }
+            let left = deadline.map(|deadline| deadline.since(clock.now()));
+            let Some(left) = left.filter(|left| !left.is_zero()) else {
+                let message = "the memory store hangs, as it was told to";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            };
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    /// The clock was moved.
+    pub(super) fn clock_moved(&self, now: MonotonicTime) {
+        self.drop_expired(now);
+        self.changed.notify_all();
+    }
+
+    /// Keeps a release until the outage ends. Returns it if that was just now.
+    pub(super) fn keep(&self, release: PendingRelease) -> Option<PendingRelease> {
+        let mut state = self.state.lock();
+        if state.mode.is_none() {
+            return Some(release);
+        }
+        state.pending.push(release);
+        None
+    }
+
+    /// Gives up the releases whose ttl has ended.
+    pub(super) fn drop_expired(&self, now: MonotonicTime) {
+        self.drop_pending(|release| release.until <= now);
+    }
+
+    /// Gives up the releases of a client.
+    pub(super) fn drop_client(&self, holder: &HolderId) {
+        self.drop_pending(|release| release.holder == *holder);
+    }
+
+    fn drop_pending(&self, is_over: impl Fn(&PendingRelease) -> bool) {
+        let mut state = self.state.lock();
+        let over: Vec<_> = state
+            .pending
+            .extract_if(.., |release| is_over(release))
+            .collect();
+        drop(state);
+        if !over.is_empty() {
+            self.changed.notify_all();
+        }
+        // This reports them, which takes other locks.
+        drop(over);
+    }
+
+    /// How many releases of a client wait.
+    pub(super) fn pending(&self, holder: &HolderId) -> usize {
+        self.state.lock().pending_of(holder)
+    }
+
+    /// Waits until no release of a client waits any more. False after `deadline`, which is a time of the machine.
+    pub(super) fn wait_for_releases(&self, holder: &HolderId, deadline: MonotonicTime) -> bool {
+        let mut state = self.state.lock();
+        while state.pending_of(holder) > 0 {
+            let left = deadline.since(MonotonicTime::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        true
+    }
+}
+
+impl State {
+    fn pending_of(&self, holder: &HolderId) -> usize {
+        let own = |release: &&PendingRelease| release.holder == *holder;
+        self.pending.iter().filter(own).count()
+    }
+}

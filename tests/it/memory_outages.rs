@@ -1,0 +1,318 @@
+//! A `MemoryStore` that fails, hangs or loses keys because its test says so: its clients behave as with a Redis that is
+//! away.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use leasehold::{
+    Builder, Client, Error, ErrorKind, EventHandler, EventLock, LossReason, MemoryStore,
+};
+
+use crate::support::{SOON, Task, millis, secs, told_within};
+
+/// The default.
+const TTL: Duration = Duration::from_secs(30);
+
+#[derive(Debug, PartialEq)]
+enum Event {
+    RenewalFailed(ErrorKind),
+    Unavailable(ErrorKind),
+    ReleaseDelayed(ErrorKind),
+    ReleaseEnded(bool),
+}
+
+struct Listener(Sender<Event>);
+
+impl EventHandler for Listener {
+    fn renewal_failed(&self, _: EventLock<'_>, error: &Error) {
+        let _ = self.0.send(Event::RenewalFailed(error.kind()));
+    }
+
+    fn unavailable(&self, _: EventLock<'_>, error: &Error) {
+        let _ = self.0.send(Event::Unavailable(error.kind()));
+    }
+
+    fn release_delayed(&self, _: EventLock<'_>, error: &Error) {
+        let _ = self.0.send(Event::ReleaseDelayed(error.kind()));
+    }
+
+    fn release_ended(&self, _: EventLock<'_>, confirmed: bool) {
+        let _ = self.0.send(Event::ReleaseEnded(confirmed));
+    }
+}
+
+fn with_events(memory: &MemoryStore) -> (Builder, Receiver<Event>) {
+    let (events, heard) = channel();
+    (
+        memory.builder().event_handler(Arc::new(Listener(events))),
+        heard,
+    )
+}
+
+fn client_with_events(memory: &MemoryStore) -> (Client, Receiver<Event>) {
+    let (builder, heard) = with_events(memory);
+    (builder.build().unwrap(), heard)
+}
+
+#[track_caller]
+fn next(events: &Receiver<Event>) -> Event {
+    events.recv_timeout(SOON).unwrap()
+}
+
+#[test]
+fn every_request_fails_with_the_kind_that_was_asked_for() {
+    let memory = MemoryStore::new();
+    let client = memory.builder().outage_timeout(millis(1)).build().unwrap();
+    let guard = client.mutex("held").lock().unwrap();
+    let value = client.fenced_value("v");
+    use ErrorKind::{Denied, Protocol, Timeout, Unavailable};
+    for kind in [Unavailable, Timeout, Denied, Protocol] {
+        memory.fail(kind);
+        let mutex = client.mutex("k");
+        for error in [
+            mutex.try_lock().map(drop).unwrap_err(),
+            mutex.inspect().map(drop).unwrap_err(),
+            mutex.force_unlock().map(drop).unwrap_err(),
+            guard.extend(2 * TTL).unwrap_err(),
+            value.write(1, "x").unwrap_err(),
+            value.delete(1).unwrap_err(),
+            value.read().map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+        let error = mutex.lock().map(drop).unwrap_err();
+        let lasting = if kind == Timeout { Unavailable } else { kind };
+        assert!([kind, lasting].contains(&error.kind()), "{error}");
+        guard.check().unwrap();
+    }
+    memory.recover();
+    guard.extend(2 * TTL).unwrap();
+    assert_eq!(value.read().unwrap(), None);
+    assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
+
+#[test]
+#[should_panic(expected = "no request to Redis fails with LeaseLost")]
+fn a_kind_that_no_request_fails_with_is_refused() {
+    MemoryStore::new().fail(ErrorKind::LeaseLost);
+}
+
+#[test]
+fn lock_rides_out_an_outage() {
+    let memory = MemoryStore::new();
+    let (builder, events) = with_events(&memory);
+    let client = builder.outage_timeout(secs(3600)).build().unwrap();
+    memory.fail(ErrorKind::Unavailable);
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    assert_eq!(next(&events), Event::Unavailable(ErrorKind::Unavailable));
+    assert!(!waiter.is_done());
+    memory.recover();
+    let guard = waiter.within(SOON, "the lock after the outage");
+    guard.check().unwrap();
+}
+
+#[test]
+fn a_held_lock_survives_a_short_outage() {
+    let memory = MemoryStore::new();
+    let (client, events) = client_with_events(&memory);
+    let guard = client.mutex("k").lock().unwrap();
+    memory.fail(ErrorKind::Unavailable);
+    memory.advance(TTL / 2);
+    assert_eq!(next(&events), Event::RenewalFailed(ErrorKind::Unavailable));
+    memory.recover();
+    // The next try to renew comes a second later at the latest.
+    memory.advance(secs(2));
+    assert!(guard.remaining() > TTL * 9 / 10, "{:?}", guard.remaining());
+    memory.advance(TTL / 2);
+    guard.check().unwrap();
+}
+
+#[test]
+fn a_held_lock_is_lost_when_an_outage_outlasts_its_ttl() {
+    let memory = MemoryStore::new();
+    let [one, two] = [(); 2].map(|()| memory.client().unwrap());
+    let guard = one.mutex("k").lock().unwrap();
+    let lost = guard.lost_signal();
+    memory.fail(ErrorKind::Unavailable);
+    (0..10).for_each(|_| memory.advance(TTL / 5));
+    assert_eq!(told_within(SOON, &lost), LossReason::Expired);
+    memory.recover();
+    let next = two.mutex("k").try_lock().unwrap().unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[test]
+fn a_release_is_repeated_until_the_outage_ends() {
+    let memory = MemoryStore::new();
+    let (client, events) = client_with_events(&memory);
+    let other = memory.client().unwrap();
+    for hangs in [false, true] {
+        let guard = client.mutex("k").lock().unwrap();
+        match hangs {
+            false => memory.fail(ErrorKind::Denied),
+            true => memory.hang(),
+        }
+        drop(guard);
+        let kind = if hangs {
+            ErrorKind::Timeout
+        } else {
+            ErrorKind::Denied
+        };
+        assert_eq!(next(&events), Event::ReleaseDelayed(kind));
+        assert_eq!(events.try_recv().ok(), None);
+        memory.recover();
+        assert!(other.mutex("k").try_lock().unwrap().is_some());
+        assert_eq!(next(&events), Event::ReleaseEnded(true));
+    }
+    client.shutdown(SOON).unwrap();
+    assert_eq!(events.try_recv().ok(), None);
+}
+
+#[test]
+fn a_release_is_given_up_when_the_ttl_ends() {
+    let memory = MemoryStore::new();
+    let (client, events) = client_with_events(&memory);
+    let guard = client.mutex("k").lock().unwrap();
+    memory.fail(ErrorKind::Unavailable);
+    drop(guard);
+    assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
+    memory.advance(TTL - secs(1));
+    assert_eq!(events.recv_timeout(millis(50)).ok(), None);
+    memory.advance(secs(2));
+    assert_eq!(next(&events), Event::ReleaseEnded(false));
+    memory.recover();
+    assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
+
+/// Nothing moves the clock of the store: it goes on by itself.
+#[test]
+fn a_release_is_given_up_while_time_goes_on_by_itself() {
+    let memory = MemoryStore::new();
+    let (builder, events) = with_events(&memory);
+    let client = builder.ttl(millis(100)).build().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    memory.fail(ErrorKind::Unavailable);
+    drop(guard);
+    assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
+    assert_eq!(next(&events), Event::ReleaseEnded(false));
+}
+
+#[test]
+fn a_shutdown_says_that_releases_are_pending() {
+    let memory = MemoryStore::new();
+    let (client, events) = client_with_events(&memory);
+    let other = memory.client().unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    memory.fail(ErrorKind::Unavailable);
+    drop(guard);
+    let error = client.shutdown(millis(50)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(next(&events), Event::ReleaseDelayed(ErrorKind::Unavailable));
+    assert_eq!(next(&events), Event::ReleaseEnded(false));
+    drop(client);
+    memory.recover();
+    assert!(other.mutex("k").is_locked().unwrap(), "its client is gone");
+}
+
+#[test]
+fn waiters_have_their_turns_after_an_outage() {
+    let memory = MemoryStore::new();
+    let builder = || memory.builder().outage_timeout(secs(3600));
+    let [one, two] = [(); 2].map(|()| builder().build().unwrap());
+    let guard = one.mutex("k").lock().unwrap();
+    let mutex = two.mutex("k");
+    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    memory.fail(ErrorKind::Unavailable);
+    drop(guard);
+    // The key expires while nobody can hear of it.
+    memory.advance(2 * TTL);
+    assert!(!waiter.is_done());
+    memory.recover();
+    waiter.within(SOON, "its turn").check().unwrap();
+}
+
+#[test]
+fn nobody_hears_of_a_loss_before_the_outage_ends() {
+    let memory = MemoryStore::new();
+    let client = memory.client().unwrap();
+    for by_flush in [false, true] {
+        let guard = client.mutex("k").lock().unwrap();
+        // For so long that the client would hear of a change.
+        memory.advance(secs(1));
+        memory.fail(ErrorKind::Unavailable);
+        match by_flush {
+            true => memory.flush(),
+            false => assert!(memory.delete("leasehold:k")),
+        }
+        guard.check().unwrap();
+        memory.recover();
+        let error = guard.check().unwrap_err();
+        assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
+    }
+}
+
+#[test]
+fn a_request_that_hangs_is_answered_if_the_store_recovers_in_time() {
+    let memory = MemoryStore::new();
+    let client = memory.builder().command_timeout(secs(60)).build().unwrap();
+    memory.hang();
+    let mutex = client.mutex("k");
+    let asks = Task::start_and_see_asleep(move || mutex.try_lock().unwrap().is_some());
+    memory.recover();
+    assert!(asks.within(SOON, "its answer"));
+}
+
+#[test]
+fn a_request_that_hangs_ends_when_the_clock_passes_its_deadline() {
+    let memory = MemoryStore::new();
+    let client = memory.builder().command_timeout(secs(60)).build().unwrap();
+    memory.hang();
+    let mutex = client.mutex("k");
+    let asks = Task::start_and_see_asleep(move || mutex.try_lock().map(drop));
+    memory.advance(secs(61));
+    let error = asks.within(SOON, "its deadline").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    memory.recover();
+    assert!(
+        !client.mutex("k").is_locked().unwrap(),
+        "it has taken nothing"
+    );
+}
+
+#[test]
+fn a_client_cannot_connect_during_an_outage() {
+    let memory = MemoryStore::new();
+    memory.fail(ErrorKind::Denied);
+    assert_eq!(memory.client().unwrap_err().kind(), ErrorKind::Denied);
+    memory.hang();
+    assert_eq!(memory.client().unwrap_err().kind(), ErrorKind::Unavailable);
+    let client = memory.builder().build_lazy().unwrap();
+    memory.recover();
+    assert!(client.mutex("k").try_lock().unwrap().is_some());
+}
+
+#[test]
+fn a_deleted_key_is_a_loss_and_wakes_the_next_waiter() {
+    let memory = MemoryStore::new();
+    let [one, two] = [(); 2].map(|()| memory.builder().prefix("p:").build().unwrap());
+    let guard = one.mutex("k").lock().unwrap();
+    one.fenced_value("v").write(7, "x").unwrap();
+    let mutex = two.mutex("k");
+    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    assert!(!memory.delete("k") && !memory.delete("leasehold:k"));
+    assert!(memory.delete("p:k"));
+    let error = guard.check().unwrap_err();
+    let reason = error.loss_reason();
+    assert!(
+        matches!(
+            reason,
+            Some(LossReason::Deleted | LossReason::TakenOver { .. })
+        ),
+        "{reason:?}"
+    );
+    waiter.within(SOON, "its turn").check().unwrap();
+    assert!(memory.delete("p:~value:v"));
+    one.fenced_value("v").write(1, "y").unwrap();
+}
