@@ -170,7 +170,7 @@ fn count_threads() {
     let clients = [(); 6].map(|()| builder(&fake.url()).build_lazy().unwrap());
     let tries: Vec<_> = (0..4 * clients.len())
         .map(|n| {
-            let mutex = clients[n % clients.len()].mutex(&format!("k{n}"));
+            let mutex = clients[n % clients.len()].mutex(format!("k{n}"));
             Task::start(move || mutex.try_lock().is_err())
         })
         .collect();

@@ -29,7 +29,7 @@ fn count_the_threads_of_clients() {
     let client = Client::open(&url).unwrap();
     assert_more(9, "a client");
     let guards: Vec<_> = (0..100)
-        .map(|n| client.mutex(&format!("k{n}")).lock().unwrap())
+        .map(|n| client.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     guards[0].transaction(|_, _| Ok(())).unwrap();
     assert_more(9, "a client with locks");

@@ -146,7 +146,7 @@ impl Hostile {
 
     /// Clients that soon give up.
     pub fn builder(&self) -> Builder {
-        let builder = Client::builder(&self.url());
+        let builder = Client::builder(self.url());
         builder.connect_timeout(TIMEOUT).command_timeout(TIMEOUT)
     }
 
