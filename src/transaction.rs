@@ -10,7 +10,7 @@ use redis::{Pipeline, RedisResult};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::store::{Store, TransactionConnection, Written, holds, read_failed};
+use crate::store::{Store, TransactionConnection, TransactionOutcome, is_held_by, read_failed};
 use crate::util::fork::Process;
 use crate::watchdog::Watchdog;
 
@@ -80,7 +80,7 @@ impl Transactions {
                         // It may arrive yet: until the key has changed, nobody else may have the lock.
                         lease.forbid_hand_off();
                     })?;
-                    if written == Written::All {
+                    if written == TransactionOutcome::Committed {
                         return Ok(value);
                     }
                 }
@@ -118,7 +118,10 @@ impl Transactions {
             seen = conn.look(&grant.key);
         }
         let value = seen.map_err(nothing_asked)?;
-        if value.as_ref().is_some_and(|value| holds(value, grant.id)) {
+        if value
+            .as_ref()
+            .is_some_and(|value| is_held_by(value, grant.id))
+        {
             return Ok(conn);
         }
         conn.leave();

@@ -23,7 +23,7 @@ impl Acquirer {
         let now = self.watchdog.now();
         let lost = self.watchdog.release(lease, now).err();
         // Also after a loss: the server that reported it may not be the primary.
-        self.store.post(release_of(lease));
+        self.store.send_release(release_of(lease));
         // Only now: the next waiter of this client asks behind the release.
         self.queues.remove_holder(lease);
         if lost.is_some() {
@@ -39,7 +39,7 @@ impl Acquirer {
             Err(reason) => Err(self.release_lost(lease, reason)),
             Ok(()) => {
                 let deadline = now.after(self.command_timeout);
-                match self.store.ask(release_of(lease), deadline) {
+                match self.store.execute_one(release_of(lease), deadline) {
                     Ok(Reply::Missing) => Err(Error::lost(LossReason::Deleted)),
                     Ok(Reply::Taken { by }) => Err(Error::lost(LossReason::TakenOver { by })),
                     Ok(_) => Ok(()),
@@ -62,7 +62,7 @@ impl Acquirer {
 
     /// Has Redis release a lost lease, which may still have its key. Returns the error that tells of the loss.
     pub(super) fn release_lost(&self, lease: &Lease, reason: LossReason) -> Error {
-        self.store.post(release_of(lease));
+        self.store.send_release(release_of(lease));
         Error::lost(reason)
     }
 
@@ -115,7 +115,7 @@ impl Acquirer {
     pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
-        self.store.post(Command::Release {
+        self.store.send_release(Command::Release {
             key,
             lease,
             until,

@@ -205,7 +205,7 @@ impl Store for Direct {
         step();
     }
 
-    fn post(&self, release: Command) {
+    fn send_release(&self, release: Command) {
         if let Command::Release {
             lease, held: None, ..
         } = &release
@@ -215,7 +215,7 @@ impl Store for Direct {
         self.server.serve(&self.holder, &release);
     }
 
-    fn listen(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl Store for Direct {
         self.queue_mode
     }
 
-    fn want_notifications(&self) {}
+    fn request_notifications(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         for tracked in keys {
@@ -232,5 +232,5 @@ impl Store for Direct {
         true
     }
 
-    fn stop_listening(&self) {}
+    fn stop_notifications(&self) {}
 }

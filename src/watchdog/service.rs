@@ -183,7 +183,7 @@ impl Watchdog {
         }
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
-        let outcome = self.store.ask(renewal(lease, ttl), deadline);
+        let outcome = self.store.execute_one(renewal(lease, ttl), deadline);
         let result = self.ttl_answered(lease, asked_at, self.now(), ttl, outcome);
         self.reschedule(lease);
         match (result, lease.loss(self.now())) {
@@ -288,7 +288,7 @@ impl Watchdog {
                         self.scheduler.request_maintenance(Urgency::Soon);
                     }
                     if observe::IS_ON {
-                        let retries = self.store.retries();
+                        let retries = self.store.failed_releases();
                         self.callbacks
                             .queue_observation(move || observe::retries(&retries));
                     }
@@ -346,7 +346,7 @@ impl Watchdog {
     /// request at a time. Ends the lease at once if no other user can send messages.
     pub(crate) fn confirm_force(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
-        if !self.store.may_hear_others() {
+        if !self.store.must_confirm_losses() {
             lease.lose(now, LossReason::ForceUnlocked { by });
         } else if lease.note_force(by, now) {
             self.scheduler.queue_force_confirmation(lease);
@@ -357,7 +357,9 @@ impl Watchdog {
     /// that could not be found out.
     pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
-        let outcome = self.store.ask(renewal(lease, CONFIRMING_TTL), deadline);
+        let outcome = self
+            .store
+            .execute_one(renewal(lease, CONFIRMING_TTL), deadline);
         self.confirmed(lease, outcome, Doubt::Seen)
     }
 

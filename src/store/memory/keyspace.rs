@@ -603,15 +603,7 @@ impl Entry {
 
 impl Lock {
     fn text(&self) -> String {
-        let Self {
-            lease,
-            micros,
-            holder,
-            marked,
-            ..
-        } = self;
-        let mark = if *marked { " +" } else { "" };
-        format!("lh1 {lease} {micros} {holder}{mark}")
+        value::format(self.lease, self.micros, &self.holder, self.marked)
     }
 }
 

@@ -202,14 +202,18 @@ impl Store for MemoryNode {
         }
     }
 
-    fn post(&self, release: Command) {
+    fn send_release(&self, release: Command) {
         // Nobody waits for its answer, and there is nothing that could keep it from being done.
         let _ = self.server.change(&self.holder, |keyspace, step| {
             keyspace.carry_out(&release, step)
         });
     }
 
-    fn listen(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(
+        &self,
+        _: &ThreadGroup,
+        listener: Arc<dyn Listener>,
+    ) -> Result<(), Error> {
         let holder = self.holder.clone();
         self.server.listeners.lock().insert(holder, listener);
         Ok(())
@@ -219,7 +223,7 @@ impl Store for MemoryNode {
         QueueMode::Notified
     }
 
-    fn want_notifications(&self) {}
+    fn request_notifications(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         let Some(listener) = self.server.listeners.lock().get(&self.holder).cloned() else {
@@ -231,7 +235,7 @@ impl Store for MemoryNode {
         true
     }
 
-    fn stop_listening(&self) {
+    fn stop_notifications(&self) {
         let gone = self.server.listeners.lock().remove(&self.holder);
         drop(gone);
     }

@@ -26,7 +26,7 @@ use crate::store::redis::notifications::Notifications;
 use crate::store::redis::pipeline::{Pipeline, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
-    DelayHook, Listener, MaintenanceHook, Store, TrackedKey, TransactionConnection,
+    LateReleaseHook, Listener, MaintenanceHook, Store, TrackedKey, TransactionConnection,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -59,7 +59,7 @@ impl Node {
         config: &Config,
         holder: HolderId,
         request_maintenance: MaintenanceHook,
-        delays: Option<DelayHook>,
+        delays: Option<LateReleaseHook>,
     ) -> Self {
         let notifications = Notifications::new(
             Arc::clone(&endpoint),
@@ -147,12 +147,12 @@ impl Store for Node {
         }
     }
 
-    fn ask(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
         self.pipelines[pipeline].ask(command, deadline)
     }
 
-    fn post(&self, release: Command) {
+    fn send_release(&self, release: Command) {
         let pipeline = self.pipeline_of(&release, || self.pipeline_for_renewals());
         self.pipelines[pipeline].post(release);
     }
@@ -165,7 +165,7 @@ impl Store for Node {
         left
     }
 
-    fn retries(&self) -> Vec<usize> {
+    fn failed_releases(&self) -> Vec<usize> {
         self.pipelines.iter().map(Pipeline::retries).collect()
     }
 
@@ -177,12 +177,14 @@ impl Store for Node {
         self.shared.endpoint.epoch().suspect();
     }
 
-    fn may_hear_others(&self) -> bool {
+    fn must_confirm_losses(&self) -> bool {
         true
     }
 
-    fn end_delays(&self) {
-        self.pipelines.iter().for_each(Pipeline::end_delays);
+    fn report_given_up_releases(&self) {
+        self.pipelines
+            .iter()
+            .for_each(Pipeline::report_given_up_releases);
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
@@ -200,7 +202,11 @@ impl Store for Node {
         }
     }
 
-    fn listen(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(
+        &self,
+        threads: &ThreadGroup,
+        listener: Arc<dyn Listener>,
+    ) -> Result<(), Error> {
         self.notifications.start(threads, listener)
     }
 
@@ -208,7 +214,7 @@ impl Store for Node {
         self.notifications.queue_mode()
     }
 
-    fn want_notifications(&self) {
+    fn request_notifications(&self) {
         self.notifications.request_connection();
     }
 
@@ -216,7 +222,7 @@ impl Store for Node {
         self.notifications.track(keys)
     }
 
-    fn stop_listening(&self) {
+    fn stop_notifications(&self) {
         self.notifications.stop();
     }
 

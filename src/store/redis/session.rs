@@ -70,12 +70,12 @@ pub struct TransactionConnection {
     at_rest: bool,
 }
 
-/// What came of a transaction that was answered.
+/// The outcome of a transaction whose reply came.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Written {
-    All,
-    /// Nothing: something that was tracked had changed.
-    Nothing,
+pub(crate) enum TransactionOutcome {
+    Committed,
+    /// Nothing was written, since a watched key had changed.
+    Aborted,
 }
 
 impl TransactionConnection {
@@ -125,7 +125,7 @@ impl TransactionConnection {
     }
 
     /// Does what `pipe` holds, all at once, unless something that is tracked has changed.
-    pub(crate) fn exec(&mut self, pipe: &mut Pipeline) -> Result<Written, Error> {
+    pub(crate) fn exec(&mut self, pipe: &mut Pipeline) -> Result<TransactionOutcome, Error> {
         if self.is_broken() {
             let message = "the connection broke while it was read from";
             return Err(Error::new(ErrorKind::Unavailable, message));
@@ -149,7 +149,7 @@ impl TransactionConnection {
         &mut self,
         commands: usize,
         deadline: MonotonicTime,
-    ) -> Result<Result<Written, Error>, Error> {
+    ) -> Result<Result<TransactionOutcome, Error>, Error> {
         let begun = self.wire.receive(deadline, ReplyContents::Own)?;
         let mut first_refused = None;
         for _ in 0..commands {
@@ -165,7 +165,7 @@ impl TransactionConnection {
         // However it ends, nothing is tracked any more.
         self.at_rest = true;
         Ok(match done {
-            Value::Nil => Ok(Written::Nothing),
+            Value::Nil => Ok(TransactionOutcome::Aborted),
             Value::Array(answers) if answers.len() == commands => all_done(answers),
             Value::ServerError(error) => Err(refused(first_refused.as_ref().unwrap_or(&error))),
             other => Err(self.unexpected("EXEC", &other)),
@@ -308,7 +308,7 @@ fn unanswered(error: Error) -> Error {
 
 /// Redis carries out the other commands if it refuses one. A command whose answer was too large is done: nobody reads
 /// the answer.
-fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
+fn all_done(answers: Vec<Value>) -> Result<TransactionOutcome, Error> {
     let of = answers.len();
     for (index, answer) in answers.into_iter().enumerate() {
         if matches!(&answer, Value::ServerError(error) if error.code() != TOO_LARGE)
@@ -322,7 +322,7 @@ fn all_done(answers: Vec<Value>) -> Result<Written, Error> {
             return Err(Error::new(ErrorKind::Protocol, message).with_source(refusal));
         }
     }
-    Ok(Written::All)
+    Ok(TransactionOutcome::Committed)
 }
 
 fn forbidden(name: &[u8]) -> Option<&'static str> {

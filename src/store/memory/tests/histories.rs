@@ -10,7 +10,7 @@ use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
 use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
-use crate::store::value;
+use crate::store::value::LockValue;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
@@ -46,17 +46,18 @@ pub(super) fn holder(n: usize) -> HolderId {
     HolderId::of_text(CLIENTS[n])
 }
 
-/// As the token of a ticket: that of the lock, whichever it is.
+/// Stands for the token of the lock in the token of a ticket.
 const RIGHT: u64 = 0;
 
-/// The command with the token that `value` has, if it is to be the right one.
+/// The command, with the token in `value` in place of [`RIGHT`].
 pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
     if let Command::Adopt { grant, .. } = &mut command
         && grant.token == RIGHT
-        && let Some(micros) = value.and_then(|value| value.split(' ').nth(2))
+        && let Some(value) = value
     {
-        grant.token = value::token(micros).unwrap_or_default();
+        let lock = LockValue::parse(value.as_bytes(), 0);
+        grant.token = lock.map_or(0, |lock| lock.token);
     }
     command
 }

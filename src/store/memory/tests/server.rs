@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::memory::{Keyspace, Notification, Step};
 use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef, strip_comments};
-use crate::store::value;
+use crate::store::value::{LockValue, has_queue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
@@ -412,10 +412,13 @@ impl Twin {
         let (Some(redis), Some(memory)) = (redis, memory) else {
             return redis == memory;
         };
-        let micros = |text: &str| value::token(text.split(' ').nth(2)?);
-        let rest = |text: &str| [&text[..37], &text[53..]].concat();
-        let tokens = micros(redis).zip(micros(memory));
-        rest(redis) == rest(memory) && tokens.is_some_and(|(one, own)| self.same_token(one, own))
+        let read = |text: &str| LockValue::parse(text.as_bytes(), 0);
+        let (Some(one), Some(own)) = (read(redis), read(memory)) else {
+            return redis == memory;
+        };
+        (one.lease, one.holder) == (own.lease, own.holder)
+            && has_queue(redis.as_bytes()) == has_queue(memory.as_bytes())
+            && self.same_token(one.token, own.token)
     }
 
     /// What lua/release.lua publishes for it.

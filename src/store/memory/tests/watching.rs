@@ -54,7 +54,7 @@ fn a_key_is_watched_as_long_as_it_is_there() {
     let store = MemoryNode::new(Arc::clone(&server), holder(0));
     let curious = Arc::new(Curious::default());
     store
-        .listen(&ThreadGroup::new(), Arc::<Curious>::clone(&curious))
+        .start_notifications(&ThreadGroup::new(), Arc::<Curious>::clone(&curious))
         .unwrap();
     let tracked = || server.watchers.lock().len();
     let acquire = |ttl| {
@@ -64,7 +64,7 @@ fn a_key_is_watched_as_long_as_it_is_there() {
             ttl,
             queue_mode: QueueMode::None,
         };
-        store.ask(command, MonotonicTime::now()).unwrap();
+        store.execute_one(command, MonotonicTime::now()).unwrap();
     };
     store.track(vec![look_at(&key)]);
     assert_eq!((tracked(), &curious.0.lock()[..]), (0, &[false][..]));

@@ -141,7 +141,7 @@ impl PipelinedConnection {
     /// The keys that are being passed on to others, as far as that has not been answered.
     pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
         let requests = self.in_flight.iter().flat_map(|one| &one.requests);
-        requests.filter_map(|request| request.command.passes_on())
+        requests.filter_map(|request| request.command.key_for_next_waiter())
     }
 
     /// Where to gather the next batch.

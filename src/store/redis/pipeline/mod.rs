@@ -33,7 +33,7 @@ use crate::store::redis::pipeline::connection::{Answer, PipelinedConnection, Poo
 use crate::store::redis::pipeline::request::{Next, PendingRequest};
 use crate::store::redis::pipeline::state::State;
 use crate::store::redis::scripts::ScriptContext;
-use crate::store::{DelayHook, MaintenanceHook, Urgency};
+use crate::store::{LateReleaseHook, MaintenanceHook, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
@@ -55,7 +55,7 @@ pub(crate) struct Shared {
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) request_maintenance: MaintenanceHook,
-    pub(crate) delays: Option<DelayHook>,
+    pub(crate) delays: Option<LateReleaseHook>,
 }
 
 /// What a request has to wait for, the least first.
@@ -222,8 +222,8 @@ impl Pipeline {
     }
 
     /// Reports late releases that still wait to be written as given up.
-    pub(crate) fn end_delays(&self) {
-        self.state.lock().end_delays();
+    pub(crate) fn report_given_up_releases(&self) {
+        self.state.lock().report_given_up_releases();
     }
 
     /// Says how ready it is, having given up a connection that may have died with another one: to find that out

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Held, Reply};
-use crate::store::late_release::{DelayHook, ReleaseTracker};
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::store::redis::pipeline::caller::{Completion, Outcome};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -59,10 +59,10 @@ impl Release {
     }
 
     /// The request to write now. `hook` is told what becomes of it.
-    pub(crate) fn into_request(self, hook: Option<&DelayHook>) -> PendingRequest {
+    pub(crate) fn into_request(self, hook: Option<&LateReleaseHook>) -> PendingRequest {
         let tracked = hook.zip(self.held);
         let tracker = tracked.map(|(hook, held)| {
-            Box::new(ReleaseTracker::resumed(
+            Box::new(ReleaseTracker::resume(
                 hook, &self.key, held.token, self.began,
             ))
         });
@@ -94,7 +94,7 @@ impl PendingRequest {
     }
 
     /// Tells `hook` if this is the release of what a guard held, and it is late.
-    pub(crate) fn tracked(mut self, hook: Option<&DelayHook>) -> Self {
+    pub(crate) fn tracked(mut self, hook: Option<&LateReleaseHook>) -> Self {
         if let (Some(hook), Command::Release { key, held, .. }) = (hook, &self.command) {
             self.tracker = held.map(|held| Box::new(ReleaseTracker::new(hook, key, held.token)));
         }
@@ -162,7 +162,7 @@ impl PendingRequest {
     /// Redis has answered.
     pub(crate) fn answered(mut self, outcome: Outcome) -> Next {
         let outcome = match (&self.command, outcome) {
-            // Written before, on a connection that then broke: that first one may well have done
+            // TransactionOutcome before, on a connection that then broke: that first one may well have done
             // it. Either way the key is no longer this lease's.
             (
                 Command::Release { .. } | Command::ForceUnlock { .. },
@@ -258,7 +258,7 @@ impl PendingRequest {
         if let Some(tracker) = &mut self.tracker {
             let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(left));
             if let Some(error) = late {
-                tracker.delay(&error);
+                tracker.report_late(&error);
             }
         }
         matches!(completed, Some(Ok(())))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::store::late_release::{Delay, DelayHook};
+use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::store::redis::pipeline::caller::Call;
 use crate::store::redis::pipeline::connection::PipelinedConnection;
 use crate::store::redis::pipeline::queue::Queue;
@@ -34,7 +34,7 @@ pub(super) struct State {
     /// Releases that are repeated in case their acquire arrives late.
     undo_repeats: RetryQueues,
     /// Told when a release is late, and how it ended.
-    hook: Option<DelayHook>,
+    hook: Option<LateReleaseHook>,
     /// Failed attempts to connect since the last successful one.
     failures: u32,
     /// The background does not try to connect before this.
@@ -68,7 +68,7 @@ impl RetryQueues {
 }
 
 impl State {
-    pub(super) fn new(hook: Option<DelayHook>) -> Self {
+    pub(super) fn new(hook: Option<LateReleaseHook>) -> Self {
         Self {
             led: false,
             connection: None,
@@ -257,26 +257,26 @@ impl State {
             *release.attempts = (*release.attempts).max(1);
             if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.began) {
                 *release.began = true;
-                hook(release.key, token, Delay::Began(error.clone()));
-                hook(release.key, token, Delay::Queued);
+                hook(release.key, token, LateRelease::Delayed(error.clone()));
+                hook(release.key, token, LateRelease::Queued);
             }
             now >= release.until
         });
     }
 
     /// The client ends: tells the hook that each late release was given up, and nothing more of it.
-    pub(super) fn end_delays(&mut self) {
+    pub(super) fn report_given_up_releases(&mut self) {
         self.sweep(|release, hook| {
             let told = release.held.take_if(|_| *release.began);
             if let Some((hook, token)) = hook.zip(told) {
-                hook(release.key, token, Delay::Ended { confirmed: false });
+                hook(release.key, token, LateRelease::Ended { confirmed: false });
             }
             false
         });
     }
 
     /// Calls `change` for each release, and gives up those for which it returns true.
-    fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&DelayHook>) -> bool) {
+    fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&LateReleaseHook>) -> bool) {
         let hook = self.hook.as_ref();
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
         for queue in std::iter::once(&mut self.posted).chain(repeats) {

@@ -10,7 +10,7 @@ use leasehold_testbed::{Server, eventually};
 
 use super::*;
 use crate::store::command::{Held, Reply};
-use crate::store::late_release::Delay;
+use crate::store::late_release::LateRelease;
 use crate::store::redis::pipeline::connection;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{self, Key};
@@ -422,15 +422,15 @@ fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
 }
 
 /// What is told of the releases of a pipeline that is given this hook.
-fn listening() -> (DelayHook, Arc<Mutex<Vec<String>>>) {
+fn listening() -> (LateReleaseHook, Arc<Mutex<Vec<String>>>) {
     let told = Arc::<Mutex<Vec<String>>>::default();
     let hook = {
         let told = Arc::clone(&told);
         Arc::new(move |key: &Key, token, delay| {
             let news = match delay {
-                Delay::Began(error) => format!("{:?}", error.kind()),
-                Delay::Ended { confirmed } => format!("{confirmed}"),
-                Delay::Queued | Delay::Taken => return,
+                LateRelease::Delayed(error) => format!("{:?}", error.kind()),
+                LateRelease::Ended { confirmed } => format!("{confirmed}"),
+                LateRelease::Queued | LateRelease::Dequeued => return,
             };
             told.lock().push(format!("{} {token} {news}", key.name()));
         })

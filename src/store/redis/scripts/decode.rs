@@ -67,7 +67,10 @@ fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     match (kind, one) {
         (_, Ok(Reply::Granted { token })) => {
             let granted = |token| Ok(Reply::Granted { token });
-            let all: Few<Outcome> = value::tokens(token).take(n).map(granted).collect();
+            let all: Few<Outcome> = value::consecutive_tokens(token)
+                .take(n)
+                .map(granted)
+                .collect();
             (all.len() == n).then_some(all)
         }
         (Kind::Release | Kind::Renew, Ok(Reply::Done)) => Some(smallvec![Ok(Reply::Done); n]),
@@ -179,7 +182,7 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
     let ms: i64 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let queued = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let found = words.next()?;
-    let value = LockValue::of(found, queued);
+    let value = LockValue::parse(found, queued);
     let reply = value.map(|value| Reply::Found {
         value: Box::new(value),
         expires_in: (ms >= 0).then(|| millis(ms)),

@@ -276,7 +276,7 @@ impl PipelinedConnection {
 
     pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
         let in_flight = self.in_flight.iter();
-        in_flight.filter_map(|request| request.command.passes_on())
+        in_flight.filter_map(|request| request.command.key_for_next_waiter())
     }
 
     pub(crate) fn empty_batch(&mut self) -> Vec<PendingRequest> {

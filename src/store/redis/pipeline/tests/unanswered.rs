@@ -251,8 +251,8 @@ fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
         state.delay_all(&error, now.after(Duration::from_secs(1)));
         assert_eq!(*told.lock(), ["a 7 Unavailable"]);
         if is_over {
-            state.end_delays();
-            state.end_delays();
+            state.report_given_up_releases();
+            state.report_given_up_releases();
         }
         let ended = if is_over { "a 7 false" } else { "a 7 true" };
         for release in next(&mut state) {
