@@ -231,8 +231,9 @@ impl Builder {
             Address::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
                 None => {
-                    let endpoint = Endpoint::new(&url, config.connect_timeout)?;
-                    Server::Redis(Arc::new(endpoint.with_max_reply(config.max_reply_bytes)))
+                    let max_reply = config.max_reply_bytes;
+                    let endpoint = Endpoint::new(&url, config.connect_timeout, max_reply)?;
+                    Server::Redis(Arc::new(endpoint))
                 }
             },
         };

@@ -85,14 +85,14 @@ impl Transactions {
                     }
                 }
                 Err(error) => {
-                    conn.leave();
+                    conn.unwatch();
                     return Err(error);
                 }
             }
             connection = Some(conn);
         }
         // A lost lock says so, not that others wrote.
-        self.look(lease, connection)?.leave();
+        self.look(lease, connection)?.unwatch();
         let message = format!("{MAX_TRIES} times in a row something changed that was tracked");
         Err(Error::new(ErrorKind::Conflict, message))
     }
@@ -109,13 +109,13 @@ impl Transactions {
             Some(conn) => conn,
             None => self.store.transaction_connection()?,
         };
-        let mut seen = conn.look(&grant.key);
+        let mut seen = conn.watch_and_get(&grant.key);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // It may have died while nobody used it. The next one is new, and has its place in the pool.
             drop(conn);
             conn = self.store.transaction_connection()?;
-            seen = conn.look(&grant.key);
+            seen = conn.watch_and_get(&grant.key);
         }
         let value = seen.map_err(nothing_asked)?;
         if value
@@ -124,7 +124,7 @@ impl Transactions {
         {
             return Ok(conn);
         }
-        conn.leave();
+        conn.unwatch();
         // This connection may lead to an old primary, so a pipeline has to confirm the loss.
         self.watchdog.confirm(lease)?;
         let message = "its connection does not lead to the primary";

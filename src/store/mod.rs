@@ -23,15 +23,16 @@ pub(crate) use command::{
 };
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
-pub(crate) use redis::connection::{Endpoint, redacted};
+pub(crate) use redis::connection::Endpoint;
 pub(crate) use redis::notifications::{Listener, TrackedKey};
 pub(crate) use redis::pipeline::MAX_RENEWALS;
 #[cfg(feature = "__internals")]
 pub(crate) use redis::replies::{Limit, Replies};
 #[cfg(feature = "__internals")]
-pub(crate) use redis::scripts::{Kind, ScriptContext, ScriptRef, encode};
+pub(crate) use redis::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
 pub use redis::session::TransactionConnection;
 pub(crate) use redis::session::{TransactionOutcome, read_failed};
+pub(crate) use redis::url::redacted;
 pub(crate) use redis::{Node, RENEWAL_PIPELINES};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;

@@ -3,6 +3,8 @@
 
 pub(crate) mod connection;
 mod epoch;
+mod errors;
+mod handshake;
 pub(crate) mod notifications;
 pub(crate) mod pipeline;
 pub(crate) mod replies;
@@ -12,6 +14,7 @@ mod socket;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
+pub(crate) mod url;
 
 use std::cell::LazyCell;
 use std::sync::Arc;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::redis::pipeline::MAX_BATCH;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -27,7 +28,7 @@ fn renewals(count: usize) -> Vec<Request> {
 }
 
 fn node(url: &str) -> Node {
-    let endpoint = Arc::new(Endpoint::new(url, LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
     let config = Config {
         command_timeout: LONG,
         ..Config::default()

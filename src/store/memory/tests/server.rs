@@ -11,7 +11,9 @@ use super::histories::{CLIENTS, Operation, holder, key, with_right_token};
 use crate::error::Error;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::memory::{Keyspace, Notification, Step};
-use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef, strip_comments};
+use crate::store::redis::scripts::{
+    self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
+};
 use crate::store::value::{LockValue, has_queue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -22,11 +24,11 @@ pub(super) struct Scripts(Vec<String>);
 
 impl Scripts {
     pub(super) fn real() -> Self {
-        Self(Kind::ALL.map(|kind| kind.text().to_owned()).to_vec())
+        Self(ScriptKind::ALL.map(|kind| kind.text().to_owned()).to_vec())
     }
 
     /// Some parts stand in a script twice: `from` is replaced in both.
-    pub(super) fn planted(kind: Kind, from: &str, to: &str) -> Self {
+    pub(super) fn planted(kind: ScriptKind, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
         let text = &mut scripts.0[kind as usize];
         let (from, to) = (strip_comments(from), strip_comments(to));
@@ -184,7 +186,7 @@ impl Redis {
     /// What Redis replies and has then, in one transaction: nothing else takes its time in between. Nothing
     /// if it took too long nevertheless.
     fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Option<Found> {
-        let kind = Kind::of(command).unwrap();
+        let kind = ScriptKind::of(command).unwrap();
         let request = self.request(scripts, kind, by, command);
         let mut look = redis::pipe();
         for key in [0, 1].map(key) {
@@ -219,7 +221,7 @@ impl Redis {
         }
         let reply = match scripts::decode(kind, 1, reply.clone()) {
             Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
-            Decoded::Nonsense(error) | Decoded::OutcomeUnknown(error) => Err(error),
+            Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
             _ => unreachable!("one key, by text"),
         };
         let looked = [0, 1].map(|n| Looked::of(&looked[3 * n..][..3], before));
@@ -235,7 +237,7 @@ impl Redis {
     fn request(
         &mut self,
         scripts: &Scripts,
-        kind: Kind,
+        kind: ScriptKind,
         by: &HolderId,
         command: &Command,
     ) -> Vec<u8> {

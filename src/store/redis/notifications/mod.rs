@@ -472,7 +472,7 @@ impl Notifications {
             match next {
                 Ok(value) => {
                     last_received = MonotonicTime::now();
-                    let is_not_primary = scripts::is_out_of_place(&value);
+                    let is_not_primary = scripts::is_refused_by_non_primary(&value);
                     let is_refused = matches!(value, Value::ServerError(_));
                     if !self.handle(value, listener) {
                         if is_not_primary || !is_refused {

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -42,7 +43,7 @@ impl Listener for ReadAll {
 
 #[test]
 fn a_server_that_reports_one_key_without_end_is_given_up() {
-    let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
     let notifications = Notifications::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
     let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
     let push = || Value::Push {
@@ -64,7 +65,7 @@ fn a_server_that_reports_one_key_without_end_is_given_up() {
 #[test]
 fn a_connection_with_too_many_unanswered_commands_is_given_up() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
     let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
     let threads = ThreadGroup::new();
@@ -94,7 +95,7 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
 #[test]
 fn connections_that_break_at_once_are_remade_less_and_less_often() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
     let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
     notifications
@@ -141,7 +142,7 @@ fn answered_reads_make_room_for_others() {
 #[test]
 fn stop_closes_open_connections_and_later_ones() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
     let notifications = Notifications::new(Arc::clone(&endpoint), &holder, "p:", LONG);
     let by = MonotonicTime::now().after(LONG);
@@ -166,7 +167,12 @@ fn stop_closes_open_connections_and_later_ones() {
 fn a_refusal_that_repeats_the_login_is_not_quoted() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let endpoint = Endpoint::new(&format!("redis://:hunter2@{address}"), LONG).unwrap();
+    let endpoint = Endpoint::new(
+        &format!("redis://:hunter2@{address}"),
+        LONG,
+        DEFAULT_MAX_REPLY,
+    )
+    .unwrap();
     let peer = std::thread::spawn(move || {
         let mut peer = listener.accept().unwrap().0;
         peer.write_all(b"-ERR hunter2\r\n").unwrap();

@@ -12,7 +12,7 @@ use crate::store::command::{Command, Reply};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
 use crate::store::redis::pipeline::caller::Few;
 use crate::store::redis::pipeline::request::PendingRequest;
-use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef};
+use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
@@ -67,7 +67,7 @@ pub(crate) fn transaction_connection(
 
 /// Commands that share one script call, and so one answer.
 struct InFlightBatch {
-    kind: Kind,
+    kind: ScriptKind,
     by_text: bool,
     requests: Vec<PendingRequest>,
 }
@@ -167,9 +167,9 @@ impl PipelinedConnection {
         mut batch: Vec<PendingRequest>,
         deadline: MonotonicTime,
     ) -> Result<(), Error> {
-        let mut by_kind = Kind::ALL.map(|_| Vec::new());
+        let mut by_kind = ScriptKind::ALL.map(|_| Vec::new());
         for request in batch.drain(..) {
-            if let Some(kind) = Kind::of(&request.command) {
+            if let Some(kind) = ScriptKind::of(&request.command) {
                 let of_kind = &mut by_kind[kind as usize];
                 if of_kind.capacity() == 0 {
                     *of_kind = self.empty_batch();
@@ -179,7 +179,7 @@ impl PipelinedConnection {
         }
         self.keep(batch);
         self.buffer.clear();
-        for (kind, requests) in Kind::ALL.into_iter().zip(by_kind) {
+        for (kind, requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(names, kind, MAX_KEYS, false, requests);
         }
         self.send(deadline)
@@ -188,7 +188,7 @@ impl PipelinedConnection {
     fn enqueue(
         &mut self,
         names: &ScriptContext,
-        kind: Kind,
+        kind: ScriptKind,
         by_text: bool,
         requests: Vec<PendingRequest>,
     ) {
@@ -227,8 +227,8 @@ impl PipelinedConnection {
         while let Some(batch) = self.in_flight.front() {
             let (kind, n, by_text) = (batch.kind, batch.requests.len(), batch.by_text);
             let contents = match kind {
-                Kind::Read => ReplyContents::Values(n),
-                _ => ReplyContents::Own,
+                ScriptKind::Read => ReplyContents::Values(n),
+                _ => ReplyContents::Internal,
             };
             let value = self.connection.receive(deadline, contents)?;
             let (outcomes, doubt) = match scripts::decode(kind, n, value) {
@@ -239,19 +239,19 @@ impl PipelinedConnection {
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
-                    if kind == Kind::Release {
+                    if kind == ScriptKind::Release {
                         released_late.extend(batch.keys());
                     }
                     self.repeat(names, MAX_KEYS, true, deadline)?;
                     continue;
                 }
                 Decoded::NoScript => {
-                    self.connection.distrust();
+                    self.connection.discard_and_suspect_all();
                     let message = "NOSCRIPT in answer to a script's text";
                     return Err(Error::new(ErrorKind::Protocol, message));
                 }
-                Decoded::Nonsense(error) => {
-                    self.connection.distrust();
+                Decoded::Unexpected(error) => {
+                    self.connection.discard_and_suspect_all();
                     return Err(error);
                 }
             };
@@ -304,7 +304,7 @@ impl PipelinedConnection {
     fn enqueue_all(
         &mut self,
         names: &ScriptContext,
-        kind: Kind,
+        kind: ScriptKind,
         at_once: usize,
         by_text: bool,
         mut requests: Vec<PendingRequest>,
@@ -340,9 +340,9 @@ impl PipelinedConnection {
         if !releases.is_empty() && !self.cut {
             self.buffer.clear();
             for releases in releases.chunks(MAX_KEYS) {
-                let call = ScriptRef::Text(Kind::Release.text());
+                let call = ScriptRef::Text(ScriptKind::Release.text());
                 let commands = releases.iter();
-                scripts::encode(&mut self.buffer, call, Kind::Release, names, commands);
+                scripts::encode(&mut self.buffer, call, ScriptKind::Release, names, commands);
             }
             // Best effort: the releases are repeated on other connections anyway. Do not wait for a server that does
             // not read.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, QueueMode};
 use crate::store::redis::pipeline::connection::{Faults, Server};
 use crate::util::id::{HolderId, LeaseId};
@@ -45,7 +46,7 @@ impl World {
         let server = Server::new(faults);
         let board = Arc::<Board>::default();
         let request_maintenance = Arc::clone(&board);
-        let endpoint = Endpoint::new("redis://model", SECOND).unwrap();
+        let endpoint = Endpoint::new("redis://model", SECOND, DEFAULT_MAX_REPLY).unwrap();
         let pipeline = Pipeline::for_callers(Arc::new(Shared {
             pool: Arc::clone(&server),
             endpoint: Arc::new(endpoint),

@@ -9,6 +9,7 @@ use std::time::Instant;
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, Reply};
 use crate::store::late_release::LateRelease;
 use crate::store::redis::pipeline::connection;
@@ -36,7 +37,7 @@ fn with_timeout(timeout: Duration) -> Fixture {
 
 /// A pipeline to `server`, which is found at `url`.
 fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
-    let endpoint = Arc::new(Endpoint::new(url, timeout).unwrap());
+    let endpoint = Arc::new(Endpoint::new(url, timeout, DEFAULT_MAX_REPLY).unwrap());
     let rings = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&rings);
     let pipeline = Pipeline::for_callers(Arc::new(Shared {

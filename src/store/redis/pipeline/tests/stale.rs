@@ -10,7 +10,7 @@ use super::*;
 impl Fixture {
     /// Another connection breaks.
     fn make_stale(&self) {
-        self.pipeline.shared.endpoint.epoch().broke();
+        self.pipeline.shared.endpoint.epoch().note_break();
     }
 
     fn ask_server(&self, args: &[&str]) -> String {
