@@ -62,7 +62,7 @@ impl Node {
         config: &Config,
         holder: HolderId,
         request_maintenance: MaintenanceHook,
-        delays: Option<LateReleaseHook>,
+        late_releases: Option<LateReleaseHook>,
     ) -> Self {
         let notifications = Notifications::new(
             Arc::clone(&endpoint),
@@ -83,14 +83,14 @@ impl Node {
                 config.pipelines + RENEWAL_PIPELINES + config.max_transactions,
             ),
             endpoint,
-            names: ScriptContext {
+            context: ScriptContext {
                 holder,
                 fence_counter: key::fence_counter(&config.prefix),
             },
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             request_maintenance,
-            delays,
+            late_releases,
         });
         let for_callers = (0..config.pipelines).map(|_| Pipeline::for_callers(Arc::clone(&shared)));
         let for_renewals =
@@ -121,7 +121,7 @@ impl Node {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         (0..RENEWAL_PIPELINES)
             .map(|n| first + turn.wrapping_add(n) % RENEWAL_PIPELINES)
-            .min_by_key(|pipeline| self.pipelines[*pipeline].readiness_without_stale())
+            .min_by_key(|pipeline| self.pipelines[*pipeline].readiness_after_dropping_stale())
             .expect("there are some")
     }
 
@@ -152,12 +152,12 @@ impl Store for Node {
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].ask(command, deadline)
+        self.pipelines[pipeline].execute_one(command, deadline)
     }
 
     fn send_release(&self, release: Command) {
         let pipeline = self.pipeline_of(&release, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].post(release);
+        self.pipelines[pipeline].send_release(release);
     }
 
     fn run_maintenance(&self) -> bool {
@@ -169,7 +169,10 @@ impl Store for Node {
     }
 
     fn failed_releases(&self) -> Vec<usize> {
-        self.pipelines.iter().map(Pipeline::retries).collect()
+        self.pipelines
+            .iter()
+            .map(Pipeline::failed_releases)
+            .collect()
     }
 
     fn notification_epoch(&self) -> u64 {

@@ -50,7 +50,7 @@ impl World {
         let pipeline = Pipeline::for_callers(Arc::new(Shared {
             pool: Arc::clone(&server),
             endpoint: Arc::new(endpoint),
-            names: ScriptContext {
+            context: ScriptContext {
                 holder: HolderId::of_this_process(),
                 fence_counter: String::new(),
             },
@@ -61,7 +61,7 @@ impl World {
                 request_maintenance.state.lock().rung = true;
                 request_maintenance.changed.notify_one();
             }),
-            delays: None,
+            late_releases: None,
         }));
         Self {
             pipeline,
@@ -159,7 +159,7 @@ impl World {
 
     fn assert_idle(&self) {
         let state = self.pipeline.state.lock();
-        assert!(!state.led, "nobody leads, and the pipeline is led");
+        assert!(!state.is_led, "nobody leads, and the pipeline is is_led");
         assert!(!state.is_ready(), "something waits for nobody");
         assert_eq!(
             state
@@ -182,7 +182,7 @@ fn take_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
         for _ in 0..2 {
             let (lease, outcome) = world.acquire(&key, TTL);
             assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
-            world.pipeline.post(world.release(&key, lease));
+            world.pipeline.send_release(world.release(&key, lease));
         }
     }
 }
@@ -213,7 +213,7 @@ impl Unlucky {
             if !matches!(outcome, Ok(Reply::Granted { .. })) {
                 return;
             }
-            world.pipeline.post(world.release(&self.key, first));
+            world.pipeline.send_release(world.release(&self.key, first));
             if chance(2) {
                 return;
             }
@@ -292,7 +292,7 @@ fn model_what_is_posted_is_written_though_nobody_waits() {
             world
                 .server
                 .give(key, lease, MonotonicTime::now().after(TTL));
-            world.pipeline.post(world.release(key, lease));
+            world.pipeline.send_release(world.release(key, lease));
         };
         let one = || keys[..2].iter().for_each(post);
         let other = || keys[2..].iter().for_each(post);
@@ -311,7 +311,7 @@ fn model_an_acquire_overtakes_releases_of_other_keys_only() {
             world
                 .server
                 .give(&key, lease, MonotonicTime::now().after(TTL));
-            world.pipeline.post(world.release(&key, lease));
+            world.pipeline.send_release(world.release(&key, lease));
             key
         };
         let many = || {
@@ -345,7 +345,7 @@ fn model_posted_releases_survive_broken_connections() {
             world
                 .server
                 .give(key, lease, MonotonicTime::now().after(TTL));
-            world.pipeline.post(world.release(key, lease));
+            world.pipeline.send_release(world.release(key, lease));
         };
         let one = || keys[..3].iter().for_each(post);
         let other = || keys[3..].iter().for_each(post);
@@ -399,7 +399,7 @@ fn model_who_leaves_stands_in_no_line() {
             move || {
                 let (lease, outcome) = world.acquire(key, limit);
                 if outcome.is_ok() {
-                    world.pipeline.post(Command::Release {
+                    world.pipeline.send_release(Command::Release {
                         key: key.clone(),
                         lease,
                         until: MonotonicTime::now().after(TTL),

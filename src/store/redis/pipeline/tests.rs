@@ -43,7 +43,7 @@ fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
         pool: connection::pool(&endpoint, 2),
         endpoint,
-        names: ScriptContext {
+        context: ScriptContext {
             holder: HolderId::of_this_process(),
             fence_counter: key::fence_counter("p:"),
         },
@@ -52,7 +52,7 @@ fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
         request_maintenance: Box::new(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
         }),
-        delays: None,
+        late_releases: None,
     }));
     Fixture {
         server,
@@ -91,7 +91,7 @@ impl Fixture {
 
     fn ask(&self, command: Command, limit: Duration) -> Result<Reply, Error> {
         self.pipeline
-            .ask(command, MonotonicTime::now().after(limit))
+            .execute_one(command, MonotonicTime::now().after(limit))
     }
 
     fn release(&self, name: &str, lease: LeaseId) -> Command {
@@ -127,7 +127,7 @@ impl Fixture {
 
     fn is_idle(&self) -> bool {
         let state = self.pipeline.state.lock();
-        !state.led && !state.has_work()
+        !state.is_led && !state.has_work()
     }
 }
 
@@ -135,7 +135,7 @@ impl Fixture {
 fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
     let f = fixture();
     let lease = f.acquire("a");
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     assert_eq!(f.unanswered(), 1);
     assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
     f.acquire("a");
@@ -193,13 +193,13 @@ fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
     }
     for (asked, waits) in [("a", true), ("b", false)] {
         f.server.stop();
-        f.pipeline.post(release.clone());
+        f.pipeline.send_release(release.clone());
         std::thread::scope(|scope| {
             scope.spawn(|| f.acquire(asked));
             let is_led = || {
                 let state = f.pipeline.state.lock();
                 // Its leader has the connection.
-                (state.led && state.connection.is_none()).then(|| state.awaited.iter().count())
+                (state.is_led && state.connection.is_none()).then(|| state.awaited.iter().count())
             };
             let is_in_queue = || is_led().is_some_and(|queued| queued == 1);
             let is_written = || is_led().is_some_and(|queued| queued == 0);
@@ -220,7 +220,7 @@ fn an_unread_release_of_a_cut_connection_is_written_again() {
     let f = fixture();
     let lease = f.acquire("a");
     f.cut();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     while f.pipeline.run_maintenance() {}
     assert!(!f.exists("a"));
     assert!(f.is_idle());
@@ -232,7 +232,7 @@ fn many_posted_releases_are_left_to_the_background_and_none_is_lost() {
     let names: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
     let leases: Vec<LeaseId> = names.iter().map(|name| f.acquire(name)).collect();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.post(f.release(name, *lease));
+        f.pipeline.send_release(f.release(name, *lease));
     }
     assert!(f.unanswered() <= MAX_UNANSWERED);
     while f.pipeline.run_maintenance() {}
@@ -272,7 +272,7 @@ fn a_follower_that_leaves_has_its_late_grant_released() {
     f.server.stop();
     std::thread::scope(|scope| {
         let leader = scope.spawn(|| f.acquire_within("leader", LONG));
-        assert!(eventually(LONG, || f.pipeline.state.lock().led));
+        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
         let (_, outcome) = f.acquire_within("tracker", Duration::from_millis(20));
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
         f.server.resume();
@@ -287,15 +287,17 @@ fn a_follower_that_leaves_has_its_late_grant_released() {
 fn a_follower_withdraws_from_a_batch_without_connection() {
     let mut f = fixture();
     f.server.kill();
-    let call = Call::new(1);
+    let call = Caller::new(1);
     let tracker = Command::Acquire {
         key: key("tracker"),
         lease: LeaseId::random(),
         ttl: LONG,
         queue_mode: crate::store::QueueMode::None,
     };
-    let request = f.pipeline.request(tracker, Some(Completion::new(&call, 0)));
-    f.pipeline.state.lock().ask([request]);
+    let request = f
+        .pipeline
+        .new_request(tracker, Some(Completion::new(&call, 0)));
+    f.pipeline.state.lock().enqueue([request]);
     let Fixture {
         server, pipeline, ..
     } = &mut f;
@@ -306,7 +308,8 @@ fn a_follower_withdraws_from_a_batch_without_connection() {
             ttl: LONG,
             queue_mode: crate::store::QueueMode::None,
         };
-        let leader = scope.spawn(|| pipeline.ask(command, MonotonicTime::now().after(LONG)));
+        let leader =
+            scope.spawn(|| pipeline.execute_one(command, MonotonicTime::now().after(LONG)));
         // The leader has both requests, and waits for a connection that cannot be made.
         let is_refused = || pipeline.shared.endpoint.last_error().is_some();
         assert!(eventually(LONG, || {
@@ -332,7 +335,7 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
     f.server.stop();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| f.acquire_within("first", LONG));
-        assert!(eventually(LONG, || f.pipeline.state.lock().led));
+        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
         // Both wait in the queue; whichever is appointed next panics after it has written.
         f.pipeline.panic_next.store(true, Ordering::SeqCst);
         let two = ["second", "third"].map(|name| {
@@ -351,7 +354,7 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
         first.join().unwrap().1.unwrap();
         let outcomes = two.map(|thread| thread.join());
         let panicked = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        assert_eq!(panicked, 1, "the panic goes on in the thread that led");
+        assert_eq!(panicked, 1, "the panic goes on in the thread that is_led");
         for outcome in outcomes.into_iter().flatten() {
             let error = outcome.1.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout, "its outcome is unknown");
@@ -366,7 +369,7 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
 fn a_flush_is_answered_after_all_that_was_posted() {
     let f = fixture();
     let lease = f.acquire("a");
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert_eq!(f.unanswered(), 0);
@@ -378,7 +381,7 @@ fn a_flush_without_a_server_says_so_and_keeps_what_is_owed() {
     let mut f = with_timeout(Duration::from_millis(500));
     let lease = f.acquire("a");
     f.server.kill();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     assert!(!f.is_idle(), "the release is still unanswered");
@@ -391,7 +394,7 @@ fn a_release_that_is_refused_is_tried_again_later_and_not_at_once() {
     f.server
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     assert!(f.pipeline.run_maintenance(), "it is still unanswered");
     f.server.command(&["CONFIG", "RESETSTAT"]).unwrap();
     assert!(f.pipeline.run_maintenance(), "and not due yet");
@@ -417,7 +420,7 @@ fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
         queue_mode: crate::store::QueueMode::None,
     };
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let unanswered = PendingRequest::new(acquire, None).unanswered(&cut, false);
+    let unanswered = PendingRequest::new(acquire, None).on_connection_lost(&cut, false);
     f.pipeline.state.lock().apply(unanswered);
     f.acquire("a");
 }
@@ -456,7 +459,7 @@ fn held(name: &str) -> PendingRequest {
 #[test]
 fn a_release_swept_away_by_a_panic_is_told_of_as_late_and_given_up() {
     let (hook, told) = listening();
-    let release = held("a").tracked(Some(&hook));
+    let release = held("a").with_tracker(Some(&hook));
     let swept = catch_unwind(AssertUnwindSafe(move || {
         let _in_a_batch = release;
         panic!("a test asks for this panic");
@@ -469,28 +472,32 @@ fn a_release_swept_away_by_a_panic_is_told_of_as_late_and_given_up() {
 fn a_release_that_fails_again_and_again_is_told_of_once_and_confirmed_once() {
     let (hook, told) = listening();
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let mut release = held("a").tracked(Some(&hook));
+    let mut release = held("a").with_tracker(Some(&hook));
     for attempt in 0..3 {
-        let Next::Again(again) = release.unanswered(&cut, attempt == 0) else {
+        let Next::RetryNow(again) = release.on_connection_lost(&cut, attempt == 0) else {
             panic!("it is unanswered until its ttl has ended");
         };
         release = again;
     }
     assert_eq!(*told.lock(), ["a 7 Unavailable"]);
-    release.answered(Ok(Reply::Missing));
+    release.on_reply(Ok(Reply::Missing));
     assert_eq!(*told.lock(), ["a 7 Unavailable", "a 7 true"]);
 }
 
 #[test]
 fn a_release_done_at_the_first_or_second_attempt_is_not_told_of() {
     let (hook, told) = listening();
-    held("a").tracked(Some(&hook)).answered(Ok(Reply::Done));
+    held("a")
+        .with_tracker(Some(&hook))
+        .on_reply(Ok(Reply::Done));
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let next = held("b").tracked(Some(&hook)).unanswered(&cut, true);
-    let Next::Again(again) = next else {
+    let next = held("b")
+        .with_tracker(Some(&hook))
+        .on_connection_lost(&cut, true);
+    let Next::RetryNow(again) = next else {
         panic!("another connection may do it at once");
     };
-    again.answered(Ok(Reply::Done));
+    again.on_reply(Ok(Reply::Done));
     assert!(told.lock().is_empty());
 }
 
@@ -512,11 +519,11 @@ fn a_repetition_is_due_when_the_ttl_ends_at_the_latest() {
 #[test]
 fn an_unlock_answered_after_its_caller_has_left_is_told_of_as_late() {
     let (hook, told) = listening();
-    let call = Call::new(1);
+    let call = Caller::new(1);
     call.leave();
-    let mut release = held("a").tracked(Some(&hook));
+    let mut release = held("a").with_tracker(Some(&hook));
     release.completion = Some(Completion::new(&call, 0));
-    release.answered(Ok(Reply::Done));
+    release.on_reply(Ok(Reply::Done));
     assert_eq!(*told.lock(), ["a 7 Timeout", "a 7 true"]);
 }
 
@@ -529,7 +536,7 @@ fn many_refused_releases_keep_nobody_from_being_served() {
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.post(Command::Release {
+        f.pipeline.send_release(Command::Release {
             key: key(name),
             lease: *lease,
             until: MonotonicTime::now().after(2 * LONG),

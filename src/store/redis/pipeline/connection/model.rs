@@ -239,9 +239,9 @@ impl Connection {
 }
 
 #[derive(Clone)]
-pub(crate) enum Answer {
-    Outcome(Result<Reply, Error>),
-    OutcomeUnknown(Error),
+pub(crate) enum CommandOutcome {
+    Known(Result<Reply, Error>),
+    Unknown(Error),
 }
 
 pub(crate) struct PipelinedConnection {
@@ -266,7 +266,7 @@ impl PipelinedConnection {
         self.connection.is_stale()
     }
 
-    pub(crate) fn is_suspect(&self) -> bool {
+    pub(crate) fn is_stale_and_idle(&self) -> bool {
         self.in_flight.is_empty() && self.is_stale()
     }
 
@@ -274,7 +274,7 @@ impl PipelinedConnection {
         self.in_flight.len()
     }
 
-    pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
+    pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
         let in_flight = self.in_flight.iter();
         in_flight.filter_map(|request| request.command.key_for_next_waiter())
     }
@@ -307,7 +307,7 @@ impl PipelinedConnection {
         &mut self,
         _: &ScriptContext,
         deadline: MonotonicTime,
-        deliver: &mut impl FnMut(PendingRequest, Answer),
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
     ) -> Result<(), Error> {
         let server = Arc::clone(&self.connection.server);
         server.use_alone(|| {
@@ -330,7 +330,7 @@ impl PipelinedConnection {
                 }
                 self.served.pop_front();
                 let request = self.in_flight.pop_front().expect("it was just looked at");
-                deliver(request, Answer::Outcome(Ok(reply)));
+                deliver(request, CommandOutcome::Known(Ok(reply)));
             }
             Ok(())
         })

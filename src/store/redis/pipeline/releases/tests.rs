@@ -15,7 +15,7 @@ fn release(key: u8, attempts: u32) -> Release {
         queued: None,
         attempts,
         is_undo: false,
-        began: false,
+        reported_late: false,
     }
 }
 

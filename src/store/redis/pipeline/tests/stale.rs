@@ -26,7 +26,7 @@ fn answers_owed_on_a_stale_connection_are_read() {
     // The release is answered by NOSCRIPT, so that nothing is done unless the answer is read.
     f.ask_server(&["SCRIPT", "FLUSH"]);
     let before = f.connection();
-    f.pipeline.post(f.release("k", lease));
+    f.pipeline.send_release(f.release("k", lease));
     assert_eq!(f.unanswered(), 1);
     f.make_stale();
     f.acquire("k");
@@ -39,7 +39,7 @@ fn a_release_is_not_written_on_a_stale_connection() {
     let lease = f.acquire("k");
     let (before, rings) = (f.connection(), f.rings.load(Ordering::SeqCst));
     f.make_stale();
-    f.pipeline.post(f.release("k", lease));
+    f.pipeline.send_release(f.release("k", lease));
     assert_eq!(f.unanswered(), 0);
     assert!(f.exists("k"));
     assert!(

@@ -15,26 +15,26 @@ fn acquire_of(name: &str) -> Command {
 #[test]
 fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_for_nobody() {
     let f = fixture();
-    f.pipeline.state.lock().led = true;
-    f.pipeline.post(f.release("a", LeaseId::random()));
+    f.pipeline.state.lock().is_led = true;
+    f.pipeline.send_release(f.release("a", LeaseId::random()));
     let mut state = f.pipeline.state.lock();
-    assert!(state.has_posted());
+    assert!(state.has_unawaited());
     assert_eq!(f.rings.load(Ordering::SeqCst), 0);
-    state.led = false;
+    state.is_led = false;
 }
 
 #[test]
 fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
     let f = fixture();
     f.acquire("a");
-    let leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     for _ in 0..3 * MAX_BATCH {
-        f.pipeline.post(f.release("b", LeaseId::random()));
+        f.pipeline.send_release(f.release("b", LeaseId::random()));
     }
     drop(leadership);
     assert_eq!(f.unanswered(), MAX_BATCH);
     assert_eq!(f.rings.load(Ordering::SeqCst), 1);
-    f.pipeline.post(f.release("b", LeaseId::random()));
+    f.pipeline.send_release(f.release("b", LeaseId::random()));
     assert_eq!(
         f.unanswered(),
         MAX_BATCH,
@@ -42,39 +42,39 @@ fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
     );
     assert_eq!(f.rings.load(Ordering::SeqCst), 2);
     let mut queued = Vec::new();
-    while f.pipeline.state.lock().has_posted() {
+    while f.pipeline.state.lock().has_unawaited() {
         f.pipeline.state.lock().next_batch(MAX_BATCH, &mut queued);
     }
     assert_eq!(queued.len(), 2 * MAX_BATCH + 1);
 }
 
-fn next(state: &mut State) -> Vec<PendingRequest> {
+fn next(state: &mut PipelineState) -> Vec<PendingRequest> {
     let mut batch = Vec::new();
     state.next_batch(MAX_BATCH, &mut batch);
     batch
 }
 
-fn awaited(command: Command) -> (Arc<Call>, PendingRequest) {
-    let call = Call::new(1);
+fn awaited(command: Command) -> (Arc<Caller>, PendingRequest) {
+    let call = Caller::new(1);
     let completion = Completion::new(&call, 0);
     (call, PendingRequest::new(command, Some(completion)))
 }
 
 /// A pipeline's state with so many releases that wait to be written.
-fn with_posted(count: usize) -> State {
-    let mut state = State::new(None);
+fn with_unawaited(count: usize) -> PipelineState {
+    let mut state = PipelineState::new(None);
     for n in 0..count {
         let release = held(&n.to_string()).into_release(None);
-        state.post(release.unwrap());
+        state.enqueue_release(release.unwrap());
     }
     state
 }
 
 #[test]
 fn an_awaited_request_is_in_the_next_batch() {
-    let mut state = with_posted(100 * MAX_BATCH);
+    let mut state = with_unawaited(100 * MAX_BATCH);
     let (_call, acquire) = awaited(acquire_of("x"));
-    state.ask([acquire]);
+    state.enqueue([acquire]);
     let batch = next(&mut state);
     let acquires = batch.iter().filter(|one| one.completion.is_some());
     assert_eq!((acquires.count(), batch.len()), (1, 1 + MAX_BATCH));
@@ -82,31 +82,31 @@ fn an_awaited_request_is_in_the_next_batch() {
 
 #[test]
 fn awaited_requests_leave_room_for_releases() {
-    let mut state = with_posted(MAX_BATCH);
+    let mut state = with_unawaited(MAX_BATCH);
     let (_calls, acquires): (Vec<_>, Vec<_>) = (0..2 * MAX_BATCH)
         .map(|n| awaited(acquire_of(&format!("x{n}"))))
         .unzip();
-    state.ask(acquires);
+    state.enqueue(acquires);
     assert_eq!(next(&mut state).len(), 2 * MAX_BATCH);
-    assert!(!state.has_posted());
+    assert!(!state.has_unawaited());
 }
 
 #[test]
 fn an_acquire_takes_earlier_releases_of_its_key_along() {
     let last = 100 * MAX_BATCH - 1;
-    let mut state = with_posted(last + 1);
+    let mut state = with_unawaited(last + 1);
     let again = held(&last.to_string()).into_release(None);
-    state.post(again.unwrap());
-    let refused = held(&last.to_string()).answered(Err(Error::new(ErrorKind::Denied, "")));
+    state.enqueue_release(again.unwrap());
+    let refused = held(&last.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
     state.apply(refused);
     let (_call, acquire) = awaited(acquire_of(&last.to_string()));
-    state.ask([acquire]);
+    state.enqueue([acquire]);
     let batch = next(&mut state);
     let of_key = |one: &&PendingRequest| one.command.key() == Some(&key(&last.to_string()));
     assert_eq!(batch.iter().filter(of_key).count(), 4);
     assert!(!state.has_refused_releases());
     let mut left = 0;
-    while state.has_posted() {
+    while state.has_unawaited() {
         let batch = next(&mut state);
         assert_eq!(batch.iter().filter(of_key).count(), 0);
         left += batch.len();
@@ -116,13 +116,13 @@ fn an_acquire_takes_earlier_releases_of_its_key_along() {
 
 #[test]
 fn refused_releases_are_written_in_bounded_batches() {
-    let mut state = State::new(None);
+    let mut state = PipelineState::new(None);
     for n in 0..10 * MAX_BATCH {
-        let refused = held(&n.to_string()).answered(Err(Error::new(ErrorKind::Denied, "")));
+        let refused = held(&n.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
         state.apply(refused);
     }
     let (_call, flush) = awaited(Command::Flush { pipeline: 0 });
-    state.ask([flush]);
+    state.enqueue([flush]);
     let mut batches = Vec::new();
     loop {
         let batch = next(&mut state);
@@ -136,33 +136,33 @@ fn refused_releases_are_written_in_bounded_batches() {
 
 #[test]
 fn releases_whose_ttl_ends_in_an_outage_are_given_up() {
-    let mut state = with_posted(2);
+    let mut state = with_unawaited(2);
     let mut over = held("over").into_release(None).unwrap();
     over.until = MonotonicTime::now();
-    state.post(over);
+    state.enqueue_release(over);
     let error = Error::new(ErrorKind::Unavailable, "");
-    state.delay_all(&error, MonotonicTime::now());
+    state.report_all_late(&error, MonotonicTime::now());
     assert_eq!(state.failed(), 2);
-    state.delay_all(&error, MonotonicTime::now().after(LONG / 2));
+    state.report_all_late(&error, MonotonicTime::now().after(LONG / 2));
     assert_eq!((state.failed(), next(&mut state).len()), (2, 2));
 }
 
 #[test]
 fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let unanswered = PendingRequest::new(acquire_of("a"), None).unanswered(&cut, false);
-    let Next::Again(undo) = unanswered else {
+    let unanswered = PendingRequest::new(acquire_of("a"), None).on_connection_lost(&cut, false);
+    let Next::RetryNow(undo) = unanswered else {
         panic!("it may have been granted");
     };
-    let later = undo.answered(Ok(Reply::Missing));
-    assert!(matches!(later, Next::Later(_)), "it may still arrive");
-    let mut state = State::new(None);
+    let later = undo.on_reply(Ok(Reply::Missing));
+    assert!(matches!(later, Next::RetryLater(_)), "it may still arrive");
+    let mut state = PipelineState::new(None);
     state.apply(later);
     let (_call, acquire) = awaited(acquire_of("a"));
-    state.ask([acquire]);
+    state.enqueue([acquire]);
     assert_eq!(next(&mut state).len(), 1, "it is not due");
     let (_call, flush) = awaited(Command::Flush { pipeline: 0 });
-    state.ask([flush]);
+    state.enqueue([flush]);
     assert_eq!(next(&mut state).len(), 2);
 }
 
@@ -175,7 +175,7 @@ fn a_flush_says_so_while_releases_are_refused() {
         f.server.command(&command).unwrap();
     };
     may_delete("-del");
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(f.exists("a"));
@@ -190,7 +190,7 @@ fn a_flush_on_a_connection_that_was_cut_is_answered_on_another() {
     let f = fixture();
     let lease = f.acquire("a");
     f.cut();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert!(f.is_idle() && !f.exists("a"));
@@ -202,15 +202,15 @@ fn waits_on(of_eight: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
     f.server.stop();
-    let patient = Call::new(1);
+    let patient = Caller::new(1);
     let completion = Completion::new(&patient, 0);
     let waiting = PendingRequest::new(acquire_of("patient"), Some(completion));
-    f.pipeline.state.lock().ask([waiting]);
+    f.pipeline.state.lock().enqueue([waiting]);
     let (_, outcome) = f.acquire_within("leader", timeout * of_eight / 8);
     outcome.unwrap_err();
     let state = f.pipeline.state.lock();
     let mut completion = state.awaited.iter().filter_map(|p| p.completion.as_ref());
-    completion.any(|completion| Arc::ptr_eq(completion.call(), &patient))
+    completion.any(|completion| Arc::ptr_eq(completion.caller(), &patient))
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_leader_in_a_hurry_says_nothing_of_the_connection_to_who_can_wait_for_it() {
 
 #[test]
 fn attempts_to_connect_back_off_to_500_ms() {
-    let mut state = with_posted(1);
+    let mut state = with_unawaited(1);
     let now = MonotonicTime::now();
     let mut pauses = Vec::new();
     for _ in 0..8 {
@@ -235,7 +235,7 @@ fn attempts_to_connect_back_off_to_500_ms() {
         );
     }
     assert_eq!(pauses, [0, 2, 3, 4, 5, 5, 5, 5]);
-    state.connected();
+    state.note_connected();
     assert!(state.is_due(now), "a connection serves");
 }
 
@@ -243,12 +243,12 @@ fn attempts_to_connect_back_off_to_500_ms() {
 fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
     for is_over in [false, true] {
         let (hook, told) = listening();
-        let mut state = State::new(Some(hook));
-        state.post(held("a").into_release(None).unwrap());
+        let mut state = PipelineState::new(Some(hook));
+        state.enqueue_release(held("a").into_release(None).unwrap());
         let error = Error::new(ErrorKind::Unavailable, "");
         let now = MonotonicTime::now();
-        state.delay_all(&error, now);
-        state.delay_all(&error, now.after(Duration::from_secs(1)));
+        state.report_all_late(&error, now);
+        state.report_all_late(&error, now.after(Duration::from_secs(1)));
         assert_eq!(*told.lock(), ["a 7 Unavailable"]);
         if is_over {
             state.report_given_up_releases();
@@ -256,7 +256,7 @@ fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
         }
         let ended = if is_over { "a 7 false" } else { "a 7 true" };
         for release in next(&mut state) {
-            release.answered(Ok(Reply::Done));
+            release.on_reply(Ok(Reply::Done));
         }
         assert_eq!(*told.lock(), ["a 7 Unavailable", ended]);
     }
