@@ -1,5 +1,5 @@
-//! A store without a server: the locks of clients in one process, for tests. Every command is carried out at
-//! once on the thread that asks, and so is the telling of what it changed.
+//! A store without a server, for tests: it keeps the locks of clients in one process. The caller's thread carries out
+//! each command at once, and calls the listeners.
 
 mod keyspace;
 #[cfg(test)]
@@ -23,17 +23,17 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use keyspace::{Keyspace, Notification, Step};
 
-/// What the clients of one memory share.
+/// A server in memory that clients share.
 pub(crate) struct MemoryServer {
     process: Process,
     clock: Clock,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
-    /// Who looked at a key, and is told once when it changes.
-    watchers: Mutex<KeyMap<Vec<HolderId>>>,
+    /// The clients that read a key. Each is notified once when it changes.
+    trackers: Mutex<KeyMap<Vec<HolderId>>>,
 }
 
-/// Those that have a name, as long as somebody uses them.
+/// The servers that have a name, while a client uses them.
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryServer {
@@ -43,11 +43,11 @@ impl MemoryServer {
             clock: Clock::movable(),
             keyspace: Mutex::default(),
             listeners: Mutex::default(),
-            watchers: Mutex::default(),
+            trackers: Mutex::default(),
         })
     }
 
-    /// The one that a URL names, `memory://<name>`; without a name, a new one.
+    /// The server that the URL `memory://<name>` names; without a name, a new server. `None` for other URLs.
     pub(crate) fn of_url(url: &str) -> Option<Result<Arc<Self>, Error>> {
         let name = url.strip_prefix("memory://")?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -72,7 +72,7 @@ impl MemoryServer {
         })))
     }
 
-    /// The process that made it; in a fork of that nothing of it may be touched.
+    /// The process that made the server. A fork of it must not use the server.
     pub(crate) fn process(&self) -> Process {
         self.process
     }
@@ -81,7 +81,7 @@ impl MemoryServer {
         &self.clock
     }
 
-    /// Lets time pass at once, for this server and all its clients.
+    /// Moves the clock of this server and its clients ahead. Expires keys and calls the listeners.
     pub(crate) fn advance(&self, by: Duration) {
         self.clock.advance(by);
         self.change(&HolderId::of_text(""), |keyspace, step| {
@@ -92,10 +92,10 @@ impl MemoryServer {
         }
     }
 
-    /// Forgets all locks and values, as a Redis that restarts without a copy of them.
+    /// Deletes all locks and values, as a Redis that restarts without persistence. Calls the listeners.
     pub(crate) fn flush(&self) {
         self.keyspace.lock().flush();
-        self.watchers.lock().clear();
+        self.trackers.lock().clear();
         for listener in self.listeners() {
             listener.all_changed();
         }
@@ -105,29 +105,29 @@ impl MemoryServer {
         self.listeners.lock().values().cloned().collect()
     }
 
-    /// Changes something on behalf of `by`, then tells what there is to tell.
+    /// Changes the keyspace for the client `by`, then calls the listeners with the notifications.
     fn change<T>(
         &self,
         by: &HolderId,
         change: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
     ) -> T {
-        let mut news = Vec::new();
+        let mut notifications = Vec::new();
         let mut step = Step {
             now: self.clock.now(),
             by,
             listens: &|holder| self.listeners.lock().contains_key(holder),
-            news: &mut news,
+            notifications: &mut notifications,
         };
         let changed = change(&mut self.keyspace.lock(), &mut step);
-        for one in news {
-            self.tell(one);
+        for notification in notifications {
+            self.notify(notification);
         }
         changed
     }
 
-    fn tell(&self, news: Notification) {
+    fn notify(&self, notification: Notification) {
         let listener = |holder: &HolderId| self.listeners.lock().get(holder).cloned();
-        match news {
+        match notification {
             Notification::Granted {
                 to,
                 key,
@@ -149,27 +149,28 @@ impl MemoryServer {
                 }
             }
             Notification::Changed(key) => {
-                let watchers = self.watchers.lock().remove(&key).unwrap_or_default();
-                for holder in watchers {
+                let trackers = self.trackers.lock().remove(&key).unwrap_or_default();
+                for holder in trackers {
                     let Some(listener) = listener(&holder) else {
                         continue;
                     };
                     if let Some(tracked) = listener.changed(&key) {
-                        self.look(&holder, &*listener, &tracked);
+                        self.read_and_track(&holder, &*listener, &tracked);
                     }
                 }
             }
         }
     }
 
-    fn look(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
+    /// Reads a key for `holder`, tracks it if it exists, and calls the listener with its value.
+    fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
         let value = self.change(holder, |keyspace, step| {
             let value = keyspace.text(&tracked.key, step);
-            // One that is not there is seen to be gone, and need not be told of again. Under the lock of
-            // the keys: nothing changes in between.
+            // A missing key is not tracked: the listener learns now that it is missing. The keyspace is locked, so the
+            // key cannot change in between.
             if value.is_some() {
-                let mut watchers = self.watchers.lock();
-                let of_key = watchers.entry(tracked.key.clone()).or_default();
+                let mut trackers = self.trackers.lock();
+                let of_key = trackers.entry(tracked.key.clone()).or_default();
                 if !of_key.contains(holder) {
                     of_key.push(holder.clone());
                 }
@@ -180,7 +181,7 @@ impl MemoryServer {
     }
 }
 
-/// One client's way to it.
+/// A client's store on a server in memory.
 pub(crate) struct MemoryNode {
     server: Arc<MemoryServer>,
     holder: HolderId,
@@ -196,16 +197,16 @@ impl Store for MemoryNode {
     fn execute(&self, requests: &mut [Request]) {
         for request in requests {
             let outcome = self.server.change(&self.holder, |keyspace, step| {
-                keyspace.carry_out(&request.command, step)
+                keyspace.execute(&request.command, step)
             });
             request.outcome = Some(outcome);
         }
     }
 
     fn send_release(&self, release: Command) {
-        // Nobody waits for its answer, and there is nothing that could keep it from being done.
+        // No caller waits for the reply.
         let _ = self.server.change(&self.holder, |keyspace, step| {
-            keyspace.carry_out(&release, step)
+            keyspace.execute(&release, step)
         });
     }
 
@@ -230,7 +231,8 @@ impl Store for MemoryNode {
             return false;
         };
         for tracked in keys {
-            self.server.look(&self.holder, &*listener, &tracked);
+            self.server
+                .read_and_track(&self.holder, &*listener, &tracked);
         }
         true
     }

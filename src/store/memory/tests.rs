@@ -1,5 +1,5 @@
-//! The memory store against a real Redis: the same histories of commands, the same replies, the same
-//! values, the same news. And the proof that this finds differences: some are planted in the scripts.
+//! Compares the memory store with a real Redis on generated histories of commands: replies, values and notifications.
+//! Differences planted in the scripts show that the comparison finds them.
 
 mod histories;
 mod server;
@@ -14,7 +14,7 @@ use crate::store::redis::scripts::ScriptKind;
 use histories::{Operation, histories};
 use server::{Redis, Scripts};
 
-/// Runs generated histories on both until one differs; says how.
+/// Runs generated histories on both until one differs. Returns the difference.
 fn differs(scripts: &Scripts, cases: u32, seed: u8) -> Option<String> {
     let redis = std::cell::RefCell::new(Redis::start());
     let config = Config {
@@ -37,7 +37,7 @@ fn differs(scripts: &Scripts, cases: u32, seed: u8) -> Option<String> {
 }
 
 #[test]
-fn the_memory_store_answers_as_redis_does() {
+fn the_memory_store_replies_as_redis_does() {
     if let Some(how) = differs(&Scripts::real(), 250, 1) {
         panic!("{how}");
     }
@@ -56,9 +56,9 @@ fn a_difference_planted_in_any_script_is_found() {
         (ScriptKind::Acquire, "if held and string.sub(held, 5, 36) == lease then", "if false then"),
         (ScriptKind::Acquire, "if mode == '' or type(left) ~= 'number' then return left end", ""),
         (ScriptKind::Acquire, "lease .. ',' .. (kind == '0' and 0 or ttl) .. ',' .. holder", "lease .. ',' .. ttl .. ',' .. holder"),
-        (ScriptKind::Acquire, "if is_told then redis.pcall('ZREM', queue, polls) else entry = polls end", ""),
+        (ScriptKind::Acquire, "if is_notified then redis.pcall('ZREM', queue, polls) else entry = polls end", ""),
         (ScriptKind::Acquire, "place and mode == '-+' and", "place and"),
-        (ScriptKind::Acquire, "if is_told then redis.pcall('ZREM', queue, polls) else", "if not is_told then"),
+        (ScriptKind::Acquire, "if is_notified then redis.pcall('ZREM', queue, polls) else", "if not is_notified then"),
         (ScriptKind::Acquire, "if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end", ""),
         (ScriptKind::Acquire, "held and not string.find(held, ' ', 55, true) and", "false and"),
         (ScriptKind::Acquire, "waiting == 0 or redis.pcall('ZCOUNT', queue, now, 'inf') == 0", "false"),
@@ -133,5 +133,5 @@ fn a_difference_planted_in_any_script_is_found() {
     assert!(missed.is_empty(), "not found: {missed:#?}");
 }
 
-/// Longest that a history waits for keys to expire.
+/// The longest pause in a history, in which keys expire.
 const LONGEST_PAUSE: Duration = Duration::from_millis(60);

@@ -121,7 +121,8 @@ impl Replies {
         Ok(Some(value))
     }
 
-    /// Replaces the string whose header begins at `from` by an error reply, and drops the `rest` bytes behind the header.
+    /// Replaces the string whose header begins at `from` by an error reply, and drops the `rest` bytes behind the
+    /// header.
     fn drop_string(&mut self, from: usize, rest: usize, limit: Limit) {
         let (from, body) = (self.start + from, self.start + self.frame.at);
         let there = rest.min(self.end - body);

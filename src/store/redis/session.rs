@@ -44,8 +44,8 @@ const NAMELESS: &str = "a command without a name";
 ///
 /// All methods of [`redis::Commands`] work on it, and all functions that take a [`redis::ConnectionLike`]. `WATCH` is
 /// allowed. Commands that would end the transaction or change the state of the connection (`EXEC`, `UNWATCH`, `SELECT`,
-/// `CLIENT`, `SUBSCRIBE` ..) and atomic pipelines fail before anything is sent. After a time-out, or when the connection
-/// has broken, every further command fails.
+/// `CLIENT`, `SUBSCRIBE` ..) and atomic pipelines fail before anything is sent. After a time-out, or when the
+/// connection has broken, every further command fails.
 ///
 /// Dropping it during a transaction closes the connection.
 ///
@@ -318,8 +318,8 @@ fn outcome_unknown(error: Error) -> Error {
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
-/// The outcome of a transaction from the replies to its commands. If Redis refuses one command, it still carries out the
-/// others. A command whose reply is too large was carried out: no caller reads that reply.
+/// The outcome of a transaction from the replies to its commands. If Redis refuses one command, it still carries out
+/// the others. A command whose reply is too large was carried out: no caller reads that reply.
 fn command_outcomes(replies: Vec<Value>) -> Result<TransactionOutcome, Error> {
     let of = replies.len();
     for (index, reply) in replies.into_iter().enumerate() {

@@ -68,10 +68,10 @@ fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket>
     Ok(socket)
 }
 
-/// The half that writes.
+/// The writing half of a connection.
 pub(crate) struct Sender {
     socket: Arc<Socket>,
-    /// As it is set on the socket.
+    /// The time-out that is set on the socket.
     timeout: Option<Duration>,
 }
 
@@ -98,10 +98,10 @@ impl Sender {
     }
 }
 
-/// The half that reads.
+/// The reading half of a connection.
 pub(crate) struct Receiver {
     socket: Arc<Socket>,
-    /// As it is set on the socket.
+    /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     /// The deadline of the last read that began after its deadline. Each deadline allows one such read.
     last_past_deadline: Option<MonotonicTime>,

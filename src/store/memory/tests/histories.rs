@@ -1,4 +1,4 @@
-//! Histories of commands: few keys, leases and clients, so that they meet.
+//! Generates histories of commands for few keys, leases and clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
 
-/// The last of the clients is one that nobody can tell anything.
+/// The clients. The last one does not listen.
 pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(super) enum Operation {
     },
     Pause(Duration),
     Delete(Key),
-    /// The clock of the server is put back; or rather, the last token is ahead of it.
+    /// Sets the clock of the server back: moves the fence counter ahead.
     PutBack(Duration),
 }
 
@@ -125,8 +125,8 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::PutBack(Duration::from_secs(3600))),
     ];
-    // Sometimes so many wait that it matters which of them come to the front.
-    let crowd = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
+    // Some histories begin with a long queue, in which waiters come to the front.
+    let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
             command: Command::Acquire {
@@ -138,6 +138,7 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
         };
         (0..waiters).map(joins).collect::<Vec<_>>()
     });
-    let crowd = prop_oneof![3 => Just(Vec::new()), 1 => crowd];
-    (crowd, vec(operation, 1..40)).prop_map(|(crowd, others)| [crowd, others].concat())
+    let waiters_first = prop_oneof![3 => Just(Vec::new()), 1 => waiters_first];
+    (waiters_first, vec(operation, 1..40))
+        .prop_map(|(waiters_first, others)| [waiters_first, others].concat())
 }

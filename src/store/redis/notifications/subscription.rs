@@ -74,9 +74,9 @@ impl Subscription {
         Ok((subscription, sender))
     }
 
-    /// Reads the next reply or push message. Calls `before_waiting`, which may write, when all values that were read are
-    /// returned; its result is how long to wait for more. Fails with `Timeout` if nothing comes in that time, and may be
-    /// called again. Once a part of a value was read, the rest has to come within the time-out.
+    /// Reads the next reply or push message. Calls `before_waiting`, which may write, when all values that were read
+    /// are returned; its result is how long to wait for more. Fails with `Timeout` if nothing comes in that time, and
+    /// may be called again. Once a part of a value was read, the rest has to come within the time-out.
     pub(super) fn next(
         &mut self,
         mut before_waiting: impl FnMut() -> Duration,

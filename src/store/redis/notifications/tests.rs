@@ -8,7 +8,7 @@ use crate::config::DEFAULT_MAX_REPLY;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Hears nothing.
+/// Ignores all notifications.
 struct IgnoreAll;
 
 impl Listener for IgnoreAll {
@@ -24,7 +24,7 @@ impl Listener for IgnoreAll {
     fn refused(&self, _: &Error) {}
 }
 
-/// Wants to send_reads at each key that changes.
+/// Has each changed key read.
 struct ReadAll;
 
 impl Listener for ReadAll {
@@ -42,7 +42,7 @@ impl Listener for ReadAll {
 }
 
 #[test]
-fn a_server_that_reports_one_key_without_end_is_given_up() {
+fn endless_changes_of_one_key_close_the_connection() {
     let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
     let notifications = Notifications::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
     let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
@@ -50,12 +50,12 @@ fn a_server_that_reports_one_key_without_end_is_given_up() {
         kind: PushKind::Invalidate,
         data: vec![Value::Array(keys.clone())],
     };
-    let heard = std::iter::repeat_with(|| notifications.handle(push(), &ReadAll));
-    let heard = heard
+    let handled = std::iter::repeat_with(|| notifications.handle(push(), &ReadAll));
+    let handled = handled
         .take(MAX_KEYS_UNANSWERED)
-        .take_while(|has_listeners| *has_listeners)
+        .take_while(|is_ok| *is_ok)
         .count();
-    assert_eq!(heard, MAX_KEYS_UNANSWERED / keys.len());
+    assert_eq!(handled, MAX_KEYS_UNANSWERED / keys.len());
     assert_eq!(
         notifications.state.lock().to_read.len(),
         MAX_KEYS_UNANSWERED + 1
@@ -63,7 +63,7 @@ fn a_server_that_reports_one_key_without_end_is_given_up() {
 }
 
 #[test]
-fn a_connection_with_too_many_unanswered_commands_is_given_up() {
+fn too_many_unanswered_commands_close_the_connection() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
@@ -84,7 +84,7 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
         .unanswered
         .is_empty()));
     server.stop();
-    let unanswered = std::iter::repeat_with(watch).take_while(|has_listeners| *has_listeners);
+    let unanswered = std::iter::repeat_with(watch).take_while(|is_ok| *is_ok);
     assert_eq!(unanswered.take(MAX_UNANSWERED + 1).count(), MAX_UNANSWERED);
     assert_eq!(notifications.queue_mode(), QueueMode::Polling);
     server.resume();
@@ -93,7 +93,7 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
 }
 
 #[test]
-fn connections_that_break_at_once_are_remade_less_and_less_often() {
+fn reconnects_back_off_while_connections_break_at_once() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
@@ -128,12 +128,12 @@ fn connections_that_break_at_once_are_remade_less_and_less_often() {
 
 #[test]
 fn answered_reads_make_room_for_others() {
-    let mut state = State::default();
+    let mut state = ConnectionState::default();
     let key = Key::new("p:", "k", 16).unwrap();
     let tracked = TrackedKey { key, lease: None };
     state
         .unanswered
-        .push_back((MonotonicTime::now(), Sent::Read(vec![tracked; 3])));
+        .push_back((MonotonicTime::now(), SentCommand::Read(vec![tracked; 3])));
     state.keys_unanswered = 3;
     assert!(state.take_answered().is_some());
     assert_eq!(state.keys_unanswered, 0);
@@ -149,14 +149,14 @@ fn stop_closes_open_connections_and_later_ones() {
     let connect = || crate::store::redis::socket::connect(endpoint.info().addr(), by).unwrap();
     let limit = crate::store::redis::connection::LONGEST_REPLY;
     for _ in 0..3 {
-        // It is dropped at once.
-        notifications.connected(connect().0.closer());
+        // The connection is dropped at once.
+        notifications.register_socket(connect().0.closer());
     }
     let (open, later) = (connect(), connect());
-    notifications.connected(open.0.closer());
+    notifications.register_socket(open.0.closer());
     assert_eq!(notifications.sockets.lock().closers.len(), 1);
     notifications.stop();
-    notifications.connected(later.0.closer());
+    notifications.register_socket(later.0.closer());
     for mut halves in [open, later] {
         let error = halves.1.receive(by, limit).unwrap_err();
         assert!(!error.is_timeout(), "{error}");

@@ -14,7 +14,8 @@ use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, Scr
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
-/// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several calls.
+/// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
+/// calls.
 const MAX_KEYS: usize = 128;
 
 /// How many empty vectors are kept for the next batches. Those of more than [`LONGEST_SPARE`] requests are freed.
@@ -79,8 +80,8 @@ impl InFlightBatch {
     }
 }
 
-/// Whether an acquire found its key taken only because the key's release, written before it, was not carried out. Such an
-/// acquire changed nothing and can be repeated.
+/// Whether an acquire found its key taken only because the key's release, written before it, was not carried out. Such
+/// an acquire changed nothing and can be repeated.
 fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_late: &[Key]) -> bool {
     let found_taken = matches!(
         outcome,
@@ -277,7 +278,8 @@ impl PipelinedConnection {
     }
 
     /// Writes the oldest batch in flight again, `at_once` keys in one call. The server refused the call before it did
-    /// anything: it does not know the script, or refuses one of the keys. Acquires of callers that have left are dropped.
+    /// anything: it does not know the script, or refuses one of the keys. Acquires of callers that have left are
+    /// dropped.
     fn repeat(
         &mut self,
         context: &ScriptContext,
@@ -345,8 +347,8 @@ impl PipelinedConnection {
                     commands,
                 );
             }
-            // An error is ignored, since other connections repeat the releases. The deadline is now, so that this does not
-            // wait for a server that does not read.
+            // An error is ignored, since other connections repeat the releases. The deadline is now, so that this does
+            // not wait for a server that does not read.
             let _ = self.connection.send(&self.buffer, MonotonicTime::now());
         }
         in_flight

@@ -36,8 +36,8 @@ use crate::store::{LateReleaseHook, MaintenanceHook, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
-/// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run all
-/// that a connection has sent before it reads from the others.
+/// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
+/// all that a connection has sent before it reads from the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// As [`MAX_BATCH`], for a pipeline for renewals. Batches of the watchdog are large only when renewals are late; then a
 /// lost lock is worse than a reply that comes some ms later.
@@ -126,8 +126,8 @@ impl Pipeline {
         PendingRequest::new(command, completion).with_tracker(self.shared.late_releases.as_ref())
     }
 
-    /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a `shutdown_deadline`,
-    /// the pipeline gives up its connection, too, even if other callers wait for replies on it.
+    /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
+    /// `shutdown_deadline`, the pipeline gives up its connection, too, even if other callers wait for replies on it.
     fn run(
         &self,
         requests: impl IntoIterator<Item = PendingRequest>,
@@ -335,9 +335,9 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Drops a connection that may lead to the wrong server, or be dead, after reading its missing replies. Called before
-    /// a batch is taken, so that a release without a reply goes before an acquire of its key. Returns true if there was
-    /// such a connection.
+    /// Drops a connection that may lead to the wrong server, or be dead, after reading its missing replies. Called
+    /// before a batch is taken, so that a release without a reply goes before an acquire of its key. Returns true if
+    /// there was such a connection.
     fn drop_stale_connection(&mut self) -> bool {
         let is_stale = self
             .connection
@@ -569,8 +569,8 @@ fn batch_given_up() -> Error {
 }
 
 impl Drop for Leadership<'_> {
-    /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the socket,
-    /// and leaves the rest to the background.
+    /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the
+    /// socket, and leaves the rest to the background.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_connection(&batch_given_up());

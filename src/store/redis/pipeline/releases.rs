@@ -1,5 +1,5 @@
-//! A queue of releases that no caller waits for, first in, first out, with an index by key: a batch with a request takes
-//! the earlier releases of the request's key along.
+//! A queue of releases that no caller waits for, first in, first out, with an index by key: a batch with a request
+//! takes the earlier releases of the request's key along.
 //!
 //! An outage can leave a million of them. So each takes 72 bytes, and 2 to 4 bytes in the index, beyond its key, and a
 //! growing queue copies only the index.
@@ -28,8 +28,8 @@ struct Slot {
     lease: LeaseId,
     until: MonotonicTime,
     due: MonotonicTime,
-    /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of its queue entry in ms, or zero if
-    /// it has no entry.
+    /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of its queue entry in ms, or zero
+    /// if it has no entry.
     detail: u64,
     /// The distance in slots to the previous slot of its bucket; zero if there is none.
     back: u32,

@@ -1,5 +1,5 @@
-//! Requests in a pipeline: the caller that waits for their outcomes, and what happens to a request after its reply, or if
-//! none comes.
+//! Requests in a pipeline: the caller that waits for their outcomes, and what happens to a request after its reply, or
+//! if none comes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -354,8 +354,8 @@ impl PendingRequest {
     /// Sets the outcome from the reply of Redis.
     pub(crate) fn on_reply(mut self, outcome: Outcome) -> Next {
         let outcome = match (&self.command, outcome) {
-            // TransactionOutcome before, on a connection that then broke: that first one may well have done
-            // it. Either way the key is no longer this lease's.
+            // An earlier attempt was written on a connection that broke, and may have been carried out. In any case the
+            // lease does not hold the key now.
             (
                 Command::Release { .. } | Command::ForceUnlock { .. },
                 Ok(Reply::Missing | Reply::Taken { .. }),
@@ -402,8 +402,8 @@ impl PendingRequest {
         }
     }
 
-    /// Handles the loss of the connection after the request was written and before its reply came. `may_retry`: whether to
-    /// retry at once on another connection.
+    /// Handles the loss of the connection after the request was written and before its reply came. `may_retry`: whether
+    /// to retry at once on another connection.
     pub(crate) fn on_connection_lost(mut self, error: &Error, may_retry: bool) -> Next {
         let may_retry = may_retry && self.attempts == 0;
         self.attempts += 1;
@@ -418,7 +418,8 @@ impl PendingRequest {
                     Next::RetryNow(undo)
                 })
             }
-            // A write is not repeated: if both arrive, the later one could overwrite a value that was written in between.
+            // A write is not repeated: if both arrive, the later one could overwrite a value that was written in
+            // between.
             Command::Write { .. } => self.on_not_sent(error),
             _ if may_retry && self.is_wanted() => Next::RetryNow(self),
             _ => self.on_not_sent(error),

@@ -1,4 +1,5 @@
-//! The state of a pipeline: its queues of requests and releases, their order, and the pauses before retries. Does no I/O.
+//! The state of a pipeline: its queues of requests and releases, their order, and the pauses before retries. Does no
+//! I/O.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -168,8 +169,8 @@ impl PipelineState {
         !self.refused.is_empty()
     }
 
-    /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases go before requests of the
-    /// same key, so that no acquire overtakes a release. The other releases follow, oldest first.
+    /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases go before requests of
+    /// the same key, so that no acquire overtakes a release. The other releases follow, oldest first.
     pub(super) fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<PendingRequest>) {
         if !self.has_work() {
             return;

@@ -64,8 +64,8 @@ pub(crate) enum ScriptKind {
 }
 
 impl ScriptKind {
-    /// In the order in which a batch is written: releases before acquires, so that a key that is released and acquired in
-    /// one batch is free.
+    /// In the order in which a batch is written: releases before acquires, so that a key that is released and acquired
+    /// in one batch is free.
     pub(crate) const ALL: [Self; 7] = [
         Self::Release,
         Self::Acquire,

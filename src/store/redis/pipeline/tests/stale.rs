@@ -1,4 +1,4 @@
-//! A connection that may be dead, or lead to the wrong server, is replaced before it is written on.
+//! A connection that may be dead, or lead to the wrong server, is replaced before the next write.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 use super::*;
 
 impl Fixture {
-    /// Another connection breaks.
+    /// Makes the connection stale, as if another one had broken.
     fn make_stale(&self) {
         self.pipeline.shared.endpoint.epoch().note_break();
     }
@@ -20,10 +20,10 @@ impl Fixture {
 }
 
 #[test]
-fn answers_owed_on_a_stale_connection_are_read() {
+fn replies_on_a_stale_connection_are_read() {
     let f = fixture();
     let lease = f.acquire("k");
-    // The release is answered by NOSCRIPT, so that nothing is done unless the answer is read.
+    // The reply to the release is NOSCRIPT, so the release is done only if the reply is read.
     f.ask_server(&["SCRIPT", "FLUSH"]);
     let before = f.connection();
     f.pipeline.send_release(f.release("k", lease));
@@ -37,13 +37,13 @@ fn answers_owed_on_a_stale_connection_are_read() {
 fn a_release_is_not_written_on_a_stale_connection() {
     let f = fixture();
     let lease = f.acquire("k");
-    let (before, rings) = (f.connection(), f.rings.load(Ordering::SeqCst));
+    let (before, hook_calls) = (f.connection(), f.hook_calls.load(Ordering::SeqCst));
     f.make_stale();
     f.pipeline.send_release(f.release("k", lease));
     assert_eq!(f.unanswered(), 0);
     assert!(f.exists("k"));
     assert!(
-        f.rings.load(Ordering::SeqCst) > rings,
+        f.hook_calls.load(Ordering::SeqCst) > hook_calls,
         "left to the background"
     );
     f.pipeline.run_maintenance();
@@ -51,8 +51,8 @@ fn a_release_is_not_written_on_a_stale_connection() {
     assert_ne!(f.connection(), before);
 }
 
-/// Passes everything on to the server, but for the next reply once `armed`: that makes no sense.
-fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
+/// A proxy to the server that replaces one reply once `armed` is set.
+fn proxy_with_one_bad_reply(server: &Server, armed: Arc<AtomicBool>) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, to) = (listener.local_addr().unwrap().port(), server.port());
     thread::spawn(move || {
@@ -65,7 +65,7 @@ fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
                 let mut bytes = [0; 4096];
                 while let Ok(count @ 1..) = server.read(&mut bytes) {
                     let reply = match armed.swap(false, Ordering::SeqCst) {
-                        true => b"+nonsense\r\n",
+                        true => b"+unexpected\r\n",
                         false => &bytes[..count],
                     };
                     if client.write_all(reply).is_err() {
@@ -79,10 +79,10 @@ fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
 }
 
 #[test]
-fn a_reply_without_sense_makes_all_connections_suspect() {
+fn an_unexpected_reply_makes_all_connections_suspect() {
     let armed = Arc::new(AtomicBool::new(false));
     let server = Server::start().unwrap();
-    let port = talks_nonsense(&server, Arc::clone(&armed));
+    let port = proxy_with_one_bad_reply(&server, Arc::clone(&armed));
     let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
     let lease = f.acquire("k");
     let epoch = f.pipeline.shared.endpoint.epoch();

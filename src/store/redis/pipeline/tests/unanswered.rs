@@ -1,5 +1,4 @@
-//! What a pipeline makes of what is unanswered: who takes it along, what a flush says of it, who keeps waiting
-//! for a connection.
+//! Queued releases and retries: their batches, flushes, and the attempts to connect.
 
 use super::*;
 
@@ -13,18 +12,18 @@ fn acquire_of(name: &str) -> Command {
 }
 
 #[test]
-fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_for_nobody() {
+fn a_release_is_left_to_the_leader() {
     let f = fixture();
     f.pipeline.state.lock().is_led = true;
     f.pipeline.send_release(f.release("a", LeaseId::random()));
     let mut state = f.pipeline.state.lock();
     assert!(state.has_unawaited());
-    assert_eq!(f.rings.load(Ordering::SeqCst), 0);
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 0);
     state.is_led = false;
 }
 
 #[test]
-fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
+fn an_ending_leader_writes_one_batch() {
     let f = fixture();
     f.acquire("a");
     let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
@@ -33,14 +32,14 @@ fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
     }
     drop(leadership);
     assert_eq!(f.unanswered(), MAX_BATCH);
-    assert_eq!(f.rings.load(Ordering::SeqCst), 1);
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 1);
     f.pipeline.send_release(f.release("b", LeaseId::random()));
     assert_eq!(
         f.unanswered(),
         MAX_BATCH,
-        "nor does the next one that lets go"
+        "the next release is left to the background, too"
     );
-    assert_eq!(f.rings.load(Ordering::SeqCst), 2);
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 2);
     let mut queued = Vec::new();
     while f.pipeline.state.lock().has_unawaited() {
         f.pipeline.state.lock().next_batch(MAX_BATCH, &mut queued);
@@ -55,12 +54,12 @@ fn next(state: &mut PipelineState) -> Vec<PendingRequest> {
 }
 
 fn awaited(command: Command) -> (Arc<Caller>, PendingRequest) {
-    let call = Caller::new(1);
-    let completion = Completion::new(&call, 0);
-    (call, PendingRequest::new(command, Some(completion)))
+    let caller = Caller::new(1);
+    let completion = Completion::new(&caller, 0);
+    (caller, PendingRequest::new(command, Some(completion)))
 }
 
-/// A pipeline's state with so many releases that wait to be written.
+/// The state of a pipeline with `count` queued releases.
 fn with_unawaited(count: usize) -> PipelineState {
     let mut state = PipelineState::new(None);
     for n in 0..count {
@@ -73,7 +72,7 @@ fn with_unawaited(count: usize) -> PipelineState {
 #[test]
 fn an_awaited_request_is_in_the_next_batch() {
     let mut state = with_unawaited(100 * MAX_BATCH);
-    let (_call, acquire) = awaited(acquire_of("x"));
+    let (_caller, acquire) = awaited(acquire_of("x"));
     state.enqueue([acquire]);
     let batch = next(&mut state);
     let acquires = batch.iter().filter(|one| one.completion.is_some());
@@ -83,7 +82,7 @@ fn an_awaited_request_is_in_the_next_batch() {
 #[test]
 fn awaited_requests_leave_room_for_releases() {
     let mut state = with_unawaited(MAX_BATCH);
-    let (_calls, acquires): (Vec<_>, Vec<_>) = (0..2 * MAX_BATCH)
+    let (_callers, acquires): (Vec<_>, Vec<_>) = (0..2 * MAX_BATCH)
         .map(|n| awaited(acquire_of(&format!("x{n}"))))
         .unzip();
     state.enqueue(acquires);
@@ -92,14 +91,14 @@ fn awaited_requests_leave_room_for_releases() {
 }
 
 #[test]
-fn an_acquire_takes_earlier_releases_of_its_key_along() {
+fn releases_of_a_key_precede_its_acquire() {
     let last = 100 * MAX_BATCH - 1;
     let mut state = with_unawaited(last + 1);
     let again = held(&last.to_string()).into_release(None);
     state.enqueue_release(again.unwrap());
     let refused = held(&last.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
     state.apply(refused);
-    let (_call, acquire) = awaited(acquire_of(&last.to_string()));
+    let (_caller, acquire) = awaited(acquire_of(&last.to_string()));
     state.enqueue([acquire]);
     let batch = next(&mut state);
     let of_key = |one: &&PendingRequest| one.command.key() == Some(&key(&last.to_string()));
@@ -121,7 +120,7 @@ fn refused_releases_are_written_in_bounded_batches() {
         let refused = held(&n.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
         state.apply(refused);
     }
-    let (_call, flush) = awaited(Command::Flush { pipeline: 0 });
+    let (_caller, flush) = awaited(Command::Flush { pipeline: 0 });
     state.enqueue([flush]);
     let mut batches = Vec::new();
     loop {
@@ -131,11 +130,11 @@ fn refused_releases_are_written_in_bounded_batches() {
             break;
         }
     }
-    assert_eq!(batches, [MAX_BATCH; 10], "and the flush goes last");
+    assert_eq!(batches, [MAX_BATCH; 10], "the flush goes last");
 }
 
 #[test]
-fn releases_whose_ttl_ends_in_an_outage_are_given_up() {
+fn expired_releases_are_given_up_in_an_outage() {
     let mut state = with_unawaited(2);
     let mut over = held("over").into_release(None).unwrap();
     over.until = MonotonicTime::now();
@@ -148,26 +147,29 @@ fn releases_whose_ttl_ends_in_an_outage_are_given_up() {
 }
 
 #[test]
-fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
+fn only_a_flush_repeats_undos_early() {
     let cut = Error::new(ErrorKind::Unavailable, "");
     let unanswered = PendingRequest::new(acquire_of("a"), None).on_connection_lost(&cut, false);
     let Next::RetryNow(undo) = unanswered else {
         panic!("it may have been granted");
     };
     let later = undo.on_reply(Ok(Reply::Missing));
-    assert!(matches!(later, Next::RetryLater(_)), "it may still arrive");
+    assert!(
+        matches!(later, Next::RetryLater(_)),
+        "the acquire may still arrive"
+    );
     let mut state = PipelineState::new(None);
     state.apply(later);
-    let (_call, acquire) = awaited(acquire_of("a"));
+    let (_caller, acquire) = awaited(acquire_of("a"));
     state.enqueue([acquire]);
     assert_eq!(next(&mut state).len(), 1, "it is not due");
-    let (_call, flush) = awaited(Command::Flush { pipeline: 0 });
+    let (_caller, flush) = awaited(Command::Flush { pipeline: 0 });
     state.enqueue([flush]);
     assert_eq!(next(&mut state).len(), 2);
 }
 
 #[test]
-fn a_flush_says_so_while_releases_are_refused() {
+fn a_flush_fails_while_releases_are_refused() {
     let f = fixture();
     let lease = f.acquire("a");
     let may_delete = |may: &str| {
@@ -186,7 +188,7 @@ fn a_flush_says_so_while_releases_are_refused() {
 }
 
 #[test]
-fn a_flush_on_a_connection_that_was_cut_is_answered_on_another() {
+fn a_flush_moves_to_another_connection_after_a_cut() {
     let f = fixture();
     let lease = f.acquire("a");
     f.cut();
@@ -196,9 +198,9 @@ fn a_flush_on_a_connection_that_was_cut_is_answered_on_another() {
     assert!(f.is_idle() && !f.exists("a"));
 }
 
-/// Whether somebody patient is still in the queue, of a server that stands still, when a leader has
-/// left that had `of_eight` eighths of the time that a connection may take.
-fn waits_on(of_eight: u32) -> bool {
+/// Whether a caller with time is still queued at a stopped server, after a leader has left that had `eighths` of the
+/// connect time-out.
+fn caller_still_waits(eighths: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
     f.server.stop();
@@ -206,7 +208,7 @@ fn waits_on(of_eight: u32) -> bool {
     let completion = Completion::new(&patient, 0);
     let waiting = PendingRequest::new(acquire_of("patient"), Some(completion));
     f.pipeline.state.lock().enqueue([waiting]);
-    let (_, outcome) = f.acquire_within("leader", timeout * of_eight / 8);
+    let (_, outcome) = f.acquire_within("leader", timeout * eighths / 8);
     outcome.unwrap_err();
     let state = f.pipeline.state.lock();
     let mut completion = state.awaited.iter().filter_map(|p| p.completion.as_ref());
@@ -214,9 +216,9 @@ fn waits_on(of_eight: u32) -> bool {
 }
 
 #[test]
-fn a_leader_in_a_hurry_says_nothing_of_the_connection_to_who_can_wait_for_it() {
-    assert!(waits_on(1));
-    assert!(!waits_on(7), "it had time enough to know");
+fn a_leader_without_time_fails_alone() {
+    assert!(caller_still_waits(1));
+    assert!(!caller_still_waits(7), "the leader had enough time");
 }
 
 #[test]
@@ -236,20 +238,20 @@ fn attempts_to_connect_back_off_to_500_ms() {
     }
     assert_eq!(pauses, [0, 2, 3, 4, 5, 5, 5, 5]);
     state.note_connected();
-    assert!(state.is_due(now), "a connection serves");
+    assert!(state.is_due(now), "a connection resets the pause");
 }
 
 #[test]
-fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
+fn a_queued_release_is_reported_late_and_ended_once() {
     for is_over in [false, true] {
-        let (hook, told) = listening();
+        let (hook, reports) = recording_hook();
         let mut state = PipelineState::new(Some(hook));
         state.enqueue_release(held("a").into_release(None).unwrap());
         let error = Error::new(ErrorKind::Unavailable, "");
         let now = MonotonicTime::now();
         state.report_all_late(&error, now);
         state.report_all_late(&error, now.after(Duration::from_secs(1)));
-        assert_eq!(*told.lock(), ["a 7 Unavailable"]);
+        assert_eq!(*reports.lock(), ["a 7 Unavailable"]);
         if is_over {
             state.report_given_up_releases();
             state.report_given_up_releases();
@@ -258,18 +260,18 @@ fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
         for release in next(&mut state) {
             release.on_reply(Ok(Reply::Done));
         }
-        assert_eq!(*told.lock(), ["a 7 Unavailable", ended]);
+        assert_eq!(*reports.lock(), ["a 7 Unavailable", ended]);
     }
 }
 
 #[test]
-fn a_request_that_was_not_written_has_no_unknown_outcome() {
-    // Nobody listens there.
+fn an_unwritten_request_has_a_known_outcome() {
+    // No server listens at this port.
     let server = Server::start().unwrap();
     let f = at(server, "redis://127.0.0.1:1", Duration::from_millis(200));
     let (_, failed) = f.acquire_within("k", LONG);
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Unavailable);
-    // Its caller leaves before anything is done.
+    // The caller's deadline has passed before the pipeline connects.
     let (_, unsent) = f.acquire_within("k", Duration::ZERO);
     assert_eq!(unsent.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(f.pipeline.state.lock().awaited.is_empty());
