@@ -1,12 +1,12 @@
--- Purpose: let the holder of a ticket go on with the grant that it stands for, under a lease of its own.
---   The ticket's lease is nobody's afterwards, so a ticket is good once. The token and the mark of a queue stay.
---   A ticket with the token of another grant is refused: what is written under one that is too great would
---   make those of all later holders stale.
+-- Purpose: move the grant of each ticket to the caller's lease. The ticket's lease holds nothing afterwards, so a
+--   ticket is good once. The token and the queue's mark stay. A ticket with the token of another grant is refused:
+--   a write under a greater token would make the writes of all later holders stale.
 -- KEYS: lock keys
 -- ARGV: [1] holder, then for each lock key: old lease id, the µs part of its token, lease id, and the ttl
---   in ms, or empty: what is left of it. A ttl is never shortened.
--- Returns: for one lock key its result, for several an array of them. A result is a number: adopted, ms
---   until it expires; 0: not there; a string: not the ticket's, what stands there; an error: refused.
+--   in ms, or empty to keep the rest of the ttl. A ttl is never shortened.
+-- Returns: for one lock key its result, for several keys an array of results. A result is a number: adopted, ms
+--   until the lock expires; 0: the key is missing; a string: another lease holds the key, the key's value; an error:
+--   refused.
 local holder, results, result = ARGV[1], #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local from, token, lease, ttl = ARGV[4 * i - 2], ARGV[4 * i - 1], ARGV[4 * i], ARGV[4 * i + 1]
@@ -27,7 +27,7 @@ for i, key in ipairs(KEYS) do
       else
         local asked = tonumber(ttl)
         if asked and asked > left then left = asked end
-        -- A key that should not be there any more, or never end, is given the shortest life.
+        -- A key that expires now, or has no ttl, gets the shortest ttl.
         if left < 1 then left = 1 end
         local set = redis.pcall('SET', key, 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. mark, 'PX', left)
         result = set.err and set or left

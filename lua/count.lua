@@ -1,20 +1,20 @@
--- Purpose: set `micros` to the time of the next grant: that of Redis, but later than the last grant. A part of
---   lua/acquire.lua and lua/join.lua: it stands where they say `-- part: count.lua`, before a key may be granted.
---   Requests that join the queue of a taken key do not read the counter.
+-- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the last grant if that is
+--   later. A part of lua/acquire.lua and lua/join.lua, before a key may be granted. Requests that join the queue of a
+--   taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used
 if used then
-  -- Counted on in the last six digits: to print the whole number takes a µs.
+  -- Counts up the last six digits, since formatting the whole number takes a µs.
   head, tail = head or string.sub(used, 1, 10), (tail or tonumber(string.sub(used, 11))) + 1
   micros = tail < 1000000 and head .. string.format('%06d', tail) or string.format('%.0f', used + 1)
 elseif not micros then
   micros = now
-  -- Seventeen bytes show that it is too long.
+  -- Seventeen bytes are enough to see that the counter is too long.
   local last = redis.pcall('GETRANGE', counter, '0', '16')
   -- GETRANGE returns '' for a missing key, too.
   if last == '' and redis.pcall('EXISTS', counter) ~= 1 then last = nil end
-  -- Near 2^53 a double could not tell one number from the next.
+  -- Near 2^53, a double cannot hold each number.
   if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
     refused = last
     if not last.err or string.sub(last.err, 1, 9) == 'WRONGTYPE' then

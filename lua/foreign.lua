@@ -1,13 +1,13 @@
--- Purpose: make `value`, which lua/stored.lua has set, an error if it is no lock of ours. A part of lua/join.lua and
---   lua/inspect.lua: it stands where they say `-- part: foreign.lua`.
+-- Purpose: make `value`, which lua/stored.lua has set, an error if it is no lock of this library. A part of
+--   lua/join.lua and lua/inspect.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: nothing; `value` is an error FOREIGN and a type, or as it was
+-- Returns: nothing; `value` is an error FOREIGN and a type, or unchanged
 if value and value.err then
   if string.sub(value.err, 1, 9) == 'WRONGTYPE' then
     value = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
 elseif value and (#value > 255 or string.sub(value, 1, 4) ~= 'lh1 ') then
-  -- A longer value may have its mark beyond these bytes: every waiter would append another one.
+  -- A longer value may have its mark behind these bytes, and every waiter would append another mark.
   value = { err = 'FOREIGN string' }
 end

@@ -1,9 +1,9 @@
--- Purpose: say who has each lock key, and for how long. Changes nothing.
+-- Purpose: return the ttl, the length of the queue and the value of each lock key. Changes nothing.
 -- KEYS: [1 .. n] lock keys, [n+1 .. 2n] their queues
 -- ARGV: none
--- Returns: for one lock key its result, for several an array of them. A result is 0: not there; a
---   string: its ttl in ms (-1: none), the length of its queue, and what stands there, with spaces between;
---   an error: FOREIGN and a type, what stands there is no lock of ours; any other error: refused.
+-- Returns: for one lock key its result, for several keys an array of results. A result is 0: the key is missing; a
+--   string: the ttl in ms (-1: none), the length of the queue and the value, separated by spaces; an error FOREIGN
+--   and a type: the key holds no lock of this library; any other error: refused.
 local n = #KEYS / 2
 local results, result = n > 1 and {}, nil
 for i = 1, n do
@@ -15,7 +15,7 @@ for i = 1, n do
     result = 0
   elseif not result.err then
     local left = redis.pcall('PTTL', key)
-    -- `..` writes numbers of 10^14 and more with an exponent.
+    -- `..` formats numbers of 10^14 and more with an exponent.
     left = type(left) == 'number' and string.format('%.0f', left) or left
     local queued = redis.pcall('ZCARD', queue)
     if type(queued) ~= 'number' then queued = 0 end

@@ -1,9 +1,8 @@
--- Purpose: confirm a lease that was granted while it was queued, or let a waiter join the queue or find its place
---   there. A part of lua/acquire.lua: it stands where that says `-- part: join.lua`, for a key that is taken or
---   has a queue.
+-- Purpose: confirm a lease that was granted while it was queued; otherwise add a waiter to the queue, or find its place
+--   there. A part of lua/acquire.lua, for a key that is taken or has a queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: a result of acquire, FOREIGN among them; 0: the key is free
+-- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free
 local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local kind = string.sub(mode, 1, 1)
   local waits = kind == '-'
@@ -12,7 +11,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
   local held = value
   if held and held.err then return held end
   if held and string.sub(held, 5, 36) == lease then
-    -- It was granted while it was queued.
+    -- The lease was granted the key while it was queued.
     local kept = redis.pcall('PEXPIRE', key, ttl)
     return kept == 1 and string.sub(held, 38, 53) or kept
   end
@@ -34,10 +33,10 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     if not place then
       local polls = lease .. ',0,' .. holder
       place = redis.pcall('ZSCORE', queue, polls)
-      local is_told = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
-      if is_told then redis.pcall('ZREM', queue, polls) else entry = polls end
+      local is_notified = place and mode == '-+' and redis.pcall('ZADD', queue, place, entry) == 1
+      if is_notified then redis.pcall('ZREM', queue, polls) else entry = polls end
     end
-    -- No client writes another place than a number of up to sixteen digits.
+    -- Clients write only places of up to sixteen digits.
     if type(place) ~= 'string' or #place > 16 or string.find(place, '%D') then return left end
   else
     place = string.sub(mode, 2)
@@ -50,14 +49,14 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
         if #newest[1] <= 256 and tonumber(newest[2]) <= 9007199254000000 then
           place = string.format('%.0f', newest[2] + 1)
         else
-          -- No client writes it. Each waiter that joins would read it again, or find no place behind it.
+          -- No client writes such an entry. Each waiter that joins would read it again, or find no place behind it.
           redis.pcall('ZREM', queue, newest[1])
         end
       end
     end
   end
-  -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or
-  -- while nobody was queued, has none yet.
+  -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or without one, has
+  -- no mark.
   local marked = held and not string.find(held, ' ', 55, true) and redis.pcall('APPEND', key, ' +')
   local refused = type(marked) == 'table' and marked
   if not waits and not refused then
@@ -65,7 +64,7 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     refused = type(added) == 'table' and added
     if comes_last and added == 1 then ahead = waiting end
   end
-  -- A replica may be behind its primary, where it may be queued.
+  -- A replica may be behind its primary, where the lease may be queued.
   if refused and string.find(refused.err, 'READONLY', 1, true) then return refused end
   if refused and not waits then return left end
   local in_queue = true
@@ -76,22 +75,23 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     local served = written.err and written or serve(key, queue, micros, lease, ttl)
     if type(served) == 'string' then used = micros end
     if served == lease then return micros end
-    -- A queue that cannot be served does not keep the key from its caller.
+    -- If the queue cannot be served, its caller gets the free key.
     in_queue = type(served) ~= 'table'
     left = in_queue and served and redis.pcall('PTTL', key) or 0
   end
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
-  -- A queue without a bound could fill the memory of Redis.
+  -- A queue is bounded: it could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
     local lives, kept = redis.pcall('PTTL', queue), 1
     if type(lives) ~= 'number' then
       kept = lives
     elseif waits or lives < left + 10000 then
-      -- Not each time for those that join. One that asks again writes something, so that a replica refuses it.
+      -- A request that joins sets the ttl only if it is short. A repeated request always does: a replica refuses the
+      -- write.
       kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
     end
     if kept == 1 then return { left, ahead, tonumber(place) } end
-    -- A replica may be behind its primary, where it may still be queued.
+    -- A replica may be behind its primary, where the lease may still be queued.
     if type(kept) == 'table' and string.find(kept.err, 'READONLY', 1, true) then return kept end
   end
   redis.pcall('ZREM', queue, entry)

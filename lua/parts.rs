@@ -1,7 +1,7 @@
-//! How a script is put together: a line `-- part: <file>` stands for that file.
+//! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
-/// The parts by their names. Each may name those behind it.
-pub const PARTS: [(&str, &str); 8] = [
+/// The parts by their names. A part may include only later parts.
+pub const PARTS: [(&str, &str); 9] = [
     ("join.lua", include_str!("join.lua")),
     ("stored.lua", include_str!("stored.lua")),
     ("foreign.lua", include_str!("foreign.lua")),
@@ -9,10 +9,11 @@ pub const PARTS: [(&str, &str); 8] = [
     ("count.lua", include_str!("count.lua")),
     ("serve.lua", include_str!("serve.lua")),
     ("near.lua", include_str!("near.lua")),
+    ("channel.lua", include_str!("channel.lua")),
     ("primary.lua", include_str!("primary.lua")),
 ];
 
-/// A script with all of its parts.
+/// Replaces each line `-- part: <file>` of a script by that part.
 pub fn whole(script: &str) -> String {
     PARTS
         .iter()

@@ -1,16 +1,16 @@
--- Purpose: release each lock key that its lease still holds: grant it to the first of its queue, which
---   lua/serve.lua describes, or delete it. A lease that is queued itself leaves the queue. All others stay.
+-- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
+--   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
--- ARGV: for each lock key: lease id: with `!` and a holder behind it, that holder takes the lock away, and
---   its owner is notified; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
--- Returns: for one lock key its result, for several an array of them, or 1: all were released. A result
---   is 1: released; 0: not there; a string: not this owner's, what stands there; an error: refused.
+-- ARGV: for each lock key: lease id: with `!` and a holder behind it, that holder takes the key by force, and the
+--   lease's holder is notified; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
+-- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
+--   is 1: released; 0: the key is missing; a string: another lease holds the key, the key's value; an error: refused.
 local counter, n = KEYS[1], #ARGV
 
 local results, result, done = n > 1 and {}, nil, 0
 if n >= 8 then
-  -- Nearly always most of them are held, and nobody waits: two commands do for all of those. (With few
-  -- keys there is little to gain.)
+  -- Most keys are nearly always held and have no queue. Two commands release all of these. With few keys this saves
+  -- little.
   local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2, n + 1)), {}, {}
   for i = 1, n do
     local value = values[i]
@@ -28,7 +28,7 @@ for i = 1, n do
   if #lease > 32 and string.find(lease, '^[!,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
-  -- 1 if it has gone already.
+  -- 1 if the key was deleted above.
   result = results and results[i]
   if not result then
     -- part: stored.lua
@@ -36,17 +36,18 @@ for i = 1, n do
   end
   if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
     if after and string.sub(after, 1, 1) == '!' then
-      local channel = string.sub(counter, 1, -6) .. 'to:' .. (string.match(result, '^%S+', 55) or '')
+      local holder = string.match(result, '^%S+', 55)
+      -- part: channel.lua
       redis.pcall('PUBLISH', channel, string.sub(lease, 1, 16) .. ' ' .. after .. ' ' .. key)
     end
     local served = nil
     if string.find(result, ' ', 55, true) then
-      -- The µs part of a fencing token, as lua/acquire.lua makes it; nothing if it cannot be made.
+      -- The µs part of a fencing token, as in lua/acquire.lua; nil if the counter cannot be used.
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
       local micros = now
-      -- Written before it is compared, since the last time is nearly always earlier.
+      -- SET comes before the comparison, since the last time is nearly always earlier.
       local last = redis.pcall('SET', counter, micros, 'GET')
       if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
         if not last.err then redis.pcall('SET', counter, last) end

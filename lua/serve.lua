@@ -1,19 +1,19 @@
--- Purpose: grant a key to the first waiter of its queue whose client still listens, and tell that client.
---   A part of lua/join.lua and lua/release.lua: it stands where they say `-- part: serve.lua`.
---   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a client that polls>,<holder>`,
+-- Purpose: grant a key to the first waiter of its queue whose client still listens, and notify that client.
+--   A part of lua/join.lua and lua/release.lua.
+--   The queue of a key is a sorted set of `<lease id>,<ttl in ms, or 0 for a waiter that polls>,<holder>`,
 --   sorted by the time in µs at which each waiter joined.
---   A client that was stopped still listens. So a waiter that joined more than a second ago, or a third of its
---   ttl, gets the key for a quarter of its ttl, at least 500 ms and at most 2 s, and `?` tells it to confirm the
---   grant with an acquire. (A third of its ttl after joining it does so anyway: its validity counts from then.)
---   Places below 10^15 are for waiters whose turn has come before, and whose answer came too late: they come
---   first, and have longer to answer.
+--   A stopped process still counts as listening. So a waiter that joined more than a second ago, or more than a third
+--   of its ttl, gets the key for a quarter of its ttl, at least 500 ms and at most 2 s. `?` asks it to confirm the
+--   grant with an acquire. (After a third of its ttl it would do so anyway, since its validity counts from its
+--   joining.) Places below 10^15 are for waiters that replied too late when their turn came before: they come first,
+--   and have longer to reply.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: the lease id that has the key now; nothing if nobody waits, or 10,000 entries were skipped; an
---   error: the key is not granted
+-- Returns: the lease id that has the key now; nil if the queue is empty or 10,000 entries were skipped; an error: the
+--   key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
   local gone = 0
-  -- Clients make no longer queue. Another user can, and Redis serves no other request meanwhile.
+  -- Clients make no longer queue, but another user can. Redis serves no other request during this loop.
   while gone < 10000 do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end
@@ -21,10 +21,10 @@ local function serve(key, queue, micros, own_lease, own_ttl)
     gone = gone + 1
     local lease, asked, holder = string.match(#first[1] <= 256 and first[1] or '', '^(%x+),(%d+),(%S+)$')
     local ms = tonumber(asked)
-    -- Skip what no client writes: 24 h is the longest ttl.
+    -- Skips entries that no client writes. The longest ttl is 24 h.
     if lease and #lease == 32 and (asked == '0' or asked >= '1') and ms <= 86400000 then
-      local channel, is_own = string.sub(counter, 1, -6) .. 'to:' .. holder, lease == own_lease
-      local polls, ttl, mark = asked == '0', asked, ''
+      -- part: channel.lua
+      local is_own, polls, ttl, mark = lease == own_lease, asked == '0', asked, ''
       local was_late = tonumber(first[2]) < 1000000000000000
       if is_own then
         ttl = own_ttl
@@ -33,7 +33,7 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       elseif not was_late and ms > 500 and now - first[2] > 1000 * math.min(ms / 3, 1000) then
         ttl, mark = math.min(math.max(math.floor(ms / 4), 500), 2000), '?'
       end
-      -- PUBLISH cannot tell this: its result also counts clients that listen to patterns.
+      -- The result of PUBLISH would count clients that listen to patterns, too.
       local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
       if listeners ~= 0 then
         local waiting = redis.pcall('ZCARD', queue)
@@ -42,9 +42,9 @@ local function serve(key, queue, micros, own_lease, own_ttl)
         local set = redis.pcall('SET', key, value, 'PX', ttl)
         if set.err then return set end
         if not is_own and not polls then
-          local told = redis.pcall('PUBLISH', channel, lease .. ' ' .. mark .. micros .. ' ' .. key)
-          -- An ACL forbids the message: the waiter loses its turn soon.
-          if type(told) == 'table' then redis.pcall('PEXPIRE', key, 100) end
+          local published = redis.pcall('PUBLISH', channel, lease .. ' ' .. mark .. micros .. ' ' .. key)
+          -- If an ACL forbids the message, the key expires soon.
+          if type(published) == 'table' then redis.pcall('PEXPIRE', key, 100) end
         end
         if type(waiting) == 'number' and waiting > 8 - gone then
           -- part: near.lua
@@ -53,6 +53,6 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       end
     end
   end
-  -- The next request goes on.
+  -- The next request continues.
   -- part: near.lua
 end

@@ -1,4 +1,4 @@
--- Purpose: read what stands under `key`, up to a length that no value of ours has: another user's may have 512 MB.
+-- Purpose: read the value of `key`, up to a length that no lock's value has: a value of another user may have 512 MB.
 --   A part of the scripts that say `-- part: stored.lua`.
 -- KEYS: those of the script
 -- ARGV: those of the script

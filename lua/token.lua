@@ -1,12 +1,11 @@
--- Purpose: read the token of the fenced value under `key`. A part of lua/read.lua and lua/write.lua: it stands where
---   they say `-- part: token.lua`.
+-- Purpose: read the token of the fenced value under `key`. A part of lua/read.lua and lua/write.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: nothing; `seen` is a token of twenty digits; 0: the key is missing; an error FOREIGN and a type: no
---   fenced value stands there; any other error: refused
+-- Returns: nothing; `seen` is a token of twenty digits; 0: the key is missing; an error FOREIGN and a type: the key
+--   holds no fenced value of this library; any other error: refused
 local length = redis.pcall('HSTRLEN', key, 'token')
 local seen = length == 0 and redis.pcall('EXISTS', key) or length
--- Only then: the token of another user may have 512 MB.
+-- Reads only a field of twenty bytes: another user's may have 512 MB.
 if seen == 20 then seen = redis.pcall('HGET', key, 'token') end
 if type(seen) == 'table' then
   if string.sub(seen.err, 1, 9) == 'WRONGTYPE' then

@@ -2,10 +2,10 @@
 --   keeps its token: older tokens stay refused.
 -- KEYS: value keys, hashes with the fields `token` and `value`; a deleted value has no `value`
 -- ARGV: for each value key: token, mode, value. A token has twenty digits. The mode is `-` to delete, otherwise empty;
---   behind that, a ttl in ms for the whole key, or nothing: its ttl stays as it is.
--- Returns: for one value key its result, for several an array of them. A result is 1: written or deleted; a
---   string: unchanged, the greater token; an error: FOREIGN and a type, what stands there is no value
---   of ours; any other error: refused.
+--   after that, a ttl in ms for the whole key, or nothing: its ttl stays as it is.
+-- Returns: for one value key its result, for several keys an array of results. A result is 1: written or deleted; a
+--   string: unchanged, the greater token; an error FOREIGN and a type: the key holds no fenced value of this library;
+--   any other error: refused.
 local results, result = #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   local token, mode, value = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]

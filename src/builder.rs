@@ -313,15 +313,14 @@ impl Builder {
     fn check(self) -> Result<(Server, Config), Error> {
         let config = self.config;
         config.validate()?;
-        let redis = |endpoint: Endpoint| {
-            Server::Redis(Arc::new(endpoint.with_max_reply(config.max_reply_bytes)))
-        };
+        let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
+        let redis = |endpoint: Endpoint| Server::Redis(Arc::new(endpoint));
         let server = match self.place {
             Address::Memory(server) => Server::Memory(server),
-            Address::Info(info) => redis(Endpoint::from_info(*info, config.connect_timeout)?),
+            Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?),
             Address::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
-                None => redis(Endpoint::new(&url, config.connect_timeout)?),
+                None => redis(Endpoint::new(&url, connect_timeout, max_reply)?),
             },
         };
         if let Server::Memory(memory) = &server {

@@ -17,7 +17,9 @@ use crate::lease::{CallbackExecutor, Lease, Ticket};
 use crate::mutex::Mutex;
 use crate::observe;
 use crate::reentrant::ReentrantMutex;
-use crate::store::{Command, DelayHook, Endpoint, MemoryNode, MemoryServer, Node, Reply, Store};
+use crate::store::{
+    Command, Endpoint, LateReleaseHook, MemoryNode, MemoryServer, Node, Reply, Store,
+};
 use crate::transaction::Transactions;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::{ForkGuard, Process};
@@ -456,7 +458,7 @@ impl Handle {
             config.max_ttl,
         );
         store
-            .listen(&threads, Arc::new(notification_epoch))
+            .start_notifications(&threads, Arc::new(notification_epoch))
             .inspect_err(|_| {
                 watchdog.stop();
                 callbacks.stop();
@@ -496,7 +498,7 @@ impl Handle {
     fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.acquirer.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
-        self.store.ask(command, deadline)
+        self.store.execute_one(command, deadline)
     }
 
     /// Makes sure that checks of locks are asked.
@@ -510,8 +512,8 @@ impl Handle {
         self.watchdog.stop();
         self.acquirer.end();
         let flushed = self.store.flush(deadline);
-        self.store.stop_listening();
-        self.delayed.end(|| self.store.end_delays());
+        self.store.stop_notifications();
+        self.delayed.end(|| self.store.report_given_up_releases());
         // The other threads end first: until then they hand callbacks to the callbacks, which runs all of them.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
@@ -545,7 +547,7 @@ fn store_of(
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
         let delayed = Arc::clone(delayed);
-        Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as DelayHook
+        Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as LateReleaseHook
     });
     match server {
         Server::Redis(endpoint) => Arc::new(Node::new(

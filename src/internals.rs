@@ -6,7 +6,9 @@ use std::time::Duration;
 use crate::acquire::LocalQueues;
 use crate::lease::Options;
 use crate::observe::counted::RENEWALS;
-use crate::store::{Command, Kind, Limit, QueueMode, Replies, ScriptContext, ScriptRef, encode};
+use crate::store::{
+    Command, Limit, QueueMode, Replies, ScriptContext, ScriptKind, ScriptRef, encode,
+};
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
@@ -101,7 +103,13 @@ impl Batch {
         self.buffer.clear();
         let call = ScriptRef::Hash(&self.hash);
         let commands = self.commands.iter();
-        encode(&mut self.buffer, call, Kind::Acquire, &self.names, commands);
+        encode(
+            &mut self.buffer,
+            call,
+            ScriptKind::Acquire,
+            &self.names,
+            commands,
+        );
         self.buffer.len()
     }
 }

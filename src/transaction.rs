@@ -11,7 +11,9 @@ use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
-use crate::store::{Store, TransactionConnection, Written, holds, read_failed, reply_unread};
+use crate::store::{
+    Store, TransactionConnection, TransactionOutcome, is_held_by, read_failed, reply_unread,
+};
 use crate::util::fork::Process;
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
@@ -172,7 +174,7 @@ impl Transactions {
                         // changes.
                         lease.forbid_hand_off();
                     })?;
-                    if let Written::All(replies) = written {
+                    if let TransactionOutcome::Committed(replies) = written {
                         let key = lease.grant().key.clone();
                         return Ok(Committed {
                             value,
@@ -182,14 +184,14 @@ impl Transactions {
                     }
                 }
                 Err(error) => {
-                    conn.leave();
+                    conn.unwatch();
                     return Err(error);
                 }
             }
             connection = Some(conn);
         }
         // If the lock was lost, return that error and not the conflict.
-        self.look(lease, connection)?.leave();
+        self.look(lease, connection)?.unwatch();
         let message = format!("watched keys changed {MAX_TRIES} times in a row");
         Err(Error::new(ErrorKind::Conflict, message).into())
     }
@@ -206,19 +208,22 @@ impl Transactions {
             Some(conn) => conn,
             None => self.store.transaction_connection()?,
         };
-        let mut seen = conn.look(&grant.key);
+        let mut seen = conn.watch_and_get(&grant.key);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // The connection may have broken while it was idle. The pool replaces it with a new one.
             drop(conn);
             conn = self.store.transaction_connection()?;
-            seen = conn.look(&grant.key);
+            seen = conn.watch_and_get(&grant.key);
         }
         let value = seen.map_err(nothing_asked)?;
-        if value.as_ref().is_some_and(|value| holds(value, grant.id)) {
+        if value
+            .as_ref()
+            .is_some_and(|value| is_held_by(value, grant.id))
+        {
             return Ok(conn);
         }
-        conn.leave();
+        conn.unwatch();
         // This connection may lead to an old primary, so a pipeline has to confirm the loss.
         self.watchdog.confirm(lease)?;
         let message = "its connection does not lead to the primary";

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::event::EventLock;
 use crate::lease::CallbackExecutor;
-use crate::store::Delay;
+use crate::store::LateRelease;
 use crate::util::key::Key;
 
 pub(crate) struct LateReleases {
@@ -36,29 +36,29 @@ impl LateReleases {
     }
 
     /// Notes what a pipeline reports of a late release, and queues the events.
-    pub(crate) fn note(&self, key: &Key, token: u64, delay: Delay) {
+    pub(crate) fn note(&self, key: &Key, token: u64, delay: LateRelease) {
         let mut state = self.state.lock();
         if state.ended {
             return;
         }
         let release = (key.clone(), token);
         match delay {
-            Delay::Began(error) => {
+            LateRelease::Delayed(error) => {
                 state.open.insert(release);
                 self.callbacks
                     .queue_lock_event(key, token, move |events, lock| {
                         events.release_delayed(lock, &error);
                     });
             }
-            Delay::Ended { confirmed } => {
+            LateRelease::Ended { confirmed } => {
                 state.open.remove(&release);
                 self.queue_ended_event(release, confirmed);
             }
-            Delay::Queued if state.ending => {}
-            Delay::Queued => {
+            LateRelease::Queued if state.ending => {}
+            LateRelease::Queued => {
                 state.open.remove(&release);
             }
-            Delay::Taken => {
+            LateRelease::Dequeued => {
                 state.open.insert(release);
             }
         }
@@ -96,7 +96,7 @@ mod tests {
     use crate::event::EventHandler;
     use crate::util::threads::ThreadGroup;
 
-    const ENDED: Delay = Delay::Ended { confirmed: false };
+    const ENDED: LateRelease = LateRelease::Ended { confirmed: false };
 
     struct Listener(Mutex<Sender<u64>>);
 
@@ -113,15 +113,15 @@ mod tests {
         (LateReleases::new(callbacks), hears)
     }
 
-    fn hear(delayed: &LateReleases, token: u64, delays: impl IntoIterator<Item = Delay>) {
+    fn hear(delayed: &LateReleases, token: u64, delays: impl IntoIterator<Item = LateRelease>) {
         let key = Key::new("", "k", 16).unwrap();
         for delay in delays {
             delayed.note(&key, token, delay);
         }
     }
 
-    fn began() -> Delay {
-        Delay::Began(Error::new(ErrorKind::Unavailable, ""))
+    fn began() -> LateRelease {
+        LateRelease::Delayed(Error::new(ErrorKind::Unavailable, ""))
     }
 
     #[test]
@@ -129,10 +129,10 @@ mod tests {
         let (delayed, hears) = delayed();
         let open = || delayed.state.lock().open.len();
         for token in 0..1000 {
-            hear(&delayed, token, [began(), Delay::Queued]);
+            hear(&delayed, token, [began(), LateRelease::Queued]);
         }
         assert_eq!(open(), 0);
-        hear(&delayed, 0, [Delay::Taken]);
+        hear(&delayed, 0, [LateRelease::Dequeued]);
         assert_eq!(open(), 1);
         hear(&delayed, 0, [ENDED]);
         assert_eq!(
@@ -146,23 +146,23 @@ mod tests {
     fn shutdown_reports_each_open_release_once() {
         let (delayed, hears) = delayed();
         for token in [1, 2] {
-            hear(&delayed, token, [began(), Delay::Queued]);
+            hear(&delayed, token, [began(), LateRelease::Queued]);
         }
         for token in [3, 4, 5] {
             hear(&delayed, token, [began()]);
         }
         delayed.end(|| {
             // Out of the queue, into it, and done, before the queue is looked through.
-            hear(&delayed, 1, [Delay::Taken]);
-            hear(&delayed, 3, [Delay::Queued]);
+            hear(&delayed, 1, [LateRelease::Dequeued]);
+            hear(&delayed, 3, [LateRelease::Queued]);
             hear(&delayed, 4, [ENDED]);
             for queued in [2, 3] {
                 hear(&delayed, queued, [ENDED]);
             }
             // Into the queue after that.
-            hear(&delayed, 5, [Delay::Queued]);
+            hear(&delayed, 5, [LateRelease::Queued]);
         });
-        hear(&delayed, 5, [Delay::Taken, ENDED]);
+        hear(&delayed, 5, [LateRelease::Dequeued, ENDED]);
         delayed.callbacks.stop();
         drop(delayed);
         let mut told: Vec<u64> = hears.iter().collect();

@@ -13,7 +13,9 @@ use shuttle::thread;
 
 use super::queue::GrantOf;
 use super::*;
+use crate::error::ErrorKind;
 use crate::loss::LossReason;
+use crate::store::QueueMode;
 use crate::store::model::{Direct, Server};
 use crate::util::clock::Clock;
 use crate::util::id::LeaseId;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use crate::acquire::queue::{GrantOf, LocalQueues};
 use crate::error::Error;
 use crate::lease::CallbackExecutor;
-use crate::store::{Command, GrantMessage, Listener, Store, TrackedKey, has_queue, holds, loss_of};
+use crate::store::{
+    Command, GrantMessage, Listener, Store, TrackedKey, has_queue, is_held_by, loss_reason,
+};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
@@ -56,10 +58,10 @@ impl NotificationHandler {
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
             return;
         };
-        if self.store.may_hear_others() {
+        if self.store.must_confirm_losses() {
             self.watchdog.queue_confirmation(held);
         } else {
-            held.lose(self.watchdog.now(), loss_of(value));
+            held.lose(self.watchdog.now(), loss_reason(value));
         }
     }
 }
@@ -68,7 +70,7 @@ impl Listener for NotificationHandler {
     fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
             // The release that abandoned the lease may have reached Redis before the grant.
-            self.store.post(Command::Release {
+            self.store.send_release(Command::Release {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
@@ -109,14 +111,14 @@ impl Listener for NotificationHandler {
     fn seen(&self, tracked: &TrackedKey, value: Option<&[u8]>) {
         let TrackedKey { key, lease } = tracked;
         match lease {
-            Some(lease) if value.is_some_and(|value| holds(value, *lease)) => {}
+            Some(lease) if value.is_some_and(|value| is_held_by(value, *lease)) => {}
             Some(lease) => self.lost(key, *lease, value),
             None => {
                 // Another client holds the lock, and its release will serve the queue: the waiter need not ask.
                 let entry = self.queues.tracked_entry_of(key);
                 let waits_on = entry
                     .zip(value)
-                    .is_some_and(|(entry, value)| has_queue(value) && !holds(value, entry));
+                    .is_some_and(|(entry, value)| has_queue(value) && !is_held_by(value, entry));
                 if !waits_on {
                     self.queues.wake(key);
                 }

@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::lease::{Lease, LeasesByKey, Options};
 use crate::loss::LossReason;
-use crate::store::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, in_front, micros_of};
+use crate::store::{FIRST_USUAL_PLACE, GrantMessage, QueueMode, front_place, micros_of};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -554,7 +554,7 @@ impl WaiterGuard<'_> {
         queue.since = if relied_on {
             since
         } else {
-            since.map(in_front)
+            since.map(front_place)
         };
         relied_on.then_some(entry.notification_epoch)
     }

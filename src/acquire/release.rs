@@ -24,7 +24,7 @@ impl Acquirer {
         let now = self.watchdog.now();
         let lost = self.watchdog.end_lease(lease, now).err();
         // Also after a loss: the server that reported it may not be the primary.
-        self.store.post(release_of(lease));
+        self.store.send_release(release_of(lease));
         // Only now: the next waiter of this client asks behind the release.
         self.queues.remove_holder(lease);
         if lost.is_some() {
@@ -40,7 +40,7 @@ impl Acquirer {
             Err(reason) => Err(self.release_lost(lease, reason)),
             Ok(()) => {
                 let deadline = now.after(self.command_timeout);
-                match self.store.ask(release_of(lease), deadline) {
+                match self.store.execute_one(release_of(lease), deadline) {
                     Ok(Reply::Missing) => self.not_there(lease, LossReason::Deleted),
                     Ok(Reply::Taken { by }) => self.not_there(lease, LossReason::TakenOver { by }),
                     Ok(_) => Ok(Released::Confirmed),
@@ -75,7 +75,7 @@ impl Acquirer {
 
     /// Has Redis release a lost lease, which may still have its key. Returns the error that tells of the loss.
     pub(super) fn release_lost(&self, lease: &Lease, reason: LossReason) -> Error {
-        self.store.post(release_of(lease));
+        self.store.send_release(release_of(lease));
         Error::lost(reason)
     }
 
@@ -128,7 +128,7 @@ impl Acquirer {
     pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);
-        self.store.post(Command::Release {
+        self.store.send_release(Command::Release {
             key,
             lease,
             until,

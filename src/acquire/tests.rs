@@ -12,7 +12,9 @@ use super::wait::RetryState;
 use super::*;
 use crate::error::ErrorKind;
 use crate::lease::Grant;
-use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, in_front};
+use crate::store::{
+    Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, front_place,
+};
 use crate::util::clock::Clock;
 use crate::util::id::LeaseId;
 use crate::util::threads::ThreadGroup;
@@ -251,7 +253,7 @@ fn waiter_that_confirms_late_rejoins_in_front() {
         let grant = f.acquire(Until::Forever).unwrap().unwrap();
         assert_eq!(grant.token, 8);
         let again = QueueMode::Rejoin {
-            since: in_front(SINCE),
+            since: front_place(SINCE),
             polls: false,
         };
         let kept = QueueMode::Existing { notified: true };
@@ -271,7 +273,7 @@ fn waiter_that_polls_late_rejoins_in_front() {
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
     let again = QueueMode::Rejoin {
-        since: in_front(SINCE),
+        since: front_place(SINCE),
         polls: true,
     };
     assert_eq!(f.store.asked.lock().last(), Some(&again));

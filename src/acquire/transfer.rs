@@ -93,7 +93,7 @@ impl Acquirer {
             }),
         };
         let deadline = asked_at.after(self.command_timeout);
-        let expires_in = match self.store.ask(command, deadline)? {
+        let expires_in = match self.store.execute_one(command, deadline)? {
             Reply::Adopted { expires_in } => expires_in,
             Reply::Taken { by: Some(holder) } => {
                 let message = format!("{holder} has the lock now");

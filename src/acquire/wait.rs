@@ -410,7 +410,7 @@ impl Wait<'_> {
             ttl,
             queue_mode,
         };
-        let outcome = acquirer.store.ask(command, deadline);
+        let outcome = acquirer.store.execute_one(command, deadline);
         let keeps_entry = match &outcome {
             Ok(Reply::Granted { .. }) => true,
             Ok(Reply::Contended { queued, .. }) => queued.is_some() || was_queued,
@@ -532,7 +532,7 @@ impl Wait<'_> {
         let expires_at = now.after(expires_in + Duration::from_millis(1));
         self.backoff.no_longer_than(expires_in);
         if !matches!(self.until, Until::Now) {
-            acquirer.store.want_notifications();
+            acquirer.store.request_notifications();
         }
         self.retry = match queued {
             // An entry that joined to poll is not notified, even if notifications come in by now.

@@ -1,4 +1,4 @@
-//! What the store can be asked and what it answers: plain data. How it is carried out is not here.
+//! The commands and replies of a store, as plain data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,45 +9,44 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
 
-/// One thing to do to one key.
+/// An operation on one key.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    /// GrantMessage the key if it is free, or if the lease's turn has come.
+    /// Grants the key to the lease if the key is free, or if the lease is the first in its queue.
     Acquire {
         key: Key,
         lease: LeaseId,
         ttl: Duration,
         queue_mode: QueueMode,
     },
-    /// Release the key if it is still this lease's: the first waiter has it then. A lease that is
-    /// queued itself leaves the queue. Not worth a try after `until`: its ttl has ended.
+    /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
+    /// the queue. Retries end at `until`, when the ttl has ended.
     Release {
         key: Key,
         lease: LeaseId,
         until: MonotonicTime,
-        /// What a guard held of it; nothing if no guard ever had it.
+        /// The grant, if a guard held it.
         held: Option<Held>,
         /// The ttl of its acquire, if it may be in the queue.
         queued: Option<Duration>,
     },
-    /// Put the ttl back to its full length, if the key is still this lease's.
+    /// Sets the ttl back to its full length, if the lease still holds the key.
     Renew {
         key: Key,
         lease: LeaseId,
         ttl: Duration,
     },
-    /// As a release, against the will of `lease`, whose holder is told. Done once: it is not seen
-    /// through in the background.
+    /// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry it.
     ForceUnlock { key: Key, lease: LeaseId },
-    /// Go on with the grant that is another lease's, under a lease of one's own.
+    /// Moves the grant of another lease to `lease`.
     Adopt {
         key: Key,
         lease: LeaseId,
         grant: Box<Adoption>,
     },
-    /// Say who has the key.
+    /// Reads the lock's value and ttl, and the length of its queue.
     Inspect { key: Key },
-    /// Write or delete a fenced value, unless it was changed under a greater token. The token stays.
+    /// Writes or deletes a fenced value, unless it was changed under a greater token. The token stays.
     Write {
         key: Key,
         token: u64,
@@ -56,26 +55,26 @@ pub(crate) enum Command {
         /// For how long Redis keeps value and token from now on; without it, the ttl is left as it is.
         ttl: Option<Duration>,
     },
-    /// Read a fenced value.
+    /// Reads a fenced value.
     Read { key: Key },
-    /// Nothing: answered once everything that was asked on the pipeline before it has been.
+    /// Does nothing. Its outcome follows those of all requests that were queued on the pipeline before it.
     Flush { pipeline: usize },
 }
 
-/// Which grant goes on, and for how long.
+/// The grant that a ticket stands for, and its ttl after the adoption.
 #[derive(Clone, Debug)]
 pub(crate) struct Adoption {
     pub(crate) from: LeaseId,
     pub(crate) token: u64,
-    /// If it is renewed the key gets its full ttl, otherwise it keeps what is left.
+    /// The key's new ttl with `renew`. Without it, the key keeps the rest of its ttl.
     pub(crate) ttl: Duration,
-    /// For how long Redis may have the key then.
+    /// An upper bound for the key's ttl after the adoption.
     pub(crate) longest: Duration,
     pub(crate) renew: bool,
 }
 
 impl Command {
-    /// What it is about; nothing for a flush.
+    /// The key; `None` for a flush.
     pub(crate) fn key(&self) -> Option<&Key> {
         match self {
             Self::Acquire { key, .. }
@@ -90,8 +89,8 @@ impl Command {
         }
     }
 
-    /// The key that this may pass on to a client that waits for it in Redis, and that is notified then.
-    pub(crate) fn passes_on(&self) -> Option<&Key> {
+    /// The key of a release that may grant the key to another client's waiter.
+    pub(crate) fn key_for_next_waiter(&self) -> Option<&Key> {
         match self {
             Self::Release {
                 key,
@@ -102,7 +101,7 @@ impl Command {
         }
     }
 
-    /// The release of what this may have taken by now or may take yet.
+    /// The release that undoes this acquire or adoption, which may have been carried out or may be later.
     pub(crate) fn undo(&self, now: MonotonicTime) -> Option<Self> {
         let (key, lease, ttl, queued) = match self {
             Self::Acquire {
@@ -124,77 +123,78 @@ impl Command {
     }
 }
 
-/// What a guard held, as far as its release goes.
+/// The part of a guard's grant that its release needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) token: u64,
-    /// Others may be queued for its key in Redis.
+    /// Other clients may be queued for the key.
     pub(crate) others_queued: bool,
 }
 
-/// Whether an acquire that finds the key taken joins its queue.
+/// How an acquire that finds the key taken joins its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueMode {
-    /// It does not: this was only a try.
+    /// Does not join: a single attempt.
     None,
-    /// It joins, and polls, since it cannot be notified. When its turn comes, the key is kept for a moment.
+    /// Joins and polls, since the client cannot be notified. When its turn comes, the key is kept for it for a moment.
     Polling,
-    /// It joins. When its turn comes, it is granted the key and notified.
+    /// Joins. When its turn comes, it is granted the key and notified.
     Notified,
-    /// As `Polling` or `Told`, at the place of a lease that joined at `since` and is no longer queued, or in
-    /// front: see [`in_front`].
+    /// Joins as `Polling` or `Notified`, at the place of a lease that joined at `since` and is no longer queued, or in
+    /// front of the queue: see [`front_place`].
     Rejoin { since: u64, polls: bool },
-    /// It joined before, and may still be queued. It does not join again. If it joined to poll, it is
-    /// notified from now on where that is possible.
+    /// Does not join, since it joined before and may still be queued. With `notified`, an entry that polls becomes
+    /// one that is notified.
     Existing { notified: bool },
 }
 
-/// Places before this one, in µs, are for waiters whose turn has come before, and whose answer came too late.
+/// The first place of a waiter that has not had its turn, in µs. Waiters that replied too late to an earlier turn have
+/// places before it.
 pub(crate) const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
 
-/// The place at which a waiter joins again that joined at `since` and answered too late when its turn came. The
-/// order among such waiters stays.
-pub(crate) fn in_front(since: u64) -> u64 {
+/// The place in front of the queue for a waiter that joined at `since` and replied too late when its turn came. Such
+/// waiters keep their order.
+pub(crate) fn front_place(since: u64) -> u64 {
     since.checked_sub(FIRST_USUAL_PLACE).unwrap_or(since)
 }
 
 impl QueueMode {
-    /// Whether it joins to poll.
+    /// Whether the waiter polls instead of being notified.
     pub(crate) fn polls(self) -> bool {
         matches!(self, Self::Polling | Self::Rejoin { polls: true, .. })
     }
 }
 
-/// What Redis said to one command.
+/// The reply to one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The key is the caller's, with this fencing token.
+    /// The caller's lease holds the key, with this fencing token.
     Granted { token: u64 },
-    /// Somebody has it, for so long at most unless they renew.
+    /// Another lease holds the key. It expires after `expires_in` unless its holder renews it.
     Contended {
         expires_in: Duration,
         queued: Option<Queued>,
     },
     /// Released, renewed, written, flushed.
     Done,
-    /// There is no such key.
+    /// The key does not exist.
     Missing,
-    /// The key is another's.
+    /// Another lease holds the key.
     Taken { by: Option<HolderId> },
-    /// The grant goes on under the caller's lease; its key lives for so long.
+    /// The caller's lease has the grant now.
     Adopted { expires_in: Duration },
-    /// What stands under the key, and for how long; without a bound, if it has no ttl.
+    /// The lock's value and its ttl; `None` for a key without a ttl.
     Found {
         value: Box<LockValue>,
         expires_in: Option<Duration>,
     },
-    /// Nothing was written: the value was written under this greater token.
+    /// Not written, since the value was written under this greater token.
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
 }
 
-/// A grant to a waiter, as read from its message.
+/// The message that grants a key to a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantMessage {
     pub(crate) token: u64,
@@ -214,13 +214,13 @@ impl GrantMessage {
 /// The place of a waiter in the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queued {
-    /// How many waiters come before it.
+    /// How many waiters are before it.
     pub(crate) ahead: u64,
-    /// When it joined, in µs by the clock of Redis; orders the queue.
+    /// When it joined, in µs by the clock of Redis. Waiters are sorted by this.
     pub(crate) since: u64,
 }
 
-/// A command with its own deadline, and the place where its outcome is put.
+/// A command with its deadline and, once executed, its outcome.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) command: Command,
@@ -239,6 +239,6 @@ impl Request {
 
     /// The outcome; every executed request has one.
     pub(crate) fn into_outcome(self) -> Result<Reply, Error> {
-        self.outcome.expect("the store answers every request")
+        self.outcome.expect("the store sets every outcome")
     }
 }

@@ -1,94 +1,102 @@
-//! What is told of a guard's release that could not be done at once: that it is late, and how it ended,
-//! each once, whatever becomes of it. Sees to neither.
+//! Reports late releases of guards: once that a release is late, and once how it ended. Neither writes nor retries
+//! releases.
 
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 use crate::util::key::Key;
 
-/// News of a release that could not be done at once.
+/// A report about a release that was not done at the first attempt.
 #[derive(Debug)]
-pub(crate) enum Delay {
-    /// It is tracked up in the background.
-    Began(Error),
-    /// Redis has answered after all; or it was given up.
+pub(crate) enum LateRelease {
+    /// The release failed; the background retries it.
+    Delayed(Error),
+    /// Redis confirmed the release, or the release was given up.
     Ended { confirmed: bool },
-    /// It went to a pipeline's queue. Until it leaves that queue, the pipeline reports its end.
+    /// The release went to a pipeline's queue. If the client ends before `Dequeued`, the pipeline reports the end.
     Queued,
-    /// It left that queue to be written.
-    Taken,
+    /// The release left the pipeline's queue to be written.
+    Dequeued,
 }
 
-/// Told the news, with the key and the fencing token. Quick; never blocks; takes no lock that is held
-/// while a store is asked for something: it may be called under a pipeline's.
-pub(crate) type DelayHook = Arc<dyn Fn(&Key, u64, Delay) + Send + Sync>;
+/// Called with each report, the key and the fencing token. Quick; never blocks. May be called with a pipeline's mutex
+/// locked, so it must not call the store.
+pub(crate) type LateReleaseHook = Arc<dyn Fn(&Key, u64, LateRelease) + Send + Sync>;
 
-/// Tells the hook what becomes of a release while it is written and read. Dropping an unconfirmed one tells the
-/// hook that the release was given up, unless it went to a pipeline's queue (`suspend`).
+/// Reports a release that is being written, or waits for its reply, to the hook. Dropping it without
+/// [`confirm`](Self::confirm) reports the release as given up, unless the release went to a pipeline's queue
+/// ([`suspend`](Self::suspend)).
 pub(crate) struct ReleaseTracker {
-    hook: DelayHook,
+    hook: LateReleaseHook,
     key: Key,
     token: u64,
-    began: bool,
+    reported_late: bool,
     confirmed: bool,
     suspended: bool,
 }
 
 impl ReleaseTracker {
-    pub(crate) fn new(hook: &DelayHook, key: &Key, token: u64) -> Self {
+    pub(crate) fn new(hook: &LateReleaseHook, key: &Key, token: u64) -> Self {
         Self {
             hook: Arc::clone(hook),
             key: key.clone(),
             token,
-            began: false,
+            reported_late: false,
             confirmed: false,
             suspended: false,
         }
     }
 
-    /// For a release out of a pipeline's queue. `began`: the hook knows that it is late.
-    pub(crate) fn resumed(hook: &DelayHook, key: &Key, token: u64, began: bool) -> Self {
-        if began {
-            hook(key, token, Delay::Taken);
+    /// Tracks a release that left a pipeline's queue. `reported_late`: the hook knows that the release is late.
+    pub(crate) fn resume(
+        hook: &LateReleaseHook,
+        key: &Key,
+        token: u64,
+        reported_late: bool,
+    ) -> Self {
+        if reported_late {
+            hook(key, token, LateRelease::Dequeued);
         }
         let mut tracker = Self::new(hook, key, token);
-        tracker.began = began;
+        tracker.reported_late = reported_late;
         tracker
     }
 
-    /// Ends this because its release goes to a pipeline's queue. True if the hook knows that the release is late.
+    /// Ends the tracking, since the release goes to a pipeline's queue. Returns true if the hook knows that the
+    /// release is late.
     pub(crate) fn suspend(mut self) -> bool {
-        if self.began {
-            (self.hook)(&self.key, self.token, Delay::Queued);
+        if self.reported_late {
+            (self.hook)(&self.key, self.token, LateRelease::Queued);
         }
         self.suspended = true;
-        self.began
+        self.reported_late
     }
 
-    /// It could not be done at once.
-    pub(crate) fn delay(&mut self, error: &Error) {
-        if !std::mem::replace(&mut self.began, true) {
-            (self.hook)(&self.key, self.token, Delay::Began(error.clone()));
+    /// Reports the release as late, unless it was reported before.
+    pub(crate) fn report_late(&mut self, error: &Error) {
+        if !std::mem::replace(&mut self.reported_late, true) {
+            (self.hook)(&self.key, self.token, LateRelease::Delayed(error.clone()));
         }
     }
 
-    /// Redis has answered: the key is not this lease's any more.
+    /// Notes that Redis confirmed the release.
     pub(crate) fn confirm(mut self) {
         self.confirmed = true;
     }
 }
 
 impl Drop for ReleaseTracker {
+    /// Calls the hook if the release was late or is given up.
     fn drop(&mut self) {
         if self.suspended {
             return;
         }
         let confirmed = self.confirmed;
         if !confirmed {
-            self.delay(&Error::new(ErrorKind::Timeout, "the release was given up"));
+            self.report_late(&Error::new(ErrorKind::Timeout, "the release was given up"));
         }
-        if self.began {
-            (self.hook)(&self.key, self.token, Delay::Ended { confirmed });
+        if self.reported_late {
+            (self.hook)(&self.key, self.token, LateRelease::Ended { confirmed });
         }
     }
 }

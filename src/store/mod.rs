@@ -1,4 +1,4 @@
-//! Where grants are kept. The only way to Redis for the state of locks.
+//! The interface to the server that keeps the locks. All requests that read or change locks go through [`Store`].
 
 pub(crate) mod command;
 mod late_release;
@@ -19,113 +19,121 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use command::{
     Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
-    in_front,
+    front_place,
 };
-pub(crate) use late_release::{Delay, DelayHook};
+pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
-pub(crate) use redis::connection::{Endpoint, redacted, redacted_info};
+pub(crate) use redis::connection::Endpoint;
 pub(crate) use redis::notifications::{Listener, TrackedKey};
 pub(crate) use redis::pipeline::MAX_RENEWALS;
 #[cfg(feature = "__internals")]
 pub(crate) use redis::replies::{Limit, Replies};
 #[cfg(feature = "__internals")]
-pub(crate) use redis::scripts::{Kind, ScriptContext, ScriptRef, encode};
+pub(crate) use redis::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
 pub use redis::session::TransactionConnection;
-pub(crate) use redis::session::{Written, read_failed, reply_unread};
+pub(crate) use redis::session::{TransactionOutcome, read_failed, reply_unread};
+pub(crate) use redis::url::{redacted, redacted_info};
 pub(crate) use redis::{Node, RENEWAL_PIPELINES};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;
-pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, has_queue, holds, loss_of, micros_of};
+pub(crate) use value::{
+    LockValue, MAX_TOKEN, hand_offs_of, has_queue, is_held_by, loss_reason, micros_of,
+};
 
-/// Carries out commands. Every request gets an outcome of its own; none waits past its deadline for
-/// longer than one command time-out.
+/// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
+/// the latest one command time-out after its deadline.
 ///
-/// By itself it owes nothing to anybody, and lends no connection.
+/// The default methods do nothing, so a store without background work, notifications or transactions implements only
+/// the others.
 pub(crate) trait Store: Send + Sync {
-    /// Carries out all of `requests` and waits for the answers.
+    /// Sends all of `requests` and waits for their replies.
     fn execute(&self, requests: &mut [Request]);
 
-    /// Carries out one command and waits for its answer.
-    fn ask(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+    /// Sends one command and waits for its reply.
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         let mut request = [Request::new(command, deadline)];
         self.execute(&mut request);
         let [request] = request;
         request.into_outcome()
     }
 
-    /// Writes a release, or keeps it to be written soon, and returns without waiting for an answer.
-    /// It is seen through in the background. Never connects, never blocks longer than one write.
-    fn post(&self, release: Command);
+    /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
+    /// The background retries it. Never connects, and blocks for one write at most.
+    fn send_release(&self, release: Command);
 
-    /// Sees to what is owed: answers nobody waits for, releases that could not be written. True if
-    /// something is left for later.
+    /// Reads replies that no caller waits for, and writes queued releases. Returns true if work is left for later.
     fn run_maintenance(&self) -> bool {
         false
     }
 
-    /// How many releases are owed that could not be done yet, pipeline by pipeline.
-    fn retries(&self) -> Vec<usize> {
+    /// How many releases failed and wait to be retried, by pipeline.
+    fn failed_releases(&self) -> Vec<usize> {
         Vec::new()
     }
 
-    /// A number that changes when notifications may have been missed: with each new connection for them, and
-    /// with each flush.
+    /// A number that changes when notifications may have been missed: with each new notification connection, and with
+    /// each flush of the server.
     fn notification_epoch(&self) -> u64 {
         0
     }
 
-    /// Makes all connections suspect, since they may lead to a server that is no longer the primary: each is
-    /// replaced before it is used again, once it is a second old.
+    /// Marks all connections as suspect, since they may lead to a server that is no longer the primary. Each is
+    /// replaced before its next use, but not within the first second of its life.
     fn suspect_connections(&self) {}
 
-    /// Whether notifications may come from another server than the answers to requests, or from other users: then
-    /// what they say of held leases has to be confirmed.
-    fn may_hear_others(&self) -> bool {
+    /// Whether a request has to confirm what a notification says about a held lease. It may come from another server
+    /// than the replies, or from another user.
+    fn must_confirm_losses(&self) -> bool {
         false
     }
 
-    /// At the end of the client: reports late releases that still wait to be written as given up.
-    fn end_delays(&self) {}
+    /// Reports each late release that is still queued as given up. Called when the client ends.
+    fn report_given_up_releases(&self) {}
 
-    /// Waits until all posted releases are done, until `deadline` at the latest.
+    /// Waits until all releases that were sent are done, until `deadline` at the latest.
     fn flush(&self, _deadline: MonotonicTime) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Has `listener` told what happens to keys, once somebody wants to know.
-    fn listen(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error>;
+    /// Calls `listener` for each notification from now on. Connects only after
+    /// [`request_notifications`](Self::request_notifications) or [`track`](Self::track).
+    fn start_notifications(
+        &self,
+        threads: &ThreadGroup,
+        listener: Arc<dyn Listener>,
+    ) -> Result<(), Error>;
 
     /// How a waiter should join the queue of its key.
     fn queue_mode(&self) -> QueueMode;
 
-    /// Somebody has to wait and wants to be told.
-    fn want_notifications(&self);
+    /// Has the background connect for notifications, unless it has done so already.
+    fn request_notifications(&self);
 
-    /// Looks at keys, and from then on at every change of them, for the listener. False if that
-    /// cannot be now: then the listener is told once it can.
+    /// Reads keys, and from then on reports each change of them to the listener. Returns false if notifications are
+    /// not connected: the listener is called once they are (`all_changed`).
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
-    /// Ends what [`listen`](Self::listen) began.
-    fn stop_listening(&self);
+    /// Ends the calls to the listener, and closes the notification connection.
+    fn stop_notifications(&self);
 
     /// The client has ended: makes no connection from now on.
     fn close(&self) {}
 
-    /// A connection for one transaction.
+    /// Takes a connection for one transaction out of the pool, or connects.
     fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
         let message = "a transaction needs a Redis";
         Err(Error::new(ErrorKind::Unsupported, message))
     }
 }
 
-/// When the background work of a store is wanted.
+/// How soon a store needs [`Store::run_maintenance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// Within a tenth of a second: an answer is owed.
+    /// Within a tenth of a second: a reply has to be read, or a release retried.
     Soon,
-    /// At once: so much is owed that those who release no longer write themselves.
+    /// At once: a queued release can be written now.
     Now,
 }
 
-/// Called by a store when [`Store::run_maintenance`] is wanted. Quick; never blocks.
+/// Called by a store that needs [`Store::run_maintenance`]. Quick; never blocks.
 pub(crate) type MaintenanceHook = Box<dyn Fn(Urgency) + Send + Sync>;

@@ -1,5 +1,5 @@
-//! The store of those models that are not about the pipelines: carries out each command at once, on a
-//! server in memory, and brings each client the news that Redis would bring it.
+//! The store of all models but those of the pipelines. It carries out each command at once on a server in memory, and
+//! delivers the notifications that Redis would send.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -25,20 +25,20 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Messages on their way to clients.
+/// Notifications that were sent and not delivered.
 #[derive(Default)]
 struct Notices {
     sent: VecDeque<(HolderId, Notice)>,
-    /// Clients that looked at a key, each told once when it changes.
-    watchers: KeyMap<Vec<HolderId>>,
+    /// The clients that read a key. Each is notified once when it changes.
+    trackers: KeyMap<Vec<HolderId>>,
     over: bool,
 }
 
 enum Notice {
-    News(Notification),
-    /// The client asked to look at a key.
-    Look(TrackedKey),
-    /// The connection was lost, and what was on its way with it; there is a new one.
+    Notification(Notification),
+    /// The client called `Store::track`.
+    Track(TrackedKey),
+    /// The connection was lost with the notifications on it, and the client has connected again.
     Reconnected,
 }
 
@@ -60,7 +60,7 @@ impl Server {
         self.notify();
     }
 
-    /// Ends `lease` by the will of `by`.
+    /// Takes `key` from `lease` by force, for `by`.
     pub(crate) fn force(&self, key: &Key, lease: LeaseId, by: &HolderId) {
         let key = key.clone();
         self.serve(by, &Command::ForceUnlock { key, lease });
@@ -76,7 +76,7 @@ impl Server {
         self.0.memory.holder(key)
     }
 
-    /// There will be no more news.
+    /// Ends [`Direct::hear`] once all notifications are delivered.
     pub(crate) fn end(&self) {
         self.0.notices.lock().over = true;
         self.0.changed.notify_all();
@@ -91,17 +91,19 @@ impl Server {
 
     fn notify(&self) {
         let mut notices = self.0.notices.lock();
-        for news in self.0.memory.news() {
-            let to = match &news {
+        for notification in self.0.memory.take_notifications() {
+            let to = match &notification {
                 Notification::Granted { to, .. }
                 | Notification::Near { to, .. }
                 | Notification::Forced { to, .. } => {
                     vec![to.clone()]
                 }
-                Notification::Changed(key) => notices.watchers.remove(key).unwrap_or_default(),
+                Notification::Changed(key) => notices.trackers.remove(key).unwrap_or_default(),
             };
             for to in to {
-                notices.sent.push_back((to, Notice::News(news.clone())));
+                notices
+                    .sent
+                    .push_back((to, Notice::Notification(notification.clone())));
             }
         }
         drop(notices);
@@ -116,13 +118,13 @@ impl Server {
     }
 }
 
-/// One client's way to it.
+/// A client's store on the server.
 pub(crate) struct Direct {
     server: Server,
     queue_mode: QueueMode,
     holder: HolderId,
-    /// Leases that were given back: nothing is to be asked under them.
-    given_back: parking_lot::Mutex<HashSet<LeaseId>>,
+    /// Leases that were released without having been held. No acquire may use their ids.
+    released: parking_lot::Mutex<HashSet<LeaseId>>,
 }
 
 impl Direct {
@@ -131,11 +133,11 @@ impl Direct {
             server: server.clone(),
             queue_mode,
             holder: HolderId::of_this_process(),
-            given_back: parking_lot::Mutex::default(),
+            released: parking_lot::Mutex::default(),
         }
     }
 
-    /// Brings `listener` its news until there will be no more.
+    /// Delivers notifications to `listener` until [`Server::end`].
     pub(crate) fn hear(&self, listener: &dyn Listener) {
         loop {
             let mut notices = self.server.0.notices.lock();
@@ -153,38 +155,40 @@ impl Direct {
 
     fn deliver(&self, listener: &dyn Listener, notice: Notice) {
         match notice {
-            Notice::News(Notification::Granted {
+            Notice::Notification(Notification::Granted {
                 key, lease, grant, ..
             }) => listener.granted(&key, lease, grant),
-            Notice::News(Notification::Near { key, lease, .. }) => listener.near(&key, lease),
-            Notice::News(Notification::Forced { key, lease, by, .. }) => {
+            Notice::Notification(Notification::Near { key, lease, .. }) => {
+                listener.near(&key, lease)
+            }
+            Notice::Notification(Notification::Forced { key, lease, by, .. }) => {
                 listener.forced(&key, lease, by)
             }
-            Notice::News(Notification::Changed(key)) => {
+            Notice::Notification(Notification::Changed(key)) => {
                 if let Some(tracked) = listener.changed(&key) {
-                    self.look(listener, &tracked);
+                    self.read_and_track(listener, &tracked);
                 }
             }
-            Notice::Look(tracked) => self.look(listener, &tracked),
+            Notice::Track(tracked) => self.read_and_track(listener, &tracked),
             Notice::Reconnected => listener.all_changed(),
         }
     }
 
-    fn look(&self, listener: &dyn Listener, tracked: &TrackedKey) {
+    fn read_and_track(&self, listener: &dyn Listener, tracked: &TrackedKey) {
         let mut notices = self.server.0.notices.lock();
-        let watchers = notices.watchers.entry(tracked.key.clone()).or_default();
-        watchers.push(self.holder.clone());
+        let trackers = notices.trackers.entry(tracked.key.clone()).or_default();
+        trackers.push(self.holder.clone());
         let value = self.server.0.memory.text(&tracked.key);
         drop(notices);
         listener.seen(tracked, value.as_deref().map(str::as_bytes));
     }
 
-    /// Loses the connection that brings the news, and gets another one.
+    /// Drops the notification connection and connects again.
     pub(crate) fn reconnect(&self) {
         let mut notices = self.server.0.notices.lock();
         notices.sent.retain(|(to, _)| *to != self.holder);
-        for watchers in notices.watchers.values_mut() {
-            watchers.retain(|watcher| *watcher != self.holder);
+        for trackers in notices.trackers.values_mut() {
+            trackers.retain(|tracker| *tracker != self.holder);
         }
         drop(notices);
         self.server.send(&self.holder, Notice::Reconnected);
@@ -196,8 +200,8 @@ impl Store for Direct {
         for request in requests {
             if let Command::Acquire { lease, .. } = &request.command {
                 step();
-                let is_given_back = self.given_back.lock().contains(lease);
-                assert!(!is_given_back, "its release may come after its grant");
+                let is_released = self.released.lock().contains(lease);
+                assert!(!is_released, "its release may come after its grant");
             }
             let reply = self.server.serve(&self.holder, &request.command);
             request.outcome = Some(Ok(reply));
@@ -205,17 +209,17 @@ impl Store for Direct {
         step();
     }
 
-    fn post(&self, release: Command) {
+    fn send_release(&self, release: Command) {
         if let Command::Release {
             lease, held: None, ..
         } = &release
         {
-            self.given_back.lock().insert(*lease);
+            self.released.lock().insert(*lease);
         }
         self.server.serve(&self.holder, &release);
     }
 
-    fn listen(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -223,14 +227,14 @@ impl Store for Direct {
         self.queue_mode
     }
 
-    fn want_notifications(&self) {}
+    fn request_notifications(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         for tracked in keys {
-            self.server.send(&self.holder, Notice::Look(tracked));
+            self.server.send(&self.holder, Notice::Track(tracked));
         }
         true
     }
 
-    fn stop_listening(&self) {}
+    fn stop_notifications(&self) {}
 }

@@ -1,4 +1,4 @@
-//! A store for tests of what stands above it: says what it is told to say, and notes what it is asked.
+//! A store for tests of the modules above it: replies as the test says, and records the requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use crate::util::threads::ThreadGroup;
 
 type Answer = Box<dyn FnOnce(&Request) -> Result<Reply, Error> + Send>;
 
-/// Gives its answers one after another; to be asked once more is a panic.
+/// Gives its replies one after another. A request without a reply panics.
 #[derive(Default)]
 pub(crate) struct Scripted {
     answers: Mutex<VecDeque<Answer>>,
-    /// How many came together.
+    /// The number of requests of each `execute`.
     pub(crate) at_a_time: Mutex<Vec<usize>>,
-    /// How each acquire was to join the queue.
+    /// The queue mode of each acquire.
     pub(crate) asked: Mutex<Vec<QueueMode>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
-    /// Releases of what others may wait for in Redis.
+    /// How many releases may grant their key to another client's waiter.
     pub(crate) passed_on: AtomicUsize,
     pub(crate) tracked: AtomicUsize,
     pub(crate) notification_epoch: AtomicU64,
-    /// How waiters are to join; `Told` if this is `None`.
+    /// The result of `Store::queue_mode`; `Notified` if this is `None`.
     pub(crate) queue_mode: Mutex<Option<QueueMode>>,
-    /// How often its connections were suspected.
+    /// How often `Store::suspect_connections` was called.
     pub(crate) suspected: AtomicUsize,
-    /// Called when notifications are wanted.
+    /// Called by `Store::request_notifications`.
     pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl Scripted {
-    /// The answer to the next question.
+    /// Adds the reply to the next request.
     pub(crate) fn answer(
         &self,
         answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static,
@@ -42,7 +42,7 @@ impl Scripted {
         self.answers.lock().push_back(Box::new(answer));
     }
 
-    /// Takes back an answer that nobody has asked for. False if there is none.
+    /// Takes back the next reply that no request has had. Returns false if there is none.
     pub(crate) fn unasked(&self) -> bool {
         self.answers.lock().pop_front().is_some()
     }
@@ -61,21 +61,21 @@ impl Store for Scripted {
                 self.asked.lock().push(*queue_mode);
             }
             let answer = self.answers.lock().pop_front();
-            let answer = answer.expect("nothing more was to be asked");
+            let answer = answer.expect("the test gave a reply for each request");
             request.outcome = Some(answer(request));
         }
     }
 
-    fn post(&self, release: Command) {
-        let passes_on = release.passes_on().is_some();
+    fn send_release(&self, release: Command) {
+        let is_passed_on = release.key_for_next_waiter().is_some();
         if let Command::Release { lease, .. } = release {
             self.released.lock().push(lease);
             self.passed_on
-                .fetch_add(usize::from(passes_on), Ordering::SeqCst);
+                .fetch_add(usize::from(is_passed_on), Ordering::SeqCst);
         }
     }
 
-    fn listen(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl Store for Scripted {
         self.queue_mode.lock().unwrap_or(QueueMode::Notified)
     }
 
-    fn want_notifications(&self) {
+    fn request_notifications(&self) {
         if let Some(when_wanted) = &*self.when_wanted.lock() {
             when_wanted();
         }
@@ -100,9 +100,9 @@ impl Store for Scripted {
 
     fn suspect_connections(&self) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
-        // As it is until there is another notification connection.
+        // As until the next notification connection is open.
         *self.queue_mode.lock() = Some(QueueMode::Polling);
     }
 
-    fn stop_listening(&self) {}
+    fn stop_notifications(&self) {}
 }

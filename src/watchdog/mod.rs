@@ -189,7 +189,7 @@ impl Watchdog {
         }
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
-        let outcome = self.store.ask(renewal(lease, ttl), deadline);
+        let outcome = self.store.execute_one(renewal(lease, ttl), deadline);
         let result = self.end_ttl_change(lease, asked_at, self.now(), ttl, outcome);
         self.schedule_or_lose(lease);
         match (result, lease.loss(self.now())) {
@@ -297,7 +297,7 @@ impl Watchdog {
                         self.scheduler.request_maintenance(Urgency::Soon);
                     }
                     if observe::IS_ON {
-                        let retries = self.store.retries();
+                        let retries = self.store.failed_releases();
                         self.callbacks
                             .queue_observation(move || observe::record_retries(&retries));
                     }
@@ -356,7 +356,7 @@ impl Watchdog {
     /// for each lease. Loses the lease at once if no other user can publish messages.
     pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
-        if !self.store.may_hear_others() {
+        if !self.store.must_confirm_losses() {
             lease.lose(now, LossReason::ForceUnlocked { by });
         } else if lease.record_force_message(by, now) {
             self.scheduler
@@ -368,7 +368,9 @@ impl Watchdog {
     /// if there is no reply.
     pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
-        let outcome = self.store.ask(renewal(lease, CONFIRMING_TTL), deadline);
+        let outcome = self
+            .store
+            .execute_one(renewal(lease, CONFIRMING_TTL), deadline);
         self.handle_confirmation(lease, outcome, LossReport::KeyRead)
     }
 

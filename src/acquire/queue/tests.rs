@@ -372,7 +372,7 @@ fn token_is_plausible_from_joining_to_now() {
         MonotonicTime::now(),
     );
     let later = now.after(Duration::from_secs(5));
-    for since in [JOINED, in_front(JOINED)] {
+    for since in [JOINED, front_place(JOINED)] {
         let one = join(&queues, &key);
         let asked = LeaseId::random();
         one.entry(asked, now);

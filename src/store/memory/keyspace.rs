@@ -1,6 +1,5 @@
-//! The state of locks without a server: what each script does, as plain code, and so what the scripts
-//! have to do (a test compares them on generated histories). Pure: it is told what time it is, does no
-//! I/O, and returns what there is to tell.
+//! The locks of a server in memory: does in plain code what each script does in Redis. A test compares both on
+//! generated histories. Pure: the caller passes the time and delivers the notifications.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,22 +11,24 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
 
-/// The most waiters in a queue, and the most that one step skips.
+/// The most waiters in a queue, and the most that one grant skips.
 const MAX_QUEUE: usize = 10_000;
-/// How many of the first waiters ask each second.
+/// How many of the first waiters send a request each second.
 const NEAR: usize = 8;
-/// For how long a queue outlives its lock at least. A request that finds less time left sets twice as much.
+/// The least time by which a queue outlives its lock. A request that finds less time left sets twice as much.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
-/// For how long a key is kept for a waiter that polls, and if it polled too late the last time.
+/// The ttl of a grant to a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
+/// The ttl of a grant to a waiter that polled too late for an earlier grant.
 const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// Until it confirms the grant, it has the key for a quarter of its ttl, within these bounds.
+/// The bounds of the ttl, a quarter of the waiter's ttl, until the waiter confirms its grant.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
-/// The time of a grant has sixteen digits on the wire.
+/// The time at the start of the clock, in µs. It has sixteen digits, as all times of grants.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
 
+/// The locks, fenced values and queues of a server.
 #[derive(Clone, Default)]
 pub(crate) struct Keyspace {
     entries: KeyMap<Entry>,
@@ -57,7 +58,7 @@ struct Lock {
     expires_at: MonotonicTime,
 }
 
-/// The waiters of a key, first come first served. Never empty.
+/// The queue of a key. Never empty.
 #[derive(Clone)]
 struct Queue {
     /// Sorted by the time at which they joined.
@@ -70,12 +71,12 @@ struct Waiter {
     /// When it joined, in µs.
     since: u64,
     lease: LeaseId,
-    /// Nothing for one that polls.
+    /// `None` for a waiter that polls.
     ttl: Option<Duration>,
     holder: HolderId,
 }
 
-/// A message to a client, or to the clients that watch a key.
+/// A notification to a client, or to the clients that track a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// `lease`, which was queued, has the key.
@@ -91,7 +92,7 @@ pub(crate) enum Notification {
         key: Key,
         lease: LeaseStart,
     },
-    /// `lease` was ended by another client's will.
+    /// Another client took the key of `lease` by force.
     Forced {
         to: HolderId,
         key: Key,
@@ -102,23 +103,23 @@ pub(crate) enum Notification {
     Changed(Key),
 }
 
-/// One command being carried out.
+/// The context of one command.
 pub(crate) struct Step<'a> {
     pub(crate) now: MonotonicTime,
-    /// Who asks.
+    /// The client that sent the command.
     pub(crate) by: &'a HolderId,
-    /// Whether a client can be told.
+    /// Whether a client can be notified.
     pub(crate) listens: &'a dyn Fn(&HolderId) -> bool,
-    pub(crate) news: &'a mut Vec<Notification>,
+    pub(crate) notifications: &'a mut Vec<Notification>,
 }
 
 impl Waiter {
-    /// Whether it answered too late when its turn came the last time.
+    /// Whether it replied too late when its turn came before.
     fn was_late(&self) -> bool {
         self.since < FIRST_USUAL_PLACE
     }
 
-    /// The ttl of a grant that it has to confirm; nothing if it need not.
+    /// The ttl of a grant that it has to confirm; `None` if it need not confirm.
     fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
         let ttl = self.ttl.filter(|ttl| *ttl > shortest && !self.was_late())?;
@@ -127,15 +128,16 @@ impl Waiter {
         (waited > CONFIRMED_AFTER.min(ttl / 3)).then(|| quarter.clamp(shortest, longest))
     }
 
-    /// As it stands in the queue of Redis.
-    fn text(&self) -> String {
+    /// Its entry in the queue of Redis.
+    fn entry(&self) -> String {
         let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
         format!("{},{millis},{}", self.lease, self.holder)
     }
 }
 
 impl Keyspace {
-    pub(crate) fn carry_out(
+    /// Carries out a command, and adds its notifications to `step`.
+    pub(crate) fn execute(
         &mut self,
         command: &Command,
         step: &mut Step<'_>,
@@ -190,9 +192,9 @@ impl Keyspace {
         let left = match self.entries.get_mut(key) {
             Some(Entry::Fenced { .. }) => return Err(no_lock()),
             Some(Entry::Lock(lock)) if lock.lease == lease => {
-                // It was granted while it was queued.
+                // The lease was granted the key while it was queued.
                 lock.expires_at = step.now.after(ttl);
-                step.news.push(Notification::Changed(key.clone()));
+                step.notifications.push(Notification::Changed(key.clone()));
                 let token = token(lock.micros);
                 return Ok(Reply::Granted { token });
             }
@@ -212,7 +214,7 @@ impl Keyspace {
                 queued,
             })
         };
-        let stood = match queue_mode {
+        let entry = match queue_mode {
             QueueMode::None => return contended(left, None),
             QueueMode::Existing { notified } => {
                 let polls = Waiter {
@@ -227,13 +229,13 @@ impl Keyspace {
                 Some(own)
             }
         };
-        let Some(entry) = stood else {
+        let Some(entry) = entry else {
             return contended(left, None);
         };
         if let Some(Entry::Lock(lock)) = self.entries.get_mut(key)
             && !std::mem::replace(&mut lock.marked, true)
         {
-            step.news.push(Notification::Changed(key.clone()));
+            step.notifications.push(Notification::Changed(key.clone()));
         }
         let left = match left {
             Some(left) => left,
@@ -270,7 +272,7 @@ impl Keyspace {
         contended(Some(left), Some(queued))
     }
 
-    /// Puts a waiter into the queue.
+    /// Adds a waiter to the queue.
     fn join(&mut self, key: &Key, own: &Waiter, queue_mode: QueueMode, now: MonotonicTime) {
         let micros = clock_micros(now);
         let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue {
@@ -291,7 +293,7 @@ impl Keyspace {
         });
     }
 
-    /// Gives the key to a waiter; returns the µs of its token.
+    /// Grants the key to a waiter. Returns the µs of its token.
     fn grant(
         &mut self,
         key: &Key,
@@ -309,12 +311,12 @@ impl Keyspace {
             expires_at: step.now.after(ttl),
         };
         self.entries.insert(key.clone(), Entry::Lock(lock));
-        step.news.push(Notification::Changed(key.clone()));
+        step.notifications.push(Notification::Changed(key.clone()));
         self.last_micros
     }
 
-    /// Grants the key to the first waiter that listens, polls, or is the caller: `own`, with its ttl.
-    /// Returns the waiter's lease and the µs of its token.
+    /// Grants the key to the first waiter that listens, polls, or is the caller (`own`: its lease and ttl). Returns the
+    /// waiter's lease and the µs of its token.
     fn serve(
         &mut self,
         key: &Key,
@@ -328,14 +330,14 @@ impl Keyspace {
                 self.queues.remove(key);
             }
             let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
-            let is_told = first.ttl.is_some() && own_ttl.is_none();
-            if is_told && !(step.listens)(&first.holder) {
-                // That client has gone.
+            let is_notified = first.ttl.is_some() && own_ttl.is_none();
+            if is_notified && !(step.listens)(&first.holder) {
+                // Its client has gone.
                 continue;
             }
             let unconfirmed = first
                 .unconfirmed_ttl(clock_micros(step.now))
-                .filter(|_| is_told);
+                .filter(|_| is_notified);
             let asked = own_ttl.map(|(_, ttl)| ttl).or(unconfirmed).or(first.ttl);
             let kept = if first.was_late() {
                 KEPT_LONGER
@@ -345,8 +347,8 @@ impl Keyspace {
             let ttl = asked.unwrap_or(kept);
             let more = self.queues.contains_key(key);
             let micros = self.grant(key, &first, ttl, more, step);
-            if is_told {
-                step.news.push(Notification::Granted {
+            if is_notified {
+                step.notifications.push(Notification::Granted {
                     to: first.holder,
                     key: key.clone(),
                     lease: first.lease,
@@ -356,20 +358,20 @@ impl Keyspace {
                     },
                 });
             }
-            self.tell_near(key, gone, step);
+            self.notify_near(key, gone, step);
             return Some((first.lease, micros));
         }
-        // The next request goes on.
-        self.tell_near(key, MAX_QUEUE, step);
+        // The next request continues.
+        self.notify_near(key, MAX_QUEUE, step);
         None
     }
 
-    /// Tells the waiters that are among the first since `gone` waiters left the queue.
-    fn tell_near(&self, key: &Key, gone: usize, step: &mut Step<'_>) {
+    /// Notifies the waiters that are among the first [`NEAR`] since `gone` waiters left the queue.
+    fn notify_near(&self, key: &Key, gone: usize, step: &mut Step<'_>) {
         let waiters = self.queues.get(key).map_or(&[][..], |queue| &queue.waiters);
         let near = waiters.iter().take(NEAR).skip(NEAR.saturating_sub(gone));
         for waiter in near.filter(|waiter| waiter.ttl.is_some()) {
-            step.news.push(Notification::Near {
+            step.notifications.push(Notification::Near {
                 to: waiter.holder.clone(),
                 key: key.clone(),
                 lease: waiter.lease.start(),
@@ -392,7 +394,7 @@ impl Keyspace {
         };
         if is_held {
             if let (true, Some(Entry::Lock(lock))) = (forced, self.entries.get(key)) {
-                step.news.push(Notification::Forced {
+                step.notifications.push(Notification::Forced {
                     to: lock.holder.clone(),
                     key: key.clone(),
                     lease: lease.start(),
@@ -401,7 +403,7 @@ impl Keyspace {
             }
             if !(is_marked && self.serve(key, None, step).is_some()) {
                 self.entries.remove(key);
-                step.news.push(Notification::Changed(key.clone()));
+                step.notifications.push(Notification::Changed(key.clone()));
             }
             return Reply::Done;
         }
@@ -416,7 +418,7 @@ impl Keyspace {
                 self.queues.remove(key);
             }
             if has_left {
-                self.tell_near(key, 1, step);
+                self.notify_near(key, 1, step);
                 return Reply::Done;
             }
         }
@@ -441,7 +443,7 @@ impl Keyspace {
         let expires_at = step.now.after(ttl);
         if lock.expires_at < expires_at {
             lock.expires_at = expires_at;
-            step.news.push(Notification::Changed(key.clone()));
+            step.notifications.push(Notification::Changed(key.clone()));
         }
         Reply::Done
     }
@@ -467,7 +469,7 @@ impl Keyspace {
         lock.holder = step.by.clone();
         let asked = ttl.map_or(step.now, |ttl| step.now.after(ttl));
         lock.expires_at = lock.expires_at.max(asked);
-        step.news.push(Notification::Changed(key.clone()));
+        step.notifications.push(Notification::Changed(key.clone()));
         Reply::Adopted {
             expires_in: lock.expires_at.since(step.now),
         }
@@ -511,7 +513,7 @@ impl Keyspace {
             expires_at: ttl.map(|ttl| step.now.after(ttl)).or(kept_until),
         };
         self.entries.insert(key.clone(), entry);
-        step.news.push(Notification::Changed(key.clone()));
+        step.notifications.push(Notification::Changed(key.clone()));
         Ok(Reply::Done)
     }
 
@@ -525,7 +527,7 @@ impl Keyspace {
         }
     }
 
-    /// What stands under the key of a lock, as GET says it.
+    /// The value of a lock's key, as GET returns it.
     pub(crate) fn text(&mut self, key: &Key, step: &mut Step<'_>) -> Option<String> {
         self.expire_key(key, step);
         match self.entries.get(key) {
@@ -534,16 +536,16 @@ impl Keyspace {
         }
     }
 
-    /// Removes what has expired, whoever asks for it.
+    /// Removes all expired keys and queues.
     pub(crate) fn expire(&mut self, step: &mut Step<'_>) {
         let expired = |_: &Key, entry: &mut Entry| entry.has_expired(step.now);
         let gone = self.entries.extract_if(expired);
-        step.news
+        step.notifications
             .extend(gone.map(|(key, _)| Notification::Changed(key)));
         self.queues.retain(|_, queue| queue.expires_at >= step.now);
     }
 
-    /// Deletes a key, by its name in Redis. True if it was there.
+    /// Deletes a key, by its name in Redis. Returns true if it existed.
     pub(crate) fn delete(&mut self, name: &str, step: &mut Step<'_>) -> bool {
         self.expire(step);
         let key = self.entries.keys().find(|key| key.in_redis() == name);
@@ -551,34 +553,34 @@ impl Keyspace {
             return false;
         };
         self.entries.remove(&key);
-        step.news.push(Notification::Changed(key));
+        step.notifications.push(Notification::Changed(key));
         true
     }
 
-    /// Forgets everything, the fence counter included.
+    /// Deletes all keys, including the fence counter.
     pub(crate) fn flush(&mut self) {
         *self = Self::default();
     }
 
-    /// As if it had been deleted by hand.
+    /// Deletes a key without a notification.
     #[cfg(test)]
     pub(crate) fn remove(&mut self, key: &Key) {
         self.entries.remove(key);
     }
 
-    /// As if the clock had been put back by so much.
+    /// Does as if the clock had been set back by `by`: moves the fence counter ahead.
     #[cfg(test)]
     pub(crate) fn put_back(&mut self, by: Duration) {
         let ahead = u64::try_from(by.as_micros()).unwrap_or(0);
         self.last_micros = self.last_micros.max(FIRST_MICROS) + ahead;
     }
 
-    /// The waiters for a key, in their order, as they stand in Redis.
+    /// The entries of a key's queue, as in Redis.
     #[cfg(test)]
     pub(crate) fn queue(&self, key: &Key) -> Vec<String> {
         let queue = self.queues.get(key);
         queue.map_or_else(Vec::new, |queue| {
-            queue.waiters.iter().map(Waiter::text).collect()
+            queue.waiters.iter().map(Waiter::entry).collect()
         })
     }
 
@@ -610,7 +612,7 @@ impl Keyspace {
         let entry = self.entries.get(key);
         if entry.is_some_and(|entry| entry.has_expired(step.now)) {
             self.entries.remove(key);
-            step.news.push(Notification::Changed(key.clone()));
+            step.notifications.push(Notification::Changed(key.clone()));
         }
         let queue = self.queues.get(key);
         if queue.is_some_and(|queue| queue.expires_at < step.now) {
@@ -618,7 +620,7 @@ impl Keyspace {
         }
     }
 
-    /// The time, made greater than that of the last grant.
+    /// The time in µs, or one more than that of the last grant, if that is later.
     fn micros(&self, now: MonotonicTime) -> u64 {
         clock_micros(now).max(self.last_micros + 1)
     }
@@ -632,7 +634,7 @@ fn clock_micros(now: MonotonicTime) -> u64 {
 impl Entry {
     fn has_expired(&self, now: MonotonicTime) -> bool {
         match self {
-            // As Redis does: at the end of its last millisecond.
+            // At the end of its last millisecond, as in Redis.
             Self::Lock(lock) => lock.expires_at < now,
             Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
         }
@@ -641,39 +643,31 @@ impl Entry {
 
 impl Lock {
     fn text(&self) -> String {
-        let Self {
-            lease,
-            micros,
-            holder,
-            marked,
-            ..
-        } = self;
-        let mark = if *marked { " +" } else { "" };
-        format!("lh1 {lease} {micros} {holder}{mark}")
+        value::format(self.lease, self.micros, &self.holder, self.marked)
     }
 }
 
 impl Queue {
-    /// Finds the entry of a waiter that joined to be notified (`told`) or to poll (`polls`). With `notified`, an
-    /// entry that polls becomes one that is notified, at its place.
-    fn find_waiter(&mut self, told: Waiter, polls: Waiter, notified: bool) -> Option<Waiter> {
-        if self.find(&told).is_some() {
-            return Some(told);
+    /// Finds the entry of a waiter that joined to be notified or to poll. With `notify`, an entry that polls becomes
+    /// one that is notified, at its place.
+    fn find_waiter(&mut self, notified: Waiter, polling: Waiter, notify: bool) -> Option<Waiter> {
+        if self.find(&notified).is_some() {
+            return Some(notified);
         }
-        let place = self.find(&polls)?;
-        if !notified {
-            return Some(polls);
+        let place = self.find(&polling)?;
+        if !notify {
+            return Some(polling);
         }
         let since = self.waiters.remove(place).since;
         self.insert(Waiter {
             since,
-            ..told.clone()
+            ..notified.clone()
         });
-        Some(told)
+        Some(notified)
     }
 
     fn insert(&mut self, own: Waiter) {
-        let behind = |waiter: &Waiter| (waiter.since, waiter.text()) > (own.since, own.text());
+        let behind = |waiter: &Waiter| (waiter.since, waiter.entry()) > (own.since, own.entry());
         let place = self.waiters.iter().position(behind);
         self.waiters
             .insert(place.unwrap_or(self.waiters.len()), own);

@@ -1,5 +1,5 @@
-//! A store without a server: the locks of clients in one process, for tests. Every command is carried out at
-//! once on the thread that asks, and so is the telling of what it changed.
+//! A store without a server, for tests: it keeps the locks of clients in one process. The caller's thread carries out
+//! each command at once, and calls the listeners.
 
 mod keyspace;
 mod outage;
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
-use crate::store::late_release::DelayHook;
+use crate::store::late_release::LateReleaseHook;
 use crate::store::{Listener, MaintenanceHook, Store, TrackedKey, Urgency};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
@@ -27,20 +27,20 @@ use crate::util::threads::ThreadGroup;
 pub(crate) use keyspace::{Keyspace, Notification, Step};
 use outage::{Mode, Outage, PendingRelease};
 
-/// What the clients of one memory share.
+/// A server in memory that clients share.
 pub(crate) struct MemoryServer {
     process: Process,
     clock: Clock,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
-    /// Who looked at a key, and is told once when it changes.
-    watchers: Mutex<KeyMap<Vec<HolderId>>>,
+    /// The clients that read a key. Each is notified once when it changes.
+    trackers: Mutex<KeyMap<Vec<HolderId>>>,
     outage: Outage,
     /// Counts the ends of outages: until then, notifications were lost.
     notification_epoch: AtomicU64,
 }
 
-/// Those that have a name, as long as somebody uses them.
+/// The servers that have a name, while a client uses them.
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryServer {
@@ -50,13 +50,13 @@ impl MemoryServer {
             clock: Clock::movable(),
             keyspace: Mutex::default(),
             listeners: Mutex::default(),
-            watchers: Mutex::default(),
+            trackers: Mutex::default(),
             outage: Outage::default(),
             notification_epoch: AtomicU64::new(0),
         })
     }
 
-    /// The one that a URL names, `memory://<name>`; without a name, a new one.
+    /// The server that the URL `memory://<name>` names; without a name, a new server. `None` for other URLs.
     pub(crate) fn of_url(url: &str) -> Option<Result<Arc<Self>, Error>> {
         let name = url.strip_prefix("memory://")?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -81,7 +81,7 @@ impl MemoryServer {
         })))
     }
 
-    /// The process that made it; in a fork of that nothing of it may be touched.
+    /// The process that made the server. A fork of it must not use the server.
     pub(crate) fn process(&self) -> Process {
         self.process
     }
@@ -90,7 +90,7 @@ impl MemoryServer {
         &self.clock
     }
 
-    /// Lets time pass at once, for this server and all its clients.
+    /// Moves the clock of this server and its clients ahead. Expires keys and calls the listeners.
     pub(crate) fn advance(&self, by: Duration) {
         self.clock.advance(by);
         self.outage.clock_moved(self.clock.now());
@@ -102,12 +102,12 @@ impl MemoryServer {
         }
     }
 
-    /// Forgets all locks and values, as a Redis that restarts without a copy of them.
+    /// Deletes all locks and values, as a Redis that restarts without persistence. Calls the listeners.
     pub(crate) fn flush(&self) {
         self.keyspace.lock().flush();
-        self.watchers.lock().clear();
+        self.trackers.lock().clear();
         if !self.outage.is_on() {
-            self.tell_all_changed();
+            self.notify_all_changed();
         }
     }
 
@@ -118,7 +118,7 @@ impl MemoryServer {
         });
         // Also to a holder that had it for too short a time to have its key tracked.
         if was_there && !self.outage.is_on() {
-            self.tell_all_changed();
+            self.notify_all_changed();
         }
         was_there
     }
@@ -138,9 +138,9 @@ impl MemoryServer {
         for release in self.outage.end(self.clock.now()) {
             self.carry_out_late(release);
         }
-        self.watchers.lock().clear();
+        self.trackers.lock().clear();
         self.notification_epoch.fetch_add(1, Ordering::AcqRel);
-        self.tell_all_changed();
+        self.notify_all_changed();
     }
 
     /// As a client that connects would find out: an error during an outage.
@@ -158,11 +158,11 @@ impl MemoryServer {
 
     fn carry_out_late(&self, release: PendingRelease) {
         release.carry_out(|holder, command| {
-            let _ = self.change(holder, |keyspace, step| keyspace.carry_out(command, step));
+            let _ = self.change(holder, |keyspace, step| keyspace.execute(command, step));
         });
     }
 
-    fn tell_all_changed(&self) {
+    fn notify_all_changed(&self) {
         for listener in self.listeners() {
             listener.all_changed();
         }
@@ -172,32 +172,32 @@ impl MemoryServer {
         self.listeners.lock().values().cloned().collect()
     }
 
-    /// Changes something on behalf of `by`, then tells what there is to tell.
+    /// Changes the keyspace for the client `by`, then calls the listeners with the notifications.
     fn change<T>(
         &self,
         by: &HolderId,
         change: impl FnOnce(&mut Keyspace, &mut Step<'_>) -> T,
     ) -> T {
-        let mut news = Vec::new();
+        let mut notifications = Vec::new();
         let mut step = Step {
             now: self.clock.now(),
             by,
             listens: &|holder| self.listeners.lock().contains_key(holder),
-            news: &mut news,
+            notifications: &mut notifications,
         };
         let changed = change(&mut self.keyspace.lock(), &mut step);
-        for one in news {
-            self.tell(one);
+        for notification in notifications {
+            self.notify(notification);
         }
         changed
     }
 
-    fn tell(&self, news: Notification) {
+    fn notify(&self, notification: Notification) {
         if self.outage.is_on() {
             return;
         }
         let listener = |holder: &HolderId| self.listeners.lock().get(holder).cloned();
-        match news {
+        match notification {
             Notification::Granted {
                 to,
                 key,
@@ -219,27 +219,28 @@ impl MemoryServer {
                 }
             }
             Notification::Changed(key) => {
-                let watchers = self.watchers.lock().remove(&key).unwrap_or_default();
-                for holder in watchers {
+                let trackers = self.trackers.lock().remove(&key).unwrap_or_default();
+                for holder in trackers {
                     let Some(listener) = listener(&holder) else {
                         continue;
                     };
                     if let Some(tracked) = listener.changed(&key) {
-                        self.look(&holder, &*listener, &tracked);
+                        self.read_and_track(&holder, &*listener, &tracked);
                     }
                 }
             }
         }
     }
 
-    fn look(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
+    /// Reads a key for `holder`, tracks it if it exists, and calls the listener with its value.
+    fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
         let value = self.change(holder, |keyspace, step| {
             let value = keyspace.text(&tracked.key, step);
-            // One that is not there is seen to be gone, and need not be told of again. Under the lock of
-            // the keys: nothing changes in between.
+            // A missing key is not tracked: the listener learns now that it is missing. The keyspace is locked, so the
+            // key cannot change in between.
             if value.is_some() {
-                let mut watchers = self.watchers.lock();
-                let of_key = watchers.entry(tracked.key.clone()).or_default();
+                let mut trackers = self.trackers.lock();
+                let of_key = trackers.entry(tracked.key.clone()).or_default();
                 if !of_key.contains(holder) {
                     of_key.push(holder.clone());
                 }
@@ -250,12 +251,12 @@ impl MemoryServer {
     }
 }
 
-/// One client's way to it.
+/// A client's store on a server in memory.
 pub(crate) struct MemoryNode {
     server: Arc<MemoryServer>,
     holder: HolderId,
     request_maintenance: MaintenanceHook,
-    delays: Option<DelayHook>,
+    hook: Option<LateReleaseHook>,
 }
 
 impl MemoryNode {
@@ -263,13 +264,13 @@ impl MemoryNode {
         server: Arc<MemoryServer>,
         holder: HolderId,
         request_maintenance: MaintenanceHook,
-        delays: Option<DelayHook>,
+        hook: Option<LateReleaseHook>,
     ) -> Self {
         Self {
             server,
             holder,
             request_maintenance,
-            delays,
+            hook,
         }
     }
 
@@ -287,8 +288,8 @@ impl MemoryNode {
     ) -> Result<Reply, Error> {
         let reached = self.server.outage.wait(&self.server.clock, deadline);
         if let Err(error) = reached {
-            let delays = self.delays.as_ref();
-            let release = PendingRelease::new(&self.holder, command.clone(), &error, delays);
+            let hook = self.hook.as_ref();
+            let release = PendingRelease::new(&self.holder, command.clone(), &error, hook);
             if let Some(release) = release {
                 match self.server.outage.keep(release) {
                     Some(release) => self.server.carry_out_late(release),
@@ -298,7 +299,7 @@ impl MemoryNode {
             return Err(error);
         }
         self.server.change(&self.holder, |keyspace, step| {
-            keyspace.carry_out(command, step)
+            keyspace.execute(command, step)
         })
     }
 }
@@ -316,8 +317,8 @@ impl Store for MemoryNode {
         }
     }
 
-    fn post(&self, release: Command) {
-        // Nobody waits for its answer.
+    fn send_release(&self, release: Command) {
+        // No caller waits for the reply.
         let _ = self.carry_out(&release, None);
     }
 
@@ -326,7 +327,7 @@ impl Store for MemoryNode {
         self.server.outage.pending(&self.holder) > 0
     }
 
-    fn retries(&self) -> Vec<usize> {
+    fn failed_releases(&self) -> Vec<usize> {
         vec![self.server.outage.pending(&self.holder)]
     }
 
@@ -343,7 +344,11 @@ impl Store for MemoryNode {
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    fn listen(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(
+        &self,
+        _: &ThreadGroup,
+        listener: Arc<dyn Listener>,
+    ) -> Result<(), Error> {
         let holder = self.holder.clone();
         self.server.listeners.lock().insert(holder, listener);
         Ok(())
@@ -353,7 +358,7 @@ impl Store for MemoryNode {
         QueueMode::Notified
     }
 
-    fn want_notifications(&self) {}
+    fn request_notifications(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         if self.server.outage.is_on() {
@@ -364,12 +369,13 @@ impl Store for MemoryNode {
             return false;
         };
         for tracked in keys {
-            self.server.look(&self.holder, &*listener, &tracked);
+            self.server
+                .read_and_track(&self.holder, &*listener, &tracked);
         }
         true
     }
 
-    fn stop_listening(&self) {
+    fn stop_notifications(&self) {
         let gone = self.server.listeners.lock().remove(&self.holder);
         drop(gone);
     }

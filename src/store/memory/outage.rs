@@ -5,7 +5,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Command;
-use crate::store::late_release::{DelayHook, ReleaseTracker};
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
 
@@ -32,7 +32,7 @@ impl PendingRelease {
         holder: &HolderId,
         command: Command,
         error: &Error,
-        delays: Option<&DelayHook>,
+        hook: Option<&LateReleaseHook>,
     ) -> Option<Self> {
         let Command::Release {
             key, until, held, ..
@@ -40,11 +40,11 @@ impl PendingRelease {
         else {
             return None;
         };
-        let mut tracker = delays
+        let mut tracker = hook
             .zip(*held)
             .map(|(hook, held)| ReleaseTracker::new(hook, key, held.token));
         if let Some(tracker) = &mut tracker {
-            tracker.delay(error);
+            tracker.report_late(error);
         }
         Some(Self {
             holder: holder.clone(),

@@ -1,34 +1,29 @@
-//! How a connection to Redis is made, and what its errors mean. Knows nothing of locks but the
-//! scripts that it loads.
+//! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{
-    Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ProtocolVersion,
-    RedisConnectionInfo, RedisError, RedisResult, ServerError, Value,
-};
+use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 
-use crate::config::DEFAULT_MAX_REPLY;
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
-use crate::store::redis::replies::{Limit, TOO_LARGE};
-use crate::store::redis::scripts::{self, Kind};
+use crate::store::redis::errors::{connect_error, no_reply};
+use crate::store::redis::handshake::Handshake;
+use crate::store::redis::replies::Limit;
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
+use crate::store::redis::{scripts, url};
 use crate::util::clock::MonotonicTime;
-use crate::util::text::printable;
 
-/// The longest reply without a caller's values: to a batch of 128 commands, each answered with a few hundred bytes.
+/// The longest reply without a caller's values: to a batch of 128 commands, with a few hundred bytes for each.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
-/// Where Redis is and how long to wait for it.
+/// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
     connect_timeout: Duration,
-    /// Bytes of a reply to a command of the caller's own.
-    max_reply: usize,
+    /// The longest reply with values of the caller.
+    max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
     opening: Mutex<Opening>,
@@ -57,75 +52,76 @@ impl Opening {
     }
 }
 
-/// Longer texts of a server are cut. In bytes.
-const LONGEST_SAID: usize = 300;
-
-/// Query parameters that redis-rs reads; it ignores all others, we do not.
-const TCP_OPTIONS: &[&str] = &["protocol"];
-const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
-
 impl Endpoint {
-    pub(crate) fn new(url: &str, connect_timeout: Duration) -> Result<Self, Error> {
-        let info = read_url(url)
+    pub(crate) fn new(
+        url: &str,
+        connect_timeout: Duration,
+        max_reply_bytes: usize,
+    ) -> Result<Self, Error> {
+        let info = url::parse(url)
             .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}")))?;
-        Ok(Self::of(info, connect_timeout))
+        Ok(Self::with(info, connect_timeout, max_reply_bytes))
     }
 
     /// For an address that redis-rs has read or that was put together in code.
     pub(crate) fn from_info(
         info: ConnectionInfo,
         connect_timeout: Duration,
+        max_reply_bytes: usize,
     ) -> Result<Self, Error> {
-        check_address(&info)
+        url::check_address(&info)
             .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("address: {why}")))?;
-        Ok(Self::of(info, connect_timeout))
+        Ok(Self::with(info, connect_timeout, max_reply_bytes))
     }
 
-    fn of(info: ConnectionInfo, connect_timeout: Duration) -> Self {
+    fn with(info: ConnectionInfo, connect_timeout: Duration, max_reply_bytes: usize) -> Self {
         Self {
             info,
             connect_timeout,
-            max_reply: DEFAULT_MAX_REPLY,
+            max_reply_bytes,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
             opening: Mutex::default(),
         }
     }
 
-    pub(crate) fn with_max_reply(self, max_reply: usize) -> Self {
-        Self { max_reply, ..self }
-    }
-
     /// For debug output: without user and password.
     pub(crate) fn address(&self) -> String {
-        address(&self.info)
+        url::address(&self.info)
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. Only the
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The
     /// resolver of host names has time-outs of its own. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         self.check_open()?;
         let made_in = self.epoch.now();
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let connected = socket::connect(self.info.addr(), deadline);
-        let (sender, receiver) = connected.map_err(|e| self.explain(e.into()))?;
+        let (sender, receiver) =
+            connected.map_err(|e| connect_error(&self.info, self.connect_timeout, e.into()))?;
         let closer = sender.closer();
         self.opening.lock().begin(closer.clone())?;
-        let mut wire = Connection {
+        let mut connection = Connection {
             sender,
             receiver,
             database: self.info.redis_settings().db(),
-            max_reply: self.max_reply,
+            max_reply_bytes: self.max_reply_bytes,
             broken: false,
             made_in,
             epoch: Arc::clone(&self.epoch),
         };
-        let loaded = self.log_in(&mut wire, deadline);
-        let loaded = loaded.and_then(|()| self.load_missing(&mut wire, deadline));
+        let mut handshake = Handshake {
+            info: &self.info,
+            connection: &mut connection,
+            connect_timeout: self.connect_timeout,
+            deadline,
+        };
+        let loaded = handshake.log_in();
+        let loaded = loaded.and_then(|()| handshake.load_missing_scripts());
         let mut opening = self.opening.lock();
         opening.sockets.retain(|other| !other.is_same(&closer));
         drop(opening);
-        loaded.map(|()| wire)
+        loaded.map(|()| connection)
     }
 
     /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
@@ -136,105 +132,12 @@ impl Endpoint {
         opening.sockets.drain(..).for_each(|socket| socket.close());
     }
 
-    /// An error once the client has ended.
+    /// Returns an error once the client has ended.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         self.opening.lock().check()
     }
 
-    /// Logs in, selects the database and names this library, as redis-rs does.
-    fn log_in(&self, wire: &mut Connection, deadline: MonotonicTime) -> Result<(), Error> {
-        let settings = self.info.redis_settings();
-        let mut commands = redis::pipe();
-        let has_login = if settings.protocol() == ProtocolVersion::RESP2 {
-            if let Some(password) = settings.password() {
-                let login = commands.cmd("AUTH");
-                settings.username().into_iter().for_each(|user| {
-                    login.arg(user);
-                });
-                login.arg(password);
-            }
-            settings.password().is_some()
-        } else {
-            commands.add_command(hello(settings));
-            true
-        };
-        let selects = settings.db() != 0;
-        if selects {
-            commands.cmd("SELECT").arg(settings.db());
-        }
-        let about = [
-            ("LIB-NAME", "leasehold"),
-            ("LIB-VER", env!("CARGO_PKG_VERSION")),
-        ];
-        for (what, value) in about {
-            commands.cmd("CLIENT").arg("SETINFO").arg(what).arg(value);
-        }
-        let replies = wire.converse(&commands, deadline);
-        let mut replies = replies.map_err(|e| self.explain(e))?.into_iter();
-        if has_login && let Some(Value::ServerError(error)) = replies.next() {
-            let is_refused = settings.protocol() == ProtocolVersion::RESP2
-                && refusal(error.code(), error.details()).kind() == ErrorKind::Protocol;
-            return Err(self.explain(if is_refused {
-                let what = "the server refused the login";
-                (redis::ErrorKind::AuthenticationFailed, what).into()
-            } else {
-                error.into()
-            }));
-        }
-        if selects && let Some(Value::ServerError(error)) = replies.next() {
-            let (addr, db) = (address(&self.info), settings.db());
-            let refusal = login_refusal(&self.info, &error);
-            return Err(match refusal.kind() {
-                ErrorKind::Protocol => {
-                    let message = format!("url: {addr} has no database {db}");
-                    Error::new(ErrorKind::InvalidConfig, message).with_source(refusal)
-                }
-                _ => self.explain(error.into()),
-            });
-        }
-        // Before 7.2 Redis does not know `CLIENT SETINFO`.
-        Ok(())
-    }
-
-    /// Asks which scripts the server knows and loads the others: hashes are much shorter than texts. Refuses a
-    /// server that does not answer as Redis does.
-    fn load_missing(&self, wire: &mut Connection, deadline: MonotonicTime) -> Result<(), Error> {
-        let refused = |e: RedisError| self.explain(e);
-        let mut exists = redis::pipe();
-        exists
-            .cmd("SCRIPT")
-            .arg("EXISTS")
-            .arg(&Kind::ALL.map(Kind::hash));
-        let known = wire.converse(&exists, deadline).map_err(refused)?;
-        let known = match known.into_iter().next().unwrap_or_default() {
-            // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. SCRIPT LOAD meets any other error again.
-            Value::ServerError(_) => [false; Kind::ALL.len()],
-            reply => redis::from_redis_value(reply).map_err(|e| refused(e.into()))?,
-        };
-        let missing = Kind::ALL.into_iter().filter(|kind| !known[*kind as usize]);
-        let missing: Vec<Kind> = missing.collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let mut load = redis::pipe();
-        for kind in &missing {
-            load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
-        }
-        let replies = wire.converse(&load, deadline).map_err(refused)?;
-        for (kind, reply) in missing.iter().zip(replies) {
-            match reply {
-                Value::ServerError(error) => return Err(refused(error.into())),
-                Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
-                _ => {
-                    let message = format!("{}: does not answer as Redis does", address(&self.info));
-                    return Err(Error::new(ErrorKind::Protocol, message));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Says which of the connections made here are suspect.
+    /// Tells which of this endpoint's connections are suspect.
     pub(crate) fn epoch(&self) -> &Epoch {
         &self.epoch
     }
@@ -243,49 +146,13 @@ impl Endpoint {
         &self.info
     }
 
-    /// Why the last attempt to connect failed, where the last one did.
+    /// The error of the last attempt to connect, if it failed.
     pub(crate) fn last_error(&self) -> Option<Error> {
         self.last_error.lock().clone()
     }
-
-    fn explain(&self, error: RedisError) -> Error {
-        let addr = address(&self.info);
-        let settings = self.info.redis_settings();
-        let said = error.to_string();
-        let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
-        let kind = match classify(&error) {
-            ErrorKind::TooLarge => ErrorKind::Protocol,
-            kind => kind,
-        };
-        if repeats_login(&self.info, &said) {
-            return about(kind, LOGIN_REPEATED);
-        }
-        let error = plain(error);
-        match kind {
-            // Nothing was asked yet, so no outcome is unknown: it just cannot be reached.
-            ErrorKind::Timeout => about(
-                ErrorKind::Unavailable,
-                &format!("no answer within {:?}", self.connect_timeout),
-            ),
-            ErrorKind::Denied => match settings.username() {
-                // In a URL without a password, the user's name may be the password.
-                Some(_) if settings.password().is_none_or(str::is_empty) => {
-                    about(kind, "no password was given")
-                }
-                user => {
-                    let user = user.unwrap_or("default");
-                    about(kind, &format!("user {user:?} is refused"))
-                }
-            },
-            ErrorKind::Protocol => about(kind, "does not answer as Redis does"),
-            _ => about(kind, &error.to_string()),
-        }
-        .with_source(error)
-    }
 }
 
-/// What the pool makes connections with. Keeps why the last attempt failed, typed: the pool itself
-/// keeps its text only.
+/// Makes the pool's connections. Keeps the error of the last attempt: the pool keeps only its text.
 pub(crate) struct Connector(pub(crate) Arc<Endpoint>);
 
 impl r2d2::ManageConnection for Connector {
@@ -298,33 +165,33 @@ impl r2d2::ManageConnection for Connector {
         opened
     }
 
-    /// Never asked: a PING at each checkout doubles the cost of a command.
+    /// Does nothing: the pool does not call it, since a PING at each checkout would double the cost of a command.
     fn is_valid(&self, _: &mut Connection) -> Result<(), Error> {
         Ok(())
     }
 
-    fn has_broken(&self, wire: &mut Connection) -> bool {
-        wire.broken
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        connection.broken
     }
 }
 
-/// The kind of content of a reply. It decides how large the reply may be.
+/// The contents of a reply, which decide how large it may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReplyContents {
-    /// Values that this library made, or numbers.
-    Own,
-    /// This many values of the caller's.
+    /// Numbers, and values that this library made.
+    Internal,
+    /// This many values of the caller.
     Values(usize),
-    /// One of the replies to a pipeline, which count as one value together: those before it had this size.
-    MoreOfOne { so_far: usize },
+    /// One of the replies to a pipeline, which share the limit of one value. Those before it have `so_far` bytes.
+    PartOfValue { so_far: usize },
 }
 
-/// A connection that marks itself broken after any error.
+/// A connection to Redis that reads and writes with deadlines. After any error it must not be used again.
 pub(crate) struct Connection {
     sender: Sender,
     receiver: Receiver,
     database: i64,
-    max_reply: usize,
+    max_reply_bytes: usize,
     broken: bool,
     made_in: MadeIn,
     epoch: Arc<Epoch>,
@@ -332,66 +199,67 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
-        self.put(bytes, deadline).map_err(no_answer)
+        self.send_raw(bytes, deadline).map_err(no_reply)
     }
 
-    /// The next reply, if all of it is there by `deadline`.
+    /// Reads the next reply. All of it has to come by `deadline`.
     pub(crate) fn receive(
         &mut self,
         deadline: MonotonicTime,
-        of: ReplyContents,
+        contents: ReplyContents,
     ) -> Result<Value, Error> {
-        self.take(deadline, of).map_err(no_answer)
+        self.receive_raw(deadline, contents).map_err(no_reply)
     }
 
-    /// The next reply, which is due by `due`. Nothing if it is not there by `until`, before it is due: then the next
-    /// call goes on with it.
+    /// Reads the next reply, which is due by `due`. Returns `None` if it has not come by `until`, before it is due: then
+    /// the next call reads on.
     pub(crate) fn receive_until(
         &mut self,
         until: MonotonicTime,
         due: MonotonicTime,
-        of: ReplyContents,
+        contents: ReplyContents,
     ) -> Result<Option<Value>, Error> {
-        let limit = self.limit_of(of);
+        let limit = self.limit_of(contents);
         let received = self.receiver.receive_reply(until, limit);
         match received {
             Err(error) if until < due && error.is_timeout() => Ok(None),
-            received => self.accept(received).map(Some).map_err(no_answer),
+            received => self.accept(received).map(Some).map_err(no_reply),
         }
     }
 
-    /// As [`send`](Self::send), with the error as redis-rs has it.
-    pub(crate) fn put(&mut self, bytes: &[u8], deadline: MonotonicTime) -> RedisResult<()> {
+    /// As [`send`](Self::send), with the error of redis-rs.
+    pub(crate) fn send_raw(&mut self, bytes: &[u8], deadline: MonotonicTime) -> RedisResult<()> {
         let sent = self.sender.send(bytes, deadline);
-        sent.inspect_err(|_| self.broke())?;
+        sent.inspect_err(|_| self.mark_broken())?;
         Ok(())
     }
 
-    /// As [`receive`](Self::receive), with the error as redis-rs has it.
-    pub(crate) fn take(
+    /// As [`receive`](Self::receive), with the error of redis-rs. Makes all connections suspect if the server is not
+    /// the primary.
+    pub(crate) fn receive_raw(
         &mut self,
         deadline: MonotonicTime,
-        of: ReplyContents,
+        contents: ReplyContents,
     ) -> RedisResult<Value> {
-        let limit = self.limit_of(of);
+        let limit = self.limit_of(contents);
         let received = self.receiver.receive_reply(deadline, limit);
         self.accept(received)
     }
 
     fn accept(&mut self, received: RedisResult<Value>) -> RedisResult<Value> {
-        let value = received.inspect_err(|_| self.broke())?;
-        if scripts::is_out_of_place(&value) {
+        let value = received.inspect_err(|_| self.mark_broken())?;
+        if scripts::is_refused_by_non_primary(&value) {
             self.epoch.suspect();
         }
         Ok(value)
     }
 
     fn limit_of(&self, contents: ReplyContents) -> Limit {
-        let max_reply_bytes = self.max_reply;
+        let max_reply_bytes = self.max_reply_bytes;
         let bytes = match contents {
-            ReplyContents::Own => return LONGEST_REPLY,
+            ReplyContents::Internal => return LONGEST_REPLY,
             ReplyContents::Values(count) => max_reply_bytes.saturating_mul(count),
-            ReplyContents::MoreOfOne { so_far } => max_reply_bytes.saturating_sub(so_far),
+            ReplyContents::PartOfValue { so_far } => max_reply_bytes.saturating_sub(so_far),
         };
         Limit::Set {
             bytes,
@@ -404,8 +272,8 @@ impl Connection {
         self.receiver.last_size()
     }
 
-    /// Sends `commands` and reads their replies, while the connection is being made.
-    fn converse(
+    /// Sends `commands` and reads their replies. For the handshake only: an error does not mark the connection broken.
+    pub(super) fn send_and_receive(
         &mut self,
         commands: &Pipeline,
         deadline: MonotonicTime,
@@ -421,9 +289,9 @@ impl Connection {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), for a reply of an unexpected shape: other connections of the client may lead
-    /// to the same server, so they become suspect.
-    pub(crate) fn distrust(&mut self) {
+    /// As [`discard`](Self::discard), and makes all connections of the client suspect: after an unexpected reply,
+    /// others may lead to the same server.
+    pub(crate) fn discard_and_suspect_all(&mut self) {
         self.broken = true;
         self.epoch.suspect();
     }
@@ -437,277 +305,29 @@ impl Connection {
         self.broken
     }
 
-    /// The number of the database it is for.
+    /// The number of the selected database.
     pub(crate) fn database(&self) -> i64 {
         self.database
     }
 
-    fn broke(&mut self) {
+    /// Marks this connection as broken, and all others of the client as stale.
+    fn mark_broken(&mut self) {
         self.broken = true;
-        self.epoch.broke();
+        self.epoch.note_break();
     }
-}
-
-/// `HELLO` of a connection that speaks RESP3.
-pub(crate) fn hello(settings: &RedisConnectionInfo) -> Cmd {
-    let mut hello = redis::cmd("HELLO");
-    hello.arg("3");
-    if let Some(password) = settings.password() {
-        let user = settings.username().unwrap_or("default");
-        hello.arg("AUTH").arg(user).arg(password);
-    }
-    hello
-}
-
-/// The error of a connection that gave no reply.
-pub(crate) fn no_answer(error: RedisError) -> Error {
-    by_redis(classify(&error), error)
-}
-
-/// An error of this kind with the text of redis-rs.
-pub(crate) fn by_redis(kind: ErrorKind, error: RedisError) -> Error {
-    let error = plain(error);
-    Error::new(kind, error.to_string()).with_source(error)
-}
-
-/// `error` with its text made [`printable`], and without the arguments that Redis quotes: they may be secrets.
-pub(crate) fn plain(error: RedisError) -> RedisError {
-    let text = error.to_string();
-    let shown = without_arguments(&text);
-    if shown == text && matches!(printable(shown, LONGEST_SAID), Cow::Borrowed(_)) {
-        return error;
-    }
-    let detail = without_arguments(error.detail().unwrap_or(&text));
-    let detail = printable(detail, LONGEST_SAID).into_owned();
-    match (error.kind(), error.code()) {
-        (redis::ErrorKind::Extension, Some(code)) => {
-            redis::make_extension_error(printable(code, LONGEST_SAID).into_owned(), Some(detail))
-        }
-        (kind, _) => (kind, "the other side said", detail).into(),
-    }
-}
-
-/// An error of the server without the arguments that Redis quotes of a command that it does not know: a password,
-/// or a lease id.
-fn without_arguments(said: &str) -> &str {
-    said.split(", with args beginning with")
-        .next()
-        .unwrap_or(said)
-}
-
-/// What an error of redis-rs means to a caller.
-pub(crate) fn classify(error: &RedisError) -> ErrorKind {
-    use redis::ErrorKind as Redis;
-    if error.is_timeout() {
-        return ErrorKind::Timeout;
-    }
-    if let Some(errors) = error.clone().into_server_errors()
-        && let Some((_, first)) = errors.first()
-    {
-        return refusal(first.code(), first.details()).kind();
-    }
-    match error.kind() {
-        Redis::AuthenticationFailed => ErrorKind::Denied,
-        Redis::Io => ErrorKind::Unavailable,
-        Redis::InvalidClientConfig => ErrorKind::InvalidConfig,
-        Redis::Server(_) | Redis::Extension => {
-            refusal(error.code().unwrap_or(""), error.detail()).kind()
-        }
-        _ => ErrorKind::Protocol,
-    }
-}
-
-/// What an error reply of the server means to a caller.
-pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
-    let (code, detail) = own_words(code, detail);
-    let detail = without_arguments(detail);
-    let kind = match code {
-        "DENIED" | "NOAUTH" | "NOPERM" | "WRONGPASS" => ErrorKind::Denied,
-        "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
-        | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
-        TOO_LARGE => ErrorKind::TooLarge,
-        _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
-        // An ACL lets the user run scripts, but not a command or key that this script uses.
-        // First the words of Redis up to 7.0, then those of later ones.
-        _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
-        _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
-        _ => ErrorKind::Protocol,
-    };
-    Error::new(kind, format!("{code} {detail}"))
-}
-
-/// As [`refusal`], while a connection is made: the words of the server may repeat the login.
-pub(crate) fn login_refusal(info: &ConnectionInfo, error: &ServerError) -> Error {
-    let refused = refusal(error.code(), error.details());
-    if repeats_login(info, &error.to_string()) {
-        return Error::new(refused.kind(), LOGIN_REPEATED);
-    }
-    refused
-}
-
-/// Code and detail of an error, as Redis 7 words them. Redis 6.2 wraps the errors of commands inside a script:
-/// `@user_script: 18: -OOM command not allowed ..`, or if the script raises them,
-/// `ERR Error running script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. It leaves out the code
-/// of some, for which Redis 7 says `ERR`.
-pub(crate) fn own_words<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str, &'a str) {
-    const MARK: &str = "@user_script:";
-    let detail = detail.unwrap_or("");
-    let wrapped = match code {
-        MARK => Some(detail),
-        "ERR" if detail.starts_with("Error running script (call to ") => {
-            detail.rsplit_once(MARK).map(|(_, wrapped)| wrapped)
-        }
-        _ => None,
-    };
-    // Redis puts the line number of the script, then `: `, before the error.
-    let Some((_, own)) = wrapped.and_then(|wrapped| wrapped.split_once(": ")) else {
-        return (code, detail);
-    };
-    let (code, detail) = own.split_once(' ').unwrap_or((own, ""));
-    match code.strip_prefix('-') {
-        Some(code) => (code, detail),
-        None if is_code(code) => (code, detail),
-        None => ("ERR", own),
-    }
-}
-
-/// The kind of a reply, for errors. Its content may hold a lease id or another secret.
-pub(crate) fn shape(value: &Value) -> String {
-    match value {
-        Value::Nil => "nothing".to_owned(),
-        Value::Int(number) => format!("the number {number}"),
-        Value::BulkString(bytes) => format!("a string of {} bytes", bytes.len()),
-        Value::Array(items) => format!("an array of {} items", items.len()),
-        Value::SimpleString(_) | Value::Okay => "a status".to_owned(),
-        Value::ServerError(error) => format!("the error {:?}", error.code()),
-        _ => "a reply of another type".to_owned(),
-    }
-}
-
-/// Whether an error of Redis may begin with `word`. Errors of a proxy in between begin otherwise.
-pub(crate) fn is_code(word: &str) -> bool {
-    word.bytes().all(|byte| byte.is_ascii_uppercase())
-}
-
-/// Where `url` leads and how to log in there, or why it cannot be used. The reasons quote nothing of it: in a malformed
-/// URL, any part may belong to the password.
-fn read_url(url: &str) -> Result<ConnectionInfo, String> {
-    const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
-        than letters, digits and -._~ percent-encoded in user and password";
-    let parsed = redis::parse_redis_url(url).ok_or(SHAPE)?;
-    let known = match parsed.scheme() {
-        "rediss" | "valkeys" => return Err(NO_TLS.to_owned()),
-        "redis" | "valkey" => TCP_OPTIONS,
-        _ => UNIX_OPTIONS,
-    };
-    if parsed.fragment().is_some() {
-        return Err(format!("has a part behind a #, but {SHAPE}"));
-    }
-    if parsed
-        .query_pairs()
-        .any(|(name, _)| !known.contains(&&*name))
-    {
-        return Err(format!(
-            "has an unknown option; known are {}",
-            known.join(", ")
-        ));
-    }
-    let info = parsed
-        .into_connection_info()
-        .map_err(|error| match error.detail() {
-            Some(_) => "has an unknown version in its option protocol".to_owned(),
-            None => format!("{error}; it {SHAPE}"),
-        })?;
-    match info.addr() {
-        // `redis://user:password%40host`: the host would be shown.
-        ConnectionAddr::Tcp(host, _) if host.contains('%') => {
-            Err(format!("has a % in the host, but {SHAPE}"))
-        }
-        _ => Ok(info),
-    }
-}
-
-const NO_TLS: &str = "TLS is not supported by this build";
-
-/// Why this client cannot connect to an address, if it cannot. Quotes nothing of it: redis-rs may have taken a part of
-/// a password for the host.
-fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, _) if host.is_empty() => Err("has no host"),
-        ConnectionAddr::Tcp(host, _) if host.contains(['%', '@', '/']) => {
-            Err("has a %, an @ or a / in the host")
-        }
-        ConnectionAddr::Tcp(..) => Ok(()),
-        ConnectionAddr::Unix(_) if cfg!(unix) => Ok(()),
-        ConnectionAddr::Unix(_) => Err("Unix sockets are not supported on this system"),
-        ConnectionAddr::TcpTls { .. } => Err(NO_TLS),
-        _ => Err("is of a kind that this version does not know"),
-    }
-}
-
-/// An address without user and password, for debug output.
-pub(crate) fn redacted_info(info: &ConnectionInfo) -> String {
-    check_address(info).map_or_else(|_| "***".to_owned(), |()| address(info))
-}
-
-/// A URL without user, password and options, for debug output.
-pub(crate) fn redacted(url: &str) -> String {
-    read_url(url).map_or_else(|_| "***".to_owned(), |info| address(&info))
-}
-
-/// The address for messages: `host:port`, or the path of a socket up to where a misplaced option may begin.
-pub(crate) fn address(info: &ConnectionInfo) -> String {
-    let addr = info.addr().to_string();
-    if matches!(info.addr(), ConnectionAddr::Tcp(..)) {
-        return addr;
-    }
-    match addr.split_once(['?', '&', ';', '=', '@', '%']) {
-        Some((path, _)) => format!("{path}.."),
-        None => addr,
-    }
-}
-
-/// Stands for an error of the server that repeats the password.
-const LOGIN_REPEATED: &str = "refuses the login, in words that repeat it";
-
-/// Whether the server's words repeat the password, or a user's name that may be one.
-fn repeats_login(info: &ConnectionInfo, said: &str) -> bool {
-    let settings = info.redis_settings();
-    let given = |secret: &&str| !secret.is_empty();
-    let secret = settings.password().filter(given).or(settings.username());
-    let said = without_arguments(said);
-    // The server may have shown a line break or a quote in another way.
-    let parts = secret
-        .into_iter()
-        .flat_map(|secret| secret.split(|c: char| !c.is_alphanumeric()));
-    parts
-        .filter(|part| part.len() > 3)
-        .any(|part| said.contains(part))
-        || secret.is_some_and(|secret| said.contains(secret))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DEFAULT_MAX_REPLY;
 
     fn endpoint(url: &str) -> Result<Endpoint, Error> {
-        let second = Duration::from_secs(1);
-        Endpoint::new(url, second)
+        Endpoint::new(url, Duration::from_secs(1), DEFAULT_MAX_REPLY)
     }
 
     #[test]
-    fn urls_are_read_as_redis_rs_reads_them() {
-        let e = endpoint("redis://user:pa%20ss@host:7000/3?protocol=resp2").unwrap();
-        let settings = e.info.redis_settings();
-        assert_eq!(settings.username(), Some("user"));
-        assert_eq!(settings.password(), Some("pa ss"));
-        assert_eq!(settings.db(), 3);
-        assert!(endpoint("unix:///run/redis.sock?db=2&pass=x").is_ok());
-        assert!(endpoint("valkey://host").is_ok());
-    }
-
-    #[test]
-    fn a_bad_url_is_named_without_its_password() {
+    fn the_error_for_a_bad_url_hides_its_password() {
         for url in [
             "redis://user:secret@host:badport/0",
             "redis://:se/secret@host",
@@ -743,7 +363,8 @@ mod tests {
 
         #[track_caller]
         fn assert_ends_in_time(address: SocketAddr) {
-            let endpoint = Endpoint::new(&format!("redis://{address}"), TIMEOUT).unwrap();
+            let endpoint =
+                Endpoint::new(&format!("redis://{address}"), TIMEOUT, DEFAULT_MAX_REPLY).unwrap();
             let started = MonotonicTime::now();
             let error = endpoint.open().err().unwrap();
             let took = MonotonicTime::now().since(started);
@@ -776,7 +397,7 @@ mod tests {
     fn a_closed_endpoint_ends_its_logins_and_connects_no_more() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
-        let endpoint = Endpoint::new(&url, Duration::from_secs(600)).unwrap();
+        let endpoint = Endpoint::new(&url, Duration::from_secs(600), DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
             // Their logins have come, and get no answer.
@@ -809,67 +430,7 @@ mod tests {
         let deadline = MonotonicTime::now().after(Duration::from_secs(10));
         let pong = redis::cmd("PING").get_packed_command();
         connection.send(&pong, deadline).unwrap();
-        let reply = connection.receive(deadline, ReplyContents::Own);
+        let reply = connection.receive(deadline, ReplyContents::Internal);
         assert_eq!(reply.unwrap(), Value::SimpleString("PONG".to_owned()));
-    }
-
-    #[test]
-    fn refusals_are_sorted_by_what_a_caller_can_do() {
-        let cases = [
-            ("OOM", ErrorKind::Unavailable),
-            ("LOADING", ErrorKind::Unavailable),
-            ("READONLY", ErrorKind::Unavailable),
-            ("NOPERM", ErrorKind::Denied),
-            ("WRONGTYPE", ErrorKind::Protocol),
-            ("ERR", ErrorKind::Protocol),
-        ];
-        for (code, kind) in cases {
-            assert_eq!(refusal(code, None).kind(), kind, "{code}");
-        }
-    }
-
-    #[test]
-    fn errors_inside_scripts_mean_the_same_on_every_version() {
-        const RAISED: &str = "ERR Error running script (call to f_1f8f4c): @user_script:1: ";
-        let raised = |error: &str| format!("{RAISED}{error}");
-        let cases = [
-            (
-                ErrorKind::Denied,
-                [
-                    "@user_script: 1: The user executing the script can't run this command",
-                    "ERR The user executing the script can't run this command or subcommand",
-                    "ERR ACL failure in script: User x has no permissions to run the 'set' command",
-                    "ERR ACL failure in script: No permissions to access a key",
-                ]
-                .map(str::to_owned)
-                .to_vec(),
-            ),
-            (
-                ErrorKind::Unavailable,
-                vec![
-                    "OOM command not allowed".to_owned(),
-                    "@user_script: 33: -OOM command not allowed".to_owned(),
-                    raised("@user_script: 1: -OOM command not allowed"),
-                    "@user_script: 7: -READONLY You can't write".to_owned(),
-                ],
-            ),
-            (
-                ErrorKind::Protocol,
-                vec![
-                    raised("WRONGTYPE Operation against a key"),
-                    raised("attempt to index a nil value"),
-                    "ERR Error running script".to_owned(),
-                ],
-            ),
-        ];
-        for (kind, errors) in cases {
-            for error in errors {
-                let (code, detail) = error.split_once(' ').unwrap();
-                assert_eq!(refusal(code, Some(detail)).kind(), kind, "{error}");
-            }
-        }
-        let wrongtype = raised("WRONGTYPE Operation against a key");
-        let detail = wrongtype.strip_prefix("ERR ");
-        assert_eq!(own_words("ERR", detail).0, "WRONGTYPE");
     }
 }

@@ -1,5 +1,5 @@
-//! Says which connections of a client are suspect: those made before another one broke, and those made before
-//! a sign that their server is no longer the primary. Makes and closes no connection.
+//! Tells which connections of a client are suspect: those made before another one broke, and those made before a sign
+//! that the server is no longer the primary. Makes and closes no connection.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use crate::util::clock::MonotonicTime;
 
-/// A connection younger than this is not replaced for a suspicion. So each pipeline, each connection of a
-/// transaction and the notification connection is replaced once per second at most, however often the
-/// server answers `READONLY`.
+/// A suspicion replaces no connection younger than this. So each connection is replaced once per second at most,
+/// however often the server replies `READONLY`.
 pub(crate) const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 
-/// Counts the reasons to distrust connections. One for all connections of a client.
+/// Counts the broken connections and the suspicions of a client.
 #[derive(Default)]
 pub(crate) struct Epoch {
     breaks: AtomicU64,
@@ -21,7 +20,7 @@ pub(crate) struct Epoch {
     on_suspicion: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The epoch in which a connection was made. Noted before connecting, so that no suspicion is missed.
+/// The counts when a connection was made. Read before connecting, so that no suspicion is missed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MadeIn {
     breaks: u64,
@@ -44,12 +43,12 @@ impl Epoch {
         }
     }
 
-    /// A connection broke: those made before it may be dead, too.
-    pub(crate) fn broke(&self) {
+    /// Counts a broken connection. Those made before may be dead, too.
+    pub(crate) fn note_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// There is a sign that a server is not the primary: connections made before it may lead to that
+    /// Counts a sign that a server is not the primary, and calls the hook. Connections made before may lead to that
     /// server.
     pub(crate) fn suspect(&self) {
         self.suspicions.fetch_add(1, Ordering::SeqCst);
@@ -58,23 +57,23 @@ impl Epoch {
         }
     }
 
-    /// Has `hook` called at each suspicion, on the thread that raises it. A second hook is ignored.
+    /// Calls `hook` at each suspicion, on the thread that raises it. A second hook is ignored.
     pub(crate) fn on_suspicion(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_suspicion.set(Box::new(hook));
     }
 
-    /// Whether a connection is to be replaced before anything is written on it.
+    /// Whether a connection has to be replaced before the next write, for a break or a suspicion.
     pub(crate) fn is_stale(&self, made: &MadeIn) -> bool {
         made.breaks < self.breaks.load(Ordering::SeqCst) || self.is_due(made)
     }
 
-    /// Whether a connection is to be replaced for a suspicion.
+    /// Whether a connection has to be replaced now, for a suspicion.
     pub(crate) fn is_due(&self, made: &MadeIn) -> bool {
         self.replace_at(made)
             .is_some_and(|at| at <= MonotonicTime::now())
     }
 
-    /// When a connection is to be replaced for a suspicion, if there was one since it was made.
+    /// When a connection has to be replaced, if there was a suspicion since it was made.
     pub(crate) fn replace_at(&self, made: &MadeIn) -> Option<MonotonicTime> {
         let is_suspect = made.suspicions < self.suspicions.load(Ordering::SeqCst);
         is_suspect.then(|| made.at.after(SHORTEST_LIFE))
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     /// A connection that was made `before` ago.
-    fn made(epoch: &Epoch, before: Duration) -> MadeIn {
+    fn made_before(epoch: &Epoch, before: Duration) -> MadeIn {
         MadeIn {
             at: MonotonicTime::now().before(before),
             ..epoch.now()
@@ -100,11 +99,11 @@ mod tests {
     #[test]
     fn only_connections_made_before_a_suspicion_are_replaced() {
         let epoch = Epoch::default();
-        let before = made(&epoch, 2 * SHORTEST_LIFE);
+        let before = made_before(&epoch, 2 * SHORTEST_LIFE);
         assert!(!epoch.is_stale(&before));
         epoch.suspect();
         assert!(epoch.is_stale(&before) && epoch.is_due(&before));
-        let after = made(&epoch, 2 * SHORTEST_LIFE);
+        let after = made_before(&epoch, 2 * SHORTEST_LIFE);
         assert!(!epoch.is_stale(&after));
         assert_eq!(epoch.replace_at(&after), None);
     }
@@ -112,7 +111,7 @@ mod tests {
     #[test]
     fn a_young_connection_outlives_a_suspicion_for_a_while() {
         let epoch = Epoch::default();
-        let young = made(&epoch, SHORTEST_LIFE / 2);
+        let young = made_before(&epoch, SHORTEST_LIFE / 2);
         epoch.suspect();
         assert!(!epoch.is_stale(&young));
         let left = epoch
@@ -123,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn a_break_counts_at_once_and_is_no_suspicion() {
+    fn a_break_makes_older_connections_stale_at_once() {
         let epoch = Epoch::default();
         let young = epoch.now();
-        epoch.broke();
+        epoch.note_break();
         assert!(epoch.is_stale(&young));
         assert_eq!(epoch.replace_at(&young), None);
     }
@@ -139,7 +138,7 @@ mod tests {
             count.fetch_add(1, Ordering::SeqCst);
         });
         epoch.suspect();
-        epoch.broke();
+        epoch.note_break();
         epoch.suspect();
         assert_eq!(called.load(Ordering::SeqCst), 2);
     }

@@ -1,11 +1,13 @@
-//! One Redis: a few pipelines, two more for renewals, a connection for notifications, some for transactions. Says
-//! which pipeline serves what, nothing else.
+//! The store of one Redis server: pipelines for callers, two pipelines for renewals, the notification connection, and
+//! connections for transactions. Chooses the pipeline of each request.
 
 pub(crate) mod connection;
 mod epoch;
+mod errors;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod fake_server;
+mod handshake;
 pub(crate) mod notifications;
 pub(crate) mod pipeline;
 pub(crate) mod replies;
@@ -15,6 +17,7 @@ mod socket;
 #[cfg(test)]
 #[cfg(not(shuttle))]
 mod tests;
+pub(crate) mod url;
 
 use std::cell::LazyCell;
 use std::sync::Arc;
@@ -29,7 +32,7 @@ use crate::store::redis::notifications::Notifications;
 use crate::store::redis::pipeline::{Pipeline, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
-    DelayHook, Listener, MaintenanceHook, Store, TrackedKey, TransactionConnection,
+    LateReleaseHook, Listener, MaintenanceHook, Store, TrackedKey, TransactionConnection,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -37,32 +40,33 @@ use crate::util::key;
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
-/// Pipelines for renewals, and workers of the watchdog that use them: while the answers on the one are worked
-/// through, Redis has what came on the other.
+/// The number of pipelines for renewals, and of the watchdog's threads that use them. While one thread handles replies,
+/// Redis has the requests of the other.
 pub(crate) const RENEWAL_PIPELINES: usize = 2;
-/// Pause between the first two attempts of a flush, while Redis is away or refuses releases. It doubles with each
-/// attempt, so that a server that refuses many releases is not asked for all of them without a pause.
+/// The pause between the first two attempts of a flush, while Redis is away or refuses releases. It doubles with each
+/// attempt, since each attempt repeats all refused releases.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// The connections of a client to one Redis server.
 pub(crate) struct Node {
-    /// The last ones are for renewals: callers' traffic can never hold them up.
+    /// The last [`RENEWAL_PIPELINES`] are for renewals, so that callers' requests cannot delay renewals.
     pipelines: Vec<Pipeline>,
-    /// Counts the renewals' calls: their pipelines take turns, so that no connection rests for long and is found dead
-    /// when it is needed.
+    /// Counts the calls with renewals. Their pipelines take turns, so that each connection is used often and a dead one
+    /// is noticed.
     turn: AtomicUsize,
     notifications: Arc<Notifications>,
     shared: Arc<Shared>,
 }
 
 impl Node {
-    /// Does not connect: pipelines do, when they have something to say.
+    /// Does not connect: each pipeline connects for its first request.
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
         config: &Config,
         holder: HolderId,
         request_maintenance: MaintenanceHook,
-        delays: Option<DelayHook>,
+        late_releases: Option<LateReleaseHook>,
     ) -> Self {
         let notifications = Notifications::new(
             Arc::clone(&endpoint),
@@ -71,9 +75,9 @@ impl Node {
             config.command_timeout,
         );
         let notifications = Arc::new(notifications);
-        let told = Arc::downgrade(&notifications);
+        let suspected = Arc::downgrade(&notifications);
         endpoint.epoch().on_suspicion(move || {
-            if let Some(notifications) = told.upgrade() {
+            if let Some(notifications) = suspected.upgrade() {
                 notifications.suspect();
             }
         });
@@ -83,14 +87,14 @@ impl Node {
                 config.pipelines + RENEWAL_PIPELINES + config.max_transactions,
             ),
             endpoint,
-            names: ScriptContext {
+            context: ScriptContext {
                 holder,
                 fence_counter: key::fence_counter(&config.prefix),
             },
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             request_maintenance,
-            delays,
+            late_releases,
         });
         let for_callers = (0..config.pipelines).map(|_| Pipeline::for_callers(Arc::clone(&shared)));
         let for_renewals =
@@ -107,22 +111,22 @@ impl Node {
         match command {
             Command::Renew { .. } => for_renewals(),
             Command::Flush { pipeline } => *pipeline,
-            about_a_key => {
+            of_key => {
                 let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
-                about_a_key.key().map_or(0, |key| key.shard(for_callers))
+                of_key.key().map_or(0, |key| key.shard(for_callers))
             }
         }
     }
 
-    /// The readiest, of equals the one whose turn it is. No order is needed: only what shortens a ttl would have to
-    /// keep its place, and no renewal does that.
+    /// The pipeline that is most ready for renewals; of equals, the one whose turn it is. Renewals need no order, since
+    /// none of them shortens a ttl.
     fn pipeline_for_renewals(&self) -> usize {
         let first = self.pipelines.len() - RENEWAL_PIPELINES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         (0..RENEWAL_PIPELINES)
             .map(|n| first + turn.wrapping_add(n) % RENEWAL_PIPELINES)
-            .min_by_key(|pipeline| self.pipelines[*pipeline].readiness_without_stale())
-            .expect("there are some")
+            .min_by_key(|pipeline| self.pipelines[*pipeline].readiness_after_dropping_stale())
+            .expect("RENEWAL_PIPELINES is not zero")
     }
 
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
@@ -138,26 +142,26 @@ impl Node {
 
 impl Store for Node {
     fn execute(&self, requests: &mut [Request]) {
-        let mut by_lane: Vec<Vec<&mut Request>> = Vec::new();
-        by_lane.resize_with(self.pipelines.len(), Vec::new);
-        // One for all of them: they share a round trip.
+        let mut by_pipeline: Vec<Vec<&mut Request>> = Vec::new();
+        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
+        // All renewals of this call go through one pipeline, so that they share a round trip.
         let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
         for request in requests {
-            by_lane[self.pipeline_of(&request.command, || *for_renewals)].push(request);
+            by_pipeline[self.pipeline_of(&request.command, || *for_renewals)].push(request);
         }
-        for (pipeline, requests) in self.pipelines.iter().zip(&mut by_lane) {
+        for (pipeline, requests) in self.pipelines.iter().zip(&mut by_pipeline) {
             pipeline.execute(requests);
         }
     }
 
-    fn ask(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].ask(command, deadline)
+        self.pipelines[pipeline].execute_one(command, deadline)
     }
 
-    fn post(&self, release: Command) {
+    fn send_release(&self, release: Command) {
         let pipeline = self.pipeline_of(&release, || self.pipeline_for_renewals());
-        self.pipelines[pipeline].post(release);
+        self.pipelines[pipeline].send_release(release);
     }
 
     fn run_maintenance(&self) -> bool {
@@ -168,8 +172,11 @@ impl Store for Node {
         left
     }
 
-    fn retries(&self) -> Vec<usize> {
-        self.pipelines.iter().map(Pipeline::retries).collect()
+    fn failed_releases(&self) -> Vec<usize> {
+        self.pipelines
+            .iter()
+            .map(Pipeline::failed_releases)
+            .collect()
     }
 
     fn notification_epoch(&self) -> u64 {
@@ -180,12 +187,14 @@ impl Store for Node {
         self.shared.endpoint.epoch().suspect();
     }
 
-    fn may_hear_others(&self) -> bool {
+    fn must_confirm_losses(&self) -> bool {
         true
     }
 
-    fn end_delays(&self) {
-        self.pipelines.iter().for_each(Pipeline::end_delays);
+    fn report_given_up_releases(&self) {
+        self.pipelines
+            .iter()
+            .for_each(Pipeline::report_given_up_releases);
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
@@ -203,7 +212,11 @@ impl Store for Node {
         }
     }
 
-    fn listen(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+    fn start_notifications(
+        &self,
+        threads: &ThreadGroup,
+        listener: Arc<dyn Listener>,
+    ) -> Result<(), Error> {
         self.notifications.start(threads, listener)
     }
 
@@ -211,7 +224,7 @@ impl Store for Node {
         self.notifications.queue_mode()
     }
 
-    fn want_notifications(&self) {
+    fn request_notifications(&self) {
         self.notifications.request_connection();
     }
 
@@ -219,7 +232,7 @@ impl Store for Node {
         self.notifications.track(keys)
     }
 
-    fn stop_listening(&self) {
+    fn stop_notifications(&self) {
         self.notifications.stop();
     }
 
@@ -235,7 +248,8 @@ impl Store for Node {
             command_timeout,
             ..
         } = &*self.shared;
-        let wire = pipeline::connection::transaction_connection(pool, endpoint, *connect_timeout)?;
-        Ok(TransactionConnection::new(wire, *command_timeout))
+        let connection =
+            pipeline::connection::transaction_connection(pool, endpoint, *connect_timeout)?;
+        Ok(TransactionConnection::new(connection, *command_timeout))
     }
 }

@@ -1,9 +1,9 @@
-//! Reads replies of Redis (RESP2 and RESP3) out of the bytes that have come in, in whatever pieces. Does no I/O.
+//! Parses replies of Redis (RESP2 and RESP3) from bytes that come in any pieces. Does no I/O.
 //!
-//! A server may be hostile, so nothing is allocated by a length that it announces: a reply is kept as bytes until all
-//! of it is there, and refused as soon as it is known to exceed its limit. Other users may write long strings, so such
-//! a string costs no connection: its bytes are dropped as they come, and an error stands in its place. Kinds of
-//! replies that scripts do not give are left to the parser of redis-rs.
+//! A server may be hostile, so a length that it announces allocates nothing: the bytes of a reply are kept until the
+//! reply is whole, and a reply fails as soon as it must exceed its limit. Other users may write long strings, so a long
+//! string costs no connection: its bytes are dropped as they come, and an error takes its place. The parser of redis-rs
+//! reads the types of replies that scripts do not return.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -15,25 +15,25 @@ use std::mem::size_of;
 
 use redis::{PushKind, RedisError, RedisResult, Value};
 
-/// Bytes of a connection's buffer. It grows for one reply only.
+/// The usual size of a connection's buffer, in bytes. The buffer grows for a single reply that needs it.
 const BUFFER: usize = 8 * 1024;
-/// A longer buffer is given back to the heap with the end of its reply.
+/// A buffer of more bytes is freed after its reply.
 const LONGEST_BUFFER: usize = 64 * 1024;
-/// How deep replies may be nested, as in redis-rs.
+/// The depth to which replies may be nested, as in redis-rs.
 const MAX_DEPTH: usize = 100;
 
-/// The code of the error in place of a string for which the reply has no room.
+/// The code of the error that takes the place of a string that is too long.
 pub(crate) const TOO_LARGE: &str = "TOOLARGE";
 
-/// How large a reply may be.
+/// The largest size of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// This many bytes, whatever the settings.
+    /// This many bytes, independent of the settings.
     Fixed(usize),
-    /// Bytes of a reply that holds values of the caller's.
+    /// The limit for a reply that holds values of the caller.
     Set {
         bytes: usize,
-        /// The setting behind it, for messages.
+        /// The setting that the limit comes from, for messages.
         max_reply_bytes: usize,
     },
 }
@@ -43,10 +43,8 @@ impl Limit {
         let (Self::Fixed(bytes) | Self::Set { bytes, .. }) = self;
         bytes
     }
-}
 
-impl Limit {
-    /// Bytes of one string: the limit may be for several values.
+    /// The most bytes of one string. The whole limit may be for several values.
     fn longest_string(self) -> usize {
         match self {
             Self::Fixed(bytes) => bytes,
@@ -68,17 +66,17 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The bytes that have come in on a connection, and how far they are understood.
+/// The bytes that were read from a connection, and the parser's state.
 pub(crate) struct Replies {
-    /// `start..end` has come in and not been returned yet.
+    /// `start..end` was read from the connection, and not returned as a reply yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// How far the reply at `start` is understood.
+    /// The state of the reply at `start`.
     frame: Frame,
-    /// Bytes that come next and are dropped.
+    /// How many of the next bytes are dropped.
     to_drop: usize,
-    /// Size of the last reply, as it counts towards its limit.
+    /// The size of the last reply, as it counts towards its limit.
     last_size: usize,
 }
 
@@ -94,9 +92,9 @@ impl Replies {
         }
     }
 
-    /// The next reply, if all of it is there. An error if the bytes are no reply, or one larger than `limit`, which
-    /// counts its bytes and the size of a [`Value`] for each element. An error reply takes the place of a string that is
-    /// too large ([`TOO_LARGE`]).
+    /// The next reply, if it is whole. Fails if the bytes are no reply, or a reply larger than `limit`. The size of a
+    /// reply is its bytes plus the size of a [`Value`] for each element. An error reply ([`TOO_LARGE`]) takes the place
+    /// of a string that is too long.
     pub(crate) fn next(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         let len = loop {
             if self.to_drop > 0 {
@@ -123,8 +121,8 @@ impl Replies {
         Ok(Some(value))
     }
 
-    /// Puts an error reply in place of the string whose header begins at `from`. The `rest` bytes behind the header are
-    /// dropped.
+    /// Replaces the string whose header begins at `from` by an error reply, and drops the `rest` bytes behind the
+    /// header.
     fn drop_string(&mut self, from: usize, rest: usize, limit: Limit) {
         let (from, body) = (self.start + from, self.start + self.frame.at);
         let there = rest.min(self.end - body);
@@ -146,17 +144,17 @@ impl Replies {
         self.frame.searched = 0;
     }
 
-    /// Size of the last reply that [`next`](Self::next) returned, as it counts towards its limit.
+    /// The size of the last reply that [`next`](Self::next) returned, as it counts towards its limit.
     pub(crate) fn last_size(&self) -> usize {
         self.last_size
     }
 
-    /// Whether a part of a reply is there.
-    pub(crate) fn is_amid_reply(&self) -> bool {
+    /// Whether a part of the next reply was read.
+    pub(crate) fn has_partial_reply(&self) -> bool {
         self.start < self.end
     }
 
-    /// Reads once from `source`, after [`next`](Self::next) has found no whole reply.
+    /// Reads once from `source`. Called when [`next`](Self::next) has found no whole reply.
     pub(crate) fn fill(&mut self, limit: Limit, mut source: impl Read) -> io::Result<()> {
         let len = self.buffer.len();
         if self.start > 0 && len - self.end < len / 4 {
@@ -164,7 +162,7 @@ impl Replies {
             (self.start, self.end) = (0, self.end - self.start);
         }
         if self.end == len {
-            // Twice as long, but no longer than the reply may be.
+            // Doubles the buffer, up to the limit of the reply.
             let longer = (2 * len).min(limit.bytes()).max(len + 1);
             self.buffer.reserve_exact(longer - len);
             self.buffer.resize(longer, 0);
@@ -185,34 +183,35 @@ impl Replies {
     }
 }
 
+/// The result of a search for the end of a reply.
 enum Progress {
-    /// All of the reply is there: its length.
+    /// The reply is whole, and has this length.
     Ended(usize),
     Incomplete,
-    /// At `from` begins a string that does not fit, with `rest` bytes behind its header.
+    /// A string that is too long begins at `from`, with `rest` bytes behind its header.
     LongString {
         from: usize,
         rest: usize,
     },
 }
 
-/// Finds the end of a reply. Goes on where it stopped, so each byte is looked at once, however slowly they come.
+/// Finds the end of a reply. Each search continues where the last one stopped, so each byte is searched once.
 #[derive(Default)]
 struct Frame {
-    /// All bytes before this one are understood.
+    /// All bytes before this one are parsed.
     at: usize,
     /// No line ends before this byte.
     searched: usize,
-    /// The rest of a string, its line end included.
+    /// The length of the string that comes next, with its line end.
     string: Option<usize>,
-    /// For each aggregate that has begun: the elements that are missing.
+    /// For each aggregate that has begun: how many elements are missing.
     missing: Vec<usize>,
-    /// Elements that were announced.
+    /// How many elements were announced.
     elements: usize,
-    /// Bytes of errors, each in place of a string that was too long, that do not count towards [`Limit::Fixed`]: other
-    /// users may have written any number of such strings. They count towards [`Limit::Set`], as the caller's values do.
+    /// The bytes of errors that took the place of long strings under [`Limit::Fixed`]. They do not count towards that
+    /// limit: other users may have written any number of long strings.
     substituted: usize,
-    /// Bytes in which the end of a line was looked for.
+    /// How many bytes were searched for the end of a line.
     #[cfg(test)]
     bytes_searched: usize,
 }
@@ -224,7 +223,7 @@ impl Frame {
         debug_assert!(self.string.is_none() && self.missing.is_empty());
     }
 
-    /// Looks for the end of the reply at the beginning of `bytes`.
+    /// Searches for the end of the reply at the beginning of `bytes`.
     fn advance(&mut self, bytes: &[u8], limit: Limit) -> RedisResult<Progress> {
         loop {
             if let Some(rest) = self.string {
@@ -245,7 +244,7 @@ impl Frame {
             let Some(sign) = bytes.get(from) else {
                 return Ok(Progress::Incomplete);
             };
-            // Checked before the end of the line: a server that is no Redis may never end it.
+            // This check comes before the search for the line's end: a server that is no Redis may never end the line.
             if !b"+-:$*_>%~|,#!=(".contains(sign) || self.missing.len() >= MAX_DEPTH {
                 return Err(garbage());
             }
@@ -293,7 +292,7 @@ impl Frame {
         }
     }
 
-    /// The size that counts towards the limit: bytes that are understood, and elements that are announced.
+    /// The size that counts towards the limit: parsed bytes, and announced elements.
     fn size(&self) -> usize {
         let elements = self.elements.saturating_mul(size_of::<Value>());
         self.at
@@ -301,14 +300,14 @@ impl Frame {
             .saturating_add(elements)
     }
 
-    /// Expects a string of `len` bytes. True if `len` is negative: the element ends here.
+    /// Expects a string of `len` bytes. Returns true if `len` is negative: then the element is null and ends here.
     fn expect_string(&mut self, len: i64) -> bool {
         let len = usize::try_from(len).ok();
         self.string = len.map(|len| len.saturating_add(2));
         self.string.is_none()
     }
 
-    /// Expects `count` times `each` elements, and `more`. True if these are none: the element ends here.
+    /// Expects `count * each + more` elements. Returns true if that is zero: then the aggregate ends here.
     fn expect_elements(&mut self, count: i64, each: usize, more: usize) -> bool {
         let count = usize::try_from(count).unwrap_or(0);
         let count = count.saturating_mul(each).saturating_add(more);
@@ -319,7 +318,7 @@ impl Frame {
         count == 0
     }
 
-    /// Ends an element, and each aggregate whose last one it is. True if the whole reply ends with it.
+    /// Ends an element, and each aggregate that ends with it. Returns true if the whole reply ends with it.
     fn ends_an_element(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -332,7 +331,7 @@ impl Frame {
     }
 }
 
-/// Reads the element at `at` of a reply that is there as a whole.
+/// Builds the element at `at` of a whole reply.
 fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     let rest = bytes.get(*at..).ok_or_else(garbage)?;
     let end = line_end(rest, 1).ok_or_else(garbage)?;
@@ -345,7 +344,7 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
         };
         let element = &rest[..len];
         *at += element.len();
-        // Its errors quote what they were given.
+        // The errors of redis-rs quote the reply.
         return redis::parse_redis_value(element).map_err(|_| garbage());
     };
     let line = &rest[1..end];
@@ -376,13 +375,13 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
     }
 }
 
-/// The next elements of a reply that is there as a whole.
+/// Builds the next `count` elements of a whole reply.
 fn elements(bytes: &[u8], at: &mut usize, count: usize) -> RedisResult<Vec<Value>> {
     (0..count).map(|_| build(bytes, at)).collect()
 }
 
-/// The kind of the push message at the beginning of `bytes`, whose first line has `end` bytes, and the bytes of that
-/// kind. Nothing if it is no push message that wakes waiters.
+/// The kind of the push message at the beginning of `bytes`, and the encoded kind. The first line has `end` bytes.
+/// `None` for a kind that carries no notifications.
 fn message_kind(bytes: &[u8], end: usize) -> Option<(PushKind, &'static [u8])> {
     const MESSAGE: &[u8] = b"$7\r\nmessage\r\n";
     const INVALIDATE: &[u8] = b"$10\r\ninvalidate\r\n";

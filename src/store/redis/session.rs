@@ -1,5 +1,5 @@
-//! A connection lent to one transaction: it looks at the lock, reads for the caller, and writes. Never
-//! lets the caller end what it is_tracked, and never serves anybody else in between.
+//! The connection of one transaction: it watches the lock's key, reads for the caller, and writes. Refuses the caller's
+//! commands that would end the `WATCH`.
 
 use std::io;
 use std::time::Duration;
@@ -8,15 +8,14 @@ use r2d2::PooledConnection;
 use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{
-    Connector, ReplyContents, by_redis, classify, plain, refusal, shape,
-};
+use crate::store::redis::connection::{Connector, ReplyContents};
+use crate::store::redis::errors::{classify, error_reply, from_redis, sanitized, type_name};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
-/// What would end the watching, or leave the connection in a state that its next user does not expect.
+/// Commands that would end the `WATCH`, or change the state of the connection for its next user.
 const NOT_ALLOWED: [&str; 19] = [
     "MULTI",
     "EXEC",
@@ -41,12 +40,14 @@ const NOT_ALLOWED: [&str; 19] = [
 
 const NAMELESS: &str = "a command without a name";
 
-/// What a transaction reads with: see [`MutexGuard::transaction`](crate::MutexGuard::transaction).
+/// The connection on which a transaction reads: see [`MutexGuard::transaction`](crate::MutexGuard::transaction).
 ///
-/// All of [`redis::Commands`] works on it, and so does everything else that takes a
-/// [`redis::ConnectionLike`]. `WATCH` may be used. Commands that would end the transaction or change the
-/// state of the connection (`EXEC`, `UNWATCH`, `SELECT`, `CLIENT`, `SUBSCRIBE` ..) are refused, unsent,
-/// and so are atomic pipelines. After a time-out or a broken connection every further command fails.
+/// All methods of [`redis::Commands`] work on it, and all functions that take a [`redis::ConnectionLike`]. `WATCH` is
+/// allowed. Commands that would end the transaction or change the state of the connection (`EXEC`, `UNWATCH`, `SELECT`,
+/// `CLIENT`, `SUBSCRIBE` ..) and atomic pipelines fail before anything is sent. After a time-out, or when the
+/// connection has broken, every further command fails.
+///
+/// Dropping it during a transaction closes the connection.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -64,36 +65,36 @@ const NAMELESS: &str = "a command without a name";
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub struct TransactionConnection {
-    wire: PooledConnection<Connector>,
+    connection: PooledConnection<Connector>,
     timeout: Duration,
-    /// Nothing is tracked and no answer is owed: somebody else may have it.
-    at_rest: bool,
+    /// No key is watched and no reply is missing, so the connection may go back to the pool.
+    is_clean: bool,
 }
 
-/// What came of a transaction that was answered.
-pub(crate) enum Written {
-    /// All of it: the replies to the commands that the caller does not ignore, as an array.
-    All(RedisResult<Value>),
-    /// Nothing: something that was tracked had changed.
-    Nothing,
+/// The outcome of a transaction whose reply came.
+pub(crate) enum TransactionOutcome {
+    /// The replies to the commands that the caller does not ignore, as an array.
+    Committed(RedisResult<Value>),
+    /// Nothing was written, since a watched key had changed.
+    Aborted,
 }
 
 impl TransactionConnection {
-    pub(crate) fn new(wire: PooledConnection<Connector>, timeout: Duration) -> Self {
+    pub(crate) fn new(connection: PooledConnection<Connector>, timeout: Duration) -> Self {
         Self {
-            wire,
+            connection,
             timeout,
-            at_rest: true,
+            is_clean: true,
         }
     }
 
-    /// Watches `key` from now on, and says what stands there.
-    pub(crate) fn look(&mut self, key: &Key) -> Result<Option<Vec<u8>>, Error> {
-        self.at_rest = false;
+    /// Sends `WATCH` and `GET` for `key`. Returns its value.
+    pub(crate) fn watch_and_get(&mut self, key: &Key) -> Result<Option<Vec<u8>>, Error> {
+        self.is_clean = false;
         let key = key.in_redis();
         let mut bytes = Vec::with_capacity(128);
-        // An empty transaction first: were MULTI refused later, the writes behind it would be done
-        // one by one, whoever has the lock.
+        // An empty transaction comes first. If the server refused MULTI later, it would carry out the writes behind it
+        // one by one, whoever holds the lock.
         let commands: [(&str, &[&str]); 4] = [
             ("MULTI", &[]),
             ("EXEC", &[]),
@@ -103,139 +104,150 @@ impl TransactionConnection {
         for (command, words) in commands {
             encode_words(&mut bytes, command, words.iter().copied());
         }
-        let deadline = self.answers_by();
-        self.wire.send(&bytes, deadline)?;
+        let deadline = self.reply_deadline();
+        self.connection.send(&bytes, deadline)?;
         for (command, _) in &commands[..3] {
-            match self.wire.receive(deadline, ReplyContents::Own)? {
-                Value::ServerError(error) => return Err(refused(&error)),
+            match self.connection.receive(deadline, ReplyContents::Internal)? {
+                Value::ServerError(error) => return Err(error_of(&error)),
                 Value::Okay | Value::Array(_) => {}
                 other => return Err(self.unexpected(command, &other)),
             }
         }
-        match self.wire.receive(deadline, ReplyContents::Own)? {
+        match self.connection.receive(deadline, ReplyContents::Internal)? {
             Value::Nil => Ok(None),
             Value::BulkString(value) => Ok(Some(value)),
-            // No string, so no lock of ours.
+            // The value is no string, so it is no lock.
             Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
                 Ok(Some(Vec::new()))
             }
-            Value::ServerError(error) => Err(refused(&error)),
+            Value::ServerError(error) => Err(error_of(&error)),
             other => Err(self.unexpected("GET", &other)),
         }
     }
 
-    /// Does what `pipe` holds, all at once, unless something that is tracked has changed.
-    pub(crate) fn exec(&mut self, pipe: &mut Pipeline) -> Result<Written, Error> {
+    /// Carries out the commands of `pipe` in one transaction, unless a watched key has changed.
+    pub(crate) fn exec(&mut self, pipe: &mut Pipeline) -> Result<TransactionOutcome, Error> {
         if self.is_broken() {
             let message = "the connection broke while it was read from";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         let bytes = pipe.atomic().get_packed_pipeline();
-        let names = names(&bytes);
+        let names = command_names(&bytes);
         let Some([_multi, own @ .., _exec]) = names.as_deref() else {
-            return Err(not_allowed(NAMELESS));
+            return Err(not_allowed_error(NAMELESS));
         };
-        if let Some(name) = own.iter().find_map(|name| forbidden(name)) {
-            return Err(not_allowed(name));
+        if let Some(name) = own.iter().find_map(|name| forbidden_command(name)) {
+            return Err(not_allowed_error(name));
         }
-        let deadline = self.answers_by();
-        let sent = self.wire.send(&bytes, deadline);
+        let deadline = self.reply_deadline();
+        let sent = self.connection.send(&bytes, deadline);
         sent.and_then(|()| self.receive_all(pipe, deadline))
-            .map_err(unanswered)?
+            .map_err(outcome_unknown)?
     }
 
-    /// The outer error: it was not answered. The inner one: it was, so.
+    /// Reads the replies of a transaction. The outer error means that they did not come, the inner one is a reply.
     fn receive_all(
         &mut self,
         pipe: &Pipeline,
         deadline: MonotonicTime,
-    ) -> Result<Result<Written, Error>, Error> {
+    ) -> Result<Result<TransactionOutcome, Error>, Error> {
         let commands = pipe.len();
-        let begun = self.wire.receive(deadline, ReplyContents::Own)?;
-        let mut first_refused = None;
+        let begun = self.connection.receive(deadline, ReplyContents::Internal)?;
+        let mut first_error = None;
         for _ in 0..commands {
-            if let Value::ServerError(error) = self.wire.receive(deadline, ReplyContents::Own)? {
-                first_refused.get_or_insert(error);
+            if let Value::ServerError(error) =
+                self.connection.receive(deadline, ReplyContents::Internal)?
+            {
+                first_error.get_or_insert(error);
             }
         }
-        let done = self.wire.receive(deadline, ReplyContents::Values(1))?;
+        let done = self
+            .connection
+            .receive(deadline, ReplyContents::Values(1))?;
         if begun != Value::Okay {
-            // Since it was tried at the look: then what tracked was done one by one.
+            // `watch_and_get` has tried MULTI, so the server has changed. It carried out the commands one by one.
             return Ok(Err(self.unexpected("MULTI", &begun)));
         }
-        // However it ends, nothing is tracked any more.
-        self.at_rest = true;
+        // EXEC ends the WATCH, whatever its reply.
+        self.is_clean = true;
         Ok(match done {
-            Value::Nil => Ok(Written::Nothing),
-            Value::Array(answers) if answers.len() == commands => all_done(pipe, answers),
-            Value::ServerError(error) => Err(refused(first_refused.as_ref().unwrap_or(&error))),
+            Value::Nil => Ok(TransactionOutcome::Aborted),
+            Value::Array(replies) if replies.len() == commands => command_outcomes(pipe, replies),
+            Value::ServerError(error) => Err(error_of(first_error.as_ref().unwrap_or(&error))),
             other => Err(self.unexpected("EXEC", &other)),
         })
     }
 
-    /// Watches nothing any more; nothing was written.
-    pub(crate) fn leave(mut self) {
-        if self.wire.is_discarded() {
+    /// Sends `UNWATCH`, and returns the connection to the pool. Closes the connection if that fails.
+    pub(crate) fn unwatch(mut self) {
+        if self.connection.is_discarded() {
             return;
         }
         let mut bytes = Vec::new();
         encode_words(&mut bytes, "UNWATCH", std::iter::empty());
-        let deadline = self.answers_by();
-        let sent = self.wire.send(&bytes, deadline);
-        let answer = sent.and_then(|()| self.wire.receive(deadline, ReplyContents::Own));
-        // Otherwise it is thrown away.
-        self.at_rest = matches!(answer, Ok(Value::Okay));
+        let deadline = self.reply_deadline();
+        let sent = self.connection.send(&bytes, deadline);
+        let reply = sent.and_then(|()| self.connection.receive(deadline, ReplyContents::Internal));
+        self.is_clean = matches!(reply, Ok(Value::Okay));
     }
 
-    /// An error of the network was seen on it.
+    /// Whether the connection has failed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.wire.is_discarded()
+        self.connection.is_discarded()
     }
 
-    /// The deadline of a request that is written now, and of its answers.
-    fn answers_by(&self) -> MonotonicTime {
+    /// The deadline of a request that is written now, and of its replies.
+    fn reply_deadline(&self) -> MonotonicTime {
         MonotonicTime::now().after(self.timeout)
     }
 
-    fn unexpected(&mut self, command: &str, answer: &Value) -> Error {
-        self.wire.distrust();
-        Error::new(ErrorKind::Protocol, format!("{command}: {}", shape(answer)))
+    fn unexpected(&mut self, command: &str, reply: &Value) -> Error {
+        self.connection.discard_and_suspect_all();
+        Error::new(
+            ErrorKind::Protocol,
+            format!("{command}: {}", type_name(reply)),
+        )
     }
 
-    fn ask(&mut self, packed: &[u8], skip: usize, count: usize) -> RedisResult<Vec<Value>> {
-        let what = match names(packed) {
+    fn send_and_receive(
+        &mut self,
+        packed: &[u8],
+        skip: usize,
+        count: usize,
+    ) -> RedisResult<Vec<Value>> {
+        let what = match command_names(packed) {
             None => Some(NAMELESS),
-            Some(names) => names.iter().find_map(|name| forbidden(name)),
+            Some(names) => names.iter().find_map(|name| forbidden_command(name)),
         };
         if let Some(what) = what {
             let why = "not allowed in a transaction";
             return Err((redis::ErrorKind::Client, why, what.to_owned()).into());
         }
-        if self.wire.is_discarded() {
+        if self.connection.is_discarded() {
             return Err(io::Error::from(io::ErrorKind::NotConnected).into());
         }
-        let deadline = self.answers_by();
-        self.wire.put(packed, deadline)?;
-        let mut answers = Vec::with_capacity(count);
+        let deadline = self.reply_deadline();
+        self.connection.send_raw(packed, deadline)?;
+        let mut replies = Vec::with_capacity(count);
         let mut so_far = 0;
         for index in 0..skip + count {
-            let answer = self
-                .wire
-                .take(deadline, ReplyContents::MoreOfOne { so_far })?;
-            so_far += self.wire.last_size();
+            let reply = self
+                .connection
+                .receive_raw(deadline, ReplyContents::PartOfValue { so_far })?;
+            so_far += self.connection.last_size();
             if index >= skip {
-                answers.push(answer);
+                replies.push(reply);
             }
         }
-        Ok(answers)
+        Ok(replies)
     }
 }
 
 impl Drop for TransactionConnection {
-    /// By a panic, too: it may be in any state.
+    /// Has the pool close a connection that is not clean, for example after a panic.
     fn drop(&mut self) {
-        if !self.at_rest {
-            self.wire.discard();
+        if !self.is_clean {
+            self.connection.discard();
         }
     }
 }
@@ -250,8 +262,8 @@ impl std::fmt::Debug for TransactionConnection {
 
 impl ConnectionLike for TransactionConnection {
     fn req_packed_command(&mut self, packed: &[u8]) -> RedisResult<Value> {
-        let answer = self.ask(packed, 0, 1)?.pop();
-        Ok(answer.expect("one was waited for"))
+        let reply = self.send_and_receive(packed, 0, 1)?.pop();
+        Ok(reply.expect("`count` is one"))
     }
 
     fn req_packed_commands(
@@ -260,11 +272,11 @@ impl ConnectionLike for TransactionConnection {
         offset: usize,
         count: usize,
     ) -> RedisResult<Vec<Value>> {
-        self.ask(packed, offset, count)
+        self.send_and_receive(packed, offset, count)
     }
 
     fn get_db(&self) -> i64 {
-        self.wire.database()
+        self.connection.database()
     }
 
     fn check_connection(&mut self) -> bool {
@@ -272,18 +284,18 @@ impl ConnectionLike for TransactionConnection {
     }
 
     fn is_open(&self) -> bool {
-        !self.wire.is_discarded()
+        !self.connection.is_discarded()
     }
 }
 
-/// What an error of redis-rs in a closure means: nothing was written, so no outcome is unknown.
+/// The error for an error of redis-rs in a caller's closure. Nothing was written, so no outcome is unknown.
 pub(crate) fn read_failed(error: RedisError) -> Error {
     let kind = match classify(&error) {
         ErrorKind::Timeout => ErrorKind::Unavailable,
         _ if error.kind() == redis::ErrorKind::Client => ErrorKind::Unsupported,
         kind => kind,
     };
-    by_redis(kind, error)
+    from_redis(kind, error)
 }
 
 /// What it means that the replies to a transaction could not be read: everything was written.
@@ -292,41 +304,41 @@ pub(crate) fn reply_unread(error: RedisError) -> Error {
         ErrorKind::TooLarge => ErrorKind::TooLarge,
         _ => ErrorKind::Protocol,
     };
-    let error = plain(error);
+    let error = sanitized(error);
     let message = format!("everything was written, but its replies cannot be read: {error}");
     Error::new(kind, message).with_source(error)
 }
 
-fn refused(error: &ServerError) -> Error {
+fn error_of(error: &ServerError) -> Error {
     let details = error.details();
-    // What EXEC itself was refused for stands in its details.
+    // The details of EXEC's error have the reason.
     let reason = details.and_then(|text| text.strip_prefix("Transaction discarded because of: "));
     match reason.and_then(|reason| reason.split_once(' ')) {
-        Some((code, detail)) => refusal(code, Some(detail)),
-        None => refusal(error.code(), details),
+        Some((code, detail)) => error_reply(code, Some(detail)),
+        None => error_reply(error.code(), details),
     }
 }
 
-fn not_allowed(what: &str) -> Error {
+fn not_allowed_error(what: &str) -> Error {
     let message = format!("not allowed in a transaction: {what}");
     Error::new(ErrorKind::Unsupported, message)
 }
 
-/// It was sent, or a part of it.
-fn unanswered(error: Error) -> Error {
+/// The error of a transaction that was sent, at least in part, and whose reply did not come.
+fn outcome_unknown(error: Error) -> Error {
     let message = "what was to be written may be written or not";
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
-/// Redis carries out the other commands if it refuses one. A command whose answer was too large is done: only reading the
-/// replies is an error then.
-fn all_done(pipe: &Pipeline, answers: Vec<Value>) -> Result<Written, Error> {
-    let of = answers.len();
-    for (index, answer) in answers.iter().enumerate() {
-        if let Value::ServerError(error) = answer
+/// The outcome of a transaction from the replies to its commands. If Redis refuses one command, it still carries out
+/// the others. A command whose reply is too large was carried out: only reading the replies is an error then.
+fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionOutcome, Error> {
+    let of = replies.len();
+    for (index, reply) in replies.iter().enumerate() {
+        if let Value::ServerError(error) = reply
             && error.code() != TOO_LARGE
         {
-            let refusal = plain(error.clone().into());
+            let refusal = sanitized(error.clone().into());
             let message = format!(
                 "command {} of {of} was refused, what others did stays: {refusal}",
                 index + 1
@@ -335,13 +347,15 @@ fn all_done(pipe: &Pipeline, answers: Vec<Value>) -> Result<Written, Error> {
         }
     }
     // redis-rs leaves out the replies to commands that the caller marked with `ignore`.
-    Ok(Written::All(pipe.query(&mut Answered(answers))))
+    Ok(TransactionOutcome::Committed(
+        pipe.query(&mut Replies(replies)),
+    ))
 }
 
 /// Has redis-rs read the replies to a transaction that Redis has carried out.
-struct Answered(Vec<Value>);
+struct Replies(Vec<Value>);
 
-impl ConnectionLike for Answered {
+impl ConnectionLike for Replies {
     fn req_packed_command(&mut self, _: &[u8]) -> RedisResult<Value> {
         Err((
             redis::ErrorKind::Client,
@@ -367,31 +381,31 @@ impl ConnectionLike for Answered {
     }
 }
 
-fn forbidden(name: &[u8]) -> Option<&'static str> {
+fn forbidden_command(name: &[u8]) -> Option<&'static str> {
     let is_it = |one: &&str| name.eq_ignore_ascii_case(one.as_bytes());
     NOT_ALLOWED.into_iter().find(is_it)
 }
 
-/// The names of packed commands; nothing if that is not what they are.
-fn names(mut packed: &[u8]) -> Option<Vec<&[u8]>> {
+/// The names of packed commands; `None` if `packed` is malformed.
+fn command_names(mut packed: &[u8]) -> Option<Vec<&[u8]>> {
     let mut names = Vec::new();
     while !packed.is_empty() {
-        let words = number(&mut packed, b'*')?;
+        let words = read_number(&mut packed, b'*')?;
         for index in 0..words {
-            let len = number(&mut packed, b'$')?;
+            let len = read_number(&mut packed, b'$')?;
             let (word, rest) = packed.split_at_checked(len)?;
             packed = rest.strip_prefix(b"\r\n")?;
             if index == 0 {
                 names.push(word);
             }
         }
-        // Redis gives no answer to it.
+        // Redis does not reply to an empty command.
         (words > 0).then_some(())?;
     }
     Some(names)
 }
 
-fn number(packed: &mut &[u8], sign: u8) -> Option<usize> {
+fn read_number(packed: &mut &[u8], sign: u8) -> Option<usize> {
     let rest = packed.strip_prefix(&[sign])?;
     let end = rest.iter().position(|byte| *byte == b'\r')?;
     let number = std::str::from_utf8(&rest[..end]).ok()?.parse().ok()?;
@@ -404,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_commands_are_known_by_their_names() {
+    fn names_of_packed_commands_are_read() {
         let mut pipe = redis::pipe();
         pipe.cmd("GET")
             .arg("MULTI")
@@ -412,24 +426,24 @@ mod tests {
             .arg("a\r\nb")
             .arg(&b"\0\r\n*1"[..]);
         let bytes = pipe.get_packed_pipeline();
-        assert_eq!(names(&bytes).unwrap(), [&b"GET"[..], b"Set"]);
+        assert_eq!(command_names(&bytes).unwrap(), [&b"GET"[..], b"Set"]);
         for bad in [
             "*0\r\n",
             "PING\r\n",
             "*1\r\n$9\r\nPING\r\n",
             "*1\r\n$-1\r\n",
         ] {
-            assert_eq!(names(bad.as_bytes()), None, "{bad:?}");
+            assert_eq!(command_names(bad.as_bytes()), None, "{bad:?}");
         }
     }
 
     #[test]
-    fn what_ends_a_transaction_is_forbidden_however_it_is_written() {
+    fn forbidden_commands_are_found_in_any_case() {
         for name in ["exec", "EXEC", "Multi", "unwatch", "select"] {
-            assert!(forbidden(name.as_bytes()).is_some(), "{name}");
+            assert!(forbidden_command(name.as_bytes()).is_some(), "{name}");
         }
         for name in ["WATCH", "get", "EXECUTE", ""] {
-            assert_eq!(forbidden(name.as_bytes()), None, "{name}");
+            assert_eq!(forbidden_command(name.as_bytes()), None, "{name}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! A socket to Redis on which everything has a deadline: connecting, writing, and reading a reply, in however many
-//! pieces it comes. Knows no command.
+//! A socket to Redis. Connecting, writing, and reading a whole reply each end by a deadline.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -16,13 +15,13 @@ use socket2::{SockAddr, Socket, Type};
 use crate::store::redis::replies::{Limit, Replies};
 use crate::util::clock::MonotonicTime;
 
-/// The shortest time-out that is set on a socket: zero would be none at all.
+/// The shortest time-out of a socket. Zero would mean no time-out.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A socket's time-out that differs by less is left as it is, since setting it is a system call. If it ends before the
-/// deadline, the read or write is repeated.
+/// A socket's time-out is not set anew if it would change by less, which saves a system call. A read or write that ends
+/// before the deadline is repeated.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// Connects by `deadline`. Only the resolver of host names keeps to time-outs of its own.
+/// Connects by `deadline`. The resolver of host names has time-outs of its own.
 pub(crate) fn connect(
     addr: &ConnectionAddr,
     deadline: MonotonicTime,
@@ -37,7 +36,7 @@ pub(crate) fn connect(
                 }
             }
             let socket = connected?;
-            // Without it a release and the acquire behind it wait for each other's acknowledgement.
+            // With Nagle's algorithm, an acquire would wait until the release before it is acknowledged.
             socket.set_tcp_nodelay(true)?;
             socket
         }
@@ -56,7 +55,7 @@ pub(crate) fn connect(
     let receiver = Receiver {
         socket,
         timeout: None,
-        passed: None,
+        last_past_deadline: None,
         replies: Replies::new(),
     };
     Ok((sender, receiver))
@@ -69,53 +68,53 @@ fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket>
     Ok(socket)
 }
 
-/// The half that writes.
+/// The writing half of a connection.
 pub(crate) struct Sender {
     socket: Arc<Socket>,
-    /// As it is set on the socket.
+    /// The time-out that is set on the socket.
     timeout: Option<Duration>,
 }
 
 impl Sender {
-    /// Writes all of `bytes`. After an error a part of them may have been written.
+    /// Writes all of `bytes`. After an error, a part of them may have been written.
     pub(crate) fn send(&mut self, mut bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
-        let mut turn = Turn::First;
+        let mut attempt = Attempt::First;
         while !bytes.is_empty() {
             let set = |timeout| self.socket.set_write_timeout(Some(timeout));
-            turn.begin(&mut self.timeout, deadline, set)?;
+            attempt.set_timeout(&mut self.timeout, deadline, set)?;
             match (&*self.socket).write(bytes) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => bytes = &bytes[n..],
-                Err(error) if is_passing(&error) => {}
+                Err(error) if may_be_retried(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    /// The means to close the socket from another thread.
+    /// A handle that closes the socket from another thread.
     pub(crate) fn closer(&self) -> Closer {
         Closer(Arc::downgrade(&self.socket))
     }
 }
 
-/// The half that reads.
+/// The reading half of a connection.
 pub(crate) struct Receiver {
     socket: Arc<Socket>,
-    /// As it is set on the socket.
+    /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    /// The last deadline that had passed when a read began. One such read is made for each deadline.
-    passed: Option<MonotonicTime>,
+    /// The deadline of the last read that began after its deadline. Each deadline allows one such read.
+    last_past_deadline: Option<MonotonicTime>,
     replies: Replies,
 }
 
 impl Receiver {
-    /// The next reply, of `limit` bytes at most: see [`Replies::next`].
+    /// Reads the next reply or push message, of `limit` bytes at most: see [`Replies::next`].
     pub(crate) fn receive(&mut self, deadline: MonotonicTime, limit: Limit) -> RedisResult<Value> {
         self.receive_any(deadline, limit, |_| true)
     }
 
-    /// As [`receive`](Self::receive), without the messages that the server sends unasked.
+    /// As [`receive`](Self::receive), but skips push messages.
     pub(crate) fn receive_reply(
         &mut self,
         deadline: MonotonicTime,
@@ -132,62 +131,67 @@ impl Receiver {
         limit: Limit,
         is_wanted: impl Fn(&Value) -> bool,
     ) -> RedisResult<Value> {
-        let mut turn = Turn::First;
+        let mut attempt = Attempt::First;
         loop {
             match self.received(limit)? {
                 Some(value) if is_wanted(&value) => return Ok(value),
                 Some(_) => {}
-                None => self.read(&mut turn, deadline, limit)?,
+                None => self.read(&mut attempt, deadline, limit)?,
             }
         }
     }
 
-    /// The next reply, if it has come in.
+    /// The next reply or push message, if all of it was read from the socket before.
     pub(crate) fn received(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         self.replies.next(limit)
     }
 
-    /// Size of the last reply, as it counts towards its limit.
+    /// The size of the last reply, as it counts towards its limit.
     pub(crate) fn last_size(&self) -> usize {
         self.replies.last_size()
     }
 
-    /// Whether a part of a reply has come in.
-    pub(crate) fn is_amid_reply(&self) -> bool {
-        self.replies.is_amid_reply()
+    /// Whether a part of a reply was read.
+    pub(crate) fn has_partial_reply(&self) -> bool {
+        self.replies.has_partial_reply()
     }
 
-    /// Waits until more has come in.
+    /// Reads once from the socket. Blocks until bytes come, or until `deadline`.
     pub(crate) fn wait(&mut self, deadline: MonotonicTime, limit: Limit) -> io::Result<()> {
-        self.read(&mut Turn::First, deadline, limit)
+        self.read(&mut Attempt::First, deadline, limit)
     }
 
-    fn read(&mut self, turn: &mut Turn, deadline: MonotonicTime, limit: Limit) -> io::Result<()> {
-        // Once per deadline: a server could send many replies one by one, each just in time.
+    fn read(
+        &mut self,
+        attempt: &mut Attempt,
+        deadline: MonotonicTime,
+        limit: Limit,
+    ) -> io::Result<()> {
+        // Only one read per deadline may begin late: a server could send many replies, each just in time.
         let is_past = left_until(deadline).is_none();
-        if is_past && self.passed.replace(deadline) == Some(deadline) {
-            *turn = Turn::Later;
+        if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
+            *attempt = Attempt::Later;
         }
         loop {
             let set = |timeout| self.socket.set_read_timeout(Some(timeout));
-            turn.begin(&mut self.timeout, deadline, set)?;
+            attempt.set_timeout(&mut self.timeout, deadline, set)?;
             match self.replies.fill(limit, &*self.socket) {
                 Ok(()) => return Ok(()),
-                Err(error) if is_passing(&error) => {}
+                Err(error) if may_be_retried(&error) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 }
 
-/// Closes a socket for reading and writing. Does not keep it open.
+/// Closes a socket for reading and writing, from any thread. Does not keep the socket open.
 #[derive(Clone)]
 pub(crate) struct Closer(Weak<Socket>);
 
 impl Closer {
     pub(crate) fn close(&self) {
         if let Some(socket) = self.0.upgrade() {
-            // One that the other side has closed already is as good.
+            // An error means that the other side has closed the connection before.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -202,17 +206,17 @@ impl Closer {
     }
 }
 
-/// Which system call of one operation comes next.
-enum Turn {
-    /// Made even after the deadline: a busy machine may have kept this thread from a reply that came in time.
+/// The next system call of a read or write.
+enum Attempt {
+    /// Allowed even after the deadline: on a busy machine, this thread may run late, and the reply has come in time.
     First,
     Later,
 }
 
-impl Turn {
-    /// Sets the socket's time-out so that the next system call ends by `deadline`, or a little later. `TimedOut` if it
-    /// must not be made any more.
-    fn begin(
+impl Attempt {
+    /// Sets the socket's time-out so that the next system call ends by `deadline`, or a little later. Fails with
+    /// `TimedOut` if the deadline has passed.
+    fn set_timeout(
         &mut self,
         current: &mut Option<Duration>,
         deadline: MonotonicTime,
@@ -233,8 +237,8 @@ impl Turn {
     }
 }
 
-/// Whether a system call may be made again after this error; `Turn::begin` looks at the deadline.
-fn is_passing(error: &io::Error) -> bool {
+/// Whether a system call may be repeated after this error. `Attempt::set_timeout` checks the deadline.
+fn may_be_retried(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }

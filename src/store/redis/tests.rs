@@ -1,4 +1,4 @@
-//! What goes through which pipeline, on a real Redis.
+//! The pipelines of requests and renewals, on a real Redis.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::redis::pipeline::MAX_BATCH;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -27,7 +28,7 @@ fn renewals(count: usize) -> Vec<Request> {
 }
 
 fn node(url: &str) -> Node {
-    let endpoint = Arc::new(Endpoint::new(url, LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
     let config = Config {
         command_timeout: LONG,
         ..Config::default()
@@ -37,7 +38,7 @@ fn node(url: &str) -> Node {
 }
 
 #[test]
-fn renewals_that_come_together_are_written_together() {
+fn a_large_batch_of_renewals_is_written_at_once() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let node = node(&proxy.url());
@@ -51,23 +52,23 @@ fn renewals_that_come_together_are_written_together() {
             node.execute(&mut requests);
             requests
         });
-        // Callers' would wait for the answer to the first call.
+        // A pipeline for callers would wait for the reply to the first call.
         let written = eventually(LONG / 2, || calls() == before + 3);
         proxy.hold_replies(false);
-        let answered = asking.join().unwrap().into_iter();
-        assert!(answered.map(Request::into_outcome).all(|one| one.is_ok()));
-        assert!(written, "the whole of it, before the first answer");
+        let requests = asking.join().unwrap().into_iter();
+        assert!(requests.map(Request::into_outcome).all(|one| one.is_ok()));
+        assert!(written, "all calls are written before the first reply");
     });
 }
 
 #[test]
-fn renewals_do_not_wait_for_the_answers_to_others() {
+fn renewals_do_not_wait_for_each_others_replies() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let node = node(&proxy.url());
     let renew = |count| node.execute(&mut renewals(count));
     let calls = || server.calls("evalsha").unwrap();
-    // Each makes its connection when it is needed, for which answers are needed.
+    // Has each pipeline connect, for which the proxy has to pass replies.
     for pipeline in node.pipelines.iter().rev().take(RENEWAL_PIPELINES) {
         let mut one = renewals(1);
         pipeline.execute(&mut one.iter_mut().collect::<Vec<_>>());
@@ -86,22 +87,26 @@ fn renewals_do_not_wait_for_the_answers_to_others() {
     }
     let before = calls();
     renew(4);
-    assert_eq!(calls(), before + 1, "those that come together go together");
+    assert_eq!(
+        calls(),
+        before + 1,
+        "renewals of one call share a script call"
+    );
 }
 
 #[test]
-fn what_is_no_renewal_stays_off_the_lanes_for_those_and_uses_all_others() {
+fn other_commands_use_all_pipelines_for_callers() {
     let node = node("redis://127.0.0.1:1");
     let pipeline_of = |n: usize| {
         let key = Key::new("p:", &n.to_string(), 100).unwrap();
-        node.pipeline_of(&Command::Inspect { key }, || panic!("it is none"))
+        node.pipeline_of(&Command::Inspect { key }, || panic!("it is no renewal"))
     };
     let used: BTreeSet<usize> = (0..100).map(pipeline_of).collect();
     assert!(used.into_iter().eq(0..Config::default().pipelines));
 }
 
 #[test]
-fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
+fn both_renewal_connections_are_used_once_needed() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let node = node(&proxy.url());
@@ -110,9 +115,9 @@ fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
         let pipelines = (0..times).map(|_| node.pipeline_for_renewals());
         pipelines.collect::<BTreeSet<usize>>().len()
     };
-    assert_eq!(used(4), RENEWAL_PIPELINES, "whichever connects");
+    assert_eq!(used(4), RENEWAL_PIPELINES, "any pipeline may connect");
     renew();
-    assert_eq!(used(4), 1, "the one that is there is enough");
+    assert_eq!(used(4), 1, "the connected pipeline is preferred");
     proxy.delay(Duration::from_millis(2));
     let both = eventually(LONG, || {
         thread::scope(|scope| [scope.spawn(renew), scope.spawn(renew)].map(|one| one.join()))
@@ -120,9 +125,9 @@ fn connections_for_renewals_are_all_in_use_once_they_are_needed() {
             .for_each(Result::unwrap);
         proxy.connections() == RENEWAL_PIPELINES
     });
-    assert!(both, "one is not enough for two at a time");
-    assert_eq!(used(4), RENEWAL_PIPELINES, "none is left to rest");
+    assert!(both, "two calls at a time need two connections");
+    assert_eq!(used(4), RENEWAL_PIPELINES, "both take turns");
     proxy.cut_all();
     renew();
-    assert_eq!(used(4), 1, "the other died with it, as a rule");
+    assert_eq!(used(4), 1, "the other connection counts as dead, too");
 }

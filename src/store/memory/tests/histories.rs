@@ -1,4 +1,4 @@
-//! Histories of commands: few keys, leases and clients, so that they meet.
+//! Generates histories of commands for few keys, leases and clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
 use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
-use crate::store::value;
+use crate::store::value::LockValue;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
 
-/// The last of the clients is one that nobody can tell anything.
+/// The clients. The last one does not listen.
 pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(super) enum Operation {
     },
     Pause(Duration),
     Delete(Key),
-    /// The clock of the server is put back; or rather, the last token is ahead of it.
+    /// Sets the clock of the server back: moves the fence counter ahead.
     PutBack(Duration),
 }
 
@@ -46,17 +46,18 @@ pub(super) fn holder(n: usize) -> HolderId {
     HolderId::of_text(CLIENTS[n])
 }
 
-/// As the token of a ticket: that of the lock, whichever it is.
+/// Stands for the token of the lock in the token of a ticket.
 const RIGHT: u64 = 0;
 
-/// The command with the token that `value` has, if it is to be the right one.
+/// The command, with the token in `value` in place of [`RIGHT`].
 pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
     if let Command::Adopt { grant, .. } = &mut command
         && grant.token == RIGHT
-        && let Some(micros) = value.and_then(|value| value.split(' ').nth(2))
+        && let Some(value) = value
     {
-        grant.token = value::token(micros).unwrap_or_default();
+        let lock = LockValue::parse(value.as_bytes(), 0);
+        grant.token = lock.map_or(0, |lock| lock.token);
     }
     command
 }
@@ -124,8 +125,8 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
         1 => (0..2_usize).prop_map(|n| Operation::Delete(key(n))),
         1 => Just(Operation::PutBack(Duration::from_secs(3600))),
     ];
-    // Sometimes so many wait that it matters which of them come to the front.
-    let crowd = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
+    // Some histories begin with a long queue, in which waiters come to the front.
+    let waiters_first = (0..16_usize, 0..3_usize).prop_map(|(waiters, gone)| {
         let joins = move |n: usize| Operation::Ask {
             by: if n < gone { CLIENTS.len() - 1 } else { n % 2 },
             command: Command::Acquire {
@@ -137,6 +138,7 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
         };
         (0..waiters).map(joins).collect::<Vec<_>>()
     });
-    let crowd = prop_oneof![3 => Just(Vec::new()), 1 => crowd];
-    (crowd, vec(operation, 1..40)).prop_map(|(crowd, others)| [crowd, others].concat())
+    let waiters_first = prop_oneof![3 => Just(Vec::new()), 1 => waiters_first];
+    (waiters_first, vec(operation, 1..40))
+        .prop_map(|(waiters_first, others)| [waiters_first, others].concat())
 }

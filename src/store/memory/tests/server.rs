@@ -1,4 +1,4 @@
-//! A real Redis beside a keyspace in memory: asks both the same and compares.
+//! Sends the same commands to a real Redis and to a keyspace in memory, and compares them.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -11,22 +11,24 @@ use super::histories::{CLIENTS, Operation, holder, key, value_key, with_right_to
 use crate::error::Error;
 use crate::store::command::{Command, FIRST_USUAL_PLACE, Queued, Reply};
 use crate::store::memory::{Keyspace, Notification, Step};
-use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef, strip_comments};
-use crate::store::value;
+use crate::store::redis::scripts::{
+    self, Decoded, ScriptContext, ScriptKind, ScriptRef, strip_comments,
+};
+use crate::store::value::{LockValue, has_queue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
 
-/// The texts to run; one may have a difference planted.
+/// The texts of the scripts. One of them may have a planted difference.
 pub(super) struct Scripts(Vec<String>);
 
 impl Scripts {
     pub(super) fn real() -> Self {
-        Self(Kind::ALL.map(|kind| kind.text().to_owned()).to_vec())
+        Self(ScriptKind::ALL.map(|kind| kind.text().to_owned()).to_vec())
     }
 
-    /// Some parts stand in a script twice: `from` is replaced in both.
-    pub(super) fn planted(kind: Kind, from: &str, to: &str) -> Self {
+    /// Replaces `from` by `to` in a script, in each place where it occurs.
+    pub(super) fn planted(kind: ScriptKind, from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
         let text = &mut scripts.0[kind as usize];
         let (from, to) = (strip_comments(from), strip_comments(to));
@@ -38,16 +40,16 @@ impl Scripts {
 
 pub(super) struct Redis {
     connection: Connection,
-    news: Connection,
+    subscriber: Connection,
     _server: Server,
 }
 
-/// A clock in whole milliseconds is off by no more. A step that takes Redis longer is not compared.
+/// The error of a clock in whole milliseconds. A step that takes Redis longer is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
-/// How often a history runs at most, until all of its steps were short enough.
+/// How often a history runs at most until all of its steps are short enough.
 const RUNS: usize = 100;
 
-/// What both were found to have after a step, and when.
+/// The reply and the state of Redis after a step.
 struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
@@ -87,8 +89,8 @@ impl Redis {
         let server = Server::start().unwrap();
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_connection().unwrap();
-        let mut news = client.get_connection().unwrap();
-        // All but the last; and somebody who listens to everything, and is no client.
+        let mut subscriber = client.get_connection().unwrap();
+        // All clients but the last one listen. A listener to all channels is no client.
         let names = &CLIENTS[..CLIENTS.len() - 1];
         let channels = names
             .iter()
@@ -96,19 +98,20 @@ impl Redis {
         for (command, channel) in channels.chain([("PSUBSCRIBE", "*".to_owned())]) {
             let mut subscribe = redis::cmd(command);
             subscribe.arg(channel);
-            news.send_packed_command(&subscribe.get_packed_command())
+            subscriber
+                .send_packed_command(&subscribe.get_packed_command())
                 .unwrap();
-            news.recv_response().unwrap();
+            subscriber.recv_response().unwrap();
         }
         Self {
             connection,
-            news,
+            subscriber,
             _server: server,
         }
     }
 
-    /// Runs a history on both; says how they differ. A busy machine may stop Redis in the midst of a
-    /// step, and keys then expire at a time that Redis does not tell: the history runs again.
+    /// Runs a history on both. Fails with their difference. A busy machine may stop Redis during a step; then it is
+    /// unknown when keys expired, and the history runs again.
     pub(super) fn compare(
         &mut self,
         scripts: &Scripts,
@@ -119,7 +122,7 @@ impl Redis {
         compared.expect("in one of its runs, Redis is not stopped")
     }
 
-    /// Nothing if a step took too long.
+    /// `None` if a step took too long.
     fn compare_once(
         &mut self,
         scripts: &Scripts,
@@ -135,7 +138,7 @@ impl Redis {
         Some(Ok(()))
     }
 
-    /// One operation on both; nothing if it took too long.
+    /// Runs one operation on both. `None` if it took too long.
     fn step(
         &mut self,
         scripts: &Scripts,
@@ -164,8 +167,8 @@ impl Redis {
             Operation::Ask { by, command } => (holder(*by), command),
         };
         let found = self.find(scripts, &by, command)?;
-        // Each key may have expired before the command, between it and the look at the values, or not
-        // at all: whichever it was, the memory store has to do the same.
+        // Each key may have expired before the command, between the command and the reads, or not at all. The memory
+        // store has to agree with Redis in one of these cases.
         let either = [found.before.before(GRAIN), found.after.after(GRAIN)];
         let at = |choice: usize, n: usize| either[choice >> n & 1];
         let mut how = String::new();
@@ -183,10 +186,9 @@ impl Redis {
         Some(Err(how))
     }
 
-    /// What Redis replies and has then, in one transaction: nothing else takes its time in between. Nothing
-    /// if it took too long nevertheless.
+    /// Runs the command and reads the keys in one transaction. `None` if it took too long.
     fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Option<Found> {
-        let kind = Kind::of(command).unwrap();
+        let kind = ScriptKind::of(command).unwrap();
         let request = self.request(scripts, kind, by, command);
         let mut look = redis::pipe();
         for key in [0, 1].map(key) {
@@ -222,7 +224,7 @@ impl Redis {
         }
         let reply = match scripts::decode(kind, 1, reply.clone()) {
             Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
-            Decoded::Nonsense(error) | Decoded::OutcomeUnknown(error) => Err(error),
+            Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
             _ => unreachable!("one key, by text"),
         };
         let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
@@ -245,13 +247,13 @@ impl Redis {
     fn request(
         &mut self,
         scripts: &Scripts,
-        kind: Kind,
+        kind: ScriptKind,
         by: &HolderId,
         command: &Command,
     ) -> Vec<u8> {
         let key = command.key().map_or("", Key::in_redis);
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
-        // What is no text is no lock.
+        // A value that is no text is no lock.
         let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
         let names = ScriptContext {
             holder: by.clone(),
@@ -281,13 +283,13 @@ impl Redis {
         moment(redis::cmd("TIME").query(&mut self.connection).unwrap())
     }
 
-    /// What was published since this was last asked.
+    /// The messages since the last call.
     fn published(&mut self) -> Vec<String> {
         let ping = redis::cmd("PING").get_packed_command();
-        self.news.send_packed_command(&ping).unwrap();
+        self.subscriber.send_packed_command(&ping).unwrap();
         let mut published = Vec::new();
         loop {
-            let Value::Array(words) = self.news.recv_response().unwrap() else {
+            let Value::Array(words) = self.subscriber.recv_response().unwrap() else {
                 panic!("a subscriber is answered with arrays");
             };
             let words: Vec<String> = words
@@ -304,7 +306,7 @@ impl Redis {
     }
 }
 
-/// The keyspace in memory, and which of its tokens is which of Redis'.
+/// The keyspace in memory, and its token for each token of Redis.
 #[derive(Clone, Default)]
 struct Twin {
     keyspace: Keyspace,
@@ -313,7 +315,7 @@ struct Twin {
 }
 
 impl Twin {
-    /// Does the same; says how what comes of it differs from what was found.
+    /// Runs the command on the keyspace. Fails with the difference from Redis.
     fn follow(
         &mut self,
         found: &Found,
@@ -322,19 +324,19 @@ impl Twin {
         asked_at: MonotonicTime,
         looked_at: [MonotonicTime; 3],
     ) -> Result<(), String> {
-        let mut news = Vec::new();
+        let mut notifications = Vec::new();
         let listens = |holder: &HolderId| CLIENTS[..CLIENTS.len() - 1].contains(&holder.as_str());
         let mut step = Step {
             now: asked_at,
             by,
             listens: &listens,
-            news: &mut news,
+            notifications: &mut notifications,
         };
         let value = command
             .key()
             .and_then(|key| self.keyspace.text(key, &mut step));
         let command = with_right_token(command, value.as_deref());
-        let reply = self.keyspace.carry_out(&command, &mut step);
+        let reply = self.keyspace.execute(&command, &mut step);
         let texts = [0, 1].map(|n| {
             step.now = looked_at[n];
             self.keyspace.text(&key(n), &mut step)
@@ -375,7 +377,10 @@ impl Twin {
         if let Some(end) = found.value.1 {
             self.keyspace.expire_at(&value_key(), end);
         }
-        let told: Vec<String> = news.iter().filter_map(|one| self.published(one)).collect();
+        let told: Vec<String> = notifications
+            .iter()
+            .filter_map(|one| self.published(one))
+            .collect();
         if found.published != told {
             return Err(format!(
                 "Redis tells {:?}, memory {told:?}",
@@ -385,7 +390,7 @@ impl Twin {
         Ok(())
     }
 
-    /// Whether these are the same grant's; a new one has to be the greatest so far.
+    /// Whether both tokens belong to the same grant. A new token has to be the greatest so far.
     fn same_token(&mut self, redis: u64, memory: u64) -> bool {
         if let Some(known) = self.tokens.get(&redis) {
             return *known == memory;
@@ -439,18 +444,21 @@ impl Twin {
         let (Some(redis), Some(memory)) = (redis, memory) else {
             return redis == memory;
         };
-        let micros = |text: &str| value::token(text.split(' ').nth(2)?);
-        let rest = |text: &str| [&text[..37], &text[53..]].concat();
-        let tokens = micros(redis).zip(micros(memory));
-        rest(redis) == rest(memory) && tokens.is_some_and(|(one, own)| self.same_token(one, own))
+        let read = |text: &str| LockValue::parse(text.as_bytes(), 0);
+        let (Some(one), Some(own)) = (read(redis), read(memory)) else {
+            return redis == memory;
+        };
+        (one.lease, one.holder) == (own.lease, own.holder)
+            && has_queue(redis.as_bytes()) == has_queue(memory.as_bytes())
+            && self.same_token(one.token, own.token)
     }
 
-    /// What lua/release.lua publishes for it.
-    fn published(&self, news: &Notification) -> Option<String> {
+    /// The message that scripts publish for a notification.
+    fn published(&self, notification: &Notification) -> Option<String> {
         let text = |to: &HolderId, lease: &dyn Display, what: &str, key: &Key| {
             Some(format!("p:~to:{to}: {lease} {what} {}", key.in_redis()))
         };
-        match news {
+        match notification {
             Notification::Granted {
                 to,
                 key,
@@ -473,7 +481,7 @@ impl Twin {
     }
 }
 
-/// Whether these are the same place in a queue, which each tells by its own clock.
+/// Whether both places are the same, except for the difference of the clocks.
 fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
     let place = |queued: Option<Queued>| {
         let is_asked_for = |since: &u64| *since < FIRST_USUAL_PLACE + 1000;

@@ -1,4 +1,4 @@
-//! Who is told of changes, and that nothing is kept for keys that have gone.
+//! Tracked keys: their listeners, and the end of the tracking of missing keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
-/// Always wants to know more; notes whether there was such a key.
+/// Tracks each changed key again, and records whether it exists.
 #[derive(Default)]
-struct Curious(Mutex<Vec<bool>>);
+struct TrackAll(Mutex<Vec<bool>>);
 
-impl Listener for Curious {
+impl Listener for TrackAll {
     fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
 
     fn near(&self, _: &Key, _: LeaseStart) {}
@@ -27,7 +27,7 @@ impl Listener for Curious {
     fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
 
     fn changed(&self, key: &Key) -> Option<TrackedKey> {
-        Some(look_at(key))
+        Some(tracked_key(key))
     }
 
     fn all_changed(&self) {}
@@ -41,7 +41,7 @@ impl Listener for Curious {
     fn refused(&self, _: &Error) {}
 }
 
-fn look_at(key: &Key) -> TrackedKey {
+fn tracked_key(key: &Key) -> TrackedKey {
     TrackedKey {
         key: key.clone(),
         lease: None,
@@ -49,14 +49,14 @@ fn look_at(key: &Key) -> TrackedKey {
 }
 
 #[test]
-fn a_key_is_watched_as_long_as_it_is_there() {
+fn a_key_is_tracked_while_it_exists() {
     let (server, key) = (MemoryServer::new(), key(0));
     let store = MemoryNode::plain(Arc::clone(&server), holder(0));
-    let curious = Arc::new(Curious::default());
+    let track_all = Arc::new(TrackAll::default());
     store
-        .listen(&ThreadGroup::new(), Arc::<Curious>::clone(&curious))
+        .start_notifications(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
         .unwrap();
-    let tracked = || server.watchers.lock().len();
+    let count_tracked = || server.trackers.lock().len();
     let acquire = |ttl| {
         let command = Command::Acquire {
             key: key.clone(),
@@ -64,19 +64,22 @@ fn a_key_is_watched_as_long_as_it_is_there() {
             ttl,
             queue_mode: QueueMode::None,
         };
-        store.ask(command, MonotonicTime::now()).unwrap();
+        store.execute_one(command, MonotonicTime::now()).unwrap();
     };
-    store.track(vec![look_at(&key)]);
-    assert_eq!((tracked(), &curious.0.lock()[..]), (0, &[false][..]));
+    store.track(vec![tracked_key(&key)]);
+    assert_eq!(
+        (count_tracked(), &track_all.0.lock()[..]),
+        (0, &[false][..])
+    );
     for _ in 0..2 {
-        curious.0.lock().clear();
+        track_all.0.lock().clear();
         acquire(Duration::from_secs(30));
         for _ in 0..2 {
-            store.track(vec![look_at(&key)]);
-            assert_eq!(tracked(), 1);
+            store.track(vec![tracked_key(&key)]);
+            assert_eq!(count_tracked(), 1);
         }
         server.advance(Duration::from_secs(30));
-        assert_eq!(&curious.0.lock()[..], [true, true, false]);
-        assert_eq!(tracked(), 0, "it has gone, and is told so");
+        assert_eq!(&track_all.0.lock()[..], [true, true, false]);
+        assert_eq!(count_tracked(), 0, "the key is missing");
     }
 }

@@ -1,41 +1,42 @@
-//! Reads the messages that scripts publish about one lease of this client. Other users may publish on the channel, too:
-//! text that no script writes is no message. A waiter's lease id is a secret until its grant. Only the message of the
-//! grant has all of it, and so proves the grant.
+//! Parses the messages that scripts publish about one lease of this client. Other users may publish on the channel,
+//! too, so other text is ignored. A waiter's lease id is secret until its grant. Only the message of the grant has the
+//! whole id, which proves the grant.
 
 use crate::store::command::GrantMessage;
 use crate::store::value;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 
-/// `<lease> <what happened> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
+/// A message `<lease> <kind> <key>`, as lua/serve.lua, lua/near.lua and lua/release.lua publish it.
 #[derive(Debug)]
 pub(super) struct Message {
-    pub(super) what: MessageKind,
+    pub(super) kind: MessageKind,
     pub(super) key: Key,
 }
 
 #[derive(Debug)]
 pub(super) enum MessageKind {
-    /// The µs part of the token, with `?` before a grant to confirm.
+    /// The kind is the µs part of the token, with `?` before it if the waiter has to confirm the grant.
     Granted(LeaseId, GrantMessage),
-    /// `~`: the lease is near the front of its queue.
+    /// The kind is `~`: the lease is near the front of its queue.
     Near(LeaseStart),
-    /// `!<holder>`: that holder took the lock away.
+    /// The kind is `!<holder>`: that holder took the key by force.
     Forced(LeaseStart, HolderId),
 }
 
 impl Message {
-    pub(super) fn read(prefix: &str, message: &[u8]) -> Option<Self> {
+    /// Parses a message; `None` for text that no script publishes.
+    pub(super) fn parse(prefix: &str, message: &[u8]) -> Option<Self> {
         let mut words = std::str::from_utf8(message).ok()?.splitn(3, ' ');
         Some(Self {
-            what: MessageKind::read(words.next()?, words.next()?)?,
+            kind: MessageKind::parse(words.next()?, words.next()?)?,
             key: Key::of_redis(prefix, words.next()?)?,
         })
     }
 }
 
 impl MessageKind {
-    fn read(lease: &str, text: &str) -> Option<Self> {
+    fn parse(lease: &str, text: &str) -> Option<Self> {
         if let Some(by) = text.strip_prefix('!') {
             return Some(Self::Forced(
                 LeaseStart::decode(lease)?,
@@ -76,7 +77,7 @@ mod tests {
     }
 
     fn written(message: &Message) -> String {
-        let what = match &message.what {
+        let kind = match &message.kind {
             MessageKind::Near(lease) => format!("{lease} ~"),
             MessageKind::Forced(lease, by) => format!("{lease} !{by}"),
             MessageKind::Granted(lease, grant) => {
@@ -85,22 +86,22 @@ mod tests {
                 format!("{} {mark}{micros}", fuzz::lease_text(*lease))
             }
         };
-        format!("{what} {}", message.key.in_redis())
+        format!("{kind} {}", message.key.in_redis())
     }
 
     #[test]
-    fn what_no_script_publishes_is_no_message() {
+    fn text_that_no_script_publishes_is_ignored() {
         let id = "0".repeat(LeaseId::DIGITS);
         for what in [
             "", "?", "??1", "+1", "01", "~~", "!", "! a", "!a\nb", "!\u{e9}",
         ] {
             for id in [&*id, &id[..LeaseStart::DIGITS]] {
                 let message = format!("{id} {what} p:k");
-                let read = Message::read("p:", message.as_bytes());
+                let read = Message::parse("p:", message.as_bytes());
                 assert!(read.is_none(), "{message:?} is {read:?}");
             }
         }
-        // Only a grant has the whole id, and has all of it.
+        // A grant has the whole id, and the other kinds have the first half.
         for (digits, what) in [
             (32, "~"),
             (32, "!a"),
@@ -111,27 +112,27 @@ mod tests {
         ] {
             let message = format!("{} {what} p:k", &id[..digits]);
             assert!(
-                Message::read("p:", message.as_bytes()).is_none(),
+                Message::parse("p:", message.as_bytes()).is_none(),
                 "{message}"
             );
         }
         let other = format!("{id} 1 other:k");
-        assert!(Message::read("p:", other.as_bytes()).is_none());
+        assert!(Message::parse("p:", other.as_bytes()).is_none());
     }
 
     proptest! {
         #[test]
         fn fuzz_a_message_is_read_as_written(text in message()) {
-            let read = Message::read("p:", text.as_bytes());
+            let read = Message::parse("p:", text.as_bytes());
             prop_assert_eq!(read.as_ref().map(written), Some(text));
         }
 
         #[test]
-        fn fuzz_only_what_scripts_publish_is_a_message(Bytes(bytes) in fuzz::bytes_like(message())) {
-            if let Some(read) = Message::read("p:", &bytes) {
+        fn fuzz_only_messages_of_scripts_are_read(Bytes(bytes) in fuzz::bytes_like(message())) {
+            if let Some(read) = Message::parse("p:", &bytes) {
                 prop_assert_eq!(written(&read), String::from_utf8_lossy(&bytes));
                 prop_assert!(read.key.in_redis().starts_with("p:"));
-                if let MessageKind::Forced(_, by) = read.what {
+                if let MessageKind::Forced(_, by) = read.kind {
                     prop_assert!(by.as_str().len() <= HolderId::MAX_BYTES);
                     prop_assert!(by.as_str().bytes().all(|byte| byte.is_ascii_graphic()));
                 }

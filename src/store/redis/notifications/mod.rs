@@ -1,14 +1,14 @@
-//! Notifications: what Redis tells a client without being unanswered. One connection and one thread per client,
-//! opened when somebody first has to wait, or holds a lock for longer than a moment.
+//! The notification connection of a client, and the thread that reads it. It connects when the first caller has to
+//! wait, or when a lock is tracked.
 //!
-//! Two kinds come in. A *message* is published by a script about one lease of this client: its key was granted
-//! to it (lua/serve.lua), it is near the front of its queue (lua/near.lua), or it was ended by force
-//! (lua/release.lua). A *change* is reported by the server (`CLIENT TRACKING`) when a key that was read here is
-//! written, deleted, evicted or expires, by anyone; the key is not tracked any more until it is read again.
-//! Both are hints: nothing waits for them without a bound, and other users may publish messages, too. Only the message
-//! of a grant is believed: it has a lease id that was a secret until then.
+//! There are two kinds of notifications. A script publishes a *message* about one lease of this client: its key was
+//! granted to it (lua/serve.lua), it is near the front of its queue (lua/near.lua), or another client took its key by
+//! force (lua/release.lua). The server reports a *change* (`CLIENT TRACKING`) when a key that was read on this
+//! connection is written, deleted, evicted or expires; after that the key is not tracked until it is read again. Both
+//! are hints: every wait for them has a bound, and other users may publish messages, too. Only the message of a grant
+//! is a proof: it has a lease id that was secret until then.
 //!
-//! Decides nothing about locks: a [`Listener`] does.
+//! A [`Listener`] decides what a notification means for a lock.
 
 mod message;
 mod subscription;
@@ -41,36 +41,36 @@ use subscription::Subscription;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that breaks earlier does not shorten the next pause: a server or a proxy that accepts each connection and
+/// A connection that lives for less does not reset the pause: a server or a proxy that accepts each connection and
 /// closes it would get one every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
-/// How long a server that refuses is left alone.
+/// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// How long a connection is silent before PING checks that it is alive. A thousand clients that wait for one
-/// key then send a hundred PINGs a second.
+/// How long a connection is silent before a PING checks that it is alive. A thousand clients that wait for one key then
+/// send a hundred PINGs a second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Between looks that changes lead to. A tracking table that is too small makes each send_reads a change.
+/// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes a
+/// change.
 const BETWEEN_READS: Duration = Duration::from_millis(10);
 /// The last byte of a key that is read, longer than the value of a lock. Another user may write 512 MB, and Redis closes a
 /// subscribed connection that it owes 32 MB.
 const LAST_BYTE: &str = "255";
-/// Keys read by one write.
+/// The most keys read by one write.
 const MAX_KEYS: usize = 256;
-/// How many writes may be unanswered. With more the server is too slow: the connection is closed, and waiters
-/// poll until there is another one.
+/// The most writes without a reply. With more, the connection is closed, and waiters poll until the next one is open.
 const MAX_UNANSWERED: usize = 16_384;
-/// How many reads of keys may be unanswered or wait to be sent. With more the connection is closed: a server may report
+/// The most keys whose read has no reply or is not sent. With more, the connection is closed: a server may report
 /// changes of one key without end.
 const MAX_KEYS_UNANSWERED: usize = 65_536;
 
-/// A key to send_reads at; with a lease, if it is one that should be found there.
+/// A key to read, and the lease that is expected to hold it.
 #[derive(Clone, Debug)]
 pub(crate) struct TrackedKey {
     pub(crate) key: Key,
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Handles notifications. Called on their thread; quick; may ask for more keys to be tracked.
+/// Handles notifications. Called on the notification thread; quick; may call [`Notifications::track`].
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage);
@@ -78,31 +78,34 @@ pub(crate) trait Listener: Send + Sync {
     fn near(&self, key: &Key, lease: LeaseStart);
     /// A message says that another client took `key` from `lease`. Any user can publish one.
     fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId);
-    /// Something happened to `key`. MessageKind to send_reads at now, if it still matters.
+    /// `key` was changed. Returns the key to read and track, if that still matters.
     fn changed(&self, key: &Key) -> Option<TrackedKey>;
-    /// Anything may have happened: everything was flushed, or nothing could be heard for a while.
-    /// All that matters is to be tracked anew.
+    /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
+    /// again.
     fn all_changed(&self);
-    /// MessageKind stands under a key that was tracked; nothing, if there is no such key.
+    /// The value of a tracked key was read; `None` for a missing key.
     fn seen(&self, tracked: &TrackedKey, value: Option<&[u8]>);
-    /// The client's clock was moved ahead.
+    /// A test moved the client's clock ahead.
     fn clock_moved(&self);
-    /// The server does not offer notifications to this client.
+    /// The server refuses notifications to this client.
     fn refused(&self, error: &Error);
 }
 
+/// The notification connection of a client.
 pub(crate) struct Notifications {
     endpoint: Arc<Endpoint>,
     channel: String,
     prefix: String,
     timeout: Duration,
-    /// One of the stages below, to be read without the mutex.
+    /// One of the stages below. Read without the mutex.
     stage: AtomicU8,
     /// See `Store::notification_epoch`.
     notification_epoch: AtomicU64,
-    state: Mutex<State>,
+    /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
+    state: Mutex<ConnectionState>,
     changed: Condvar,
-    /// The sockets that `stop` closes. Not in `state`, whose mutex is held during writes.
+    /// The sockets that `stop` closes. They have a mutex of their own: a write that blocks holds that of `state`, and
+    /// only closing its socket ends it.
     sockets: Mutex<Sockets>,
 }
 
@@ -112,72 +115,73 @@ struct Sockets {
     closers: Vec<Closer>,
 }
 
-/// Stages: nobody has unanswered for notifications, or the first connection is being made;
+/// Stage: no connection was needed yet, or the first connection is being made.
 const NOT_CONNECTED_YET: u8 = 0;
-/// they come in;
+/// Stage: the connection is open and trusted.
 const LISTENING: u8 = 1;
-/// they are refused, or the connection is broken, or suspect and about to be replaced.
+/// Stage: the server refuses notifications, or the connection is broken or suspect.
 const AWAY: u8 = 2;
 
 #[derive(Default)]
-struct State {
-    set_wanted: bool,
+struct ConnectionState {
+    is_wanted: bool,
     stopped: bool,
     sender: Option<Sender>,
-    /// The unanswered writes and when each was sent, in the order in which the answers come.
-    unanswered: VecDeque<(MonotonicTime, Sent)>,
-    /// Keys in `unanswered`.
+    /// The writes without a reply and when each was sent, in the order in which the replies come.
+    unanswered: VecDeque<(MonotonicTime, SentCommand)>,
+    /// How many keys the writes in `unanswered` read.
     keys_unanswered: usize,
-    /// Keys to read with the next command, `MAX_KEYS_UNANSWERED` at most. Redis reports a change of a key once, until the key is
-    /// read again.
+    /// Keys to read with the next command, `MAX_KEYS_UNANSWERED` at most. Redis reports a change of a key once, until
+    /// the key is read again.
     to_read: Vec<TrackedKey>,
+    /// When changed keys were last read.
     read_at: Option<MonotonicTime>,
 }
 
-impl State {
+impl ConnectionState {
     fn has_room(&self) -> bool {
         self.unanswered.len() < MAX_UNANSWERED
             && self.keys_unanswered + self.to_read.len() <= MAX_KEYS_UNANSWERED
     }
 
-    /// Removes the oldest command.
+    /// Takes the command that the next reply belongs to.
     fn take_answered(&mut self) -> Option<Answered> {
-        let (_, sent) = self.unanswered.front_mut()?;
-        let answered = match sent {
-            Sent::Read(keys) => {
+        let (_, command) = self.unanswered.front_mut()?;
+        let answered = match command {
+            SentCommand::Read(keys) => {
                 self.keys_unanswered -= 1;
                 Answered::Read(keys.pop_front()?)
             }
-            Sent::Ping => Answered::Ping,
+            SentCommand::Ping => Answered::Ping,
         };
-        if sent.keys() == 0 {
+        if command.keys() == 0 {
             self.unanswered.pop_front();
         }
         Some(answered)
     }
 
-    /// For how long there has been no answer to the oldest command.
+    /// For how long the oldest command without a reply has waited for it.
     fn unanswered_for(&self) -> Option<Duration> {
         let (at, _) = self.unanswered.front()?;
         Some(MonotonicTime::now().since(*at))
     }
 
-    fn forget(&mut self) {
+    fn forget_commands(&mut self) {
         self.unanswered.clear();
         self.keys_unanswered = 0;
         self.to_read.clear();
     }
 }
 
-/// Why `listen` returned.
+/// The reason why `listen` returned.
 #[derive(PartialEq)]
 enum ListenEnd {
     Broken,
-    /// It works, and may lead to an old primary.
+    /// The connection works, but may lead to an old primary.
     Suspect,
 }
 
-enum Sent {
+enum SentCommand {
     /// Keys, each with a command of its own.
     Read(VecDeque<TrackedKey>),
     Ping,
@@ -189,7 +193,7 @@ enum Answered {
     Ping,
 }
 
-impl Sent {
+impl SentCommand {
     fn keys(&self) -> usize {
         match self {
             Self::Read(keys) => keys.len(),
@@ -218,7 +222,7 @@ impl Notifications {
         }
     }
 
-    /// Starts the thread; it connects once somebody wants it to.
+    /// Starts the thread. It connects after [`request_connection`](Self::request_connection) or [`track`](Self::track).
     pub(crate) fn start(
         self: &Arc<Self>,
         threads: &ThreadGroup,
@@ -230,30 +234,30 @@ impl Notifications {
         })
     }
 
-    /// How a waiter joins a queue: to be notified of its grant, if that can be.
+    /// How a waiter joins a queue: to be notified of its grant if the connection is open.
     pub(crate) fn queue_mode(&self) -> QueueMode {
         match self.stage.load(Ordering::Acquire) {
             LISTENING => QueueMode::Notified,
-            // There will be a first connection soon: the next request joins the queue.
+            // The first connection will be open soon, so the waiter's next request joins the queue.
             NOT_CONNECTED_YET => QueueMode::None,
             _ => QueueMode::Polling,
         }
     }
 
-    /// Counts connections, and flushes that were heard: see `Store::notification_epoch`.
+    /// Counts connections and reported flushes: see `Store::notification_epoch`.
     pub(crate) fn notification_epoch(&self) -> u64 {
         self.notification_epoch.load(Ordering::Acquire)
     }
 
-    /// Somebody has to wait: connects, if that has not been done.
+    /// Has the thread make the first connection.
     pub(crate) fn request_connection(&self) {
         if self.stage.load(Ordering::Acquire) == NOT_CONNECTED_YET {
             self.set_wanted(&mut self.state.lock());
         }
     }
 
-    /// Looks at keys, and from then on at every change of them. False if that cannot be now; it
-    /// will be unanswered for again, by [`Listener::all_changed`].
+    /// Writes reads of `tracked` to the socket, whose changes are reported from then on. Returns false without a
+    /// connection: [`Listener::all_changed`] is called once there is one.
     pub(crate) fn track(&self, tracked: Vec<TrackedKey>) -> bool {
         let mut state = self.state.lock();
         if state.sender.is_none() {
@@ -265,25 +269,25 @@ impl Notifications {
         state.sender.is_some()
     }
 
-    /// Has the connection replaced, since it may lead to a server that is no longer the primary. Waiters poll
-    /// until then.
+    /// Marks the connection as suspect and writes a PING to it. The thread replaces the connection; waiters poll until
+    /// then.
     pub(crate) fn suspect(&self) {
         let trusted =
             self.stage
                 .compare_exchange(LISTENING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
         if trusted.is_ok() {
-            // The answer, or its absence, makes the thread send_reads at the suspicion.
+            // The reply wakes the thread, which then replaces the connection.
             self.ping(&mut self.state.lock());
         }
     }
 
-    fn ping(&self, state: &mut State) {
+    fn ping(&self, state: &mut ConnectionState) {
         let mut bytes = Vec::new();
         scripts::encode_words(&mut bytes, "PING", std::iter::empty());
-        self.send(state, &bytes, Sent::Ping);
+        self.send(state, &bytes, SentCommand::Ping);
     }
 
-    /// Ends the thread: closes its connections, so that only an attempt to connect can delay its end.
+    /// Ends the thread and closes its sockets, so that only an attempt to connect can delay its end.
     pub(crate) fn stop(&self) {
         let mut sockets = self.sockets.lock();
         sockets.stopped = true;
@@ -295,23 +299,24 @@ impl Notifications {
         self.changed.notify_all();
     }
 
-    fn set_wanted(&self, state: &mut State) {
-        if !state.set_wanted {
-            state.set_wanted = true;
+    fn set_wanted(&self, state: &mut ConnectionState) {
+        if !state.is_wanted {
+            state.is_wanted = true;
             self.changed.notify_all();
         }
     }
 
-    fn disconnect(&self, state: &mut State) {
+    /// Closes the connection and forgets its commands.
+    fn disconnect(&self, state: &mut ConnectionState) {
         if let Some(sender) = state.sender.take() {
             sender.closer().close();
         }
-        state.forget();
+        state.forget_commands();
         self.stage.store(AWAY, Ordering::Release);
     }
 
-    /// Reads the keys that have changed, unless others were read just now. Returns how long to wait for more: no
-    /// longer than until the connection is to be replaced.
+    /// Writes reads of the keys that have changed, unless keys were read within [`BETWEEN_READS`]. Returns how long to
+    /// wait for more notifications: at most until the connection has to be replaced.
     fn send_due_reads(&self, made_in: &MadeIn, heartbeat: Duration) -> Duration {
         let mut state = self.state.lock();
         let now = MonotonicTime::now();
@@ -331,8 +336,8 @@ impl Notifications {
         heartbeat
     }
 
-    /// Writes what is to be looked at.
-    fn send_reads(&self, state: &mut State) {
+    /// Writes reads of all keys in `to_read`.
+    fn send_reads(&self, state: &mut ConnectionState) {
         while !state.to_read.is_empty() {
             let n = state.to_read.len().min(MAX_KEYS);
             let keys: Vec<TrackedKey> = state.to_read.drain(..n).collect();
@@ -341,16 +346,17 @@ impl Notifications {
     }
 
     /// Reads each key with a command of its own: a key that an ACL forbids costs the others nothing.
-    fn send_read(&self, state: &mut State, keys: Vec<TrackedKey>) {
+    fn send_read(&self, state: &mut ConnectionState, keys: Vec<TrackedKey>) {
         let mut bytes = Vec::with_capacity(128 * keys.len());
         for tracked in &keys {
             let words = [tracked.key.in_redis(), "0", LAST_BYTE];
             scripts::encode_words(&mut bytes, "GETRANGE", words.into_iter());
         }
-        self.send(state, &bytes, Sent::Read(keys.into()));
+        self.send(state, &bytes, SentCommand::Read(keys.into()));
     }
 
-    fn send(&self, state: &mut State, bytes: &[u8], unanswered: Sent) {
+    /// Writes a command to the socket. Disconnects if that fails, or if too many commands have no reply.
+    fn send(&self, state: &mut ConnectionState, bytes: &[u8], command: SentCommand) {
         let has_room = state.has_room();
         let Some(sender) = &mut state.sender else {
             state.to_read.clear();
@@ -358,15 +364,15 @@ impl Notifications {
         };
         let now = MonotonicTime::now();
         if has_room && sender.send(bytes, now.after(self.timeout)).is_ok() {
-            state.keys_unanswered += unanswered.keys();
-            state.unanswered.push_back((now, unanswered));
+            state.keys_unanswered += command.keys();
+            state.unanswered.push_back((now, command));
         } else {
             self.disconnect(state);
         }
     }
 
-    /// Has `stop` close a new connection. Closes it at once after `stop`.
-    fn connected(&self, closer: Closer) {
+    /// Registers the socket of a new connection for `stop`. Closes it at once after `stop`.
+    fn register_socket(&self, closer: Closer) {
         let mut sockets = self.sockets.lock();
         if sockets.stopped {
             closer.close();
@@ -378,20 +384,20 @@ impl Notifications {
 
     fn run(&self, listener: &dyn Listener) {
         let mut pause = FIRST_PAUSE;
-        let mut told = false;
-        while self.is_wanted() {
+        let mut is_reported = false;
+        while self.wait_until_wanted() {
             let made_in = self.endpoint.epoch().now();
             let opened = Subscription::open(
                 self.endpoint.info(),
                 &self.channel,
                 &fence_counter(&self.prefix),
                 self.timeout,
-                |closer| self.connected(closer),
+                |closer| self.register_socket(closer),
             );
             match opened {
                 Ok((subscription, sender)) => {
                     if self.install(sender, &made_in) {
-                        told = false;
+                        is_reported = false;
                         listener.all_changed();
                         let opened_at = MonotonicTime::now();
                         let ended = self.listen(subscription, &made_in, listener);
@@ -399,45 +405,45 @@ impl Notifications {
                             pause = FIRST_PAUSE;
                         }
                         if ended == ListenEnd::Suspect {
-                            // It stays open until the next one is there: scripts on its server find
-                            // this client listening all the time.
+                            // It stays open until the next connection is: so scripts on its server always find this
+                            // client listening.
                             continue;
                         }
                     }
                     self.disconnect(&mut self.state.lock());
-                    self.rest_longer(&mut pause);
+                    self.sleep_and_double(&mut pause);
                 }
                 Err(error) => {
                     self.disconnect(&mut self.state.lock());
                     if error.is_unavailable() {
-                        self.rest_longer(&mut pause);
+                        self.sleep_and_double(&mut pause);
                     } else {
-                        if !std::mem::replace(&mut told, true) {
+                        if !std::mem::replace(&mut is_reported, true) {
                             listener.refused(&error);
                         }
-                        self.rest(REFUSED_PAUSE);
+                        self.sleep(REFUSED_PAUSE);
                     }
                 }
             }
         }
     }
 
-    /// Sleeps until somebody wants to handle; false once stopped.
-    fn is_wanted(&self) -> bool {
+    /// Sleeps until a connection is needed. Returns false once stopped.
+    fn wait_until_wanted(&self) -> bool {
         let mut state = self.state.lock();
-        while !state.set_wanted && !state.stopped {
+        while !state.is_wanted && !state.stopped {
             self.changed.wait(&mut state);
         }
         !state.stopped
     }
 
-    /// Rests for `pause`, and doubles it.
-    fn rest_longer(&self, pause: &mut Duration) {
-        self.rest(*pause);
+    /// Sleeps for `pause`, then doubles it.
+    fn sleep_and_double(&self, pause: &mut Duration) {
+        self.sleep(*pause);
         *pause = (*pause * 2).min(LONGEST_PAUSE);
     }
 
-    fn rest(&self, pause: Duration) {
+    fn sleep(&self, pause: Duration) {
         let until = MonotonicTime::now().after(pause);
         let mut state = self.state.lock();
         while !state.stopped {
@@ -449,6 +455,7 @@ impl Notifications {
         }
     }
 
+    /// Makes `sender` the current connection, and closes the suspect one that it replaces. Returns false once stopped.
     fn install(&self, sender: Sender, made_in: &MadeIn) -> bool {
         let mut state = self.state.lock();
         if state.stopped {
@@ -457,18 +464,18 @@ impl Notifications {
         if let Some(suspect) = state.sender.replace(sender) {
             suspect.closer().close();
         }
-        // Requests on the replaced connection get no answer; `all_changed` asks for what matters again.
-        state.forget();
+        // The replaced connection gives no more replies. `all_changed` has the listener track its keys again.
+        state.forget_commands();
         self.notification_epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
-        // In this order: a suspicion after the check finds LISTENING and sets AWAY itself (`suspect`).
+        // LISTENING is set before the check: a suspicion after the check finds LISTENING, and sets AWAY (`suspect`).
         if self.endpoint.epoch().replace_at(made_in).is_some() {
             self.stage.store(AWAY, Ordering::SeqCst);
         }
         true
     }
 
-    /// Handles notifications until the connection ends, or is to be replaced.
+    /// Handles notifications until the connection breaks or has to be replaced.
     fn listen(
         &self,
         mut subscription: Subscription,
@@ -476,7 +483,7 @@ impl Notifications {
         listener: &dyn Listener,
     ) -> ListenEnd {
         let epoch = self.endpoint.epoch();
-        // A suspicion may come at any time; the thread notices it within a tick.
+        // The thread notices a suspicion within a tick.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
         let mut last_received = MonotonicTime::now();
         while !epoch.is_due(made_in) {
@@ -484,7 +491,7 @@ impl Notifications {
             match next {
                 Ok(value) => {
                     last_received = MonotonicTime::now();
-                    let is_not_primary = scripts::is_out_of_place(&value);
+                    let is_not_primary = scripts::is_refused_by_non_primary(&value);
                     let is_refused = matches!(value, Value::ServerError(_));
                     if !self.handle(value, listener) {
                         if is_not_primary || !is_refused {
@@ -492,7 +499,7 @@ impl Notifications {
                         }
                         return ListenEnd::Broken;
                     }
-                    // Even if it sends other things.
+                    // The server may send notifications, but no replies.
                     if self.state.lock().unanswered_for() > Some(3 * tick) {
                         return ListenEnd::Broken;
                     }
@@ -519,7 +526,8 @@ impl Notifications {
         ListenEnd::Suspect
     }
 
-    /// False if it makes no sense: the connection cannot be trusted.
+    /// Handles a notification or a reply. Returns false if it is unexpected: then the connection must not be used
+    /// again.
     fn handle(&self, value: Value, listener: &dyn Listener) -> bool {
         match value {
             Value::Push { kind, data } => match kind {
@@ -555,9 +563,11 @@ impl Notifications {
         match data.into_iter().next() {
             Some(Value::Array(keys)) => {
                 for key in &keys {
-                    let Some(key) = self.key(key) else { continue };
+                    let Some(key) = self.key_of(key) else {
+                        continue;
+                    };
                     if let Some(tracked) = listener.changed(&key) {
-                        // Looked at together, when all that came in has been heard.
+                        // `send_due_reads` reads the changed keys together, once all notifications are handled.
                         let mut state = self.state.lock();
                         state.to_read.push(tracked);
                         if !state.has_room() {
@@ -579,12 +589,12 @@ impl Notifications {
     fn handle_message(&self, data: &[Value], listener: &dyn Listener) -> bool {
         let message = match data {
             [_, Value::BulkString(message)] => message,
-            // Longer than any message of a script, in the place of which this stands.
+            // This error takes the place of a message that is longer than any message of a script.
             [_, Value::ServerError(error)] => return error.code() == TOO_LARGE,
             _ => return false,
         };
-        if let Some(Message { what, key }) = Message::read(&self.prefix, message) {
-            match what {
+        if let Some(Message { kind, key }) = Message::parse(&self.prefix, message) {
+            match kind {
                 MessageKind::Granted(lease, grant) => listener.granted(&key, lease, grant),
                 MessageKind::Near(lease) => listener.near(&key, lease),
                 MessageKind::Forced(lease, by) => listener.forced(&key, lease, by),
@@ -593,7 +603,7 @@ impl Notifications {
         true
     }
 
-    fn key(&self, value: &Value) -> Option<Key> {
+    fn key_of(&self, value: &Value) -> Option<Key> {
         let Value::BulkString(bytes) = value else {
             return None;
         };

@@ -1,32 +1,33 @@
-//! The connection on which Redis speaks without being unanswered: RESP3, with tracking of all that is read
-//! on it and a channel of this client's own. Knows nothing of who wants to handle what.
+//! The notification connection: RESP3, with tracking of all keys that are read on it, and subscribed to the client's
+//! own channel.
 
 use std::io;
 use std::time::Duration;
 
-use redis::{ConnectionInfo, Value};
+use redis::{ConnectionInfo, ProtocolVersion, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{
-    LONGEST_REPLY, address, hello, login_refusal, no_answer, shape,
-};
+use crate::store::redis::connection::LONGEST_REPLY;
+use crate::store::redis::errors::{login_error_reply, no_reply, type_name};
+use crate::store::redis::handshake::Login;
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
+use crate::store::redis::url::address;
 use crate::util::clock::MonotonicTime;
 
-/// The half that reads.
+/// The reading half of the notification connection.
 pub(super) struct Subscription {
     receiver: Receiver,
     timeout: Duration,
-    /// When the first part of the next value had come in.
+    /// When the first part of the next value was read.
     begun: Option<MonotonicTime>,
 }
 
 impl Subscription {
-    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. `any_key` is one that
-    /// this client may read. `connected` gets the means to end that from another thread.
+    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. `any_key` is a key that
+    /// this client may read. Passes `connected` a handle that closes the socket from another thread.
     ///
-    /// An error of the kind `Unavailable` or `Timeout` is worth another try soon; any other means
-    /// that the server does not offer this.
+    /// An error of the kind `Unavailable` or `Timeout` may be retried soon. Any other error means that the server does
+    /// not offer notifications to this client.
     pub(super) fn open(
         info: &ConnectionInfo,
         channel: &str,
@@ -45,21 +46,17 @@ impl Subscription {
         let (mut sender, mut receiver) =
             socket::connect(info.addr(), deadline).map_err(unavailable)?;
         connected(sender.closer());
-        let settings = info.redis_settings();
-        let mut commands = redis::pipe();
-        commands.add_command(hello(settings));
-        commands.arg("SETNAME").arg("leasehold-notifications");
-        if settings.db() != 0 {
-            commands.cmd("SELECT").arg(settings.db());
-        }
-        // Each command that will be used, once: a refusal shows here.
+        let name = Some("leasehold-notifications");
+        let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, name);
+        let mut commands = login.commands;
+        // Each command that is used later is sent once, so that the server refuses it here.
         commands.cmd("PING");
         commands.cmd("GETRANGE").arg(any_key).arg("0").arg("255");
-        // Clients of a user that may not publish cannot tell one another of their grants: they would miss their
-        // turns, and suspect their connections. An empty message is ignored.
+        // Scripts publish grants with the user's permissions. Without the right to publish, clients would miss their
+        // turns and suspect their connections. An empty message is ignored.
         commands.cmd("PUBLISH").arg(channel).arg("");
         commands.cmd("CLIENT").arg("TRACKING").arg("ON");
-        // Last: scripts take a subscribed client for one that listens, and messages may follow at once.
+        // SUBSCRIBE comes last: from then on, scripts count this client as listening, and messages may come.
         let mut subscribe = redis::pipe();
         subscribe.cmd("SUBSCRIBE").arg(channel);
         for commands in [commands, subscribe] {
@@ -67,7 +64,7 @@ impl Subscription {
             sender.send(&packed, deadline).map_err(unavailable)?;
             for _ in 0..commands.len() {
                 let reply = receiver.receive(deadline, LONGEST_REPLY);
-                check(info, &reply.map_err(no_answer)?)?;
+                check(info, &reply.map_err(no_reply)?)?;
             }
         }
         let subscription = Self {
@@ -78,9 +75,9 @@ impl Subscription {
         Ok((subscription, sender))
     }
 
-    /// The next value, whatever it is. `before_waiting` is called when all that has come in so far
-    /// has been returned, and says how long to wait for more. `Timeout` if nothing came until then;
-    /// it may be called again. Once a part of a value has come in, the rest has to come within the time-out.
+    /// Reads the next reply or push message. Calls `before_waiting`, which may write, when all values that were read
+    /// are returned; its result is how long to wait for more. Fails with `Timeout` if nothing comes in that time, and
+    /// may be called again. Once a part of a value was read, the rest has to come within the time-out.
     pub(super) fn next(
         &mut self,
         mut before_waiting: impl FnMut() -> Duration,
@@ -93,7 +90,7 @@ impl Subscription {
             let pause = before_waiting();
             let now = MonotonicTime::now();
             let mut deadline = now.after(pause);
-            if self.receiver.is_amid_reply() {
+            if self.receiver.has_partial_reply() {
                 let whole_by = self.begun.get_or_insert(now).after(self.timeout);
                 if whole_by <= now {
                     let message = "a notification comes too slowly";
@@ -102,27 +99,27 @@ impl Subscription {
                 deadline = deadline.min(whole_by);
             }
             let waited = self.receiver.wait(deadline, LONGEST_REPLY);
-            waited.map_err(|e| no_answer(e.into()))?;
+            waited.map_err(|e| no_reply(e.into()))?;
         }
     }
 
     fn received(&mut self) -> Result<Option<Value>, Error> {
         let received = self.receiver.received(LONGEST_REPLY);
-        received.map_err(no_answer)
+        received.map_err(no_reply)
     }
 }
 
-/// Whether a command was carried out.
+/// Fails if the server refused a command.
 fn check(info: &ConnectionInfo, reply: &Value) -> Result<(), Error> {
     match reply {
         // `any_key` may hold anything.
         Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
-        Value::ServerError(error) => Err(login_refusal(info, error)),
+        Value::ServerError(error) => Err(login_error_reply(info, error)),
         Value::BulkString(_) => Ok(()),
         Value::Push { .. } | Value::Map(_) | Value::Array(_) => Ok(()),
         Value::SimpleString(_) | Value::Okay | Value::Int(_) => Ok(()),
         other => {
-            let message = format!("unexpected answer to a subscription: {}", shape(other));
+            let message = format!("unexpected answer to a subscription: {}", type_name(other));
             Err(Error::new(ErrorKind::Protocol, message))
         }
     }

@@ -7,6 +7,7 @@ use std::thread;
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::redis::fake_server::{self, Stall, stay_open, trickle};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -18,7 +19,7 @@ const SUBSCRIBED: &[u8] = b"+OK\r\n";
 const CHANGE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\np:k\r\n";
 
 fn endpoint(address: SocketAddr) -> Endpoint {
-    Endpoint::new(&format!("redis://{address}"), LONG).unwrap()
+    Endpoint::new(&format!("redis://{address}"), LONG, DEFAULT_MAX_REPLY).unwrap()
 }
 
 fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Error> {
@@ -27,18 +28,18 @@ fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Err
     opened.map(|(subscription, _)| subscription)
 }
 
-/// Counts the keys that change, and looks at each of them if it is `curious`.
+/// Counts the keys that change, and has each of them read if `reads` is set.
 #[derive(Default)]
 struct Counting {
     changes: AtomicUsize,
-    curious: bool,
+    reads: bool,
 }
 
 impl Listener for Counting {
     fn changed(&self, key: &Key) -> Option<TrackedKey> {
         self.changes.fetch_add(1, Ordering::SeqCst);
         let (key, lease) = (key.clone(), None);
-        self.curious.then_some(TrackedKey { key, lease })
+        self.reads.then_some(TrackedKey { key, lease })
     }
     fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
     fn near(&self, _: &Key, _: LeaseStart) {}
@@ -50,24 +51,24 @@ impl Listener for Counting {
 }
 
 #[test]
-fn a_server_that_reports_one_key_without_end_is_given_up() {
-    let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG).unwrap());
+fn endless_changes_of_one_key_close_the_connection() {
+    let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
     let notifications = Notifications::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
     let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
     let push = || Value::Push {
         kind: PushKind::Invalidate,
         data: vec![Value::Array(keys.clone())],
     };
-    let curious = Counting {
-        curious: true,
+    let reading = Counting {
+        reads: true,
         ..Counting::default()
     };
-    let heard = std::iter::repeat_with(|| notifications.handle(push(), &curious));
-    let heard = heard
+    let handled = std::iter::repeat_with(|| notifications.handle(push(), &reading));
+    let handled = handled
         .take(MAX_KEYS_UNANSWERED)
-        .take_while(|has_listeners| *has_listeners)
+        .take_while(|is_ok| *is_ok)
         .count();
-    assert_eq!(heard, MAX_KEYS_UNANSWERED / keys.len());
+    assert_eq!(handled, MAX_KEYS_UNANSWERED / keys.len());
     assert_eq!(
         notifications.state.lock().to_read.len(),
         MAX_KEYS_UNANSWERED + 1
@@ -75,9 +76,9 @@ fn a_server_that_reports_one_key_without_end_is_given_up() {
 }
 
 #[test]
-fn a_connection_with_too_many_unanswered_commands_is_given_up() {
+fn too_many_unanswered_commands_close_the_connection() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
     let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
     let threads = ThreadGroup::new();
@@ -98,7 +99,7 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
         .unanswered
         .is_empty()));
     server.stop();
-    let unanswered = std::iter::repeat_with(watch).take_while(|has_listeners| *has_listeners);
+    let unanswered = std::iter::repeat_with(watch).take_while(|is_ok| *is_ok);
     assert_eq!(unanswered.take(MAX_UNANSWERED + 1).count(), MAX_UNANSWERED);
     assert_eq!(notifications.queue_mode(), QueueMode::Polling);
     server.resume();
@@ -107,9 +108,9 @@ fn a_connection_with_too_many_unanswered_commands_is_given_up() {
 }
 
 #[test]
-fn connections_that_break_at_once_are_remade_less_and_less_often() {
+fn reconnects_back_off_while_connections_break_at_once() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
     let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
     notifications
@@ -142,14 +143,14 @@ fn connections_that_break_at_once_are_remade_less_and_less_often() {
 
 #[test]
 fn answered_reads_make_room_for_others() {
-    let mut state = State::default();
+    let mut state = ConnectionState::default();
     let key = Key::new("p:", "k", 16).unwrap();
     let tracked = TrackedKey { key, lease: None };
     let now = MonotonicTime::now();
     state
         .unanswered
-        .push_back((now, Sent::Read(vec![tracked; 3].into())));
-    state.unanswered.push_back((now, Sent::Ping));
+        .push_back((now, SentCommand::Read(vec![tracked; 3].into())));
+    state.unanswered.push_back((now, SentCommand::Ping));
     state.keys_unanswered = 3;
     for left in [2, 1, 0] {
         assert!(matches!(state.take_answered(), Some(Answered::Read(_))));
@@ -162,21 +163,21 @@ fn answered_reads_make_room_for_others() {
 #[test]
 fn stop_closes_open_connections_and_later_ones() {
     let server = Server::start().unwrap();
-    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG).unwrap());
+    let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
     let notifications = Notifications::new(Arc::clone(&endpoint), &holder, "p:", LONG);
     let by = MonotonicTime::now().after(LONG);
     let connect = || crate::store::redis::socket::connect(endpoint.info().addr(), by).unwrap();
     let limit = crate::store::redis::connection::LONGEST_REPLY;
     for _ in 0..3 {
-        // It is dropped at once.
-        notifications.connected(connect().0.closer());
+        // The connection is dropped at once.
+        notifications.register_socket(connect().0.closer());
     }
     let (open, later) = (connect(), connect());
-    notifications.connected(open.0.closer());
+    notifications.register_socket(open.0.closer());
     assert_eq!(notifications.sockets.lock().closers.len(), 1);
     notifications.stop();
-    notifications.connected(later.0.closer());
+    notifications.register_socket(later.0.closer());
     for mut halves in [open, later] {
         let error = halves.1.receive(by, limit).unwrap_err();
         assert!(!error.is_timeout(), "{error}");
@@ -189,7 +190,12 @@ fn a_refusal_that_repeats_the_login_is_not_quoted() {
         connection.write_all(b"-ERR hunter2\r\n").unwrap();
         stay_open(connection);
     });
-    let endpoint = Endpoint::new(&format!("redis://:hunter2@{address}"), LONG).unwrap();
+    let endpoint = Endpoint::new(
+        &format!("redis://:hunter2@{address}"),
+        LONG,
+        DEFAULT_MAX_REPLY,
+    )
+    .unwrap();
     let opened = Subscription::open(endpoint.info(), "channel", "key", LONG, |_| {});
     let error = opened.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error:?}");
@@ -283,7 +289,7 @@ fn a_server_that_sends_changes_but_no_answers_is_given_up() {
         state.unanswered.clear();
         state
             .unanswered
-            .push_back((MonotonicTime::now().before(time), Sent::Ping));
+            .push_back((MonotonicTime::now().before(time), SentCommand::Ping));
         counting.changes.load(Ordering::SeqCst)
     };
     // The connection stays for three heartbeats.

@@ -1,5 +1,4 @@
-//! One connection and what is in flight on it: batches written, answers unanswered. Decides nothing about
-//! who waits for whom and never retries on another connection; that is the pipeline's.
+//! One connection of a pipeline, and the batches in flight on it. Retries on another connection are up to the pipeline.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,17 +9,16 @@ use r2d2::PooledConnection;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
-use crate::store::redis::pipeline::caller::{Call, Completion, Few};
-use crate::store::redis::pipeline::request::PendingRequest;
-use crate::store::redis::scripts::{self, Decoded, Kind, ScriptContext, ScriptRef};
+use crate::store::redis::pipeline::request::{Caller, Completion, Few, PendingRequest};
+use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
-/// Most keys in one script call, which blocks Redis for all others. A batch with more takes several calls.
+/// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
+/// calls.
 const MAX_KEYS: usize = 128;
 
-/// How many used batches are kept for the next ones: those are of a few kinds at most. Longer ones are
-/// given back to the heap.
+/// How many empty vectors are kept for the next batches. Those of more than [`LONGEST_SPARE`] requests are freed.
 const SPARE: usize = 4;
 const LONGEST_SPARE: usize = 256;
 
@@ -32,8 +30,7 @@ const GRACE: Duration = Duration::from_millis(10);
 
 pub(crate) type Pool = r2d2::Pool<Connector>;
 
-/// Where pipelines and transactions find their connections, `size` at most. It makes them when they are
-/// asked for.
+/// The pool of the connections of pipelines and transactions, `size` at most. It connects when a connection is needed.
 pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
     r2d2::Pool::builder()
         .max_size(size as u32)
@@ -41,13 +38,13 @@ pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
         .test_on_check_out(false)
         .idle_timeout(None)
         .max_lifetime(None)
-        // Not how long anybody waits: half of it bounds the pause between attempts to connect.
+        // Half of this bounds the pause between attempts to connect. No caller waits for this time-out.
         .connection_timeout(RECONNECT_PAUSE * 2)
         .error_handler(Box::new(r2d2::NopErrorHandler))
         .build_unchecked(Connector(Arc::clone(endpoint)))
 }
 
-/// A connection for one transaction, within `timeout`.
+/// Takes a connection for one transaction from the pool, within `timeout`.
 pub(crate) fn transaction_connection(
     pool: &Pool,
     endpoint: &Endpoint,
@@ -68,9 +65,10 @@ pub(crate) fn transaction_connection(
     }
 }
 
-/// Commands that share one script call, and so one answer.
+/// The requests of one script call, which share one reply.
 struct InFlightBatch {
-    kind: Kind,
+    kind: ScriptKind,
+    /// The call has the script's text instead of its hash.
     by_text: bool,
     requests: Vec<PendingRequest>,
     /// Its length as it was written.
@@ -78,7 +76,7 @@ struct InFlightBatch {
 }
 
 impl InFlightBatch {
-    fn keys(&self) -> impl Iterator<Item = Key> {
+    fn released_keys(&self) -> impl Iterator<Item = Key> {
         let commands = self.requests.iter().map(|request| &request.command);
         commands.filter_map(|command| match command {
             Command::Release { key, .. } => Some(key.clone()),
@@ -87,12 +85,12 @@ impl InFlightBatch {
     }
 }
 
-/// Whether an acquire found a key taken whose release was written before it and not carried out. Then
-/// nothing was done for it, and it can be asked again.
-fn is_too_early(request: &PendingRequest, answer: &Answer, released_late: &[Key]) -> bool {
+/// Whether an acquire found its key taken only because the key's release, written before it, was not carried out. Such
+/// an acquire changed nothing and can be repeated.
+fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_late: &[Key]) -> bool {
     let found_taken = matches!(
-        answer,
-        Answer::Outcome(Ok(Reply::Contended { queued: None, .. }))
+        outcome,
+        CommandOutcome::Known(Ok(Reply::Contended { queued: None, .. }))
     );
     let Command::Acquire { key, .. } = &request.command else {
         return false;
@@ -100,13 +98,14 @@ fn is_too_early(request: &PendingRequest, answer: &Answer, released_late: &[Key]
     found_taken && released_late.contains(key) && request.is_wanted()
 }
 
-/// What a script call said of one of its commands.
-pub(crate) enum Answer {
-    Outcome(Result<Reply, Error>),
-    /// An error that leaves open whether it was done.
-    OutcomeUnknown(Error),
+/// The outcome of one command of a script call.
+pub(crate) enum CommandOutcome {
+    Known(Result<Reply, Error>),
+    /// An error after which the command may have been carried out.
+    Unknown(Error),
 }
 
+/// A connection with its batches in flight.
 pub(crate) struct PipelinedConnection {
     connection: PooledConnection<Connector>,
     in_flight: VecDeque<InFlightBatch>,
@@ -117,10 +116,10 @@ pub(crate) struct PipelinedConnection {
     /// Keys whose releases come only now, behind acquires that were sent after them.
     released_late: Vec<Key>,
     buffer: Vec<u8>,
-    /// Empty ones that have been used, to be used again.
+    /// Empty vectors for the next batches.
     spare: Vec<Vec<PendingRequest>>,
-    /// What was last written may not have arrived whole, so nothing may be written behind it.
-    cut: bool,
+    /// The last write failed, maybe in the middle of a command. No further command may be written.
+    write_failed: bool,
 }
 
 impl PipelinedConnection {
@@ -133,76 +132,75 @@ impl PipelinedConnection {
             released_late: Vec::new(),
             buffer: Vec::new(),
             spare: Vec::new(),
-            cut: false,
+            write_failed: false,
         }
     }
 
-    /// It is to be replaced once all answers that are unanswered on it have been read.
+    /// Whether to replace the connection once its missing replies are read.
     pub(crate) fn is_stale(&self) -> bool {
         self.connection.is_stale()
     }
 
-    /// It is to be replaced, and nothing is unanswered on it.
-    pub(crate) fn is_suspect(&self) -> bool {
+    /// Whether to replace the connection now: no reply is missing on it.
+    pub(crate) fn is_stale_and_idle(&self) -> bool {
         self.in_flight.is_empty() && self.is_stale()
     }
 
-    /// Commands whose answers have not been read.
+    /// How many commands have no reply yet.
     pub(crate) fn unanswered(&self) -> usize {
-        self.in_flight.iter().map(|one| one.requests.len()).sum()
+        let batches = self.in_flight.iter();
+        batches.map(|batch| batch.requests.len()).sum()
     }
 
-    /// The length of these commands.
+    /// The length of these commands on the wire.
     pub(crate) fn unanswered_bytes(&self) -> usize {
-        self.in_flight.iter().map(|one| one.bytes).sum()
+        self.in_flight.iter().map(|batch| batch.bytes).sum()
     }
 
-    /// Whether a reader has left before all was read. Its successor reads the rest before it writes awaited requests.
+    /// Whether a reader has left before all replies were read. Its successor reads the rest before it writes awaited
+    /// requests.
     pub(crate) fn is_half_read(&self) -> bool {
         self.reply_by.is_some()
     }
 
-    /// The first caller that waits for something in flight, after a reader has left.
-    pub(crate) fn first_caller(&self) -> Option<&Arc<Call>> {
+    /// The first caller that waits for a request in flight, after a reader has left.
+    pub(crate) fn first_caller(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
-        let requests = self.in_flight.iter().flat_map(|one| &one.requests);
+        let requests = self.in_flight.iter().flat_map(|batch| &batch.requests);
         let mut completions = requests.filter_map(|request| request.completion.as_ref());
         let first = completions.find(|completion| completion.is_waited_for());
-        first.map(Completion::call)
+        first.map(Completion::caller)
     }
 
-    /// The keys that are being passed on to others, as far as that has not been answered.
-    pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
-        let requests = self.in_flight.iter().flat_map(|one| &one.requests);
-        requests.filter_map(|request| request.command.passes_on())
+    /// The keys of releases in flight that may grant them to other clients.
+    pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
+        let requests = self.in_flight.iter().flat_map(|batch| &batch.requests);
+        requests.filter_map(|request| request.command.key_for_next_waiter())
     }
 
-    /// Where to gather the next batch.
+    /// An empty vector for the next batch.
     pub(crate) fn empty_batch(&mut self) -> Vec<PendingRequest> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Keeps an emptied batch.
+    /// Keeps an empty vector for a later batch.
     pub(crate) fn keep(&mut self, used: Vec<PendingRequest>) {
-        debug_assert!(
-            used.is_empty(),
-            "what is in it would go into the next batch"
-        );
+        debug_assert!(used.is_empty(), "its requests would be sent twice");
         if self.spare.len() < SPARE && used.capacity() <= LONGEST_SPARE {
             self.spare.push(used);
         }
     }
 
-    /// Puts a batch on the connection. Whatever happens, it is then in flight.
+    /// Writes a batch to the socket. The batch is in flight even if that fails.
     pub(crate) fn write(
         &mut self,
-        names: &ScriptContext,
+        context: &ScriptContext,
         mut batch: Vec<PendingRequest>,
         deadline: MonotonicTime,
     ) -> Result<(), Error> {
-        let mut by_kind = Kind::ALL.map(|_| Vec::new());
+        let mut by_kind = ScriptKind::ALL.map(|_| Vec::new());
         for request in batch.drain(..) {
-            if let Some(kind) = Kind::of(&request.command) {
+            if let Some(kind) = ScriptKind::of(&request.command) {
                 let of_kind = &mut by_kind[kind as usize];
                 if of_kind.capacity() == 0 {
                     *of_kind = self.empty_batch();
@@ -213,8 +211,8 @@ impl PipelinedConnection {
         self.keep(batch);
         self.buffer.clear();
         let before = self.in_flight.len();
-        for (kind, requests) in Kind::ALL.into_iter().zip(by_kind) {
-            self.enqueue_all(names, kind, MAX_KEYS, false, requests);
+        for (kind, requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
+            self.enqueue_all(context, kind, MAX_KEYS, false, requests);
         }
         if self.is_half_read() {
             self.behind += self.in_flight.len() - before;
@@ -224,8 +222,8 @@ impl PipelinedConnection {
 
     fn enqueue(
         &mut self,
-        names: &ScriptContext,
-        kind: Kind,
+        context: &ScriptContext,
+        kind: ScriptKind,
         by_text: bool,
         requests: Vec<PendingRequest>,
     ) {
@@ -236,7 +234,7 @@ impl PipelinedConnection {
         };
         let commands = requests.iter().map(|request| &request.command);
         let before = self.buffer.len();
-        scripts::encode(&mut self.buffer, call, kind, names, commands);
+        scripts::encode(&mut self.buffer, call, kind, context, commands);
         self.in_flight.push_back(InFlightBatch {
             kind,
             by_text,
@@ -247,21 +245,21 @@ impl PipelinedConnection {
 
     fn send(&mut self, deadline: MonotonicTime) -> Result<(), Error> {
         let sent = self.connection.send(&self.buffer, deadline);
-        self.cut = sent.is_err();
+        self.write_failed = sent.is_err();
         self.buffer.clear();
         self.buffer.shrink_to(64 * 1024);
         sent
     }
 
-    /// Reads every answer that is unanswered, oldest first, and hands each command to `deliver` with its answer. The
-    /// answers are due by `due`, unless an earlier read said when they are. False if they are not all there by `until`,
-    /// if that is before: then the next read goes on.
+    /// Reads all missing replies, oldest first, and passes each request to `deliver` with its outcome. The replies are
+    /// due by `due`, unless an earlier read has set when they are. Returns false if some are missing at `until`, if that
+    /// is before: then the next read goes on.
     pub(crate) fn read(
         &mut self,
-        names: &ScriptContext,
+        context: &ScriptContext,
         until: Option<MonotonicTime>,
         due: MonotonicTime,
-        deliver: &mut impl FnMut(PendingRequest, Answer),
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
     ) -> Result<bool, Error> {
         let latest = due;
         while let Some(batch) = self.in_flight.front() {
@@ -269,8 +267,8 @@ impl PipelinedConnection {
             let leaves = until.filter(|until| until.after(GRACE) < due);
             let (kind, n, by_text) = (batch.kind, batch.requests.len(), batch.by_text);
             let contents = match kind {
-                Kind::Read => ReplyContents::Values(n),
-                _ => ReplyContents::Own,
+                ScriptKind::Read => ReplyContents::Values(n),
+                _ => ReplyContents::Internal,
             };
             let received = self
                 .connection
@@ -278,49 +276,52 @@ impl PipelinedConnection {
             let Some(value) = received else {
                 return Ok(false);
             };
-            let (outcomes, doubt) = match scripts::decode(kind, n, value) {
+            let (outcomes, unknown) = match scripts::decode(kind, n, value) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::OutcomeUnknown(error) => (Few::new(), Some(error)),
                 Decoded::SplitBatch => {
-                    self.repeat(names, 1, by_text, due)?;
+                    self.repeat(context, 1, by_text, due)?;
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
-                    if kind == Kind::Release {
-                        self.released_late.extend(batch.keys());
+                    if kind == ScriptKind::Release {
+                        self.released_late.extend(batch.released_keys());
                     }
-                    self.repeat(names, MAX_KEYS, true, due)?;
+                    self.repeat(context, MAX_KEYS, true, due)?;
                     continue;
                 }
                 Decoded::NoScript => {
-                    self.connection.distrust();
+                    self.connection.discard_and_suspect_all();
                     let message = "NOSCRIPT in answer to a script's text";
                     return Err(Error::new(ErrorKind::Protocol, message));
                 }
-                Decoded::Nonsense(error) => {
-                    self.connection.distrust();
+                Decoded::Unexpected(error) => {
+                    self.connection.discard_and_suspect_all();
                     return Err(error);
                 }
             };
-            let mut batch = self.in_flight.pop_front().expect("it was just looked at");
+            let mut batch = self.in_flight.pop_front().expect("the loop found a batch");
             let mut outcomes = outcomes.into_iter();
             let mut too_early = Vec::new();
             for request in batch.requests.drain(..) {
-                let answer = match &doubt {
-                    Some(error) => Answer::OutcomeUnknown(error.clone()),
-                    None => Answer::Outcome(outcomes.next().expect("one for each of them")),
+                let outcome = match &unknown {
+                    Some(error) => CommandOutcome::Unknown(error.clone()),
+                    None => {
+                        let outcome = outcomes.next();
+                        CommandOutcome::Known(outcome.expect("each request has an outcome"))
+                    }
                 };
                 if !self.released_late.is_empty()
-                    && is_too_early(&request, &answer, &self.released_late)
+                    && is_too_early(&request, &outcome, &self.released_late)
                 {
                     too_early.push(request);
                 } else {
-                    deliver(request, answer);
+                    deliver(request, outcome);
                 }
             }
             self.keep(batch.requests);
             if !too_early.is_empty() {
-                self.enqueue_all(names, kind, MAX_KEYS, by_text, too_early);
+                self.enqueue_all(context, kind, MAX_KEYS, by_text, too_early);
                 self.send(due)?;
             }
             if self.in_flight.len() <= self.behind {
@@ -332,13 +333,12 @@ impl PipelinedConnection {
         Ok(true)
     }
 
-    /// Sends the oldest batch in flight again, `at_once` keys in one call. Its call was refused
-    /// before anything was done: the server has forgotten the script (SCRIPT FLUSH, a fail-over;
-    /// its text teaches it anew), or one key spoils it for the others. Acquires that nobody waits
-    /// for any more stay behind.
+    /// Writes the oldest batch in flight again, `at_once` keys in one call. The server refused the call before it did
+    /// anything: it does not know the script, or refuses one of the keys. Acquires of callers that have left are
+    /// dropped.
     fn repeat(
         &mut self,
-        names: &ScriptContext,
+        context: &ScriptContext,
         at_once: usize,
         by_text: bool,
         deadline: MonotonicTime,
@@ -351,37 +351,36 @@ impl PipelinedConnection {
         if requests.is_empty() {
             return Ok(());
         }
-        self.enqueue_all(names, batch.kind, at_once, by_text, requests);
+        self.enqueue_all(context, batch.kind, at_once, by_text, requests);
         self.send(deadline)
     }
 
     fn enqueue_all(
         &mut self,
-        names: &ScriptContext,
-        kind: Kind,
+        context: &ScriptContext,
+        kind: ScriptKind,
         at_once: usize,
         by_text: bool,
         mut requests: Vec<PendingRequest>,
     ) {
-        // Not `split_off`: it would leave each part the capacity of the whole batch.
+        // `split_off` would leave each part the capacity of the whole batch.
         while requests.len() > at_once {
             let part = requests.drain(..at_once).collect();
-            self.enqueue(names, kind, by_text, part);
+            self.enqueue(context, kind, by_text, part);
         }
         if !requests.is_empty() {
-            self.enqueue(names, kind, by_text, requests);
+            self.enqueue(context, kind, by_text, requests);
         }
     }
 
-    /// False once the connection must not be used again.
+    /// Whether the connection may be used again.
     pub(crate) fn is_usable(&self) -> bool {
         !self.connection.is_discarded()
     }
 
-    /// Gives the connection up and returns what was in flight, oldest first. Behind acquires
-    /// that were written and not answered their releases are written first: whenever the server
-    /// comes to read them, it reads both.
-    pub(crate) fn abandon(mut self, names: &ScriptContext) -> Vec<PendingRequest> {
+    /// Closes the connection and returns the requests in flight, oldest first. Before that, it writes the releases of
+    /// acquires that have no reply, so that the server reads them after the acquires.
+    pub(crate) fn abandon(mut self, context: &ScriptContext) -> Vec<PendingRequest> {
         self.connection.discard();
         let in_flight: Vec<PendingRequest> = std::mem::take(&mut self.in_flight)
             .into_iter()
@@ -391,15 +390,21 @@ impl PipelinedConnection {
             .iter()
             .filter_map(|request| request.command.undo(MonotonicTime::now()))
             .collect();
-        if !releases.is_empty() && !self.cut {
+        if !releases.is_empty() && !self.write_failed {
             self.buffer.clear();
             for releases in releases.chunks(MAX_KEYS) {
-                let call = ScriptRef::Text(Kind::Release.text());
+                let call = ScriptRef::Text(ScriptKind::Release.text());
                 let commands = releases.iter();
-                scripts::encode(&mut self.buffer, call, Kind::Release, names, commands);
+                scripts::encode(
+                    &mut self.buffer,
+                    call,
+                    ScriptKind::Release,
+                    context,
+                    commands,
+                );
             }
-            // Best effort: the releases are repeated on other connections anyway. Do not wait for a server that does
-            // not read.
+            // An error is ignored, since other connections repeat the releases. The deadline is now, so that this does
+            // not wait for a server that does not read.
             let _ = self.connection.send(&self.buffer, MonotonicTime::now());
         }
         in_flight

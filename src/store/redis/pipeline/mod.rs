@@ -1,20 +1,18 @@
-//! A pipeline: one connection and the queue of requests that share it (group commit).
+//! A pipeline: one connection, and the queue of requests that share it (group commit).
 //!
-//! The first caller at an idle pipeline leads it: it writes a batch of what waits there, awaited requests first, reads the
-//! answers, hands them out, and passes leadership on to the next waiting caller. One batch is in flight at a time,
-//! and behind it only releases whose answers nobody waits for. A leader leaves at its own deadline, also with a batch in
-//! flight: the next one reads the rest before it writes awaited requests. All about one key but its renewals goes
-//! through one pipeline, so it is executed in the order it was written.
+//! The first caller at an idle pipeline leads it. The leader writes a batch of the queued requests, awaited requests
+//! first, reads the replies, passes them to their callers, and then appoints the next waiting caller. One batch is in
+//! flight at a time; behind it are only releases whose replies no caller awaits. A leader leaves at its own deadline,
+//! also with a batch in flight: the next one reads the rest before it writes awaited requests. All requests of one key,
+//! except its renewals, go through one pipeline, so Redis executes them in the order in which they were queued.
 //!
-//! Nothing is done under the state's mutex but moving values: all I/O is the leader's.
+//! Code that has locked the state's mutex only moves values. The leader does all I/O.
 
-pub(crate) mod caller;
 #[cfg_attr(all(test, shuttle), path = "connection/model.rs")]
 pub(crate) mod connection;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod model;
-mod queue;
 mod releases;
 pub(crate) mod request;
 mod state;
@@ -29,40 +27,41 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::redis::connection::Endpoint;
-use crate::store::redis::pipeline::caller::{Call, Completion, Outcome, WaitEnd};
-use crate::store::redis::pipeline::connection::{Answer, PipelinedConnection, Pool};
-use crate::store::redis::pipeline::request::{Next, PendingRequest};
-use crate::store::redis::pipeline::state::State;
+use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
+use crate::store::redis::pipeline::request::{
+    Caller, Completion, Next, Outcome, PendingRequest, WaitEnd,
+};
+use crate::store::redis::pipeline::state::PipelineState;
 use crate::store::redis::scripts::ScriptContext;
-use crate::store::{DelayHook, MaintenanceHook, Urgency};
+use crate::store::{LateReleaseHook, MaintenanceHook, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
-/// How many awaited requests, and how many releases that nobody awaits, a pipeline of callers writes at a time: Redis
-/// may run all that a connection has sent before it reads from the others.
+/// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
+/// all that a connection has sent before it reads from the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// The same of a pipeline for renewals. The watchdog asks for few at a time, unless they are late: a lock that is
-/// lost is worse than a reply that comes some ms later.
+/// As [`MAX_BATCH`], for a pipeline for renewals. Batches of the watchdog are large only when renewals are late; then a
+/// lost lock is worse than a reply that comes some ms later.
 pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
-/// With this many unread answers to releases, threads leave further releases to the background: an awaited request
-/// cannot overtake what is written.
+/// With this many unread replies to releases, further releases are left to the background: an awaited request cannot
+/// overtake a release that is written.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 /// As many bytes as threads write without waiting for an answer. They fit into the buffers of a socket, so that no drop
 /// of a guard blocks while the server does not read.
 const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
 
-/// What the pipelines of one client share.
+/// The parts that the pipelines of one client share.
 pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) endpoint: Arc<Endpoint>,
-    pub(crate) names: ScriptContext,
+    pub(crate) context: ScriptContext,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) request_maintenance: MaintenanceHook,
-    pub(crate) delays: Option<DelayHook>,
+    pub(crate) late_releases: Option<LateReleaseHook>,
 }
 
-/// What a request has to wait for, the least first.
+/// The state of a pipeline as seen by a new request, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Readiness {
     Idle,
@@ -72,9 +71,9 @@ pub(crate) enum Readiness {
 
 pub(crate) struct Pipeline {
     shared: Arc<Shared>,
-    /// Awaited requests written at a time, and as many releases.
+    /// How many awaited requests are written at a time, and as many releases.
     at_a_time: usize,
-    state: Mutex<State>,
+    state: Mutex<PipelineState>,
     #[cfg(test)]
     panic_next: std::sync::atomic::AtomicBool,
 }
@@ -91,106 +90,116 @@ impl Pipeline {
     fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
         Self {
             at_a_time,
-            state: Mutex::new(State::new(shared.delays.clone())),
+            state: Mutex::new(PipelineState::new(shared.late_releases.clone())),
             shared,
             #[cfg(test)]
             panic_next: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
-    /// Carries out `requests` and fills in their outcomes.
+    /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another one leads.
     pub(crate) fn execute(&self, requests: &mut [&mut Request]) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
         };
-        let is_last = |request: &&mut Request| matches!(request.command, Command::Flush { .. });
-        let end = requests.iter().any(is_last).then_some(deadline);
-        let call = Call::new(requests.len());
+        let is_flush = |request: &&mut Request| matches!(request.command, Command::Flush { .. });
+        let shutdown_deadline = requests.iter().any(is_flush).then_some(deadline);
+        let caller = Caller::new(requests.len());
         let pending = requests.iter().enumerate().map(|(index, request)| {
-            let completion = Completion::new(&call, index);
-            self.request(request.command.clone(), Some(completion))
+            let completion = Completion::new(&caller, index);
+            self.new_request(request.command.clone(), Some(completion))
         });
-        // Before the lock is taken.
+        // Collected here, so that the clones are not made under the mutex.
         let pending: Vec<PendingRequest> = pending.collect();
-        self.run_call(pending, &call, deadline, end);
-        for (request, outcome) in requests.iter_mut().zip(call.take_outcomes()) {
+        self.run(pending, &caller, deadline, shutdown_deadline);
+        for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
             request.outcome = Some(outcome);
         }
     }
 
-    /// Carries out one command.
-    pub(crate) fn ask(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        let call = Call::new(1);
-        let request = self.request(command, Some(Completion::new(&call, 0)));
-        self.run_call([request], &call, deadline, None);
-        call.take_outcomes().next().expect("there is one for each")
+    /// As [`execute`](Self::execute), for one command.
+    pub(crate) fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        let caller = Caller::new(1);
+        let request = self.new_request(command, Some(Completion::new(&caller, 0)));
+        self.run([request], &caller, deadline, None);
+        let outcome = caller.take_outcomes().next();
+        outcome.expect("a caller has an outcome for each request")
     }
 
-    fn request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {
-        PendingRequest::new(command, completion).tracked(self.shared.delays.as_ref())
+    fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {
+        PendingRequest::new(command, completion).with_tracker(self.shared.late_releases.as_ref())
     }
 
-    /// Returns when `call` has its outcomes, or has left. A shutdown sets `end`: then the pipeline gives up its connection,
-    /// too, even if other calls wait for answers on it.
-    fn run_call(
+    /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
+    /// `shutdown_deadline`, the pipeline gives up its connection, too, even if other callers wait for replies on it.
+    fn run(
         &self,
         requests: impl IntoIterator<Item = PendingRequest>,
-        call: &Arc<Call>,
+        caller: &Arc<Caller>,
         deadline: MonotonicTime,
-        end: Option<MonotonicTime>,
+        shutdown_deadline: Option<MonotonicTime>,
     ) {
         let leadership = {
             let mut state = self.state.lock();
-            state.ask(requests);
-            self.take_lead(&mut state)
+            state.enqueue(requests);
+            self.try_lead(&mut state)
         };
         match leadership {
-            Some(leadership) => leadership.until(end).lead(call, deadline),
-            None => self.wait_or_lead(call, deadline, end),
+            Some(leadership) => leadership
+                .with_shutdown_deadline(shutdown_deadline)
+                .lead(caller, deadline),
+            None => self.wait_or_lead(caller, deadline, shutdown_deadline),
         }
-        self.withdraw_unsent(call);
+        self.withdraw_unsent(caller);
     }
 
-    fn wait_or_lead(&self, call: &Arc<Call>, deadline: MonotonicTime, end: Option<MonotonicTime>) {
-        while call.wait(deadline) == WaitEnd::Appointed {
+    fn wait_or_lead(
+        &self,
+        caller: &Arc<Caller>,
+        deadline: MonotonicTime,
+        shutdown_deadline: Option<MonotonicTime>,
+    ) {
+        while caller.wait(deadline) == WaitEnd::Appointed {
             let connection = self.state.lock().connection.take();
             let leadership = Leadership::new(self, connection);
-            leadership.until(end).lead(call, deadline);
+            leadership
+                .with_shutdown_deadline(shutdown_deadline)
+                .lead(caller, deadline);
         }
     }
 
-    /// If no connection can be made, answers the requests of `call` that were not written: their outcome is known.
-    /// Releases stay in the queue.
-    fn withdraw_unsent(&self, call: &Arc<Call>) {
-        if call.is_complete() {
+    /// Sets the outcomes of the caller's requests that were not written because no connection could be made. Releases
+    /// stay in the queue.
+    fn withdraw_unsent(&self, caller: &Arc<Caller>) {
+        if caller.is_complete() {
             return;
         }
         let Some(error) = self.shared.endpoint.last_error() else {
             return;
         };
-        let unsent = self.state.lock().withdraw(call);
+        let unsent = self.state.lock().withdraw(caller);
         for completion in unsent.filter_map(|request| request.completion) {
             completion.give_up(error.clone());
         }
     }
 
-    /// Writes a release without waiting for its answer, if the pipeline is idle and connected;
-    /// otherwise leaves it to the leader, or to the background.
-    pub(crate) fn post(&self, release: Command) {
+    /// Writes a release to the socket, if the pipeline is idle and connected. Otherwise queues it for the leader or the
+    /// background. Does not wait for the reply.
+    pub(crate) fn send_release(&self, release: Command) {
         let Some(release) = PendingRequest::new(release, None).into_release(None) else {
             return;
         };
         let leadership = {
             let mut state = self.state.lock();
-            // The background writes what the last leader left behind, and this release after it.
+            // If the last leader left requests to the background, it writes this release after them.
             let is_first = !state.is_ready();
-            state.post(release);
-            if state.led {
+            state.enqueue_release(release);
+            if state.is_led {
                 return;
             }
             let has_room = room_of(state.connection.as_ref()) > 0;
             if is_first && has_room {
-                self.take_lead(&mut state).ok_or(Urgency::Now)
+                self.try_lead(&mut state).ok_or(Urgency::Now)
             } else {
                 Err(urgency_of(&state))
             }
@@ -202,7 +211,7 @@ impl Pipeline {
         }
     }
 
-    /// Sees to answers that are unanswered and to releases that are due. True if something is left.
+    /// Reads missing replies, and writes the releases that are due. Returns true if work is left.
     pub(crate) fn run_maintenance(&self) -> bool {
         let leadership = {
             let mut state = self.state.lock();
@@ -210,63 +219,65 @@ impl Pipeline {
                 .connection
                 .as_ref()
                 .is_some_and(|connection| connection.unanswered() > 0);
-            if state.led || !(unanswered || state.is_due(MonotonicTime::now())) {
-                return state.led || state.has_work();
+            if state.is_led || !(unanswered || state.is_due(MonotonicTime::now())) {
+                return state.is_led || state.has_work();
             }
-            self.take_lead(&mut state)
+            self.try_lead(&mut state)
         };
         if let Some(mut leadership) = leadership {
             leadership.run_maintenance();
         }
         let state = self.state.lock();
-        state.led || state.has_work()
+        state.is_led || state.has_work()
     }
 
-    /// Reports late releases that still wait to be written as given up.
-    pub(crate) fn end_delays(&self) {
-        self.state.lock().end_delays();
+    /// Reports queued late releases as given up.
+    pub(crate) fn report_given_up_releases(&self) {
+        self.state.lock().report_given_up_releases();
     }
 
-    /// Says how ready it is, having given up a connection that may have died with another one: to find that out
-    /// would cost whoever asks next a time-out.
-    pub(crate) fn readiness_without_stale(&self) -> Readiness {
+    /// Drops a connection that may have died with another one, and returns how ready the pipeline is. On a dead
+    /// connection, the next request would wait for a time-out.
+    pub(crate) fn readiness_after_dropping_stale(&self) -> Readiness {
         let mut state = self.state.lock();
-        let suspect = state
+        let stale = state
             .connection
-            .take_if(|connection| connection.is_suspect());
-        let readiness = match (state.led, &state.connection) {
+            .take_if(|connection| connection.is_stale_and_idle());
+        let readiness = match (state.is_led, &state.connection) {
             (true, _) => Readiness::Busy,
             (_, Some(connection)) if connection.is_half_read() => Readiness::Busy,
             (false, None) => Readiness::Unconnected,
             (false, Some(_)) => Readiness::Idle,
         };
         drop(state);
-        drop(suspect);
+        drop(stale);
         readiness
     }
 
-    /// How many releases are to be written again.
-    pub(crate) fn retries(&self) -> usize {
+    /// How many releases wait to be retried.
+    pub(crate) fn failed_releases(&self) -> usize {
         self.state.lock().failed()
     }
 
-    fn take_lead(&self, state: &mut State) -> Option<Leadership<'_>> {
-        if state.led {
+    /// Makes this thread the leader, and takes the connection. `None` if another thread leads.
+    fn try_lead(&self, state: &mut PipelineState) -> Option<Leadership<'_>> {
+        if state.is_led {
             return None;
         }
-        state.led = true;
+        state.is_led = true;
         let connection = state.connection.take();
         Some(Leadership::new(self, connection))
     }
 }
 
-/// The right, and the duty, to do the pipeline's I/O. Dropped, also by a panic, it passes on.
+/// The right and the duty to do the pipeline's I/O. Dropping it writes a batch of unawaited releases to the socket, or
+/// appoints the next caller. That includes a drop by a panic.
 struct Leadership<'a> {
     pipeline: &'a Pipeline,
     connection: Option<PipelinedConnection>,
-    /// The deadline of a shutdown: answers that come later are given up, even within the command time-out.
-    end: Option<MonotonicTime>,
-    /// A guard dropped by a panic leads, too: that panic is not the pipeline's.
+    /// The deadline of a shutdown. Replies that come later are given up, even within the command time-out.
+    shutdown_deadline: Option<MonotonicTime>,
+    /// The thread was panicking before: a guard that a panic drops leads, too.
     was_panicking: bool,
 }
 
@@ -275,29 +286,30 @@ impl<'a> Leadership<'a> {
         Self {
             pipeline,
             connection,
-            end: None,
+            shutdown_deadline: None,
             was_panicking: sync::panicking(),
         }
     }
 
-    fn until(mut self, end: Option<MonotonicTime>) -> Self {
-        self.end = end;
+    fn with_shutdown_deadline(mut self, shutdown_deadline: Option<MonotonicTime>) -> Self {
+        self.shutdown_deadline = shutdown_deadline;
         self
     }
 
-    /// The deadline of a request that is written now, and of its answers.
-    fn answers_by(&self) -> MonotonicTime {
+    /// The deadline of requests that are written now, and of their replies.
+    fn reply_deadline(&self) -> MonotonicTime {
         let deadline = MonotonicTime::now().after(self.pipeline.shared.command_timeout);
-        self.end.map_or(deadline, |end| end.min(deadline))
+        self.shutdown_deadline
+            .map_or(deadline, |shutdown| shutdown.min(deadline))
     }
 
-    /// Leads until `call` has its outcomes or its deadline has passed.
-    fn lead(&mut self, call: &Arc<Call>, deadline: MonotonicTime) {
-        // By a panic, too: appointed then, it would neither lead nor pass it on.
-        let _leaving = Leaving(call);
-        while !call.is_over(deadline) {
+    /// Writes and reads batches until `caller` has its outcomes or its deadline has passed.
+    fn lead(&mut self, caller: &Arc<Caller>, deadline: MonotonicTime) {
+        // After a panic, the caller must not be appointed: it could not lead.
+        let _leave_on_drop = LeaveOnDrop(caller);
+        while !caller.is_over(deadline) {
             if self.read_before_write(Some(deadline)) {
-                // That may have taken a command time-out: check the deadline again.
+                // Reading the last replies may have taken a command time-out, so check the deadline again.
                 continue;
             }
             let batch = self.next_batch();
@@ -305,8 +317,8 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes and reads until nothing is queued or unanswered, the connection fails, or a caller comes
-    /// who can lead in its stead.
+    /// Writes and reads batches until no request is queued and no reply is missing, the connection fails, or a caller
+    /// waits that can lead instead.
     fn run_maintenance(&mut self) {
         loop {
             if self.read_before_write(None) && self.is_awaited() {
@@ -333,9 +345,9 @@ impl<'a> Leadership<'a> {
     }
 
     /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops a
-    /// connection that may lead to the wrong server, or be dead, after reading the answers unanswered on it.
-    /// Called before a batch is taken, so that a release without an answer goes before an acquire of its key.
-    /// True if there was something to read or to drop.
+    /// connection that may lead to the wrong server, or be dead, after reading its missing replies. Called before a
+    /// batch is taken, so that a release without a reply goes before an acquire of its key. Returns true if there was
+    /// something to read or to drop.
     fn read_before_write(&mut self, until: Option<MonotonicTime>) -> bool {
         let Some(connection) = &self.connection else {
             return false;
@@ -344,7 +356,7 @@ impl<'a> Leadership<'a> {
         if !is_stale && !connection.is_half_read() {
             return false;
         }
-        match self.read(until, self.answers_by()) {
+        match self.read(until, self.reply_deadline()) {
             Ok(true) if is_stale => self.connection = None,
             Ok(_) => {}
             Err(error) => self.lose_connection(&error),
@@ -352,20 +364,20 @@ impl<'a> Leadership<'a> {
         true
     }
 
-    /// Nothing, if it would ask for a key whose release is unanswered and for which others wait: Redis would
-    /// read both together, and tell the next owner only after both.
+    /// Takes the next batch from the queues. The batch is empty if it would acquire a key whose release may grant it to
+    /// another client and has no reply yet: Redis would read both together, and notify the other client after both.
     fn next_batch(&mut self) -> Vec<PendingRequest> {
         let mut batch = self.empty_batch();
         let mut state = self.pipeline.state.lock();
         if self.connection.is_some() {
-            state.connected();
+            state.note_connected();
         }
-        let mut passing_on = self
+        let mut keys_for_next_waiters = self
             .connection
             .iter()
-            .flat_map(PipelinedConnection::passing_on);
+            .flat_map(PipelinedConnection::keys_for_next_waiters);
         let at_a_time = self.pipeline.at_a_time;
-        if !passing_on.any(|key| state.awaited.asks_for(key, at_a_time)) {
+        if !keys_for_next_waiters.any(|key| state.awaited.has_acquire_of(key, at_a_time)) {
             state.next_batch(at_a_time, &mut batch);
         }
         drop(state);
@@ -378,9 +390,9 @@ impl<'a> Leadership<'a> {
         connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
     }
 
-    /// Appoints the first that waits, for what is in flight or to be written. Where nobody does, this leads on: returns
-    /// the state, locked.
-    fn hand_leadership_on(&mut self) -> Option<MutexGuard<'a, State>> {
+    /// Appoints the first caller that waits for a request in flight or in the queue. If there is none, returns the
+    /// locked state, and this thread still leads.
+    fn appoint_next(&mut self) -> Option<MutexGuard<'a, PipelineState>> {
         loop {
             let mut state = self.pipeline.state.lock();
             let connection = self.connection.as_ref();
@@ -390,18 +402,18 @@ impl<'a> Leadership<'a> {
                 return Some(state);
             };
             state.connection = self.connection.take();
-            // WaitEnd under the lock, which it takes first, it would go to sleep again for that.
+            // Unlocked first, since the next leader locks it when it wakes.
             drop(state);
             if next.appoint() {
                 return None;
             }
-            // It has left just now. The pipeline is led, so nobody else has touched the connection.
+            // That caller has left. The pipeline is still led, so no other thread has taken the connection.
             self.connection = self.pipeline.state.lock().connection.take();
         }
     }
 
-    /// Writes one batch and reads its answers, until `until` at most; false if that failed and the rest should not be
-    /// tried now. A connection has to be there by `deadline`.
+    /// Writes one batch and reads its replies, until `until` at most. Returns false if the connection failed. A
+    /// connection has to be there by `deadline`.
     fn write_and_read(
         &mut self,
         mut batch: Vec<PendingRequest>,
@@ -415,7 +427,7 @@ impl<'a> Leadership<'a> {
         } else {
             self.connect(batch, deadline)
                 .and_then(|batch| {
-                    let due = self.answers_by();
+                    let due = self.reply_deadline();
                     self.write(batch, due)?;
                     self.read(until, due)
                 })
@@ -425,14 +437,16 @@ impl<'a> Leadership<'a> {
             let mut state = self.pipeline.state.lock();
             for flush in flushes {
                 let next = match &result {
-                    // Answered once all that was written before it is.
-                    Ok(false) => Next::Again(flush),
+                    // A flush is answered after all that was written before it.
+                    Ok(false) => Next::RetryNow(flush),
                     Ok(true) if state.has_refused_releases() => {
                         let message = "Redis refuses releases for now";
-                        flush.answered(Err(Error::new(ErrorKind::Unavailable, message)))
+                        flush.on_reply(Err(Error::new(ErrorKind::Unavailable, message)))
                     }
-                    Ok(true) => flush.answered(Ok(Reply::Done)),
-                    Err(error) => flush.unanswered(error, error.kind() == ErrorKind::Unavailable),
+                    Ok(true) => flush.on_reply(Ok(Reply::Done)),
+                    Err(error) => {
+                        flush.on_connection_lost(error, error.kind() == ErrorKind::Unavailable)
+                    }
                 };
                 state.apply(next);
             }
@@ -440,8 +454,8 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Makes sure of a connection. Without one everybody who waits is told, unless it was only the
-    /// leader who could not wait for it.
+    /// Connects if there is no connection. If that fails, all waiting callers get the error, unless only the leader had
+    /// too little time.
     fn connect(
         &mut self,
         batch: Vec<PendingRequest>,
@@ -451,7 +465,7 @@ impl<'a> Leadership<'a> {
             return Ok(batch);
         }
         let shared = &*self.pipeline.shared;
-        // Callers that leave meanwhile find their requests there.
+        // Callers that leave while this connects withdraw their requests from there.
         self.pipeline.state.lock().unsent.extend(batch);
         while self.connection.is_none() {
             if let Err(closed) = shared.endpoint.check_open() {
@@ -464,12 +478,12 @@ impl<'a> Leadership<'a> {
                 Ok(connection) => self.connection = Some(PipelinedConnection::new(connection)),
                 Err(timeout) => {
                     let known = shared.endpoint.last_error();
-                    let in_a_hurry = known.is_none() && left < shared.connect_timeout / 2;
+                    let is_short_of_time = known.is_none() && left < shared.connect_timeout / 2;
                     let error = known.unwrap_or_else(|| {
                         let message = "no connection in time";
                         Error::new(ErrorKind::Unavailable, message).with_source(timeout)
                     });
-                    self.refuse(&error, in_a_hurry);
+                    self.refuse(&error, is_short_of_time);
                     return Err(error);
                 }
             }
@@ -478,21 +492,22 @@ impl<'a> Leadership<'a> {
         Ok(batch.collect())
     }
 
-    fn refuse(&self, error: &Error, in_a_hurry: bool) {
+    /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late.
+    fn refuse(&self, error: &Error, is_short_of_time: bool) {
         let mut state = self.pipeline.state.lock();
         let unsent = state.unsent.take_all();
         let waiting = state.awaited.take_all();
         for request in unsent.chain(waiting) {
-            let next = if in_a_hurry {
-                Next::Again(request)
+            let next = if is_short_of_time {
+                Next::RetryNow(request)
             } else {
-                request.unsent(error)
+                request.on_not_sent(error)
             };
             state.apply(next);
         }
-        if !in_a_hurry {
+        if !is_short_of_time {
             let now = MonotonicTime::now();
-            state.delay_all(error, now);
+            state.report_all_late(error, now);
             state.back_off(now);
         }
     }
@@ -511,26 +526,26 @@ impl<'a> Leadership<'a> {
             connection.keep(batch);
             return Ok(());
         }
-        let written = connection.write(&self.pipeline.shared.names, batch, deadline);
+        let written = connection.write(&self.pipeline.shared.context, batch, deadline);
         #[cfg(test)]
         assert!(!panic_now, "a test asked for this panic");
         written
     }
 
-    /// Reads the answers to what is in flight, and hands them out. They are due by `due`, or earlier if a leader has left.
-    /// False if they are not all there by `until`: then the next leader goes on.
+    /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due by `due`, or
+    /// earlier if a leader has left. Returns false if some are missing at `until`: then the next leader reads on.
     fn read(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let connection = self
             .connection
             .as_mut()
             .expect("only a connected leader reads");
-        let names = &self.pipeline.shared.names;
-        let all = connection.read(names, until, due, &mut |request, answer| {
-            let next = match answer {
-                Answer::Outcome(outcome) => request.answered(outcome),
-                Answer::OutcomeUnknown(error) => request.unanswered(&error, false),
+        let context = &self.pipeline.shared.context;
+        let all = connection.read(context, until, due, &mut |request, outcome| {
+            let next = match outcome {
+                CommandOutcome::Known(outcome) => request.on_reply(outcome),
+                CommandOutcome::Unknown(error) => request.on_connection_lost(&error, false),
             };
-            if !matches!(next, Next::Finished) {
+            if !matches!(next, Next::Done) {
                 self.pipeline.state.lock().apply(next);
             }
         })?;
@@ -540,18 +555,19 @@ impl<'a> Leadership<'a> {
         Ok(all)
     }
 
-    /// Gives the connection up: callers learn of it, releases are kept, acquires are undone.
+    /// Closes the connection after an error. Callers in flight get the error, releases are queued again, and acquires
+    /// are undone.
     fn lose_connection(&mut self, error: &Error) {
         let Some(connection) = self.connection.take() else {
             return;
         };
-        let in_flight = connection.abandon(&self.pipeline.shared.names);
-        // A connection that was cut tells nothing about the server; one that timed out does.
-        let again = error.kind() == ErrorKind::Unavailable;
+        let in_flight = connection.abandon(&self.pipeline.shared.context);
+        // After a time-out the server is slow, and a retry would only wait longer.
+        let may_retry = error.kind() == ErrorKind::Unavailable;
         let mut state = self.pipeline.state.lock();
         let waiting = state.awaited.take_all();
         for request in in_flight {
-            let next = request.unanswered(error, again);
+            let next = request.on_connection_lost(error, may_retry);
             state.apply(next);
         }
         state.awaited.extend(waiting);
@@ -559,16 +575,16 @@ impl<'a> Leadership<'a> {
     }
 }
 
-/// The caller leaves when this is dropped.
-struct Leaving<'a>(&'a Call);
+/// Calls [`Caller::leave`] when it is dropped.
+struct LeaveOnDrop<'a>(&'a Caller);
 
-impl Drop for Leaving<'_> {
+impl Drop for LeaveOnDrop<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
 }
 
-/// How many bytes of releases a thread may write that does not wait for the answers.
+/// How many bytes of releases a thread may write that does not wait for the replies.
 fn room_of(connection: Option<&PipelinedConnection>) -> usize {
     connection
         .filter(|connection| connection.unanswered() < MAX_UNANSWERED)
@@ -577,8 +593,8 @@ fn room_of(connection: Option<&PipelinedConnection>) -> usize {
         })
 }
 
-/// How soon the background can write what is left: at once, or after a pause between attempts to connect.
-fn urgency_of(state: &State) -> Urgency {
+/// How soon the background can write: at once, or after the pause between attempts to connect.
+fn urgency_of(state: &PipelineState) -> Urgency {
     if state.may_connect(MonotonicTime::now()) {
         Urgency::Now
     } else {
@@ -586,19 +602,19 @@ fn urgency_of(state: &State) -> Urgency {
     }
 }
 
-fn given_up() -> Error {
+fn batch_given_up() -> Error {
     Error::new(ErrorKind::Timeout, "its batch was given up")
 }
 
 impl Drop for Leadership<'_> {
-    /// Steps down: appoints a caller that waits in the queue. If there is none, it writes a batch of
-    /// the releases that nobody waits for, and leaves the rest to the background.
+    /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the
+    /// socket, and leaves the rest to the background.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
-            self.lose_connection(&given_up());
+            self.lose_connection(&batch_given_up());
         }
         let mut may_write = true;
-        while let Some(mut state) = self.hand_leadership_on() {
+        while let Some(mut state) = self.appoint_next() {
             let unanswered = self
                 .connection
                 .as_ref()
@@ -609,24 +625,24 @@ impl Drop for Leadership<'_> {
                 .is_some_and(|connection| !connection.is_stale());
             let room = room_of(self.connection.as_ref());
             may_write &= room > 0;
-            if may_write && state.has_posted() {
+            if may_write && state.has_unawaited() {
                 may_write = false;
-                // Under the same lock: nobody who waits has come in between.
+                // The mutex is still locked, so no caller has queued a request since `appoint_next`.
                 let mut batch = self.empty_batch();
                 state.next_releases(self.pipeline.at_a_time, room, &mut batch);
                 drop(state);
-                let deadline = self.answers_by();
+                let deadline = self.reply_deadline();
                 batch.retain(PendingRequest::is_wanted);
-                // Not even a panic in here may keep the leadership from passing on.
+                // After a panic here, the loop still ends the leadership.
                 match catch_unwind(AssertUnwindSafe(|| self.write(batch, deadline))) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_connection(&error),
-                    Err(_) => self.lose_connection(&given_up()),
+                    Err(_) => self.lose_connection(&batch_given_up()),
                 }
                 continue;
             }
             state.connection = self.connection.take();
-            state.led = false;
+            state.is_led = false;
             let urgency = if state.is_ready() {
                 Some(urgency_of(&state))
             } else {

@@ -1,5 +1,4 @@
-//! Models of the pipeline: callers, the background and the faults of the network in every order that
-//! shuttle comes upon.
+//! Models of the pipeline: callers, the background and faults of the network in many orders.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +6,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, QueueMode};
 use crate::store::redis::pipeline::connection::{Faults, Server};
 use crate::util::id::{HolderId, LeaseId};
@@ -19,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Longer than anything that a model waits for.
 const TTL: Duration = Duration::from_secs(3600);
 
-/// A pipeline with its server, and what rings there.
+/// A pipeline, its server, and the background that maintains it.
 struct World {
     pipeline: Pipeline,
     server: Arc<Server>,
@@ -27,16 +27,16 @@ struct World {
     board: Arc<Board>,
 }
 
-/// Where the pipeline's request_maintenance rings, and the background waits.
+/// The requests for maintenance, for which the background waits.
 #[derive(Default)]
 struct Board {
-    state: Mutex<Rings>,
+    state: Mutex<BoardState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Rings {
-    rung: bool,
+struct BoardState {
+    is_requested: bool,
     over: bool,
 }
 
@@ -45,22 +45,22 @@ impl World {
         let server = Server::new(faults);
         let board = Arc::<Board>::default();
         let request_maintenance = Arc::clone(&board);
-        let endpoint = Endpoint::new("redis://model", SECOND).unwrap();
+        let endpoint = Endpoint::new("redis://model", SECOND, DEFAULT_MAX_REPLY).unwrap();
         let pipeline = Pipeline::for_callers(Arc::new(Shared {
             pool: Arc::clone(&server),
             endpoint: Arc::new(endpoint),
-            names: ScriptContext {
+            context: ScriptContext {
                 holder: HolderId::of_this_process(),
                 fence_counter: String::new(),
             },
-            // So a caller with a short limit cannot wait for a connection.
+            // A caller with a short limit cannot wait for a connection.
             connect_timeout: 10 * SECOND,
             command_timeout: SECOND,
             request_maintenance: Box::new(move |_| {
-                request_maintenance.state.lock().rung = true;
+                request_maintenance.state.lock().is_requested = true;
                 request_maintenance.changed.notify_one();
             }),
-            delays: None,
+            late_releases: None,
         }));
         Self {
             pipeline,
@@ -106,36 +106,36 @@ impl World {
         }
     }
 
-    /// Sees to the pipeline whenever it rings.
-    fn stand_by(&self) {
+    /// Runs the maintenance whenever the pipeline requests it.
+    fn run_background(&self) {
         loop {
             let mut state = self.board.state.lock();
-            while !state.rung && !state.over {
+            while !state.is_requested && !state.over {
                 self.board.changed.wait(&mut state);
             }
             if state.over {
                 return;
             }
-            state.rung = false;
+            state.is_requested = false;
             drop(state);
             let mut left = false;
             let survived = survives(|| left = self.pipeline.run_maintenance());
             if left || !survived {
-                // Later, in a client; here when all else is over.
+                // A client would run it again after a pause, the model when all callers are done.
                 let mut state = self.board.state.lock();
                 while !state.over {
                     self.board.changed.wait(&mut state);
                 }
-                state.rung = true;
+                state.is_requested = true;
                 return;
             }
         }
     }
 
-    /// Runs `callers` and the background to their end, then what was left for later.
+    /// Runs `callers` and the background to their end, then the maintenance that is left.
     fn run(&self, callers: &[&(dyn Fn() + Sync)]) {
         thread::scope(|scope| {
-            let background = scope.spawn(|| self.stand_by());
+            let background = scope.spawn(|| self.run_background());
             let callers: Vec<_> = callers.iter().map(|run| scope.spawn(run)).collect();
             for caller in callers {
                 caller.join().unwrap();
@@ -144,11 +144,11 @@ impl World {
             self.board.changed.notify_all();
             background.join().unwrap();
         });
-        self.server.calm_down();
+        self.server.end_faults();
         self.server.deliver_late();
         let mut left = false;
         for _ in 0..20 {
-            left |= std::mem::take(&mut self.board.state.lock().rung);
+            left |= std::mem::take(&mut self.board.state.lock().is_requested);
             if left {
                 pass(5 * SECOND);
                 left = self.pipeline.run_maintenance();
@@ -158,8 +158,14 @@ impl World {
 
     fn assert_idle(&self) {
         let state = self.pipeline.state.lock();
-        assert!(!state.led, "nobody leads, and the pipeline is led");
-        assert!(!state.is_ready(), "something waits for nobody");
+        assert!(
+            !state.is_led,
+            "no thread leads, but the pipeline is marked as led"
+        );
+        assert!(
+            !state.is_ready(),
+            "a request is queued, and no thread handles it"
+        );
         assert_eq!(
             state
                 .connection
@@ -174,21 +180,20 @@ fn key(name: &str) -> Key {
     Key::new("", name, 16).unwrap()
 }
 
-/// A caller that takes its own key twice and lets go of it without waiting.
-fn take_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
+/// A caller that acquires its own key twice, and releases it without waiting.
+fn acquire_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
     move || {
         let key = key(name);
         for _ in 0..2 {
             let (lease, outcome) = world.acquire(&key, TTL);
             assert!(matches!(outcome, Ok(Reply::Granted { .. })), "{outcome:?}");
-            world.pipeline.post(world.release(&key, lease));
+            world.pipeline.send_release(world.release(&key, lease));
         }
     }
 }
 
-/// A caller for whom things go wrong. It lets go of what it was granted first and keeps the
-/// second, if it asks for one,
-/// and nothing else may be held in the end. It may panic where the pipeline does.
+/// A caller under faults. It releases its first grant, and may acquire a second one, which it keeps. In the end no
+/// other lease may hold the key. The caller panics with the pipeline.
 struct Unlucky {
     key: Key,
     limit: Duration,
@@ -212,30 +217,34 @@ impl Unlucky {
             if !matches!(outcome, Ok(Reply::Granted { .. })) {
                 return;
             }
-            world.pipeline.post(world.release(&self.key, first));
+            world.pipeline.send_release(world.release(&self.key, first));
             if chance(2) {
                 return;
             }
             let (second, outcome) = world.acquire(&self.key, self.limit);
             match outcome {
                 Ok(Reply::Granted { .. }) => *self.keeps.lock() = Some(second),
-                Ok(_) => assert_ne!(world.server.holder(&self.key), Some(first), "overtaken"),
+                Ok(_) => assert_ne!(
+                    world.server.holder(&self.key),
+                    Some(first),
+                    "the release was overtaken"
+                ),
                 Err(_) => {}
             }
         });
         self.died.store(!survived, Ordering::SeqCst);
     }
 
-    fn assert_holds_what_it_was_told(&self, world: &World) {
+    fn assert_holds_its_grant_only(&self, world: &World) {
         let holds = world.server.holder(&self.key);
         let keeps = *self.keeps.lock();
-        // Granted, and then its thread was swept away: nobody is left to be told.
-        let nobody_knows = self.died.load(Ordering::SeqCst) && keeps.is_none();
-        assert!(holds == keeps || nobody_knows, "{holds:?}, not {keeps:?}");
+        // The thread may have panicked after the grant, before it noted the lease.
+        let is_unnoted = self.died.load(Ordering::SeqCst) && keeps.is_none();
+        assert!(holds == keeps || is_unnoted, "{holds:?}, not {keeps:?}");
     }
 }
 
-/// Runs one of them for each limit, and a clock that goes past the shorter limits at any time.
+/// Runs an [`Unlucky`] caller for each limit, and a clock that passes the shorter limits at any time.
 fn run_unlucky(faults: Faults, limits: &[Duration]) {
     let world = World::new(faults);
     let names = ["a", "b", "c", "d", "e"];
@@ -253,10 +262,10 @@ fn run_unlucky(faults: Faults, limits: &[Duration]) {
     threads.extend(calls.iter().map(|call| call as &(dyn Fn() + Sync)));
     world.run(&threads);
     for one in &unlucky {
-        one.assert_holds_what_it_was_told(&world);
+        one.assert_holds_its_grant_only(&world);
     }
     world.assert_idle();
-    // What is repeated in case is given up in the end.
+    // Repeated undos are given up when their ttl has ended.
     pass(2 * TTL);
     world.pipeline.run_maintenance();
     world.assert_idle();
@@ -264,10 +273,10 @@ fn run_unlucky(faults: Faults, limits: &[Duration]) {
 }
 
 #[test]
-fn model_every_caller_gets_its_outcome_and_releases_come_before_what_follows() {
+fn model_every_caller_gets_its_outcome() {
     check(RUNS, || {
         let world = World::new(Faults::default());
-        let [a, b, c] = ["a", "b", "c"].map(|name| take_twice(&world, name));
+        let [a, b, c] = ["a", "b", "c"].map(|name| acquire_twice(&world, name));
         world.run(&[&a, &b, &c]);
         world.assert_idle();
         for name in ["a", "b", "c"] {
@@ -282,7 +291,7 @@ fn model_every_caller_gets_its_outcome_and_releases_come_before_what_follows() {
 }
 
 #[test]
-fn model_what_is_posted_is_written_though_nobody_waits() {
+fn model_unawaited_releases_are_written() {
     check(RUNS, || {
         let world = World::new(Faults::default());
         let keys = ["a", "b", "c", "d"].map(key);
@@ -291,7 +300,7 @@ fn model_what_is_posted_is_written_though_nobody_waits() {
             world
                 .server
                 .give(key, lease, MonotonicTime::now().after(TTL));
-            world.pipeline.post(world.release(key, lease));
+            world.pipeline.send_release(world.release(key, lease));
         };
         let one = || keys[..2].iter().for_each(post);
         let other = || keys[2..].iter().for_each(post);
@@ -310,7 +319,7 @@ fn model_an_acquire_overtakes_releases_of_other_keys_only() {
             world
                 .server
                 .give(&key, lease, MonotonicTime::now().after(TTL));
-            world.pipeline.post(world.release(&key, lease));
+            world.pipeline.send_release(world.release(&key, lease));
             key
         };
         let many = || {
@@ -330,7 +339,7 @@ fn model_an_acquire_overtakes_releases_of_other_keys_only() {
 }
 
 #[test]
-fn model_posted_releases_survive_broken_connections() {
+fn model_unawaited_releases_survive_broken_connections() {
     let faults = Faults {
         connecting: 2,
         broken: 2,
@@ -344,7 +353,7 @@ fn model_posted_releases_survive_broken_connections() {
             world
                 .server
                 .give(key, lease, MonotonicTime::now().after(TTL));
-            world.pipeline.post(world.release(key, lease));
+            world.pipeline.send_release(world.release(key, lease));
         };
         let one = || keys[..3].iter().for_each(post);
         let other = || keys[3..].iter().for_each(post);
@@ -356,14 +365,14 @@ fn model_posted_releases_survive_broken_connections() {
 }
 
 #[test]
-fn model_callers_leave_at_their_deadline_and_leave_nothing_behind() {
+fn model_callers_that_time_out_leave_nothing_behind() {
     check(RUNS, || {
         run_unlucky(Faults::default(), &[SECOND, SECOND, TTL])
     });
 }
 
 #[test]
-fn model_a_caller_in_a_hurry_costs_the_others_nothing() {
+fn model_a_short_deadline_does_not_fail_other_callers() {
     let faults = Faults {
         connecting: 1,
         ..Faults::default()
@@ -372,7 +381,7 @@ fn model_a_caller_in_a_hurry_costs_the_others_nothing() {
 }
 
 #[test]
-fn model_broken_connections_cost_no_caller_its_outcome_and_leave_no_grant_to_nobody() {
+fn model_broken_connections_leave_no_unknown_grant() {
     let faults = Faults {
         connecting: 1,
         broken: 2,
@@ -382,7 +391,7 @@ fn model_broken_connections_cost_no_caller_its_outcome_and_leave_no_grant_to_nob
 }
 
 #[test]
-fn model_who_leaves_stands_in_no_line() {
+fn model_a_caller_that_left_is_not_queued() {
     let faults = Faults {
         broken: 1,
         ..Faults::default()
@@ -393,12 +402,12 @@ fn model_who_leaves_stands_in_no_line() {
         world
             .server
             .give(&key, other, MonotonicTime::now().after(TTL));
-        let stand = |limit| {
+        let acquire_and_release = |limit| {
             let (world, key) = (&world, &key);
             move || {
                 let (lease, outcome) = world.acquire(key, limit);
                 if outcome.is_ok() {
-                    world.pipeline.post(Command::Release {
+                    world.pipeline.send_release(Command::Release {
                         key: key.clone(),
                         lease,
                         until: MonotonicTime::now().after(TTL),
@@ -408,10 +417,18 @@ fn model_who_leaves_stands_in_no_line() {
                 }
             }
         };
-        let (one, two, three) = (stand(SECOND), stand(SECOND), stand(TTL));
+        let (one, two, three) = (
+            acquire_and_release(SECOND),
+            acquire_and_release(SECOND),
+            acquire_and_release(TTL),
+        );
         world.run(&[&one, &two, &three, &|| pass(SECOND)]);
         world.server.take_back(&key, other);
-        assert_eq!(world.server.holder(&key), None, "granted to nobody");
+        assert_eq!(
+            world.server.holder(&key),
+            None,
+            "a lease without a caller was granted"
+        );
     });
 }
 
@@ -446,7 +463,7 @@ fn model_connections_break_while_callers_leave() {
 }
 
 #[test]
-fn model_a_leader_that_panics_passes_on_what_it_led() {
+fn model_a_panicking_leader_appoints_another() {
     let faults = Faults {
         panics: 1,
         ..Faults::default()

@@ -1,8 +1,8 @@
-//! Releases that nobody waits for, first in, first out, with an index by key: an awaited request takes the
-//! earlier releases of its key along, and overtakes all others.
+//! A queue of releases that no caller waits for, first in, first out, with an index by key: a batch with a request
+//! takes the earlier releases of the request's key along.
 //!
-//! An outage can leave a million of them. So each takes 72 bytes, and 2 to 4 bytes in the index, beyond its key;
-//! and a growing queue copies only the index.
+//! An outage can leave a million of them. So each takes 72 bytes, and 2 to 4 bytes in the index, beyond its key, and a
+//! growing queue copies only the index.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -22,33 +22,33 @@ use crate::util::key::Key;
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 const FEWEST_BUCKETS: usize = 63;
 
-/// A release with its place in the index, packed. Without a key it is empty: its release was taken.
+/// A packed release with its link in the index. A slot without a key is empty: its release was taken.
 struct Slot {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
     due: MonotonicTime,
-    /// Of a lease that a guard held: its fencing token. Of any other: one more than the ttl in ms with which it may
-    /// be queued; zero if it is not queued.
+    /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of its queue entry in ms, or zero
+    /// if it has no entry.
     detail: u64,
     /// The distance in slots to the previous slot of its bucket; zero if there is none.
     back: u32,
     origin: Origin,
-    began: bool,
+    reported_late: bool,
     attempts: u8,
 }
 
-/// The origin of the lease that a release ends.
+/// The kind of lease that a release ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// A guard held it.
     Held,
     /// A guard held it, and others may be queued for its key.
     HeldBeforeOthers,
-    /// No guard ever held it.
+    /// No guard held it.
     Unheld,
-    /// An acquire that may still arrive may be granted it.
-    Ghost,
+    /// An acquire that may still arrive may get it.
+    Undo,
 }
 
 impl Slot {
@@ -67,10 +67,10 @@ impl Slot {
             origin: match release.held {
                 Some(held) if held.others_queued => Origin::HeldBeforeOthers,
                 Some(_) => Origin::Held,
-                None if release.is_undo => Origin::Ghost,
+                None if release.is_undo => Origin::Undo,
                 None => Origin::Unheld,
             },
-            began: release.began,
+            reported_late: release.reported_late,
             attempts: u8::try_from(release.attempts).unwrap_or(u8::MAX),
         }
     }
@@ -92,29 +92,30 @@ impl Slot {
             }),
             queued: is_queued.then(|| Duration::from_millis(self.detail - 1)),
             attempts: u32::from(self.attempts),
-            is_undo: self.origin == Origin::Ghost,
-            began: self.began,
+            is_undo: self.origin == Origin::Undo,
+            reported_late: self.reported_late,
         })
     }
 }
 
+/// The queue, with its index.
 #[derive(Default)]
 pub(super) struct Releases {
-    /// All but the last are full.
+    /// The slots. All chunks but the last are full.
     chunks: VecDeque<Vec<Slot>>,
-    /// Slots at the front of the first chunk that are not in use any more.
+    /// How many slots at the front of the first chunk are not in use any more.
     gone: usize,
-    /// Slots in use, empty ones among them.
+    /// How many slots are in use, including empty ones.
     len: usize,
-    /// Slots that hold a release.
+    /// How many slots hold a release.
     count: usize,
-    /// Of these, those that have failed before.
+    /// How many of these releases have failed before.
     failed: usize,
-    /// The number of the next slot. Numbers wrap around; a number that is not in use stands for no slot.
+    /// The number of the next slot. Numbers wrap around. A number that is not in use stands for no slot.
     next: u32,
-    /// By the key's hash: the newest slot of each bucket.
+    /// The newest slot of each bucket, by the key's hash.
     buckets: Vec<u32>,
-    /// An emptied chunk, for the next ones.
+    /// An empty chunk for later use.
     spare: Option<Vec<Slot>>,
 }
 
@@ -123,7 +124,7 @@ impl Releases {
         self.count == 0
     }
 
-    /// How many have failed before.
+    /// How many releases have failed before.
     pub(super) fn failed(&self) -> usize {
         self.failed
     }
@@ -153,12 +154,12 @@ impl Releases {
         self.pop_if(|_| true)
     }
 
-    /// The first one, if it is due.
+    /// Takes the first release, if it is due.
     pub(super) fn pop_due(&mut self, now: MonotonicTime) -> Option<Release> {
         self.pop_if(|first| first.due <= now)
     }
 
-    /// The first one, if it takes no more than so many bytes on the wire.
+    /// Takes the first release, if it takes at most this many bytes on the wire.
     pub(super) fn pop_within(&mut self, bytes: usize) -> Option<Release> {
         self.pop_if(|first| {
             let key = first.key.as_ref();
@@ -166,7 +167,7 @@ impl Releases {
         })
     }
 
-    /// When the first one is due.
+    /// When the first release is due.
     pub(super) fn first_due(&self) -> Option<MonotonicTime> {
         let mut slots = self.slots();
         slots.find(|slot| slot.key.is_some()).map(|slot| slot.due)
@@ -194,7 +195,7 @@ impl Releases {
         None
     }
 
-    /// Takes the newest one of `key`.
+    /// Takes the newest release of `key`.
     pub(super) fn take_of(&mut self, key: &Key) -> Option<Release> {
         if self.count == 0 {
             return None;
@@ -215,7 +216,7 @@ impl Releases {
         None
     }
 
-    /// Calls `change` for each release, and passes those for which it returns true to `take`.
+    /// Calls `change` for each release. Takes those for which it returns true, and passes them to `take`.
     pub(super) fn sweep(
         &mut self,
         mut change: impl FnMut(&mut Swept<'_>) -> bool,
@@ -232,7 +233,7 @@ impl Releases {
                     until: slot.until,
                     held: &mut held,
                     attempts: &mut slot.attempts,
-                    began: &mut slot.began,
+                    reported_late: &mut slot.reported_late,
                 });
                 if held.is_none() && slot.is_held() {
                     (slot.origin, slot.detail) = (Origin::Unheld, 0);
@@ -254,7 +255,7 @@ impl Releases {
         self.free_if_empty();
     }
 
-    /// Once the queue is empty, frees what a long one took from the heap.
+    /// Frees the memory of a long queue once the queue is empty.
     fn free_if_empty(&mut self) {
         if self.count > 0 {
             return;
@@ -277,7 +278,7 @@ impl Releases {
         }
     }
 
-    /// The distance from the next slot back to the slot `number`, if that is in use.
+    /// The distance from the next slot back to the slot `number`, if that slot is in use.
     fn distance(&self, number: u32) -> Option<u32> {
         let distance = self.next.wrapping_sub(number);
         (1..=self.len)
@@ -298,7 +299,7 @@ impl Releases {
     fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
-        // A number that is not in use.
+        // The number before the first is not in use, so all buckets are empty.
         self.buckets = vec![number.wrapping_sub(1); buckets];
         let (next, len) = (self.next, self.len as u32);
         let mut gone = self.gone;
@@ -319,12 +320,12 @@ impl Releases {
     }
 }
 
-/// The parts of a release that a sweep may see and change.
+/// The parts of a release that a sweep reads and changes.
 pub(super) struct Swept<'a> {
     pub(super) key: &'a Key,
     pub(super) until: MonotonicTime,
-    /// The fencing token of a lease that a guard held. Once this is taken, no event reports the release.
+    /// The fencing token, if a guard held the lease. Taking it stops the reports about this release.
     pub(super) held: &'a mut Option<u64>,
     pub(super) attempts: &'a mut u8,
-    pub(super) began: &'a mut bool,
+    pub(super) reported_late: &'a mut bool,
 }

@@ -1,58 +1,248 @@
-//! A command on its way: who waits for it, how often it was tried, what is unanswered if it goes wrong.
+//! Requests in a pipeline: the caller that waits for their outcomes, and what happens to a request after its reply, or
+//! if none comes.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Held, Reply};
-use crate::store::late_release::{DelayHook, ReleaseTracker};
-use crate::store::redis::pipeline::caller::{Completion, Outcome};
+use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
+use crate::util::sync::{Mutex, MutexGuard, Thread, park_timeout, this_thread};
 
-/// Half of the pause after the first failed attempt; doubles with each attempt.
+/// Half of the pause after the first failed attempt. The pause doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// How often the pause doubles before it has reached [`LONGEST_PAUSE`].
+/// How often the pause doubles until it is [`LONGEST_PAUSE`].
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Bytes of a release beside its key and the name of its queue, at most.
 const BESIDE_KEYS: usize = 192;
 
+pub(crate) type Outcome = Result<Reply, Error>;
+
+/// A thread that waits for the outcomes of its requests to one pipeline, and may be appointed to lead the pipeline.
+pub(crate) struct Caller {
+    thread: Thread,
+    state: Mutex<CallerState>,
+}
+
+/// A vector that holds one element without an allocation: most callers have one request, and most batches one command.
+pub(crate) type Few<T> = SmallVec<[T; 1]>;
+
+struct CallerState {
+    outcomes: Few<Option<Outcome>>,
+    missing: usize,
+    appointed: bool,
+    left: bool,
+    /// The thread is parked or about to park, and no other thread is about to unpark it.
+    asleep: bool,
+}
+
+impl CallerState {
+    fn is_waiting(&self) -> bool {
+        !self.left && self.missing > 0
+    }
+}
+
+/// The reason why a wait ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum WaitEnd {
+    /// All outcomes have come.
+    Complete,
+    /// The caller leads the pipeline now.
+    Appointed,
+    /// The deadline passed and the caller has left: it gets no more outcomes.
+    Left,
+}
+
+impl Caller {
+    pub(crate) fn new(requests: usize) -> Arc<Self> {
+        Arc::new(Self {
+            thread: this_thread(),
+            state: Mutex::new(CallerState {
+                outcomes: smallvec![None; requests],
+                missing: requests,
+                appointed: false,
+                left: false,
+                asleep: false,
+            }),
+        })
+    }
+
+    /// Parks the thread until all outcomes have come, until it is appointed, or until `deadline`.
+    pub(crate) fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
+        loop {
+            let mut state = self.state.lock();
+            // This check comes first: an appointed caller has to lead, or to appoint another.
+            if std::mem::take(&mut state.appointed) {
+                return WaitEnd::Appointed;
+            }
+            if state.missing == 0 {
+                return WaitEnd::Complete;
+            }
+            let left = deadline.since(MonotonicTime::now());
+            if left.is_zero() {
+                state.left = true;
+                return WaitEnd::Left;
+            }
+            state.asleep = true;
+            drop(state);
+            // Returns at once if the thread was unparked before, and may return without a reason.
+            park_timeout(left);
+        }
+    }
+
+    /// Whether a caller that leads can stop: all outcomes have come, or the deadline has passed and it leaves.
+    pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
+        let mut state = self.state.lock();
+        if state.missing > 0 && MonotonicTime::now() >= deadline {
+            state.left = true;
+        }
+        state.missing == 0 || state.left
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.state.lock().missing == 0
+    }
+
+    /// Ends the wait: the caller gets no more outcomes and cannot be appointed.
+    pub(crate) fn leave(&self) {
+        self.state.lock().left = true;
+    }
+
+    /// Makes the caller lead the pipeline, and unparks it. Returns false if it has left.
+    pub(crate) fn appoint(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_waiting() {
+            return false;
+        }
+        state.appointed = true;
+        self.wake(state);
+        true
+    }
+
+    /// Unparks the thread if it is parked: a thread that is not would return early from its next park, which may be
+    /// in the user's code. Unlocks the mutex first, which the thread locks next.
+    fn wake(&self, mut state: MutexGuard<'_, CallerState>) {
+        let was_asleep = std::mem::take(&mut state.asleep);
+        drop(state);
+        if was_asleep {
+            self.thread.unpark();
+        }
+    }
+
+    /// Takes the outcomes. A time-out stands for each that did not come.
+    pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
+        let outcomes = std::mem::take(&mut self.state.lock().outcomes);
+        let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
+        outcomes
+            .into_iter()
+            .map(move |outcome| outcome.unwrap_or_else(timed_out))
+    }
+
+    fn complete(&self, index: usize, outcome: Outcome) -> Result<(), Outcome> {
+        let mut state = self.state.lock();
+        if state.left {
+            return Err(outcome);
+        }
+        state.outcomes[index] = Some(outcome);
+        state.missing -= 1;
+        if state.missing == 0 {
+            self.wake(state);
+        }
+        Ok(())
+    }
+}
+
+/// The right to set the outcome of one request. Dropping it without an outcome sets a time-out, so that no caller waits
+/// for a request that a panic has dropped.
+pub(crate) struct Completion {
+    caller: Arc<Caller>,
+    index: usize,
+    used: bool,
+}
+
+impl Completion {
+    pub(crate) fn new(caller: &Arc<Caller>, index: usize) -> Self {
+        Self {
+            caller: Arc::clone(caller),
+            index,
+            used: false,
+        }
+    }
+
+    /// Sets the outcome. Returns it if the caller has left.
+    pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
+        self.used = true;
+        self.caller.complete(self.index, outcome)
+    }
+
+    /// Sets the error as the outcome, even if the caller has left: it still takes its outcomes.
+    pub(crate) fn give_up(mut self, error: Error) {
+        self.used = true;
+        self.caller.state.lock().outcomes[self.index] = Some(Err(error));
+    }
+
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.caller.state.lock().is_waiting()
+    }
+
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if !self.used {
+            let error = Error::new(ErrorKind::Timeout, "the request was given up");
+            let _ = self.caller.complete(self.index, Err(error));
+        }
+    }
+}
+
+/// A command in a pipeline, until its outcome is final.
 pub(crate) struct PendingRequest {
     pub(crate) command: Command,
+    /// `None` if no caller waits for the outcome.
     pub(crate) completion: Option<Completion>,
-    /// How often it was tried in vain.
+    /// The number of failed attempts.
     pub(crate) attempts: u32,
-    /// It undoes an acquire that may still arrive: repeated until found or until its ttl has passed.
+    /// A release that undoes an acquire which may still arrive. It is repeated until it finds the lease, or until the
+    /// lease's ttl has ended.
     is_undo: bool,
-    /// Tells if a guard's release is late.
+    /// Reports a guard's release that is late.
     tracker: Option<Box<ReleaseTracker>>,
 }
 
-/// What becomes of a command after its outcome.
+/// The next step of a request that had a reply or a failure.
 pub(crate) enum Next {
-    Finished,
-    /// To be asked again as soon as there is a connection.
-    Again(PendingRequest),
-    /// A release to be written again after a pause: Redis has refused it, or an acquire may arrive late.
-    Later(PendingRequest),
+    Done,
+    /// Write this request as soon as there is a connection.
+    RetryNow(PendingRequest),
+    /// Write this release after a pause: Redis has refused it, or the acquire that it undoes may arrive later.
+    RetryLater(PendingRequest),
 }
 
-/// A release that waits to be written, and for which no caller waits.
+/// A queued release for which no caller waits.
 pub(crate) struct Release {
     pub(crate) key: Key,
     pub(crate) lease: LeaseId,
     pub(crate) until: MonotonicTime,
-    /// When to write it again, if it is a repeat.
+    /// When a repeat is due.
     pub(crate) due: MonotonicTime,
     pub(crate) held: Option<Held>,
-    /// The ttl with which it may be queued, in whole ms; nothing if a guard held it.
+    /// The ttl of the lease's queue entry, in whole ms; `None` if a guard held the lease.
     pub(crate) queued: Option<Duration>,
     pub(crate) attempts: u32,
     pub(crate) is_undo: bool,
-    /// It was reported as late.
-    pub(crate) began: bool,
+    /// The hook knows that the release is late.
+    pub(crate) reported_late: bool,
 }
 
 /// The length of a release of `key` on the wire, at most.
@@ -61,7 +251,7 @@ pub(super) fn release_bytes(key: &Key) -> usize {
 }
 
 impl Release {
-    /// False for one that was tried and whose ttl has ended.
+    /// Whether to write it: true at the first attempt, then until the ttl has ended.
     pub(crate) fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.until
     }
@@ -71,12 +261,15 @@ impl Release {
         release_bytes(&self.key)
     }
 
-    /// The request to write now. `hook` is told what becomes of it.
-    pub(crate) fn into_request(self, hook: Option<&DelayHook>) -> PendingRequest {
+    /// Makes a request of this release, and a tracker that reports to `hook`.
+    pub(crate) fn into_request(self, hook: Option<&LateReleaseHook>) -> PendingRequest {
         let tracked = hook.zip(self.held);
         let tracker = tracked.map(|(hook, held)| {
-            Box::new(ReleaseTracker::resumed(
-                hook, &self.key, held.token, self.began,
+            Box::new(ReleaseTracker::resume(
+                hook,
+                &self.key,
+                held.token,
+                self.reported_late,
             ))
         });
         PendingRequest {
@@ -106,22 +299,22 @@ impl PendingRequest {
         }
     }
 
-    /// Tells `hook` if this is the release of what a guard held, and it is late.
-    pub(crate) fn tracked(mut self, hook: Option<&DelayHook>) -> Self {
+    /// Reports to `hook` if this is a guard's release and is late.
+    pub(crate) fn with_tracker(mut self, hook: Option<&LateReleaseHook>) -> Self {
         if let (Some(hook), Command::Release { key, held, .. }) = (hook, &self.command) {
             self.tracker = held.map(|held| Box::new(ReleaseTracker::new(hook, key, held.token)));
         }
         self
     }
 
-    /// False for what need not be written any more: its caller has left and nothing is unanswered.
+    /// Whether to write it: a caller waits, or it is a release.
     pub(crate) fn is_wanted(&self) -> bool {
         let waited_for = self
             .completion
             .as_ref()
             .is_some_and(Completion::is_waited_for);
         match self.command {
-            // Once at least: it costs little, and nobody can be sure about a ttl.
+            // At least one attempt: it costs little, and the ttl may be longer than this client knows.
             Command::Release { until, .. } => {
                 waited_for || self.attempts == 0 || MonotonicTime::now() < until
             }
@@ -129,14 +322,13 @@ impl PendingRequest {
         }
     }
 
-    /// How long to wait before it is tried again.
+    /// The pause before the next attempt.
     pub(crate) fn pause(&self) -> Duration {
         let factor = 1 << self.attempts.min(MOST_DOUBLINGS);
         (FIRST_PAUSE * factor).min(LONGEST_PAUSE)
     }
 
-    /// The release to write once no caller waits for it; nothing for other commands. `due`: when to write it again,
-    /// if it is a repeat.
+    /// Makes a queued release of this request; `None` for other commands. `due`: when to write a repeat.
     pub(crate) fn into_release(self, due: Option<MonotonicTime>) -> Option<Release> {
         let Self {
             command,
@@ -164,7 +356,7 @@ impl PendingRequest {
             queued,
             attempts,
             is_undo,
-            began: tracker.is_some_and(|tracker| tracker.suspend()),
+            reported_late: tracker.is_some_and(|tracker| tracker.suspend()),
         })
     }
 
@@ -172,11 +364,11 @@ impl PendingRequest {
         matches!(self.command, Command::Flush { .. })
     }
 
-    /// Redis has answered.
-    pub(crate) fn answered(mut self, outcome: Outcome) -> Next {
+    /// Sets the outcome from the reply of Redis.
+    pub(crate) fn on_reply(mut self, outcome: Outcome) -> Next {
         let outcome = match (&self.command, outcome) {
-            // Written before, on a connection that then broke: that first one may well have done
-            // it. Either way the key is no longer this lease's.
+            // An earlier attempt was written on a connection that broke, and may have been carried out. In any case the
+            // lease does not hold the key now.
             (
                 Command::Release { .. } | Command::ForceUnlock { .. },
                 Ok(Reply::Missing | Reply::Taken { .. }),
@@ -187,13 +379,13 @@ impl PendingRequest {
             (Command::Release { until, .. }, Err(_)) if MonotonicTime::now() < *until => {
                 self.deliver(outcome);
                 self.attempts += 1;
-                Next::Later(self)
+                Next::RetryLater(self)
             }
             (Command::Release { until, .. }, Ok(Reply::Missing | Reply::Taken { .. }))
                 if self.is_undo && MonotonicTime::now() < *until =>
             {
                 self.attempts += 1;
-                Next::Later(self)
+                Next::RetryLater(self)
             }
             (
                 Command::Acquire { .. } | Command::Adopt { .. },
@@ -206,11 +398,11 @@ impl PendingRequest {
                 ),
             ) => {
                 if self.deliver(outcome) {
-                    return Next::Finished;
+                    return Next::Done;
                 }
-                // Granted, or queued, for a caller that has left.
+                // The key was granted to a caller that has left, or the caller was queued.
                 let undo = self.command.undo(MonotonicTime::now());
-                undo.map_or(Next::Finished, |undo| Next::Again(Self::new(undo, None)))
+                undo.map_or(Next::Done, |undo| Next::RetryNow(Self::new(undo, None)))
             }
             _ => {
                 let is_done = outcome.is_ok();
@@ -218,46 +410,47 @@ impl PendingRequest {
                 if is_done && let Some(tracker) = self.tracker.take() {
                     tracker.confirm();
                 }
-                Next::Finished
+                Next::Done
             }
         }
     }
 
-    /// It was written, and the connection broke before its answer came. `again` says that another
-    /// connection may be tried at once.
-    pub(crate) fn unanswered(mut self, error: &Error, again: bool) -> Next {
-        let again = again && self.attempts == 0;
+    /// Handles the loss of the connection after the request was written and before its reply came. `may_retry`: whether
+    /// to retry at once on another connection.
+    pub(crate) fn on_connection_lost(mut self, error: &Error, may_retry: bool) -> Next {
+        let may_retry = may_retry && self.attempts == 0;
         self.attempts += 1;
         match &self.command {
-            // The outcome is unknown: never repeated under its lease id.
+            // The outcome is unknown, so the acquire is not repeated under its lease id.
             Command::Acquire { .. } | Command::Adopt { .. } => {
                 let undo = self.command.undo(MonotonicTime::now());
                 self.deliver(Err(error.clone()));
-                undo.map_or(Next::Finished, |undo| {
-                    let mut is_undo = Self::new(undo, None);
-                    is_undo.is_undo = true;
-                    Next::Again(is_undo)
+                undo.map_or(Next::Done, |undo| {
+                    let mut undo = Self::new(undo, None);
+                    undo.is_undo = true;
+                    Next::RetryNow(undo)
                 })
             }
-            // Should the first one arrive after all, it must not undo what was written meanwhile.
-            Command::Write { .. } => self.unsent(error),
-            _ if again && self.is_wanted() => Next::Again(self),
-            _ => self.unsent(error),
+            // A write is not repeated: if both arrive, the later one could overwrite a value that was written in
+            // between.
+            Command::Write { .. } => self.on_not_sent(error),
+            _ if may_retry && self.is_wanted() => Next::RetryNow(self),
+            _ => self.on_not_sent(error),
         }
     }
 
-    /// It was not written, and will not be while its caller waits.
-    pub(crate) fn unsent(mut self, error: &Error) -> Next {
+    /// Ends a request that was not written; a release is retried.
+    pub(crate) fn on_not_sent(mut self, error: &Error) -> Next {
         self.deliver(Err(error.clone()));
         self.attempts += 1;
         match self.command {
-            Command::Release { until, .. } if MonotonicTime::now() < until => Next::Again(self),
-            _ => Next::Finished,
+            Command::Release { until, .. } if MonotonicTime::now() < until => Next::RetryNow(self),
+            _ => Next::Done,
         }
     }
 
-    /// Hands the outcome to the caller; false if none waits. A release that fails, or is answered after its caller
-    /// has left, is late.
+    /// Passes the outcome to the caller. Returns false if none waits. Reports a release as late if it failed, or if its
+    /// caller has left.
     fn deliver(&mut self, outcome: Outcome) -> bool {
         let failed = match &self.tracker {
             Some(_) => outcome.as_ref().err().cloned(),
@@ -271,7 +464,7 @@ impl PendingRequest {
         if let Some(tracker) = &mut self.tracker {
             let late = failed.or_else(|| matches!(completed, Some(Err(_))).then(left));
             if let Some(error) = late {
-                tracker.delay(&error);
+                tracker.report_late(&error);
             }
         }
         matches!(completed, Some(Ok(())))

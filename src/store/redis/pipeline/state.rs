@@ -1,49 +1,52 @@
-//! The work of a pipeline: which requests wait to be written, in which order, and which are written again. Does no
+//! The state of a pipeline: its queues of requests and releases, their order, and the pauses before retries. Does no
 //! I/O.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
-use crate::store::late_release::{Delay, DelayHook};
-use crate::store::redis::pipeline::caller::Call;
+use crate::store::command::Command;
+use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::store::redis::pipeline::connection::PipelinedConnection;
-use crate::store::redis::pipeline::queue::Queue;
 use crate::store::redis::pipeline::releases::{Releases, Swept};
-use crate::store::redis::pipeline::request::{MOST_DOUBLINGS, Next, PendingRequest, Release};
+use crate::store::redis::pipeline::request::{
+    Caller, Completion, MOST_DOUBLINGS, Next, PendingRequest, Release,
+};
 use crate::util::clock::MonotonicTime;
+use crate::util::key::Key;
 
-/// Pause before the background tries to connect again; doubles with each attempt that fails.
+/// Pause before the background tries to connect again. It doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Least time between two sweeps of all releases: without it, each caller that finds no connection would cause one.
+/// The least time between two sweeps of all releases. Otherwise each caller without a connection would cause one.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
-pub(super) struct State {
-    /// A thread leads: it has the connection, and takes the batches from the queues.
-    pub(super) led: bool,
+pub(super) struct PipelineState {
+    /// A thread leads: it has the connection and takes the batches from the queues.
+    pub(super) is_led: bool,
     pub(super) connection: Option<PipelinedConnection>,
-    pub(super) awaited: Queue,
-    /// The leader's batch, while it makes a connection.
-    pub(super) unsent: Queue,
-    /// Releases that nobody waits for, to be written as soon as there is a connection.
-    posted: Releases,
+    pub(super) awaited: AwaitedQueue,
+    /// The leader's batch while it connects.
+    pub(super) unsent: AwaitedQueue,
+    /// Releases that no caller waits for, to be written as soon as there is a connection.
+    unawaited: Releases,
     /// Releases that Redis has refused.
     refused: RetryQueues,
-    /// Releases that are repeated in case their acquire arrives late.
+    /// Undos that are repeated, since their acquire may still arrive.
     undo_repeats: RetryQueues,
-    /// Told when a release is late, and how it ended.
-    hook: Option<DelayHook>,
+    /// Called when a release is late, and when it ended.
+    hook: Option<LateReleaseHook>,
     /// Failed attempts to connect since the last successful one.
     failures: u32,
-    /// The background does not try to connect before this.
+    /// The background does not connect before this time.
     connect_at: Option<MonotonicTime>,
     swept_at: Option<MonotonicTime>,
 }
 
-/// Releases that are written again after a pause. One queue for each length of pause, so that each queue is
-/// sorted by the time at which its releases are due.
+/// Releases that are retried after a pause. There is one queue for each length of pause, so each queue is sorted by the
+/// time at which its releases are due.
 #[derive(Default)]
 struct RetryQueues([Releases; MOST_DOUBLINGS as usize + 1]);
 
@@ -67,14 +70,14 @@ impl RetryQueues {
     }
 }
 
-impl State {
-    pub(super) fn new(hook: Option<DelayHook>) -> Self {
+impl PipelineState {
+    pub(super) fn new(hook: Option<LateReleaseHook>) -> Self {
         Self {
-            led: false,
+            is_led: false,
             connection: None,
-            awaited: Queue::default(),
-            unsent: Queue::default(),
-            posted: Releases::default(),
+            awaited: AwaitedQueue::default(),
+            unsent: AwaitedQueue::default(),
+            unawaited: Releases::default(),
             refused: RetryQueues::default(),
             undo_repeats: RetryQueues::default(),
             hook,
@@ -85,13 +88,13 @@ impl State {
     }
 
     /// Queues requests that callers wait for. A flush makes all releases due at once.
-    pub(super) fn ask(&mut self, requests: impl IntoIterator<Item = PendingRequest>) {
+    pub(super) fn enqueue(&mut self, requests: impl IntoIterator<Item = PendingRequest>) {
         for request in requests {
             if request.is_flush() {
                 let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
                 for queue in repeats {
                     while let Some(release) = queue.pop() {
-                        self.posted.push(release);
+                        self.unawaited.push(release);
                     }
                 }
             }
@@ -99,52 +102,53 @@ impl State {
         }
     }
 
-    /// Takes out what `call` asked for and nobody has written, but for releases.
+    /// Takes out the requests of `caller` that were not written, except releases.
     pub(super) fn withdraw(
         &mut self,
-        call: &Arc<Call>,
+        caller: &Arc<Caller>,
     ) -> impl Iterator<Item = PendingRequest> + use<> {
-        let unsent = self.unsent.withdraw(call);
-        unsent.into_iter().chain(self.awaited.withdraw(call))
+        let unsent = self.unsent.withdraw(caller);
+        unsent.into_iter().chain(self.awaited.withdraw(caller))
     }
 
-    /// Queues a release that nobody waits for.
-    pub(super) fn post(&mut self, release: Release) {
-        self.posted.push(release);
+    /// Queues a release that no caller waits for.
+    pub(super) fn enqueue_release(&mut self, release: Release) {
+        self.unawaited.push(release);
     }
 
-    pub(super) fn has_posted(&self) -> bool {
-        !self.posted.is_empty()
+    pub(super) fn has_unawaited(&self) -> bool {
+        !self.unawaited.is_empty()
     }
 
-    /// Whether something can be written at once, or as soon as there is a connection.
+    /// Whether a request or a release can be written at once, or as soon as there is a connection.
     pub(super) fn is_ready(&self) -> bool {
-        !self.awaited.is_empty() || self.has_posted()
+        !self.awaited.is_empty() || self.has_unawaited()
     }
 
-    /// Whether something waits to be written, due or not.
+    /// Whether a request or a release is queued, due or not.
     pub(super) fn has_work(&self) -> bool {
         self.is_ready() || !self.refused.is_empty() || !self.undo_repeats.is_empty()
     }
 
-    /// Whether the background has something to write at `now`.
+    /// Whether the background can write a request or a release at `now`.
     pub(super) fn is_due(&self, now: MonotonicTime) -> bool {
         let is_ready = self.is_ready() || self.refused.is_due(now) || self.undo_repeats.is_due(now);
         is_ready && self.may_connect(now)
     }
 
-    /// Whether there is a connection, or the background may try to make one.
+    /// Whether there is a connection, or the background may connect.
     pub(super) fn may_connect(&self, now: MonotonicTime) -> bool {
         self.connection.is_some() || self.connect_at.is_none_or(|at| at <= now)
     }
 
-    /// Notes that there is a connection.
-    pub(super) fn connected(&mut self) {
+    /// Resets the pauses between attempts to connect.
+    pub(super) fn note_connected(&mut self) {
         self.failures = 0;
         self.connect_at = None;
     }
 
-    /// Notes that a connection could not be made, or broke. After the first failure the next attempt may come at once.
+    /// Delays the next attempt to connect, after a failed attempt or a broken connection. After the first failure, the
+    /// next attempt may come at once.
     pub(super) fn back_off(&mut self, now: MonotonicTime) {
         let doublings = self.failures.checked_sub(1);
         self.failures = self.failures.saturating_add(1);
@@ -154,19 +158,19 @@ impl State {
         });
     }
 
-    /// How many releases have failed and wait to be written again.
+    /// How many releases have failed and wait to be retried.
     pub(super) fn failed(&self) -> usize {
         let repeats = self.refused.0.iter().chain(&self.undo_repeats.0);
-        self.posted.failed() + repeats.map(Releases::failed).sum::<usize>()
+        self.unawaited.failed() + repeats.map(Releases::failed).sum::<usize>()
     }
 
-    /// Whether Redis has refused releases, other than those repeated in case.
+    /// Whether Redis has refused releases that wait to be retried. Undos do not count.
     pub(super) fn has_refused_releases(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases of the requests'
-    /// keys go before them, so that no acquire overtakes one; then come other releases, oldest first.
+    /// Takes the next batch: at most `at_a_time` awaited requests and as many releases. Releases go before requests of
+    /// the same key, so that no acquire overtakes a release. The other releases follow, oldest first.
     pub(super) fn next_batch(&mut self, at_a_time: usize, batch: &mut Vec<PendingRequest>) {
         if !self.has_work() {
             return;
@@ -174,14 +178,14 @@ impl State {
         let now = MonotonicTime::now();
         let Self {
             awaited,
-            posted,
+            unawaited,
             refused,
             undo_repeats,
             hook,
             ..
         } = self;
         let mut room = at_a_time;
-        // A release whose ttl has ended is dropped, which reports it as given up.
+        // Dropping a release whose ttl has ended reports it as given up.
         let take = |batch: &mut Vec<PendingRequest>, release: Release| {
             let is_wanted = release.is_wanted(now);
             let request = release.into_request(hook.as_ref());
@@ -192,7 +196,7 @@ impl State {
         };
         for request in awaited.take_first(at_a_time) {
             if let Some(key) = request.command.key() {
-                for queue in std::iter::once(&mut *posted).chain(&mut refused.0) {
+                for queue in std::iter::once(&mut *unawaited).chain(&mut refused.0) {
                     while room > 0
                         && let Some(release) = queue.take_of(key)
                     {
@@ -202,7 +206,7 @@ impl State {
             }
             batch.push(request);
         }
-        // At most half of the room is for repeats, so that they cannot keep posted releases from being written.
+        // At most half of the room is for repeats, so that they cannot keep unawaited releases from being written.
         let mut repeats = room.div_ceil(2);
         while repeats > 0
             && let Some(release) = refused.pop_due(now).or_else(|| undo_repeats.pop_due(now))
@@ -212,17 +216,17 @@ impl State {
             room -= taken;
         }
         while room > 0
-            && let Some(release) = posted.pop()
+            && let Some(release) = unawaited.pop()
         {
             room -= usize::from(take(batch, release));
         }
-        if posted.is_empty() && awaited.has_flushes_only() {
+        if unawaited.is_empty() && awaited.has_flushes_only() {
             batch.extend(awaited.take_flushes());
         }
     }
 
-    /// Takes the next posted releases: at most `most`, of at most `bytes`. Called when no caller waits: releases whose
-    /// callers have left are posted, and the other requests of those callers are dropped.
+    /// Takes the next unawaited releases: at most `most`, of at most `bytes`. Called when no caller waits: releases whose
+    /// callers have left are queued as unawaited, and the other requests of those callers are dropped.
     pub(super) fn next_releases(
         &mut self,
         most: usize,
@@ -232,17 +236,17 @@ impl State {
         if !self.awaited.is_empty() {
             let error = Error::new(ErrorKind::Timeout, "no answer in time");
             for request in self.awaited.take_all() {
-                let next = request.unsent(&error);
+                let next = request.on_not_sent(&error);
                 self.apply(next);
             }
         }
         let now = MonotonicTime::now();
         while batch.len() < most
-            && let Some(release) = self.posted.pop_within(bytes)
+            && let Some(release) = self.unawaited.pop_within(bytes)
         {
             bytes -= release.bytes();
             let is_wanted = release.is_wanted(now);
-            // A release whose ttl has ended is dropped, which reports it as given up.
+            // Dropping a release whose ttl has ended reports it as given up.
             let request = release.into_request(self.hook.as_ref());
             if is_wanted {
                 batch.push(request);
@@ -250,16 +254,19 @@ impl State {
         }
     }
 
+    /// Queues the request again if `next` is a retry.
     pub(super) fn apply(&mut self, next: Next) {
         match next {
-            Next::Finished => {}
-            Next::Again(request) if request.completion.is_some() => self.awaited.push_back(request),
-            Next::Again(request) => {
+            Next::Done => {}
+            Next::RetryNow(request) if request.completion.is_some() => {
+                self.awaited.push_back(request)
+            }
+            Next::RetryNow(request) => {
                 if let Some(release) = request.into_release(None) {
-                    self.posted.push(release);
+                    self.unawaited.push(release);
                 }
             }
-            Next::Later(request) => {
+            Next::RetryLater(request) => {
                 let due = MonotonicTime::now().after(request.pause());
                 let Some(release) = request.into_release(Some(due)) else {
                     return;
@@ -273,46 +280,131 @@ impl State {
         }
     }
 
-    /// No release can be written for now: tells the hook that each is late, once, and gives up those whose ttl
-    /// has ended. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
-    pub(super) fn delay_all(&mut self, error: &Error, now: MonotonicTime) {
+    /// Reports each queued release as late, once, and gives up those whose ttl has ended. Called when there is no
+    /// connection. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
+    pub(super) fn report_all_late(&mut self, error: &Error, now: MonotonicTime) {
         let next = self.swept_at.map(|at| at.after(BETWEEN_SWEEPS));
         if next.is_some_and(|next| now < next) {
             return;
         }
         self.swept_at = Some(now);
         self.sweep(|release, hook| {
-            // It counts as tried: such a release is given up at the end of its ttl (`Release::is_wanted`).
+            // It counts as an attempt, so the release is given up at the end of its ttl (`Release::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
-            if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.began) {
-                *release.began = true;
-                hook(release.key, token, Delay::Began(error.clone()));
-                hook(release.key, token, Delay::Queued);
+            if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.reported_late)
+            {
+                *release.reported_late = true;
+                hook(release.key, token, LateRelease::Delayed(error.clone()));
+                hook(release.key, token, LateRelease::Queued);
             }
             now >= release.until
         });
     }
 
-    /// The client ends: tells the hook that each late release was given up, and nothing more of it.
-    pub(super) fn end_delays(&mut self) {
+    /// Reports each queued late release as given up, and stops its reports. Called when the client ends.
+    pub(super) fn report_given_up_releases(&mut self) {
         self.sweep(|release, hook| {
-            let told = release.held.take_if(|_| *release.began);
-            if let Some((hook, token)) = hook.zip(told) {
-                hook(release.key, token, Delay::Ended { confirmed: false });
+            let late = release.held.take_if(|_| *release.reported_late);
+            if let Some((hook, token)) = hook.zip(late) {
+                hook(release.key, token, LateRelease::Ended { confirmed: false });
             }
             false
         });
     }
 
-    /// Calls `change` for each release, and gives up those for which it returns true.
-    fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&DelayHook>) -> bool) {
+    /// Calls `change` for each queued release, and gives up those for which it returns true.
+    fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&LateReleaseHook>) -> bool) {
         let hook = self.hook.as_ref();
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
-        for queue in std::iter::once(&mut self.posted).chain(repeats) {
+        for queue in std::iter::once(&mut self.unawaited).chain(repeats) {
             queue.sweep(
                 |release| change(release, hook),
                 |given_up| drop(given_up.into_request(hook)),
             );
         }
+    }
+}
+
+/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads.
+#[derive(Default)]
+pub(super) struct AwaitedQueue {
+    requests: VecDeque<PendingRequest>,
+    /// Flushes. They are taken once no other request is queued.
+    flushes: VecDeque<PendingRequest>,
+}
+
+impl AwaitedQueue {
+    pub(super) fn push_back(&mut self, request: PendingRequest) {
+        if request.is_flush() {
+            self.flushes.push_back(request);
+        } else {
+            self.requests.push_back(request);
+        }
+    }
+
+    /// Takes the first `most` requests, without flushes.
+    pub(super) fn take_first(&mut self, most: usize) -> impl Iterator<Item = PendingRequest> {
+        self.requests.drain(..most.min(self.requests.len()))
+    }
+
+    pub(super) fn take_flushes(&mut self) -> impl Iterator<Item = PendingRequest> {
+        self.flushes.drain(..)
+    }
+
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = PendingRequest> + use<> {
+        let Self { requests, flushes } = std::mem::take(self);
+        requests.into_iter().chain(flushes)
+    }
+
+    /// Takes out the requests of `caller`, except releases.
+    pub(super) fn withdraw(&mut self, caller: &Arc<Caller>) -> Vec<PendingRequest> {
+        let is_own = |request: &PendingRequest| {
+            let completion = request.completion.as_ref();
+            let is_release = matches!(request.command, Command::Release { .. });
+            !is_release
+                && completion.is_some_and(|completion| Arc::ptr_eq(completion.caller(), caller))
+        };
+        let (own, others): (Vec<_>, _) = std::mem::take(&mut self.requests)
+            .into_iter()
+            .partition(is_own);
+        self.requests = VecDeque::from(others);
+        own
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.flushes.is_empty()
+    }
+
+    /// Whether only flushes are queued.
+    pub(super) fn has_flushes_only(&self) -> bool {
+        self.requests.is_empty() && !self.flushes.is_empty()
+    }
+
+    /// Whether one of the first `among` requests acquires `key`.
+    pub(super) fn has_acquire_of(&self, key: &Key, among: usize) -> bool {
+        self.requests.iter().take(among).any(|request| {
+            matches!(&request.command, Command::Acquire { key: asked, .. } if asked == key)
+        })
+    }
+
+    /// The first caller that still waits for a request here.
+    pub(super) fn first_caller(&self) -> Option<&Arc<Caller>> {
+        let all = self.requests.iter().chain(&self.flushes);
+        let mut completion = all.filter_map(|request| request.completion.as_ref());
+        let first = completion.find(|completion| completion.is_waited_for());
+        first.map(Completion::caller)
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PendingRequest> {
+        self.requests.iter().chain(&self.flushes)
+    }
+}
+
+impl Extend<PendingRequest> for AwaitedQueue {
+    fn extend<I: IntoIterator<Item = PendingRequest>>(&mut self, requests: I) {
+        requests
+            .into_iter()
+            .for_each(|request| self.push_back(request));
     }
 }

@@ -1,4 +1,4 @@
-//! A pipeline on a real Redis, with faults that only the inside can see or make.
+//! A pipeline on a real Redis, with faults that only unit tests can make or see.
 
 mod leaving;
 mod stale;
@@ -10,8 +10,9 @@ use std::time::Instant;
 use leasehold_testbed::{Server, eventually};
 
 use super::*;
+use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, Reply};
-use crate::store::late_release::Delay;
+use crate::store::late_release::LateRelease;
 use crate::store::redis::pipeline::connection;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{self, Key};
@@ -21,11 +22,11 @@ const LONG: Duration = Duration::from_secs(20);
 struct Fixture {
     server: Server,
     pipeline: Pipeline,
-    rings: Arc<AtomicUsize>,
+    hook_calls: Arc<AtomicUsize>,
 }
 
 fn fixture() -> Fixture {
-    // Longer than any pause of a busy machine: no answer that comes is taken for a time-out.
+    // Longer than any pause of a busy machine, so no reply comes after the time-out.
     with_timeout(Duration::from_secs(10))
 }
 
@@ -35,15 +36,15 @@ fn with_timeout(timeout: Duration) -> Fixture {
     at(server, &url, timeout)
 }
 
-/// A pipeline to `server`, which is found at `url`.
+/// A pipeline to `server`, which has the address `url`.
 fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
-    let endpoint = Arc::new(Endpoint::new(url, timeout).unwrap());
-    let rings = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&rings);
+    let endpoint = Arc::new(Endpoint::new(url, timeout, DEFAULT_MAX_REPLY).unwrap());
+    let hook_calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&hook_calls);
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
         pool: connection::pool(&endpoint, 2),
         endpoint,
-        names: ScriptContext {
+        context: ScriptContext {
             holder: HolderId::of_this_process(),
             fence_counter: key::fence_counter("p:"),
         },
@@ -52,12 +53,12 @@ fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
         request_maintenance: Box::new(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
         }),
-        delays: None,
+        late_releases: None,
     }));
     Fixture {
         server,
         pipeline,
-        rings,
+        hook_calls,
     }
 }
 
@@ -79,7 +80,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
 }
 
 impl Fixture {
-    /// Redis ends the pipeline's connection.
+    /// Has Redis close the pipeline's connection.
     fn cut(&self) {
         let kill = ["CLIENT", "KILL", "TYPE", "normal"];
         self.server.command(&kill).unwrap();
@@ -98,7 +99,7 @@ impl Fixture {
 
     fn ask(&self, command: Command, limit: Duration) -> Result<Reply, Error> {
         self.pipeline
-            .ask(command, MonotonicTime::now().after(limit))
+            .execute_one(command, MonotonicTime::now().after(limit))
     }
 
     fn release(&self, name: &str, lease: LeaseId) -> Command {
@@ -141,23 +142,27 @@ impl Fixture {
 
     fn is_idle(&self) -> bool {
         let state = self.pipeline.state.lock();
-        !state.led && !state.has_work()
+        !state.is_led && !state.has_work()
     }
 }
 
 #[test]
-fn a_posted_release_is_written_at_once_and_read_by_the_next_request() {
+fn the_next_request_reads_a_releases_reply() {
     let f = fixture();
     let lease = f.acquire("a");
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     assert_eq!(f.unanswered(), 1);
-    assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
+    assert_eq!(
+        f.hook_calls.load(Ordering::SeqCst),
+        1,
+        "the background has to read the reply"
+    );
     f.acquire("a");
     assert_eq!(f.unanswered(), 0);
 }
 
 #[test]
-fn what_others_write_under_a_key_costs_no_connection() {
+fn foreign_values_cost_no_connection() {
     let f = fixture();
     f.acquire("b");
     let before = f.connection();
@@ -187,7 +192,7 @@ fn what_others_write_under_a_key_costs_no_connection() {
 }
 
 #[test]
-fn a_caller_that_did_not_sleep_finds_no_wake_up_left_for_its_own_sleep() {
+fn a_caller_that_led_is_not_unparked() {
     let f = fixture();
     f.acquire("a");
     let (before, sleep) = (Instant::now(), Duration::from_millis(20));
@@ -196,7 +201,7 @@ fn a_caller_that_did_not_sleep_finds_no_wake_up_left_for_its_own_sleep() {
 }
 
 #[test]
-fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
+fn an_acquire_waits_for_the_release_of_a_contended_key() {
     let f = fixture();
     let mut release = f.release("a", f.acquire("a"));
     if let Command::Release { held, .. } = &mut release {
@@ -207,13 +212,13 @@ fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
     }
     for (asked, waits) in [("a", true), ("b", false)] {
         f.server.stop();
-        f.pipeline.post(release.clone());
+        f.pipeline.send_release(release.clone());
         std::thread::scope(|scope| {
             scope.spawn(|| f.acquire(asked));
             let is_led = || {
                 let state = f.pipeline.state.lock();
                 // Its leader has the connection.
-                (state.led && state.connection.is_none()).then(|| state.awaited.iter().count())
+                (state.is_led && state.connection.is_none()).then(|| state.awaited.iter().count())
             };
             let is_in_queue = || is_led().is_some_and(|queued| queued == 1);
             let is_written = || is_led().is_some_and(|queued| queued == 0);
@@ -230,23 +235,23 @@ fn what_others_wait_for_is_asked_for_again_only_once_its_release_is_answered() {
 }
 
 #[test]
-fn an_unread_release_of_a_cut_connection_is_written_again() {
+fn an_unread_release_is_repeated_after_a_cut() {
     let f = fixture();
     let lease = f.acquire("a");
     f.cut();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     while f.pipeline.run_maintenance() {}
     assert!(!f.exists("a"));
     assert!(f.is_idle());
 }
 
 #[test]
-fn many_posted_releases_are_left_to_the_background_and_none_is_lost() {
+fn the_background_writes_many_releases() {
     let f = fixture();
     let names: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
     let leases: Vec<LeaseId> = names.iter().map(|name| f.acquire(name)).collect();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.post(f.release(name, *lease));
+        f.pipeline.send_release(f.release(name, *lease));
     }
     assert!(f.unanswered() <= MAX_UNANSWERED);
     while f.pipeline.run_maintenance() {}
@@ -273,13 +278,13 @@ fn releases_that_might_block_are_left_to_the_background() {
         connection.map_or(0, PipelinedConnection::unanswered_bytes)
     };
     f.acquire("a");
-    f.pipeline.post(long(0, 60_000));
+    f.pipeline.send_release(long(0, 60_000));
     assert_eq!(bytes(), 0, "longer than all that may be written");
-    assert_eq!(f.rings.load(Ordering::SeqCst), 1);
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 1);
     while f.pipeline.run_maintenance() {}
     f.server.stop();
     for n in 0..60 {
-        f.pipeline.post(long(n, 1000));
+        f.pipeline.send_release(long(n, 1000));
     }
     let written = bytes();
     f.server.resume();
@@ -287,9 +292,9 @@ fn releases_that_might_block_are_left_to_the_background() {
     assert!(written > MAX_UNANSWERED_BYTES / 2, "{written}");
     // As many as a leader leaves behind.
     while f.pipeline.run_maintenance() {}
-    let leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     for n in 0..60 {
-        f.pipeline.post(long(n, 1000));
+        f.pipeline.send_release(long(n, 1000));
     }
     drop(leadership);
     let written = bytes();
@@ -300,7 +305,7 @@ fn releases_that_might_block_are_left_to_the_background() {
 }
 
 #[test]
-fn a_batch_larger_than_one_script_call_is_answered_in_full() {
+fn a_batch_of_several_calls_has_all_outcomes() {
     let f = fixture();
     let mut requests: Vec<Request> = (0..1000)
         .map(|n| {
@@ -320,48 +325,49 @@ fn a_batch_larger_than_one_script_call_is_answered_in_full() {
 }
 
 #[test]
-fn a_follower_that_leaves_has_its_late_grant_released() {
+fn the_late_grant_of_a_timed_out_caller_is_released() {
     let f = fixture();
     f.acquire("warm-up");
     f.server.stop();
     std::thread::scope(|scope| {
         let leader = scope.spawn(|| f.acquire_within("leader", LONG));
-        assert!(eventually(LONG, || f.pipeline.state.lock().led));
-        let (_, outcome) = f.acquire_within("tracker", Duration::from_millis(20));
+        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
+        let (_, outcome) = f.acquire_within("other", Duration::from_millis(20));
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
         f.server.resume();
         leader.join().unwrap().1.unwrap();
     });
     while f.pipeline.run_maintenance() {}
     assert!(f.exists("leader"));
-    assert!(!f.exists("tracker"));
+    assert!(!f.exists("other"));
 }
 
 #[test]
-fn a_follower_withdraws_from_a_batch_without_connection() {
+fn a_caller_withdraws_while_the_leader_connects() {
     let mut f = fixture();
     f.server.kill();
-    let call = Call::new(1);
-    let follower = acquire_of("follower");
+    let caller = Caller::new(1);
+    let other = acquire_of("other");
     let request = f
         .pipeline
-        .request(follower, Some(Completion::new(&call, 0)));
-    f.pipeline.state.lock().ask([request]);
+        .new_request(other, Some(Completion::new(&caller, 0)));
+    f.pipeline.state.lock().enqueue([request]);
     let Fixture {
         server, pipeline, ..
     } = &mut f;
     std::thread::scope(|scope| {
         let command = acquire_of("leader");
-        let leader = scope.spawn(|| pipeline.ask(command, MonotonicTime::now().after(LONG)));
+        let leader =
+            scope.spawn(|| pipeline.execute_one(command, MonotonicTime::now().after(LONG)));
         // The leader has both requests, and waits for a connection that cannot be made.
         let is_refused = || pipeline.shared.endpoint.last_error().is_some();
         assert!(eventually(LONG, || {
             pipeline.state.lock().awaited.is_empty() && is_refused()
         }));
         // As when its deadline has passed.
-        call.leave();
-        pipeline.withdraw_unsent(&call);
-        let outcome = call.take_outcomes().next().unwrap();
+        caller.leave();
+        pipeline.withdraw_unsent(&caller);
+        let outcome = caller.take_outcomes().next().unwrap();
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
         server.restart().unwrap();
         let outcome = leader.join().unwrap();
@@ -372,14 +378,14 @@ fn a_follower_withdraws_from_a_batch_without_connection() {
 }
 
 #[test]
-fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
+fn a_panicking_leader_appoints_another_and_undoes_its_acquires() {
     let f = fixture();
     f.acquire("warm-up");
     f.server.stop();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| f.acquire_within("first", LONG));
-        assert!(eventually(LONG, || f.pipeline.state.lock().led));
-        // Both wait in the queue; whichever is appointed next panics after it has written.
+        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
+        // Both callers are queued. The one that is appointed next panics after its write.
         f.pipeline.panic_next.store(true, Ordering::SeqCst);
         let two = ["second", "third"].map(|name| {
             let f = &f;
@@ -390,10 +396,10 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
         first.join().unwrap().1.unwrap();
         let outcomes = two.map(|thread| thread.join());
         let panicked = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        assert_eq!(panicked, 1, "the panic goes on in the thread that led");
+        assert_eq!(panicked, 1, "the panic goes on in the thread that is_led");
         for outcome in outcomes.into_iter().flatten() {
             let error = outcome.1.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Timeout, "its outcome is unknown");
+            assert_eq!(error.kind(), ErrorKind::Timeout, "the outcome is unknown");
         }
     });
     while f.pipeline.run_maintenance() && (f.exists("second") || f.exists("third")) {}
@@ -402,10 +408,10 @@ fn a_leader_that_panics_passes_on_and_leaves_no_ghost() {
 }
 
 #[test]
-fn a_flush_is_answered_after_all_that_was_posted() {
+fn a_flush_follows_all_earlier_releases() {
     let f = fixture();
     let lease = f.acquire("a");
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert_eq!(f.unanswered(), 0);
@@ -413,64 +419,65 @@ fn a_flush_is_answered_after_all_that_was_posted() {
 }
 
 #[test]
-fn a_flush_without_a_server_says_so_and_keeps_what_is_owed() {
+fn a_flush_without_a_server_fails_and_keeps_releases() {
     let mut f = with_timeout(Duration::from_millis(500));
     let lease = f.acquire("a");
     f.server.kill();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    assert!(!f.is_idle(), "the release is still unanswered");
+    assert!(!f.is_idle(), "the release is queued");
 }
 
 #[test]
-fn a_release_that_is_refused_is_tried_again_later_and_not_at_once() {
+fn a_refused_release_is_retried_after_a_pause() {
     let f = fixture();
     let lease = f.acquire("a");
     f.server
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
-    f.pipeline.post(f.release("a", lease));
-    assert!(f.pipeline.run_maintenance(), "it is still unanswered");
+    f.pipeline.send_release(f.release("a", lease));
+    assert!(f.pipeline.run_maintenance(), "the release has failed");
     f.server.command(&["CONFIG", "RESETSTAT"]).unwrap();
-    assert!(f.pipeline.run_maintenance(), "and not due yet");
+    assert!(f.pipeline.run_maintenance(), "the retry is not due");
     let stats = f.server.command(&["INFO", "commandstats"]).unwrap();
     let stats = stats.as_text().unwrap().to_owned();
     assert!(!stats.contains("cmdstat_eval"), "{stats}");
     f.server
         .command(&["ACL", "SETUSER", "default", "+del"])
         .unwrap();
-    // Due or not, it goes along with the next request for its key, so that this does not overtake it.
+    // The next request for its key takes it along before it is due.
     f.acquire("a");
     assert!(f.is_idle());
 }
 
 #[test]
-fn what_an_unanswered_acquire_took_is_given_back_before_the_next_one() {
+fn an_unanswered_acquire_is_undone_before_the_next_one() {
     let f = fixture();
     let lease = f.acquire("a");
     let acquire = acquire_under(lease, "a");
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let unanswered = PendingRequest::new(acquire, None).unanswered(&cut, false);
-    f.pipeline.state.lock().apply(unanswered);
+    let undo = PendingRequest::new(acquire, None).on_connection_lost(&cut, false);
+    f.pipeline.state.lock().apply(undo);
     f.acquire("a");
 }
 
-/// What is told of the releases of a pipeline that is given this hook.
-fn listening() -> (DelayHook, Arc<Mutex<Vec<String>>>) {
-    let told = Arc::<Mutex<Vec<String>>>::default();
+/// A hook that records its reports.
+fn recording_hook() -> (LateReleaseHook, Arc<Mutex<Vec<String>>>) {
+    let reports = Arc::<Mutex<Vec<String>>>::default();
     let hook = {
-        let told = Arc::clone(&told);
+        let reports = Arc::clone(&reports);
         Arc::new(move |key: &Key, token, delay| {
-            let news = match delay {
-                Delay::Began(error) => format!("{:?}", error.kind()),
-                Delay::Ended { confirmed } => format!("{confirmed}"),
-                Delay::Queued | Delay::Taken => return,
+            let report = match delay {
+                LateRelease::Delayed(error) => format!("{:?}", error.kind()),
+                LateRelease::Ended { confirmed } => format!("{confirmed}"),
+                LateRelease::Queued | LateRelease::Dequeued => return,
             };
-            told.lock().push(format!("{} {token} {news}", key.name()));
+            let report = format!("{} {token} {report}", key.name());
+            reports.lock().push(report);
         })
     };
-    (hook, told)
+    (hook, reports)
 }
 
 fn held(name: &str) -> PendingRequest {
@@ -488,48 +495,52 @@ fn held(name: &str) -> PendingRequest {
 }
 
 #[test]
-fn a_release_swept_away_by_a_panic_is_told_of_as_late_and_given_up() {
-    let (hook, told) = listening();
-    let release = held("a").tracked(Some(&hook));
-    let swept = catch_unwind(AssertUnwindSafe(move || {
-        let _in_a_batch = release;
-        panic!("a test asks for this panic");
+fn a_release_dropped_by_a_panic_is_reported() {
+    let (hook, reports) = recording_hook();
+    let release = held("a").with_tracker(Some(&hook));
+    let panicked = catch_unwind(AssertUnwindSafe(move || {
+        let _batch = release;
+        panic!("this panic is part of the test");
     }));
-    assert!(swept.is_err());
-    assert_eq!(*told.lock(), ["a 7 Timeout", "a 7 false"]);
+    assert!(panicked.is_err());
+    assert_eq!(*reports.lock(), ["a 7 Timeout", "a 7 false"]);
 }
 
 #[test]
-fn a_release_that_fails_again_and_again_is_told_of_once_and_confirmed_once() {
-    let (hook, told) = listening();
+fn repeated_failures_of_a_release_are_reported_once() {
+    let (hook, reports) = recording_hook();
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let mut release = held("a").tracked(Some(&hook));
+    let mut release = held("a").with_tracker(Some(&hook));
     for attempt in 0..3 {
-        let Next::Again(again) = release.unanswered(&cut, attempt == 0) else {
-            panic!("it is unanswered until its ttl has ended");
+        let Next::RetryNow(again) = release.on_connection_lost(&cut, attempt == 0) else {
+            panic!("it is retried until its ttl has ended");
         };
         release = again;
     }
-    assert_eq!(*told.lock(), ["a 7 Unavailable"]);
-    release.answered(Ok(Reply::Missing));
-    assert_eq!(*told.lock(), ["a 7 Unavailable", "a 7 true"]);
+    assert_eq!(*reports.lock(), ["a 7 Unavailable"]);
+    release.on_reply(Ok(Reply::Missing));
+    assert_eq!(*reports.lock(), ["a 7 Unavailable", "a 7 true"]);
 }
 
 #[test]
-fn a_release_done_at_the_first_or_second_attempt_is_not_told_of() {
-    let (hook, told) = listening();
-    held("a").tracked(Some(&hook)).answered(Ok(Reply::Done));
+fn a_release_done_within_two_attempts_is_not_reported() {
+    let (hook, reports) = recording_hook();
+    held("a")
+        .with_tracker(Some(&hook))
+        .on_reply(Ok(Reply::Done));
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let next = held("b").tracked(Some(&hook)).unanswered(&cut, true);
-    let Next::Again(again) = next else {
-        panic!("another connection may do it at once");
+    let next = held("b")
+        .with_tracker(Some(&hook))
+        .on_connection_lost(&cut, true);
+    let Next::RetryNow(again) = next else {
+        panic!("it is retried at once on another connection");
     };
-    again.answered(Ok(Reply::Done));
-    assert!(told.lock().is_empty());
+    again.on_reply(Ok(Reply::Done));
+    assert!(reports.lock().is_empty());
 }
 
 #[test]
-fn a_repetition_is_due_when_the_ttl_ends_at_the_latest() {
+fn a_retry_is_due_before_the_ttl_ends() {
     let now = MonotonicTime::now();
     let mut request = held("a");
     let Command::Release { until, .. } = &mut request.command else {
@@ -544,18 +555,18 @@ fn a_repetition_is_due_when_the_ttl_ends_at_the_latest() {
 }
 
 #[test]
-fn an_unlock_answered_after_its_caller_has_left_is_told_of_as_late() {
-    let (hook, told) = listening();
-    let call = Call::new(1);
-    call.leave();
-    let mut release = held("a").tracked(Some(&hook));
-    release.completion = Some(Completion::new(&call, 0));
-    release.answered(Ok(Reply::Done));
-    assert_eq!(*told.lock(), ["a 7 Timeout", "a 7 true"]);
+fn an_unlock_is_late_if_its_caller_has_left() {
+    let (hook, reports) = recording_hook();
+    let caller = Caller::new(1);
+    caller.leave();
+    let mut release = held("a").with_tracker(Some(&hook));
+    release.completion = Some(Completion::new(&caller, 0));
+    release.on_reply(Ok(Reply::Done));
+    assert_eq!(*reports.lock(), ["a 7 Timeout", "a 7 true"]);
 }
 
 #[test]
-fn many_refused_releases_keep_nobody_from_being_served() {
+fn refused_releases_do_not_delay_other_requests() {
     let f = fixture();
     let names: Vec<String> = (0..3 * MAX_BATCH).map(|n| n.to_string()).collect();
     let leases: Vec<LeaseId> = names.iter().map(|name| f.acquire(name)).collect();
@@ -563,7 +574,7 @@ fn many_refused_releases_keep_nobody_from_being_served() {
         .command(&["ACL", "SETUSER", "default", "-del"])
         .unwrap();
     for (name, lease) in names.iter().zip(&leases) {
-        f.pipeline.post(Command::Release {
+        f.pipeline.send_release(Command::Release {
             key: key(name),
             lease: *lease,
             until: MonotonicTime::now().after(2 * LONG),
@@ -572,12 +583,12 @@ fn many_refused_releases_keep_nobody_from_being_served() {
         });
     }
     let started = MonotonicTime::now();
-    assert!(f.pipeline.run_maintenance(), "they are still unanswered");
+    assert!(f.pipeline.run_maintenance(), "the releases have failed");
     f.acquire("another");
     let until = started.after(LONG / 2);
     assert!(
         MonotonicTime::now() < until,
-        "only once their keys had expired"
+        "the acquire waited until the keys had expired"
     );
     f.server
         .command(&["ACL", "SETUSER", "default", "+del"])
@@ -587,7 +598,7 @@ fn many_refused_releases_keep_nobody_from_being_served() {
 }
 
 #[test]
-fn when_one_connection_has_broken_those_that_were_idle_then_are_not_trusted() {
+fn a_broken_connection_makes_idle_ones_stale() {
     let f = fixture();
     f.acquire("a");
     let idle = f.pipeline.shared.pool.get().unwrap();

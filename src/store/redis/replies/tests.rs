@@ -322,7 +322,7 @@ fn a_dropped_string_is_waited_for() {
         replies.fill(limit, &mut source).unwrap();
     }
     assert_eq!(replies.next(limit), Ok(None));
-    assert!(replies.is_amid_reply());
+    assert!(replies.has_partial_reply());
     replies.fill(limit, &b"\r\n"[..]).unwrap();
     let error = replies.next(limit);
     assert!(

@@ -1,4 +1,4 @@
-//! How the answers to script calls are read.
+//! Reads the replies to script calls.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use smallvec::smallvec;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Queued, Reply};
-use crate::store::redis::connection;
-use crate::store::redis::pipeline::caller::{Few, Outcome};
+use crate::store::redis::errors;
+use crate::store::redis::pipeline::request::{Few, Outcome};
 use crate::store::redis::replies::TOO_LARGE;
-use crate::store::redis::scripts::Kind;
+use crate::store::redis::scripts::ScriptKind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
 
-/// What came back for one script call.
+/// The reply to one script call.
 pub(crate) enum Decoded {
     /// An outcome for each command.
     Outcomes(Few<Outcome>),
-    /// An error that is not Redis' own (a proxy's, say): nobody knows what was done.
+    /// An error that does not come from Redis, but from a proxy for example: the call may have been carried out.
     OutcomeUnknown(Error),
-    /// The call was refused for one of its keys: ask for each by itself.
+    /// Redis refused the call because of one of its keys: send a call for each key.
     SplitBatch,
-    /// The server does not know the script (flushed, failed over): send its text.
+    /// The server does not know the script, after SCRIPT FLUSH or a fail-over: send its text.
     NoScript,
-    /// Not an answer to what was asked: the connection cannot be trusted.
-    Nonsense(Error),
+    /// A reply that this script cannot give: the connection must not be used again.
+    Unexpected(Error),
 }
 
-/// Reads the answer to a script call for `n` commands of `kind`.
-pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
+/// Reads the reply to a call of the script `kind` for `n` commands.
+pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value) -> Decoded {
     if let Value::ServerError(error) = &value {
-        let (code, detail) = own_words(error);
+        let (code, detail) = code_and_detail(error);
         match code {
             "NOSCRIPT" => return Decoded::NoScript,
             "CROSSSLOT" | "NOPERM" if n > 1 => return Decoded::SplitBatch,
-            _ if !connection::is_code(code) => {
-                return Decoded::OutcomeUnknown(connection::refusal(code, Some(detail)));
+            _ if !errors::is_redis_code(code) => {
+                return Decoded::OutcomeUnknown(errors::error_reply(code, Some(detail)));
             }
             _ => {}
         }
     }
     let value = match (kind, value) {
-        // Moved instead of copied: it may be long.
-        (Kind::Read, Value::BulkString(bytes)) if n == 1 => {
+        // A value may be long, so this moves it.
+        (ScriptKind::Read, Value::BulkString(bytes)) if n == 1 => {
             return Decoded::Outcomes(smallvec![Ok(Reply::Value(bytes))]);
         }
         (_, value) => value,
@@ -52,82 +52,82 @@ pub(crate) fn decode(kind: Kind, n: usize, value: Value) -> Decoded {
             values.iter().map(|result| outcome(kind, result)).collect()
         }
         Value::Array(_) if n > 1 => None,
-        // The answer to one command, or a refusal of the whole call.
+        // One command's reply, or an error of the whole call.
         one if n == 1 || matches!(one, Value::ServerError(_)) => {
             outcome(kind, one).map(|one| smallvec![one; n])
         }
-        one => outcome(kind, one).and_then(|one| for_all(kind, one, n)),
+        one => outcome(kind, one).and_then(|one| outcomes_of_all(kind, one, n)),
     };
-    outcomes.map_or_else(|| nonsense(kind, &value), Decoded::Outcomes)
+    outcomes.map_or_else(|| unexpected(kind, &value), Decoded::Outcomes)
 }
 
-/// The outcomes of several commands that one result stands for: all were granted, each with the next token,
-/// or all were done.
-fn for_all(kind: Kind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
+/// The outcomes of `n` commands from one result: all were granted with consecutive tokens, or all were done.
+fn outcomes_of_all(kind: ScriptKind, one: Outcome, n: usize) -> Option<Few<Outcome>> {
     match (kind, one) {
         (_, Ok(Reply::Granted { token })) => {
             let granted = |token| Ok(Reply::Granted { token });
-            let all: Few<Outcome> = value::tokens(token).take(n).map(granted).collect();
+            let all: Few<Outcome> = value::consecutive_tokens(token)
+                .take(n)
+                .map(granted)
+                .collect();
             (all.len() == n).then_some(all)
         }
-        (Kind::Release | Kind::Renew, Ok(Reply::Done)) => Some(smallvec![Ok(Reply::Done); n]),
+        (ScriptKind::Release | ScriptKind::Renew, Ok(Reply::Done)) => {
+            Some(smallvec![Ok(Reply::Done); n])
+        }
         _ => None,
     }
 }
 
-/// Whether a reply, or a part of it, says that another connection may lead to a server that can do what
-/// this one cannot: the new primary.
-pub(crate) fn is_out_of_place(reply: &Value) -> bool {
+/// Whether a reply, or an element of it, is an error of a server that is not the primary or cannot serve requests now.
+pub(crate) fn is_refused_by_non_primary(reply: &Value) -> bool {
     match reply {
-        Value::Array(parts) => parts.iter().any(is_refused_here),
-        one => is_refused_here(one),
+        Value::Array(parts) => parts.iter().any(has_non_primary_code),
+        one => has_non_primary_code(one),
     }
 }
 
-fn is_refused_here(reply: &Value) -> bool {
+fn has_non_primary_code(reply: &Value) -> bool {
     let Value::ServerError(error) = reply else {
         return false;
     };
-    let code = own_words(error).0;
+    let code = code_and_detail(error).0;
     matches!(code, "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "READONLY")
 }
 
-fn own_words(error: &ServerError) -> (&str, &str) {
-    connection::own_words(error.code(), error.details())
+fn code_and_detail(error: &ServerError) -> (&str, &str) {
+    errors::code_and_detail(error.code(), error.details())
 }
 
-fn nonsense(kind: Kind, value: &Value) -> Decoded {
-    let message = format!(
-        "unexpected answer to {kind:?}: {}",
-        connection::shape(value)
-    );
-    Decoded::Nonsense(Error::new(ErrorKind::Protocol, message))
+fn unexpected(kind: ScriptKind, value: &Value) -> Decoded {
+    let message = format!("unexpected reply to {kind:?}: {}", errors::type_name(value));
+    Decoded::Unexpected(Error::new(ErrorKind::Protocol, message))
 }
 
-/// What one result of a script means, as its header says. A result of the right shape may hold anything that
-/// another user of Redis wrote under the key: that is an error of this key, and the connection stays.
-fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
+/// The outcome of one command from its result, as the script's header describes it. `None` if the script cannot return
+/// this. A result may hold text that another user wrote under the key: then the outcome is an error of this key.
+fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
         // Scripts return the beginning of what others wrote. Only `read.lua` returns whole strings.
-        (_, Value::ServerError(error)) if kind != Kind::Read && error.code() == TOO_LARGE => {
+        (_, Value::ServerError(error)) if kind != ScriptKind::Read && error.code() == TOO_LARGE => {
             return None;
         }
-        (_, Value::ServerError(error)) => return Some(refused(kind, error)),
-        (Kind::Acquire, Value::BulkString(micros)) => {
+        (_, Value::ServerError(error)) => return Some(error_outcome(kind, error)),
+        (ScriptKind::Acquire, Value::BulkString(micros)) => {
             let token = std::str::from_utf8(micros).ok().and_then(value::token);
             match token {
                 Some(token) => Reply::Granted { token },
-                None => return Some(Err(not_ours(NO_LOCK, "string"))),
+                None => return Some(Err(foreign_value(NO_LOCK, "string"))),
             }
         }
-        (Kind::Acquire, Value::Int(ms)) => {
+        (ScriptKind::Acquire, Value::Int(ms)) => {
             let expires_in = millis(*ms);
             Reply::Contended {
                 expires_in,
                 queued: None,
             }
         }
-        (Kind::Acquire, Value::Array(queued)) => {
+        (ScriptKind::Acquire, Value::Array(queued)) => {
             let [Value::Int(ms), Value::Int(ahead), Value::Int(since)] = queued.as_slice() else {
                 return None;
             };
@@ -140,58 +140,63 @@ fn outcome(kind: Kind, result: &Value) -> Option<Result<Reply, Error>> {
                 queued: Some(queued),
             }
         }
-        (Kind::Release | Kind::Renew | Kind::Write, Value::Int(1)) => Reply::Done,
-        (Kind::Write, Value::BulkString(seen)) => {
+        (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Write, Value::Int(1)) => Reply::Done,
+        (ScriptKind::Write, Value::BulkString(seen)) => {
             let token = std::str::from_utf8(seen).ok();
             match token.and_then(|token| token.parse().ok()) {
                 Some(token) => Reply::Stale { token },
-                None => return Some(Err(not_ours(NO_FENCED_VALUE, "hash"))),
+                None => return Some(Err(foreign_value(NO_FENCED_VALUE, "hash"))),
             }
         }
-        (Kind::Write, _) => return None,
+        (ScriptKind::Write, _) => return None,
         (_, Value::Int(0)) => Reply::Missing,
-        (Kind::Adopt, Value::Int(ms)) => Reply::Adopted {
+        (ScriptKind::Adopt, Value::Int(ms)) => Reply::Adopted {
             expires_in: millis(*ms),
         },
-        (Kind::Release | Kind::Renew | Kind::Adopt, Value::BulkString(bytes)) => Reply::Taken {
-            by: value::holder_of(bytes),
-        },
-        (Kind::Inspect, Value::BulkString(bytes)) => return inspected(bytes),
-        (Kind::Read, Value::BulkString(bytes)) => Reply::Value(bytes.clone()),
+        (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Adopt, Value::BulkString(bytes)) => {
+            Reply::Taken {
+                by: value::holder_of(bytes),
+            }
+        }
+        (ScriptKind::Inspect, Value::BulkString(bytes)) => return inspection(bytes),
+        (ScriptKind::Read, Value::BulkString(bytes)) => Reply::Value(bytes.clone()),
         _ => return None,
     };
     Some(Ok(reply))
 }
 
-fn refused(kind: Kind, error: &ServerError) -> Result<Reply, Error> {
-    match (kind, own_words(error)) {
-        // Not even a string where the lock was: somebody wrote over it.
-        (Kind::Release | Kind::Renew | Kind::Adopt, ("WRONGTYPE", _)) => {
+fn error_outcome(kind: ScriptKind, error: &ServerError) -> Result<Reply, Error> {
+    match (kind, code_and_detail(error)) {
+        // Another user wrote a value of another type under the lock's key.
+        (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Adopt, ("WRONGTYPE", _)) => {
             Ok(Reply::Taken { by: None })
         }
-        (Kind::Acquire | Kind::Inspect, ("FOREIGN", found)) => Err(not_ours(NO_LOCK, found)),
-        (Kind::Write | Kind::Read, ("FOREIGN", found)) => Err(not_ours(NO_FENCED_VALUE, found)),
-        (_, (code, detail)) => Err(connection::refusal(code, Some(detail))),
+        (ScriptKind::Acquire | ScriptKind::Inspect, ("FOREIGN", found)) => {
+            Err(foreign_value(NO_LOCK, found))
+        }
+        (ScriptKind::Write | ScriptKind::Read, ("FOREIGN", found)) => {
+            Err(foreign_value(NO_FENCED_VALUE, found))
+        }
+        (_, (code, detail)) => Err(errors::error_reply(code, Some(detail))),
     }
 }
 
-/// `<ttl in ms> <length of the queue> <value>`
-fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
+/// Reads the result of lua/inspect.lua: `<ttl in ms> <length of the queue> <value>`.
+fn inspection(bytes: &[u8]) -> Option<Result<Reply, Error>> {
     let mut words = bytes.splitn(3, |byte| *byte == b' ');
     let ms: i64 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let queued = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let found = words.next()?;
-    let value = LockValue::of(found, queued);
+    let value = LockValue::parse(found, queued);
     let reply = value.map(|value| Reply::Found {
         value: Box::new(value),
         expires_in: (ms >= 0).then(|| millis(ms)),
     });
-    Some(reply.ok_or_else(|| not_ours(NO_LOCK, "string")))
+    Some(reply.ok_or_else(|| foreign_value(NO_LOCK, "string")))
 }
 
-/// An error that begins with `what` and names the type of the value that was found. Its content may be a secret
-/// of others.
-fn not_ours(what: &str, found: &str) -> Error {
+/// The error for a value of another user: `what`, and the type of the value. Its content may be secret.
+fn foreign_value(what: &str, found: &str) -> Error {
     Error::new(ErrorKind::Protocol, format!("{what}: a {found}"))
 }
 

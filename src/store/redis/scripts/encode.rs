@@ -1,9 +1,9 @@
-//! How batches of commands are put on the wire.
+//! Encodes script calls and other commands as RESP.
 
 use std::time::Duration;
 
 use crate::store::command::{Command, QueueMode};
-use crate::store::redis::scripts::{Kind, ScriptContext, ScriptRef};
+use crate::store::redis::scripts::{ScriptContext, ScriptKind, ScriptRef};
 use crate::store::value::micros_of;
 use crate::util::id::LeaseId;
 
@@ -11,13 +11,13 @@ use crate::util::id::LeaseId;
 pub(crate) fn encode<'a>(
     buffer: &mut Vec<u8>,
     call: ScriptRef<'_>,
-    kind: Kind,
-    names: &ScriptContext,
+    kind: ScriptKind,
+    context: &ScriptContext,
     commands: impl ExactSizeIterator<Item = &'a Command> + Clone,
 ) {
     let queued = commands.clone().filter(|command| kind.uses_queue(command));
-    let keys = commands.len() + queued.clone().count() + usize::from(kind.counts());
-    let args = commands.len() * arguments_of(kind) + usize::from(kind.names_holder());
+    let keys = commands.len() + queued.clone().count() + usize::from(kind.uses_counter());
+    let args = commands.len() * arguments_per_key(kind) + usize::from(kind.sends_holder());
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
     match call {
@@ -31,8 +31,8 @@ pub(crate) fn encode<'a>(
         }
     }
     out.number(keys as u64);
-    if kind.counts() {
-        out.text(&names.fence_counter);
+    if kind.uses_counter() {
+        out.text(&context.fence_counter);
     }
     for command in commands.clone() {
         out.text(command.key().map_or("", |key| key.in_redis()));
@@ -40,26 +40,26 @@ pub(crate) fn encode<'a>(
     for key in queued.filter_map(Command::key) {
         out.parts(key.queue_parts());
     }
-    if kind.names_holder() {
-        out.text(names.holder.as_str());
+    if kind.sends_holder() {
+        out.text(context.holder.as_str());
     }
     for command in commands {
-        arguments(&mut out, names, command);
+        arguments(&mut out, context, command);
     }
 }
 
-/// How many there are for each key.
-fn arguments_of(kind: Kind) -> usize {
+/// The number of arguments for each key.
+fn arguments_per_key(kind: ScriptKind) -> usize {
     match kind {
-        Kind::Inspect | Kind::Read => 0,
-        Kind::Release => 1,
-        Kind::Renew => 2,
-        Kind::Acquire | Kind::Write => 3,
-        Kind::Adopt => 4,
+        ScriptKind::Inspect | ScriptKind::Read => 0,
+        ScriptKind::Release => 1,
+        ScriptKind::Renew => 2,
+        ScriptKind::Acquire | ScriptKind::Write => 3,
+        ScriptKind::Adopt => 4,
     }
 }
 
-fn arguments(out: &mut Encoder<'_>, names: &ScriptContext, command: &Command) {
+fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) {
     match command {
         Command::Acquire {
             lease,
@@ -85,10 +85,10 @@ fn arguments(out: &mut Encoder<'_>, names: &ScriptContext, command: &Command) {
             lease,
             queued: Some(ttl),
             ..
-        } => out.text(&format!("{lease},{},{}", ttl.as_millis(), names.holder)),
+        } => out.text(&format!("{lease},{},{}", ttl.as_millis(), context.holder)),
         Command::Release { lease, .. } => out.lease(*lease),
         Command::ForceUnlock { lease, .. } => {
-            out.text(&format!("{lease}!{}", names.holder));
+            out.text(&format!("{lease}!{}", context.holder));
         }
         Command::Renew { lease, ttl, .. } => {
             out.lease(*lease);
@@ -107,7 +107,7 @@ fn arguments(out: &mut Encoder<'_>, names: &ScriptContext, command: &Command) {
         Command::Write {
             token, value, ttl, ..
         } => {
-            // As text they sort like the numbers they are; doubles could not tell them apart.
+            // With leading zeros, texts sort as their numbers. A Lua number could not hold all of its digits.
             out.text(&format!("{token:020}"));
             let delete = if value.is_none() { "-" } else { "" };
             let ttl = ttl.map_or_else(String::new, |ttl| ttl.as_millis().to_string());
@@ -130,7 +130,7 @@ pub(crate) fn encode_words<'a>(
     words.for_each(|word| out.text(word));
 }
 
-/// RESP2, the little of it that requests need.
+/// Writes the RESP2 types that requests use.
 struct Encoder<'a>(&'a mut Vec<u8>);
 
 impl Encoder<'_> {
@@ -169,7 +169,7 @@ impl Encoder<'_> {
         self.bytes(&digits[start..]);
     }
 
-    /// There are a dozen of them for each lock, nearly all with one or two digits.
+    /// Writes a length. Each lock has a dozen lengths, nearly all with one or two digits.
     fn line(&mut self, sign: u8, number: u64) {
         let digit = |digit: u64| b'0' + digit as u8;
         match number {
@@ -187,8 +187,8 @@ impl Encoder<'_> {
     }
 }
 
-/// The decimal digits of `number`, from the given index on. Several are written for each request:
-/// the standard formatting takes ten times as long.
+/// The decimal digits of `number`, from the returned index on. The formatting of the standard library takes ten times
+/// as long, and each request has several numbers.
 pub(super) fn decimal(mut number: u64) -> ([u8; 20], usize) {
     let mut digits = [0; 20];
     let mut start = digits.len();

@@ -1,4 +1,4 @@
-//! The scripts: their texts, how batches of commands are put on the wire, and how answers are read.
+//! The scripts: their texts, the encoding of calls, and the decoding of replies.
 
 mod decode;
 mod encode;
@@ -14,20 +14,20 @@ use crate::store::command::{Command, QueueMode};
 use crate::util::id::HolderId;
 
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
-pub(crate) use decode::{Decoded, decode, is_out_of_place};
+pub(crate) use decode::{Decoded, decode, is_refused_by_non_primary};
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use encode::{encode, encode_words};
 use parts::whole;
 
-/// A script, as a server is sent it and as it is called.
+/// The text of a script, and the hash by which Redis knows it.
 struct Script {
     text: String,
     /// SHA-1 of the text, in hexadecimal digits.
     hash: String,
 }
 
-/// In the order of [`Kind::ALL`].
-static SCRIPTS: LazyLock<[Script; Kind::ALL.len()]> = LazyLock::new(|| {
+/// In the order of [`ScriptKind::ALL`].
+static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
     [
         include_str!("../../../../lua/release.lua"),
         include_str!("../../../../lua/acquire.lua"),
@@ -44,16 +44,16 @@ static SCRIPTS: LazyLock<[Script; Kind::ALL.len()]> = LazyLock::new(|| {
     })
 });
 
-/// A script without its comments and indentation: Redis hashes the text each time it comes.
+/// Removes comments and indentation from a script: Redis hashes the text of each EVAL.
 pub(in crate::store) fn strip_comments(script: &str) -> String {
     let lines = script.lines().map(str::trim_start);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// Which script a batch is for; a batch is of one kind.
+/// The script that carries out a command. All commands of one call have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ScriptKind {
     Release,
     Acquire,
     Renew,
@@ -63,9 +63,9 @@ pub(crate) enum Kind {
     Read,
 }
 
-impl Kind {
-    /// In the order in which a batch is written: a key let go and asked for in one batch is free
-    /// when its acquire runs.
+impl ScriptKind {
+    /// In the order in which a batch is written: releases before acquires, so that a key that is released and acquired
+    /// in one batch is free.
     pub(crate) const ALL: [Self; 7] = [
         Self::Release,
         Self::Acquire,
@@ -93,17 +93,17 @@ impl Kind {
         &SCRIPTS[self as usize].text
     }
 
-    /// The hash under which Redis knows the script once it was sent its text.
+    /// The hash of the script's text.
     pub(crate) fn hash(self) -> &'static str {
         &SCRIPTS[self as usize].hash
     }
 
-    /// Whether its first key is the fence counter.
-    pub(super) fn counts(self) -> bool {
+    /// Whether the script's first key is the fence counter.
+    pub(super) fn uses_counter(self) -> bool {
         matches!(self, Self::Acquire | Self::Release)
     }
 
-    /// Whether the call also names the key of this lock's queue.
+    /// Whether the call has the key of the lock's queue, too.
     pub(super) fn uses_queue(self, command: &Command) -> bool {
         match command {
             Command::Acquire { queue_mode, .. } => *queue_mode != QueueMode::None,
@@ -111,20 +111,20 @@ impl Kind {
         }
     }
 
-    /// Whether its first argument is the holder.
-    pub(super) fn names_holder(self) -> bool {
+    /// Whether the script's first argument is the holder.
+    pub(super) fn sends_holder(self) -> bool {
         matches!(self, Self::Acquire | Self::Adopt)
     }
 }
 
-/// How a script is named in a request.
+/// A script in a request: by its hash (EVALSHA) or its text (EVAL).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ScriptRef<'a> {
     Hash(&'a str),
     Text(&'a str),
 }
 
-/// What every request of a client has in shared.
+/// The arguments and keys that all script calls of a client share.
 #[derive(Clone, Debug)]
 pub(crate) struct ScriptContext {
     pub(crate) holder: HolderId,

@@ -1,4 +1,4 @@
-//! What goes over the wire, and what is made of what comes back.
+//! The encoding of calls, and the decoding of replies.
 
 use redis::Value;
 
@@ -11,7 +11,7 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
-fn names() -> ScriptContext {
+fn context() -> ScriptContext {
     ScriptContext {
         holder: HolderId::of_this_process(),
         fence_counter: "p:~fence".to_owned(),
@@ -19,7 +19,7 @@ fn names() -> ScriptContext {
 }
 
 #[test]
-fn a_call_is_what_redis_reads() {
+fn a_script_call_is_encoded_as_resp() {
     let key = Key::new("p:", "a", 10).unwrap();
     let lease = LeaseId::random();
     let until = MonotonicTime::now();
@@ -35,8 +35,8 @@ fn a_call_is_what_redis_reads() {
     encode(
         &mut buffer,
         call,
-        Kind::Release,
-        &names(),
+        ScriptKind::Release,
+        &context(),
         [&command].into_iter(),
     );
     let wanted = format!(
@@ -56,19 +56,19 @@ fn numbers_are_written_in_decimal() {
 
 #[test]
 fn a_string_too_large_is_an_answer_to_reads_only() {
-    let too_large = || answer("-TOOLARGE a string of 9 bytes\r\n");
-    for kind in Kind::ALL {
+    let too_large = || parsed("-TOOLARGE a string of 9 bytes\r\n");
+    for kind in ScriptKind::ALL {
         for (n, reply) in [
             (1, too_large()),
             (2, Value::Array(vec![Value::Int(0), too_large()])),
         ] {
             match decode(kind, n, reply) {
-                Decoded::Nonsense(error) => {
-                    assert_ne!(kind, Kind::Read);
+                Decoded::Unexpected(error) => {
+                    assert_ne!(kind, ScriptKind::Read);
                     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
                 }
                 Decoded::Outcomes(mut outcomes) => {
-                    assert_eq!(kind, Kind::Read);
+                    assert_eq!(kind, ScriptKind::Read);
                     let error = outcomes.pop().unwrap().unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
                 }
@@ -79,34 +79,34 @@ fn a_string_too_large_is_an_answer_to_reads_only() {
 }
 
 #[test]
-fn an_answer_of_the_wrong_shape_is_nonsense() {
+fn a_reply_of_the_wrong_type_is_unexpected() {
     for value in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Nil] {
-        let decoded = decode(Kind::Acquire, 1, value);
-        assert!(matches!(decoded, Decoded::Nonsense(_)));
+        let decoded = decode(ScriptKind::Acquire, 1, value);
+        assert!(matches!(decoded, Decoded::Unexpected(_)));
     }
     let short = Value::Array(vec![Value::Int(1)]);
     assert!(matches!(
-        decode(Kind::Release, 2, short),
-        Decoded::Nonsense(_)
+        decode(ScriptKind::Release, 2, short),
+        Decoded::Unexpected(_)
     ));
     for (kind, one_for_two) in [
-        (Kind::Release, 0),
-        (Kind::Acquire, 1),
-        (Kind::Adopt, 1),
-        (Kind::Write, 1),
+        (ScriptKind::Release, 0),
+        (ScriptKind::Acquire, 1),
+        (ScriptKind::Adopt, 1),
+        (ScriptKind::Write, 1),
     ] {
         let decoded = decode(kind, 2, Value::Int(one_for_two));
-        assert!(matches!(decoded, Decoded::Nonsense(_)), "{kind:?}");
+        assert!(matches!(decoded, Decoded::Unexpected(_)), "{kind:?}");
     }
 }
 
 #[test]
-fn one_answer_can_be_all_that_there_is_to_say() {
+fn one_result_stands_for_a_whole_batch() {
     let outcomes = |kind, value| match decode(kind, 3, value) {
         Decoded::Outcomes(outcomes) => outcomes.into_iter().map(Result::unwrap).collect(),
         _ => Vec::new(),
     };
-    for kind in [Kind::Release, Kind::Renew] {
+    for kind in [ScriptKind::Release, ScriptKind::Renew] {
         assert_eq!(outcomes(kind, Value::Int(1)), vec![Reply::Done; 3]);
     }
     let micros = [0, 1, 2].map(|n| (1_700_000_000_000_000_u64 + n).to_string());
@@ -114,33 +114,33 @@ fn one_answer_can_be_all_that_there_is_to_say() {
         token: value::token(micros).unwrap(),
     });
     let first = Value::BulkString(micros[0].clone().into_bytes());
-    assert_eq!(outcomes(Kind::Acquire, first), granted);
+    assert_eq!(outcomes(ScriptKind::Acquire, first), granted);
 }
 
 #[test]
 fn no_token_follows_the_greatest_one() {
     let last = || Value::BulkString(b"18014398509481983".to_vec());
     assert!(matches!(
-        decode(Kind::Acquire, 1, last()),
+        decode(ScriptKind::Acquire, 1, last()),
         Decoded::Outcomes(_)
     ));
     assert!(matches!(
-        decode(Kind::Acquire, 2, last()),
-        Decoded::Nonsense(_)
+        decode(ScriptKind::Acquire, 2, last()),
+        Decoded::Unexpected(_)
     ));
 }
 
-fn answer(wire: &str) -> Value {
+fn parsed(wire: &str) -> Value {
     redis::parse_redis_value(wire.as_bytes()).unwrap()
 }
 
 #[test]
-fn errors_of_a_script_are_read_in_the_words_of_every_version() {
+fn script_errors_of_all_versions_are_read() {
     for wire in [
         "-OOM command not allowed\r\n",
         "-@user_script: 18: -OOM command not allowed\r\n",
     ] {
-        let Decoded::Outcomes(outcomes) = decode(Kind::Acquire, 1, answer(wire)) else {
+        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 1, parsed(wire)) else {
             panic!("{wire}");
         };
         let error = outcomes[0].as_ref().unwrap_err();
@@ -149,13 +149,13 @@ fn errors_of_a_script_are_read_in_the_words_of_every_version() {
 }
 
 #[test]
-fn a_refusal_in_a_script_leaves_nothing_in_doubt() {
+fn a_denied_command_in_a_script_is_denied() {
     for wire in [
         "-@user_script: 1: The user executing the script can't run this command or subcommand\r\n",
         "-ERR The user executing the script can't run this command or subcommand\r\n",
         "-ERR ACL failure in script: User x has no permissions to run the 'set' command\r\n",
     ] {
-        let Decoded::Outcomes(outcomes) = decode(Kind::Acquire, 2, answer(wire)) else {
+        let Decoded::Outcomes(outcomes) = decode(ScriptKind::Acquire, 2, parsed(wire)) else {
             panic!("{wire}");
         };
         let kinds = outcomes.into_iter().map(|one| one.unwrap_err().kind());
@@ -166,10 +166,10 @@ fn a_refusal_in_a_script_leaves_nothing_in_doubt() {
 #[test]
 fn an_unreadable_result_is_an_error_of_its_key() {
     for (kind, found) in [
-        (Kind::Write, "18446744073709551616"),
-        (Kind::Write, ""),
-        (Kind::Acquire, "not a number"),
-        (Kind::Acquire, "18014398509481984"),
+        (ScriptKind::Write, "18446744073709551616"),
+        (ScriptKind::Write, ""),
+        (ScriptKind::Acquire, "not a number"),
+        (ScriptKind::Acquire, "18014398509481984"),
     ] {
         let results = [Value::BulkString(found.into()), Value::Int(1)];
         let Decoded::Outcomes(outcomes) = decode(kind, 2, Value::Array(results.to_vec())) else {
@@ -182,39 +182,43 @@ fn an_unreadable_result_is_an_error_of_its_key() {
         assert!(outcomes[1].is_ok());
     }
     let endless = Value::BulkString(vec![0xff; 1 << 20]);
-    let Decoded::Outcomes(outcomes) = decode(Kind::Write, 1, endless) else {
+    let Decoded::Outcomes(outcomes) = decode(ScriptKind::Write, 1, endless) else {
         panic!("one outcome");
     };
     let error = outcomes[0].as_ref().unwrap_err().to_string();
     assert!(error.len() < 2000, "{}", error.len());
-    // One result can stand for a whole batch: then nobody's data is in it.
-    let one_for_two = decode(Kind::Acquire, 2, Value::BulkString(b"not a number".into()));
-    assert!(matches!(one_for_two, Decoded::Nonsense(_)));
+    // A result for a whole batch has no value of another user.
+    let one_for_two = decode(
+        ScriptKind::Acquire,
+        2,
+        Value::BulkString(b"not a number".into()),
+    );
+    assert!(matches!(one_for_two, Decoded::Unexpected(_)));
 }
 
 #[test]
-fn one_demoted_primary_in_a_batch_is_enough_to_look_elsewhere() {
+fn one_readonly_in_a_batch_shows_a_replica() {
     let refusal = "-READONLY You can't write against a read only replica.\r\n";
     for wire in [format!("*2\r\n:0\r\n{refusal}"), refusal.to_owned()] {
-        assert!(is_out_of_place(&answer(&wire)), "{wire}");
+        assert!(is_refused_by_non_primary(&parsed(&wire)), "{wire}");
     }
 }
 
 #[test]
-fn an_error_that_is_not_of_redis_leaves_what_was_done_in_doubt() {
-    let decoded = decode(Kind::Acquire, 1, answer("-upstream failure\r\n"));
+fn an_error_of_a_proxy_leaves_the_outcome_unknown() {
+    let decoded = decode(ScriptKind::Acquire, 1, parsed("-upstream failure\r\n"));
     assert!(matches!(decoded, Decoded::OutcomeUnknown(_)));
 }
 
 #[test]
-fn a_batch_refused_for_one_of_its_keys_is_taken_apart() {
-    let refused = || answer("-NOPERM No permissions to access a key\r\n");
+fn a_batch_refused_for_one_key_is_split() {
+    let refused = || parsed("-NOPERM No permissions to access a key\r\n");
     assert!(matches!(
-        decode(Kind::Acquire, 2, refused()),
+        decode(ScriptKind::Acquire, 2, refused()),
         Decoded::SplitBatch
     ));
     assert!(matches!(
-        decode(Kind::Acquire, 1, refused()),
+        decode(ScriptKind::Acquire, 1, refused()),
         Decoded::Outcomes(_)
     ));
 }
@@ -228,25 +232,21 @@ mod fuzz {
     use super::*;
     use crate::util::fuzz::{self, Bytes};
 
-    /// A text that a script returns (a part in µs, a value, an answer of lua/inspect.lua), or any bytes.
+    /// A text that a script returns (a part in µs, a value, a result of lua/inspect.lua), or any bytes.
     fn text() -> impl Strategy<Value = Bytes> {
         let holder = "[a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
-        let answer = (
+        let reply = (
             fuzz::lease(),
             "(-?[0-9]{1,20} [0-9]{1,20} )?",
             "[0-9]{16}",
             holder,
         );
-        let answer = answer.prop_map(|(lease, before, micros, holder)| {
+        let reply = reply.prop_map(|(lease, before, micros, holder)| {
             format!("{before}lh1 {} {micros} {holder}", fuzz::lease_text(lease))
         });
         let micros = any::<u64>().prop_map(|micros| micros.to_string());
         let greatest = select(vec!["18014398509481983", "18014398509481984"]);
-        fuzz::bytes_like(prop_oneof![
-            answer,
-            micros,
-            greatest.prop_map(str::to_owned)
-        ])
+        fuzz::bytes_like(prop_oneof![reply, micros, greatest.prop_map(str::to_owned)])
     }
 
     fn error() -> impl Strategy<Value = Value> {
@@ -293,8 +293,8 @@ mod fuzz {
 
     proptest! {
         #[test]
-        fn fuzz_any_reply_has_a_meaning_for_each_command(
-            kind in select(&Kind::ALL[..]),
+        fn fuzz_any_reply_gives_each_command_an_outcome(
+            kind in select(&ScriptKind::ALL[..]),
             n in 1..4_usize,
             reply in reply(),
         ) {
@@ -307,7 +307,7 @@ mod fuzz {
                         }
                     }
                 }
-                Decoded::OutcomeUnknown(error) | Decoded::Nonsense(error) => short(&error)?,
+                Decoded::OutcomeUnknown(error) | Decoded::Unexpected(error) => short(&error)?,
                 Decoded::SplitBatch | Decoded::NoScript => {}
             }
         }

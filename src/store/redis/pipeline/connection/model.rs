@@ -1,5 +1,5 @@
-//! The connection of the models, in place of `connection`: a server and its connections in memory, with as many
-//! faults as a model allows. Knows commands and replies, and nothing of their connection format.
+//! The models' double of `connection`: a server and its connections in memory, with the faults that a model allows. It
+//! passes commands and replies without encoding them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::util::key::Key;
 use crate::util::sync::model::{chance, choice, panic, pass, step};
 use crate::util::sync::{AtomicBool, Ordering};
 
-/// What the pipeline asks for connections.
+/// The double of the pool.
 pub(crate) type Pool = Arc<Server>;
 
 pub(crate) fn pool(_: &Arc<Endpoint>, _: usize) -> Pool {
@@ -36,43 +36,43 @@ pub(crate) fn transaction_connection(
     Err(Error::new(ErrorKind::Unsupported, "a model"))
 }
 
-/// How often something may go wrong, and what.
+/// The number of faults of each kind that may happen.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Faults {
-    /// No connection is made.
+    /// An attempt to connect fails.
     pub(crate) connecting: u32,
-    /// A connection breaks, or an answer does not come in time.
+    /// A connection breaks, or a reply does not come in time.
     pub(crate) broken: u32,
-    /// Whoever uses a connection panics.
+    /// The thread that uses a connection panics.
     pub(crate) panics: u32,
     /// An answer comes after the reader's own deadline, and before it is due.
     pub(crate) slow: u32,
 }
 
-/// A Redis that keeps locks, and the network before it.
+/// A Redis that keeps locks, and the network in front of it.
 pub(crate) struct Server {
-    state: parking_lot::Mutex<State>,
-    /// A connection is being used: one thread at a time does that.
+    state: parking_lot::Mutex<ServerState>,
+    /// A thread is using a connection. Only one may.
     in_use: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     keyspace: Keyspace,
-    /// What clients are to be notified of.
-    news: Vec<Notification>,
-    /// What was sent on connections that have been given up, and arrives yet.
+    /// Notifications that the model has not taken.
+    notifications: Vec<Notification>,
+    /// Commands on closed connections that have not arrived yet.
     late: Vec<VecDeque<Command>>,
-    /// Raised when a connection breaks.
+    /// How many connections have broken.
     epoch: u64,
     faults: Faults,
 }
 
 impl Server {
     pub(crate) fn new(faults: Faults) -> Arc<Self> {
-        let state = State {
+        let state = ServerState {
             faults,
-            ..State::default()
+            ..ServerState::default()
         };
         Arc::new(Self {
             state: parking_lot::Mutex::new(state),
@@ -80,7 +80,7 @@ impl Server {
         })
     }
 
-    /// Gives `key` to `lease`, as another connection would have.
+    /// Grants `key` to `lease`, as if on another connection.
     pub(crate) fn give(&self, key: &Key, lease: LeaseId, until: MonotonicTime) {
         let mut state = self.state.lock();
         state.keyspace.remove(key);
@@ -96,19 +96,19 @@ impl Server {
     pub(crate) fn delete(&self, key: &Key) {
         let mut state = self.state.lock();
         state.keyspace.remove(key);
-        state.news.push(Notification::Changed(key.clone()));
+        state.notifications.push(Notification::Changed(key.clone()));
     }
 
-    /// The news since this was last asked.
-    pub(crate) fn news(&self) -> Vec<Notification> {
-        std::mem::take(&mut self.state.lock().news)
+    /// Takes the notifications since the last call.
+    pub(crate) fn take_notifications(&self) -> Vec<Notification> {
+        std::mem::take(&mut self.state.lock().notifications)
     }
 
     pub(crate) fn serve(&self, by: &HolderId, command: &Command) -> Reply {
         self.state.lock().serve_to(by, command)
     }
 
-    /// What stands under `key`, as GET says it.
+    /// The value of `key`, as GET returns it.
     pub(crate) fn text(&self, key: &Key) -> Option<String> {
         let mut state = self.state.lock();
         state.step(&HolderId::of_text("model"), |keyspace, step| {
@@ -130,12 +130,12 @@ impl Server {
         self.state.lock().holder(key)
     }
 
-    /// From here on everything goes well.
-    pub(crate) fn calm_down(&self) {
+    /// Ends the faults.
+    pub(crate) fn end_faults(&self) {
         self.state.lock().faults = Faults::default();
     }
 
-    /// Whatever is still on its way arrives.
+    /// Carries out the commands that have not arrived yet.
     pub(crate) fn deliver_late(&self) {
         let mut state = self.state.lock();
         for connection in std::mem::take(&mut state.late) {
@@ -157,7 +157,7 @@ impl Server {
         })
     }
 
-    /// Whether such a fault happens here.
+    /// Whether a fault of this kind happens here.
     fn happens(&self, of: impl Fn(&mut Faults) -> &mut u32) -> bool {
         step();
         let mut state = self.state.lock();
@@ -167,7 +167,7 @@ impl Server {
         happens
     }
 
-    fn may_panic(&self) {
+    fn panic_by_chance(&self) {
         if self.happens(|faults| &mut faults.panics) {
             panic();
         }
@@ -181,13 +181,13 @@ impl Server {
             }
         }
         let in_use = self.in_use.swap(true, Ordering::SeqCst);
-        assert!(!in_use, "two lead one pipeline");
+        assert!(!in_use, "two threads lead one pipeline");
         let _used = Used(self);
         work()
     }
 }
 
-impl State {
+impl ServerState {
     fn holder(&mut self, key: &Key) -> Option<LeaseId> {
         match self.serve(&Command::Inspect { key: key.clone() }) {
             Reply::Found { value, .. } => Some(value.lease),
@@ -200,7 +200,7 @@ impl State {
     }
 
     fn serve_to(&mut self, by: &HolderId, command: &Command) -> Reply {
-        let reply = self.step(by, |keyspace, step| keyspace.carry_out(command, step));
+        let reply = self.step(by, |keyspace, step| keyspace.execute(command, step));
         reply.expect("models keep to keys of locks")
     }
 
@@ -213,7 +213,7 @@ impl State {
             now: MonotonicTime::now(),
             by,
             listens: &|_| true,
-            news: &mut self.news,
+            notifications: &mut self.notifications,
         };
         step(&mut self.keyspace, &mut context)
     }
@@ -234,7 +234,7 @@ impl Connection {
         self.broken = true;
     }
 
-    fn broke(&mut self, kind: ErrorKind) -> Error {
+    fn mark_broken(&mut self, kind: ErrorKind) -> Error {
         self.broken = true;
         self.server.state.lock().epoch += 1;
         Error::new(kind, "a fault")
@@ -242,18 +242,18 @@ impl Connection {
 }
 
 #[derive(Clone)]
-pub(crate) enum Answer {
-    Outcome(Result<Reply, Error>),
-    OutcomeUnknown(Error),
+pub(crate) enum CommandOutcome {
+    Known(Result<Reply, Error>),
+    Unknown(Error),
 }
 
 pub(crate) struct PipelinedConnection {
     connection: Connection,
     in_flight: VecDeque<PendingRequest>,
-    /// Of those in flight, what has reached the server, and what it said.
+    /// The replies to those requests in flight that have reached the server.
     served: VecDeque<Reply>,
     reply_by: Option<MonotonicTime>,
-    cut: bool,
+    write_failed: bool,
 }
 
 impl PipelinedConnection {
@@ -263,7 +263,7 @@ impl PipelinedConnection {
             in_flight: VecDeque::new(),
             served: VecDeque::new(),
             reply_by: None,
-            cut: false,
+            write_failed: false,
         }
     }
 
@@ -271,7 +271,7 @@ impl PipelinedConnection {
         self.connection.is_stale()
     }
 
-    pub(crate) fn is_suspect(&self) -> bool {
+    pub(crate) fn is_stale_and_idle(&self) -> bool {
         self.in_flight.is_empty() && self.is_stale()
     }
 
@@ -288,19 +288,19 @@ impl PipelinedConnection {
         self.reply_by.is_some()
     }
 
-    pub(crate) fn first_caller(&self) -> Option<&Arc<Call>> {
+    pub(crate) fn first_caller(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
         let mut completions = self
             .in_flight
             .iter()
             .filter_map(|one| one.completion.as_ref());
         let first = completions.find(|completion| completion.is_waited_for());
-        first.map(Completion::call)
+        first.map(Completion::caller)
     }
 
-    pub(crate) fn passing_on(&self) -> impl Iterator<Item = &Key> {
+    pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
         let in_flight = self.in_flight.iter();
-        in_flight.filter_map(|request| request.command.passes_on())
+        in_flight.filter_map(|request| request.command.key_for_next_waiter())
     }
 
     pub(crate) fn empty_batch(&mut self) -> Vec<PendingRequest> {
@@ -327,10 +327,10 @@ impl PipelinedConnection {
         );
         server.use_alone(|| {
             self.in_flight.extend(batch);
-            server.may_panic();
+            server.panic_by_chance();
             if server.happens(|faults| &mut faults.broken) {
-                self.cut = true;
-                return Err(self.connection.broke(ErrorKind::Unavailable));
+                self.write_failed = true;
+                return Err(self.connection.mark_broken(ErrorKind::Unavailable));
             }
             Ok(())
         })
@@ -341,7 +341,7 @@ impl PipelinedConnection {
         _: &ScriptContext,
         until: Option<MonotonicTime>,
         due: MonotonicTime,
-        deliver: &mut impl FnMut(PendingRequest, Answer),
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
     ) -> Result<bool, Error> {
         let server = Arc::clone(&self.connection.server);
         let due = due.min(*self.reply_by.get_or_insert(due));
@@ -352,7 +352,7 @@ impl PipelinedConnection {
                     None => server.state.lock().serve(&request.command),
                 };
                 self.served.push_front(reply.clone());
-                server.may_panic();
+                server.panic_by_chance();
                 if let Some(until) = until.filter(|until| *until < due)
                     && server.happens(|faults| &mut faults.slow)
                 {
@@ -364,14 +364,17 @@ impl PipelinedConnection {
                     if timed_out {
                         pass(due.since(MonotonicTime::now()));
                     }
-                    return Err(self.connection.broke(match timed_out {
+                    return Err(self.connection.mark_broken(match timed_out {
                         true => ErrorKind::Timeout,
                         false => ErrorKind::Unavailable,
                     }));
                 }
                 self.served.pop_front();
-                let request = self.in_flight.pop_front().expect("it was just looked at");
-                deliver(request, Answer::Outcome(Ok(reply)));
+                let request = self
+                    .in_flight
+                    .pop_front()
+                    .expect("the loop found a request");
+                deliver(request, CommandOutcome::Known(Ok(reply)));
             }
             self.reply_by = None;
             Ok(true)
@@ -382,13 +385,13 @@ impl PipelinedConnection {
         !self.connection.broken
     }
 
-    /// What was written arrives whole and now, or in part, or late, or never; behind it, unless the
-    /// connection was cut, the releases of its acquires.
+    /// The requests in flight arrive now, in part, late, or never. The releases of their acquires follow, unless the
+    /// last write failed.
     pub(crate) fn abandon(mut self, _: &ScriptContext) -> Vec<PendingRequest> {
         let in_flight: Vec<PendingRequest> = std::mem::take(&mut self.in_flight).into();
         let unserved = in_flight.iter().skip(self.served.len());
         let mut sent: VecDeque<Command> = unserved.map(|request| request.command.clone()).collect();
-        if !self.cut {
+        if !self.write_failed {
             let now = MonotonicTime::now();
             sent.extend(
                 in_flight

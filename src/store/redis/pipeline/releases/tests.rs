@@ -15,12 +15,12 @@ fn release(key: u8, attempts: u32) -> Release {
         queued: None,
         attempts,
         is_undo: false,
-        began: false,
+        reported_late: false,
     }
 }
 
 #[test]
-fn a_release_takes_72_bytes_and_4_of_the_index() {
+fn a_slot_takes_72_bytes() {
     assert_eq!(size_of::<Slot>(), 72);
     let mut releases = Releases::default();
     for n in 0..10_000 {
@@ -31,7 +31,7 @@ fn a_release_takes_72_bytes_and_4_of_the_index() {
 }
 
 #[test]
-fn a_packed_release_is_the_same_when_taken_out() {
+fn a_release_is_unpacked_as_packed() {
     let held = Held {
         token: 7,
         others_queued: true,

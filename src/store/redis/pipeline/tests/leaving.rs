@@ -11,17 +11,17 @@ const SHORT: Duration = Duration::from_millis(50);
 
 impl Fixture {
     /// Queues an acquire, whose caller then waits as a follower.
-    fn queue(&self, name: &str) -> Arc<Call> {
-        let call = Call::new(1);
+    fn queue(&self, name: &str) -> Arc<Caller> {
+        let caller = Caller::new(1);
         let acquire = Command::Acquire {
             key: key(name),
             lease: LeaseId::random(),
             ttl: LONG,
             queue_mode: crate::store::QueueMode::None,
         };
-        let request = PendingRequest::new(acquire, Some(Completion::new(&call, 0)));
-        self.pipeline.state.lock().ask([request]);
-        call
+        let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
+        self.pipeline.state.lock().enqueue([request]);
+        caller
     }
 
     fn leaves(&self, name: &str) {
@@ -42,7 +42,11 @@ fn a_leader_leaves_at_its_deadline_and_keeps_the_connection() {
     f.server.stop();
     f.leaves("late");
     assert_eq!(f.unanswered(), 1);
-    assert_eq!(f.rings.load(Ordering::SeqCst), 1, "somebody has to read it");
+    assert_eq!(
+        f.hook_calls.load(Ordering::SeqCst),
+        1,
+        "the background has to read its reply"
+    );
     f.server.resume();
     while f.pipeline.run_maintenance() {}
     assert!(!f.exists("late"), "its grant is released");
@@ -59,7 +63,7 @@ fn a_caller_in_flight_leads_once_the_leader_has_left() {
     f.leaves("leader");
     assert_eq!((f.unanswered(), f.queued()), (2, 0));
     assert_eq!(
-        f.rings.load(Ordering::SeqCst),
+        f.hook_calls.load(Ordering::SeqCst),
         0,
         "not left to the background"
     );
@@ -79,8 +83,8 @@ fn nothing_awaited_is_written_behind_a_batch_in_flight() {
         f.leaves(name);
         assert_eq!(f.unanswered(), 1, "{name}");
     }
-    f.pipeline.post(f.release("warm-up", lease));
-    assert_eq!(f.unanswered(), 1, "others are queued before it");
+    f.pipeline.send_release(f.release("warm-up", lease));
+    assert_eq!(f.unanswered(), 1, "other requests are queued before it");
     f.server.resume();
     f.acquire("fourth");
     while f.pipeline.run_maintenance() {}
@@ -95,7 +99,7 @@ fn a_release_is_written_behind_a_batch_in_flight() {
     let lease = f.acquire("warm-up");
     f.server.stop();
     f.leaves("first");
-    f.pipeline.post(f.release("warm-up", lease));
+    f.pipeline.send_release(f.release("warm-up", lease));
     assert_eq!(f.unanswered(), 2);
     f.server.resume();
     f.acquire("second");
@@ -111,9 +115,12 @@ fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
     f.server.stop();
     let before = Instant::now();
     f.leaves("first");
-    let mut leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     leadership.read_before_write(None);
-    assert!(before.elapsed() >= timeout, "it might have come");
+    assert!(
+        before.elapsed() >= timeout,
+        "it returned before the replies were due"
+    );
     assert!(leadership.connection.is_none());
     drop(leadership);
     f.server.resume();
@@ -122,9 +129,9 @@ fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
     f.leaves("third");
     thread::sleep(timeout);
     let before = Instant::now();
-    let mut leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     leadership.read_before_write(None);
-    assert!(before.elapsed() < timeout, "it was overdue");
+    assert!(before.elapsed() < timeout, "the replies were overdue");
     assert!(leadership.connection.is_none());
 }
 
@@ -132,10 +139,10 @@ fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
 fn a_pipeline_with_a_batch_in_flight_is_busy() {
     let f = fixture();
     f.acquire("warm-up");
-    assert_eq!(f.pipeline.readiness_without_stale(), Readiness::Idle);
+    assert_eq!(f.pipeline.readiness_after_dropping_stale(), Readiness::Idle);
     f.server.stop();
     f.leaves("first");
-    assert_eq!(f.pipeline.readiness_without_stale(), Readiness::Busy);
+    assert_eq!(f.pipeline.readiness_after_dropping_stale(), Readiness::Busy);
     f.server.resume();
 }
 
@@ -144,15 +151,15 @@ fn a_flush_whose_leader_leaves_early_is_not_answered() {
     let f = fixture();
     f.acquire("warm-up");
     f.server.stop();
-    let flush = Call::new(1);
+    let flush = Caller::new(1);
     let completion = Completion::new(&flush, 0);
     let request = PendingRequest::new(Command::Flush { pipeline: 0 }, Some(completion));
-    f.pipeline.state.lock().ask([request]);
+    f.pipeline.state.lock().enqueue([request]);
     let lease = LeaseId::random();
-    let mut leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
-    f.pipeline.post(f.release("k", lease));
-    let call = Call::new(1);
-    leadership.lead(&call, MonotonicTime::now().after(SHORT));
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    f.pipeline.send_release(f.release("k", lease));
+    let caller = Caller::new(1);
+    leadership.lead(&caller, MonotonicTime::now().after(SHORT));
     drop(leadership);
     assert_eq!(
         flush.wait(MonotonicTime::now().after(LONG)),
@@ -162,8 +169,8 @@ fn a_flush_whose_leader_leaves_early_is_not_answered() {
     f.server.resume();
 }
 
-/// Passes everything on, but only the first byte of the next reply once something is sent on `hold`; the rest follows
-/// with the next that is sent there: `true` holds the reply after it, too.
+/// A proxy to the server. Once `hold` gets a message, it passes on only the first byte of the next reply. The rest follows
+/// after the next message: `true` holds the reply after it, too.
 fn halves_replies(server: &Server) -> (u16, Sender<bool>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, to) = (listener.local_addr().unwrap().port(), server.port());
@@ -190,7 +197,7 @@ fn halves_replies(server: &Server) -> (u16, Sender<bool>) {
 }
 
 #[test]
-fn half_a_reply_is_read_on_by_the_next_leader() {
+fn half_a_reply_is_completed_by_the_next_leader() {
     let server = Server::start().unwrap();
     let (port, hold) = halves_replies(&server);
     let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
@@ -199,7 +206,7 @@ fn half_a_reply_is_read_on_by_the_next_leader() {
     f.leaves("first");
     assert_eq!(f.unanswered(), 1);
     hold.send(false).unwrap();
-    // On the same connection: there is no other.
+    // On the same connection: the proxy accepts no other.
     f.acquire("second");
     while f.pipeline.run_maintenance() {}
     assert!(f.exists("second") && !f.exists("first"));
@@ -217,7 +224,7 @@ fn a_release_behind_a_half_read_batch_has_its_own_time() {
     let lease = f.acquire("warm-up");
     hold.send(false).unwrap();
     f.leaves("first");
-    f.pipeline.post(f.release("warm-up", lease));
+    f.pipeline.send_release(f.release("warm-up", lease));
     let before = reply_by();
     f.leaves("second");
     assert!(reply_by() == before, "the first half only");
@@ -238,7 +245,7 @@ fn a_stale_connection_is_read_to_the_end_before_it_is_replaced() {
     let before = f.connection();
     f.server.stop();
     f.leaves("first");
-    f.pipeline.shared.endpoint.epoch().broke();
+    f.pipeline.shared.endpoint.epoch().note_break();
     f.leaves("second");
     assert_eq!(f.unanswered(), 1);
     f.server.resume();

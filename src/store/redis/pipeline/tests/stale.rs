@@ -1,4 +1,4 @@
-//! A connection that may be dead, or lead to the wrong server, is replaced before it is written on.
+//! A connection that may be dead, or lead to the wrong server, is replaced before the next write.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,9 +8,9 @@ use std::thread;
 use super::*;
 
 impl Fixture {
-    /// Another connection breaks.
+    /// Makes the connection stale, as if another one had broken.
     fn make_stale(&self) {
-        self.pipeline.shared.endpoint.epoch().broke();
+        self.pipeline.shared.endpoint.epoch().note_break();
     }
 
     fn ask_server(&self, args: &[&str]) -> String {
@@ -20,13 +20,13 @@ impl Fixture {
 }
 
 #[test]
-fn answers_owed_on_a_stale_connection_are_read() {
+fn replies_on_a_stale_connection_are_read() {
     let f = fixture();
     let lease = f.acquire("k");
-    // The release is answered by NOSCRIPT, so that nothing is done unless the answer is read.
+    // The reply to the release is NOSCRIPT, so the release is done only if the reply is read.
     f.ask_server(&["SCRIPT", "FLUSH"]);
     let before = f.connection();
-    f.pipeline.post(f.release("k", lease));
+    f.pipeline.send_release(f.release("k", lease));
     assert_eq!(f.unanswered(), 1);
     f.make_stale();
     f.acquire("k");
@@ -37,13 +37,13 @@ fn answers_owed_on_a_stale_connection_are_read() {
 fn a_release_is_not_written_on_a_stale_connection() {
     let f = fixture();
     let lease = f.acquire("k");
-    let (before, rings) = (f.connection(), f.rings.load(Ordering::SeqCst));
+    let (before, hook_calls) = (f.connection(), f.hook_calls.load(Ordering::SeqCst));
     f.make_stale();
-    f.pipeline.post(f.release("k", lease));
+    f.pipeline.send_release(f.release("k", lease));
     assert_eq!(f.unanswered(), 0);
     assert!(f.exists("k"));
     assert!(
-        f.rings.load(Ordering::SeqCst) > rings,
+        f.hook_calls.load(Ordering::SeqCst) > hook_calls,
         "left to the background"
     );
     f.pipeline.run_maintenance();
@@ -52,14 +52,14 @@ fn a_release_is_not_written_on_a_stale_connection() {
 }
 
 #[test]
-fn an_answer_read_late_on_a_stale_connection_leaves_no_time_for_a_request() {
+fn a_reply_read_late_on_a_stale_connection_leaves_no_time_for_a_request() {
     let f = fixture();
     let release = f.release("a", f.acquire("a"));
     f.make_stale();
     // Another connection, which is not stale, is in the pool.
     drop(f.pipeline.shared.pool.get().unwrap());
     f.server.stop();
-    let mut leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     let written = leadership.write(
         vec![PendingRequest::new(release, None)],
         MonotonicTime::now().after(LONG),
@@ -69,7 +69,7 @@ fn an_answer_read_late_on_a_stale_connection_leaves_no_time_for_a_request() {
     thread::scope(|scope| {
         let deadline = MonotonicTime::now().after(Duration::from_millis(500));
         let acquire = acquire_of("b");
-        let late = scope.spawn(move || f.pipeline.ask(acquire, deadline));
+        let late = scope.spawn(move || f.pipeline.execute_one(acquire, deadline));
         f.wait_for_queue(1);
         drop(leadership);
         thread::sleep(deadline.since(MonotonicTime::now()));
@@ -80,8 +80,8 @@ fn an_answer_read_late_on_a_stale_connection_leaves_no_time_for_a_request() {
     assert!(!f.exists("b"));
 }
 
-/// Passes everything on to the server, but for the next reply once `armed`: that makes no sense.
-fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
+/// A proxy to the server that replaces one reply once `armed` is set.
+fn proxy_with_one_bad_reply(server: &Server, armed: Arc<AtomicBool>) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, to) = (listener.local_addr().unwrap().port(), server.port());
     thread::spawn(move || {
@@ -94,7 +94,7 @@ fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
                 let mut bytes = [0; 4096];
                 while let Ok(count @ 1..) = server.read(&mut bytes) {
                     let reply = match armed.swap(false, Ordering::SeqCst) {
-                        true => b"+nonsense\r\n",
+                        true => b"+unexpected\r\n",
                         false => &bytes[..count],
                     };
                     if client.write_all(reply).is_err() {
@@ -108,10 +108,10 @@ fn talks_nonsense(server: &Server, armed: Arc<AtomicBool>) -> u16 {
 }
 
 #[test]
-fn a_reply_without_sense_makes_all_connections_suspect() {
+fn an_unexpected_reply_makes_all_connections_suspect() {
     let armed = Arc::new(AtomicBool::new(false));
     let server = Server::start().unwrap();
-    let port = talks_nonsense(&server, Arc::clone(&armed));
+    let port = proxy_with_one_bad_reply(&server, Arc::clone(&armed));
     let f = at(server, &format!("redis://127.0.0.1:{port}"), LONG);
     let lease = f.acquire("k");
     let epoch = f.pipeline.shared.endpoint.epoch();

@@ -1,71 +1,70 @@
-//! What a pipeline makes of what is unanswered: who takes it along, what a flush says of it, who keeps waiting
-//! for a connection.
+//! Queued releases and retries: their batches, flushes, and the attempts to connect.
 
 use super::*;
 
 #[test]
-fn who_lets_go_while_another_leads_leaves_the_release_to_the_leader_and_rings_for_nobody() {
+fn a_release_is_left_to_the_leader() {
     let f = fixture();
-    f.pipeline.state.lock().led = true;
-    f.pipeline.post(f.release("a", LeaseId::random()));
+    f.pipeline.state.lock().is_led = true;
+    f.pipeline.send_release(f.release("a", LeaseId::random()));
     let mut state = f.pipeline.state.lock();
-    assert!(state.has_posted());
-    assert_eq!(f.rings.load(Ordering::SeqCst), 0);
-    state.led = false;
+    assert!(state.has_unawaited());
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 0);
+    state.is_led = false;
 }
 
 #[test]
-fn who_steps_down_writes_one_batch_and_leaves_the_rest_to_the_background() {
+fn an_ending_leader_writes_one_batch() {
     let f = fixture();
     f.acquire("a");
-    let leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     for _ in 0..3 * MAX_BATCH {
-        f.pipeline.post(f.release("b", LeaseId::random()));
+        f.pipeline.send_release(f.release("b", LeaseId::random()));
     }
     drop(leadership);
     assert_eq!(f.unanswered(), MAX_BATCH);
-    assert_eq!(f.rings.load(Ordering::SeqCst), 1);
-    f.pipeline.post(f.release("b", LeaseId::random()));
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 1);
+    f.pipeline.send_release(f.release("b", LeaseId::random()));
     assert_eq!(
         f.unanswered(),
         MAX_BATCH,
-        "nor does the next one that lets go"
+        "the next release is left to the background, too"
     );
-    assert_eq!(f.rings.load(Ordering::SeqCst), 2);
+    assert_eq!(f.hook_calls.load(Ordering::SeqCst), 2);
     let mut queued = Vec::new();
-    while f.pipeline.state.lock().has_posted() {
+    while f.pipeline.state.lock().has_unawaited() {
         f.pipeline.state.lock().next_batch(MAX_BATCH, &mut queued);
     }
     assert_eq!(queued.len(), 2 * MAX_BATCH + 1);
 }
 
-fn next(state: &mut State) -> Vec<PendingRequest> {
+fn next(state: &mut PipelineState) -> Vec<PendingRequest> {
     let mut batch = Vec::new();
     state.next_batch(MAX_BATCH, &mut batch);
     batch
 }
 
-fn awaited(command: Command) -> (Arc<Call>, PendingRequest) {
-    let call = Call::new(1);
-    let completion = Completion::new(&call, 0);
-    (call, PendingRequest::new(command, Some(completion)))
+fn awaited(command: Command) -> (Arc<Caller>, PendingRequest) {
+    let caller = Caller::new(1);
+    let completion = Completion::new(&caller, 0);
+    (caller, PendingRequest::new(command, Some(completion)))
 }
 
-/// A pipeline's state with so many releases that wait to be written.
-fn with_posted(count: usize) -> State {
-    let mut state = State::new(None);
+/// The state of a pipeline with `count` queued releases.
+fn with_unawaited(count: usize) -> PipelineState {
+    let mut state = PipelineState::new(None);
     for n in 0..count {
         let release = held(&n.to_string()).into_release(None);
-        state.post(release.unwrap());
+        state.enqueue_release(release.unwrap());
     }
     state
 }
 
 #[test]
 fn an_awaited_request_is_in_the_next_batch() {
-    let mut state = with_posted(100 * MAX_BATCH);
-    let (_call, acquire) = awaited(acquire_of("x"));
-    state.ask([acquire]);
+    let mut state = with_unawaited(100 * MAX_BATCH);
+    let (_caller, acquire) = awaited(acquire_of("x"));
+    state.enqueue([acquire]);
     let batch = next(&mut state);
     let acquires = batch.iter().filter(|one| one.completion.is_some());
     assert_eq!((acquires.count(), batch.len()), (1, 1 + MAX_BATCH));
@@ -73,31 +72,31 @@ fn an_awaited_request_is_in_the_next_batch() {
 
 #[test]
 fn awaited_requests_leave_room_for_releases() {
-    let mut state = with_posted(MAX_BATCH);
-    let (_calls, acquires): (Vec<_>, Vec<_>) = (0..2 * MAX_BATCH)
+    let mut state = with_unawaited(MAX_BATCH);
+    let (_callers, acquires): (Vec<_>, Vec<_>) = (0..2 * MAX_BATCH)
         .map(|n| awaited(acquire_of(&format!("x{n}"))))
         .unzip();
-    state.ask(acquires);
+    state.enqueue(acquires);
     assert_eq!(next(&mut state).len(), 2 * MAX_BATCH);
-    assert!(!state.has_posted());
+    assert!(!state.has_unawaited());
 }
 
 #[test]
-fn an_acquire_takes_earlier_releases_of_its_key_along() {
+fn releases_of_a_key_precede_its_acquire() {
     let last = 100 * MAX_BATCH - 1;
-    let mut state = with_posted(last + 1);
+    let mut state = with_unawaited(last + 1);
     let again = held(&last.to_string()).into_release(None);
-    state.post(again.unwrap());
-    let refused = held(&last.to_string()).answered(Err(Error::new(ErrorKind::Denied, "")));
+    state.enqueue_release(again.unwrap());
+    let refused = held(&last.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
     state.apply(refused);
-    let (_call, acquire) = awaited(acquire_of(&last.to_string()));
-    state.ask([acquire]);
+    let (_caller, acquire) = awaited(acquire_of(&last.to_string()));
+    state.enqueue([acquire]);
     let batch = next(&mut state);
     let of_key = |one: &&PendingRequest| one.command.key() == Some(&key(&last.to_string()));
     assert_eq!(batch.iter().filter(of_key).count(), 4);
     assert!(!state.has_refused_releases());
     let mut left = 0;
-    while state.has_posted() {
+    while state.has_unawaited() {
         let batch = next(&mut state);
         assert_eq!(batch.iter().filter(of_key).count(), 0);
         left += batch.len();
@@ -107,13 +106,13 @@ fn an_acquire_takes_earlier_releases_of_its_key_along() {
 
 #[test]
 fn refused_releases_are_written_in_bounded_batches() {
-    let mut state = State::new(None);
+    let mut state = PipelineState::new(None);
     for n in 0..10 * MAX_BATCH {
-        let refused = held(&n.to_string()).answered(Err(Error::new(ErrorKind::Denied, "")));
+        let refused = held(&n.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
         state.apply(refused);
     }
-    let (_call, flush) = awaited(Command::Flush { pipeline: 0 });
-    state.ask([flush]);
+    let (_caller, flush) = awaited(Command::Flush { pipeline: 0 });
+    state.enqueue([flush]);
     let mut batches = Vec::new();
     loop {
         let batch = next(&mut state);
@@ -122,43 +121,46 @@ fn refused_releases_are_written_in_bounded_batches() {
             break;
         }
     }
-    assert_eq!(batches, [MAX_BATCH; 10], "and the flush goes last");
+    assert_eq!(batches, [MAX_BATCH; 10], "the flush goes last");
 }
 
 #[test]
-fn releases_whose_ttl_ends_in_an_outage_are_given_up() {
-    let mut state = with_posted(2);
+fn expired_releases_are_given_up_in_an_outage() {
+    let mut state = with_unawaited(2);
     let mut over = held("over").into_release(None).unwrap();
     over.until = MonotonicTime::now();
-    state.post(over);
+    state.enqueue_release(over);
     let error = Error::new(ErrorKind::Unavailable, "");
-    state.delay_all(&error, MonotonicTime::now());
+    state.report_all_late(&error, MonotonicTime::now());
     assert_eq!(state.failed(), 2);
-    state.delay_all(&error, MonotonicTime::now().after(LONG / 2));
+    state.report_all_late(&error, MonotonicTime::now().after(LONG / 2));
     assert_eq!((state.failed(), next(&mut state).len()), (2, 2));
 }
 
 #[test]
-fn what_is_repeated_in_case_goes_along_with_a_flush_and_with_nothing_else() {
+fn only_a_flush_repeats_undos_early() {
     let cut = Error::new(ErrorKind::Unavailable, "");
-    let unanswered = PendingRequest::new(acquire_of("a"), None).unanswered(&cut, false);
-    let Next::Again(undo) = unanswered else {
+    let unanswered = PendingRequest::new(acquire_of("a"), None).on_connection_lost(&cut, false);
+    let Next::RetryNow(undo) = unanswered else {
         panic!("it may have been granted");
     };
-    let later = undo.answered(Ok(Reply::Missing));
-    assert!(matches!(later, Next::Later(_)), "it may still arrive");
-    let mut state = State::new(None);
+    let later = undo.on_reply(Ok(Reply::Missing));
+    assert!(
+        matches!(later, Next::RetryLater(_)),
+        "the acquire may still arrive"
+    );
+    let mut state = PipelineState::new(None);
     state.apply(later);
-    let (_call, acquire) = awaited(acquire_of("a"));
-    state.ask([acquire]);
+    let (_caller, acquire) = awaited(acquire_of("a"));
+    state.enqueue([acquire]);
     assert_eq!(next(&mut state).len(), 1, "it is not due");
-    let (_call, flush) = awaited(Command::Flush { pipeline: 0 });
-    state.ask([flush]);
+    let (_caller, flush) = awaited(Command::Flush { pipeline: 0 });
+    state.enqueue([flush]);
     assert_eq!(next(&mut state).len(), 2);
 }
 
 #[test]
-fn a_flush_says_so_while_releases_are_refused() {
+fn a_flush_fails_while_releases_are_refused() {
     let f = fixture();
     let lease = f.acquire("a");
     let may_delete = |may: &str| {
@@ -166,7 +168,7 @@ fn a_flush_says_so_while_releases_are_refused() {
         f.server.command(&command).unwrap();
     };
     may_delete("-del");
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(f.exists("a"));
@@ -177,13 +179,13 @@ fn a_flush_says_so_while_releases_are_refused() {
 }
 
 #[test]
-fn a_flush_that_is_appointed_ends_with_its_deadline() {
+fn an_appointed_flush_ends_with_its_deadline() {
     let f = &with_timeout(LONG);
     let lease = f.acquire("a");
     f.server.stop();
-    f.pipeline.post(f.release("a", lease));
-    assert_eq!(f.unanswered(), 1, "its answer is read by the next leader");
-    let leadership = f.pipeline.take_lead(&mut f.pipeline.state.lock()).unwrap();
+    f.pipeline.send_release(f.release("a", lease));
+    assert_eq!(f.unanswered(), 1, "its reply is read by the next leader");
+    let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     std::thread::scope(|scope| {
         let deadline = MonotonicTime::now().after(Duration::from_secs(1));
         let flush = scope.spawn(move || {
@@ -200,42 +202,42 @@ fn a_flush_that_is_appointed_ends_with_its_deadline() {
 }
 
 #[test]
-fn a_flush_on_a_connection_that_was_cut_is_answered_on_another() {
+fn a_flush_moves_to_another_connection_after_a_cut() {
     let f = fixture();
     let lease = f.acquire("a");
     f.cut();
-    f.pipeline.post(f.release("a", lease));
+    f.pipeline.send_release(f.release("a", lease));
     let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert!(f.is_idle() && !f.exists("a"));
 }
 
-/// Whether somebody patient is still in the queue, of a server that stands still, when a leader has
-/// left that had `of_eight` eighths of the time that a connection may take.
-fn waits_on(of_eight: u32) -> bool {
+/// Whether a caller with time is still queued at a stopped server, after a leader has left that had `eighths` of the
+/// connect time-out.
+fn caller_still_waits(eighths: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
     f.server.stop();
-    let patient = Call::new(1);
+    let patient = Caller::new(1);
     let completion = Completion::new(&patient, 0);
     let waiting = PendingRequest::new(acquire_of("patient"), Some(completion));
-    f.pipeline.state.lock().ask([waiting]);
-    let (_, outcome) = f.acquire_within("leader", timeout * of_eight / 8);
+    f.pipeline.state.lock().enqueue([waiting]);
+    let (_, outcome) = f.acquire_within("leader", timeout * eighths / 8);
     outcome.unwrap_err();
     let state = f.pipeline.state.lock();
     let mut completion = state.awaited.iter().filter_map(|p| p.completion.as_ref());
-    completion.any(|completion| Arc::ptr_eq(completion.call(), &patient))
+    completion.any(|completion| Arc::ptr_eq(completion.caller(), &patient))
 }
 
 #[test]
-fn a_leader_in_a_hurry_says_nothing_of_the_connection_to_who_can_wait_for_it() {
-    assert!(waits_on(1));
-    assert!(!waits_on(7), "it had time enough to know");
+fn a_leader_without_time_fails_alone() {
+    assert!(caller_still_waits(1));
+    assert!(!caller_still_waits(7), "the leader had enough time");
 }
 
 #[test]
 fn attempts_to_connect_back_off_to_500_ms() {
-    let mut state = with_posted(1);
+    let mut state = with_unawaited(1);
     let now = MonotonicTime::now();
     let mut pauses = Vec::new();
     for _ in 0..8 {
@@ -249,41 +251,41 @@ fn attempts_to_connect_back_off_to_500_ms() {
         );
     }
     assert_eq!(pauses, [0, 2, 3, 4, 5, 5, 5, 5]);
-    state.connected();
-    assert!(state.is_due(now), "a connection serves");
+    state.note_connected();
+    assert!(state.is_due(now), "a connection resets the pause");
 }
 
 #[test]
-fn a_queued_release_is_told_of_as_late_once_and_as_ended_once() {
+fn a_queued_release_is_reported_late_and_ended_once() {
     for is_over in [false, true] {
-        let (hook, told) = listening();
-        let mut state = State::new(Some(hook));
-        state.post(held("a").into_release(None).unwrap());
+        let (hook, reports) = recording_hook();
+        let mut state = PipelineState::new(Some(hook));
+        state.enqueue_release(held("a").into_release(None).unwrap());
         let error = Error::new(ErrorKind::Unavailable, "");
         let now = MonotonicTime::now();
-        state.delay_all(&error, now);
-        state.delay_all(&error, now.after(Duration::from_secs(1)));
-        assert_eq!(*told.lock(), ["a 7 Unavailable"]);
+        state.report_all_late(&error, now);
+        state.report_all_late(&error, now.after(Duration::from_secs(1)));
+        assert_eq!(*reports.lock(), ["a 7 Unavailable"]);
         if is_over {
-            state.end_delays();
-            state.end_delays();
+            state.report_given_up_releases();
+            state.report_given_up_releases();
         }
         let ended = if is_over { "a 7 false" } else { "a 7 true" };
         for release in next(&mut state) {
-            release.answered(Ok(Reply::Done));
+            release.on_reply(Ok(Reply::Done));
         }
-        assert_eq!(*told.lock(), ["a 7 Unavailable", ended]);
+        assert_eq!(*reports.lock(), ["a 7 Unavailable", ended]);
     }
 }
 
 #[test]
-fn a_request_that_was_not_written_has_no_unknown_outcome() {
-    // Nobody listens there.
+fn an_unwritten_request_has_a_known_outcome() {
+    // No server listens at this port.
     let server = Server::start().unwrap();
     let f = at(server, "redis://127.0.0.1:1", Duration::from_millis(200));
     let (_, failed) = f.acquire_within("k", LONG);
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Unavailable);
-    // Its caller leaves before anything is done.
+    // The caller's deadline has passed before the pipeline connects.
     let (_, unsent) = f.acquire_within("k", Duration::ZERO);
     assert_eq!(unsent.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(f.pipeline.state.lock().awaited.is_empty());
