@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use leasehold_testbed::Process as Child;
 use rustix::process::Signal;
 
 use super::messages::{Assignment, Message, Order};
-use crate::process;
 
 /// For a process to start, on the busiest of machines.
 const START: Duration = Duration::from_secs(60);
 
 pub struct Process {
     assignment: Assignment,
-    current: process::Process<Message>,
+    current: Child<Message>,
 }
 
 impl Process {
@@ -21,7 +21,7 @@ impl Process {
     pub fn start(assignment: Assignment) -> anyhow::Result<Self> {
         let Assignment { process, life, .. } = &assignment;
         let name = format!("process {process}-{life}");
-        let current = process::Process::spawn(name, "soak-process", &assignment)?;
+        let current = Child::again(name, &["soak-process"], &assignment)?;
         Ok(Self {
             assignment,
             current,

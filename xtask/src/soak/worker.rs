@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use crossbeam_channel::Receiver;
 use leasehold::{Builder, Client};
-use leasehold_load::child::{self, say};
+use leasehold_testbed::child::{self, say};
 use leasehold_testbed::eventually;
 
 use super::chance::Chance;
