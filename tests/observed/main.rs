@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "../it/child.rs"]
-#[allow(dead_code)]
 mod child;
 mod forked;
 mod receivers;
@@ -20,6 +19,17 @@ use leasehold_testbed::{Reply, Server, eventually};
 use receivers::{ALWAYS, AT_SPANS, Panicking, TOLD_ON, Told, receivers};
 
 const SOON: Duration = Duration::from_secs(20);
+
+/// In a process that a test started, this is not a test, but runs the body that the test named.
+#[test]
+fn a_process_of_its_own_runs_the_named_body() {
+    let bodies = child::bodies![child::echo, forked::a_parent,];
+    if !child::run_body(&bodies) {
+        let child = child::Child::start(child::echo, "memory://echo");
+        assert_eq!(child.told::<String>(6 * SOON), "memory://echo");
+        child.finish(6 * SOON);
+    }
+}
 
 #[test]
 fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
