@@ -2,7 +2,7 @@
 
 use leasehold_testbed::Server;
 
-use crate::support::{LONG_TTL, SOON, ask, builder, lock, server};
+use crate::support::{LONG_TTL, SOON, ask, builder, info_number, lock, server};
 
 /// The scripts in lua/ that are called; the others are parts of them.
 const SCRIPTS: u64 = 7;
@@ -25,10 +25,7 @@ fn script_commands_during(server: &Server, work: impl FnOnce()) -> u64 {
 
 /// Bytes that the server has received.
 fn received(server: &Server) -> u64 {
-    let stats = ask(server, &["INFO", "stats"]);
-    let mut lines = stats.as_text().expect("INFO answers with text").lines();
-    let bytes = lines.find_map(|line| line.strip_prefix("total_net_input_bytes:"));
-    bytes.expect("the server counts them").parse().unwrap()
+    info_number(server, "stats", "total_net_input_bytes")
 }
 
 fn connect(server: &Server) {

@@ -7,7 +7,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 use crate::child::{self, Child, Parent};
 use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, builder, in_redis, millis, secs, server};
+use crate::support::{SOON, Task, ask, builder, connections, in_redis, millis, secs, server};
 
 /// Every key of every database's first page: the server is the test's own.
 fn all_keys(server: &Server) -> Vec<String> {
@@ -20,12 +20,6 @@ fn all_keys(server: &Server) -> Vec<String> {
         .collect();
     keys.sort();
     keys
-}
-
-/// Connections but the one that asks.
-fn connections(server: &Server) -> usize {
-    let list = ask(server, &["CLIENT", "LIST"]);
-    list.as_text().expect("CLIENT LIST is text").lines().count() - 1
 }
 
 /// Locks in all ways there are: held, contended, waited for, given up, lost, panicked in.

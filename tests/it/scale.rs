@@ -9,7 +9,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
-use crate::support::{Task, ask, secs, server};
+use crate::support::{Task, ask, info_number, secs, server};
 
 const MANY: usize = 10_000;
 /// Long enough for a busy machine to renew all of them in time.
@@ -158,20 +158,13 @@ pub fn wait_by_the_hundred(parent: &Parent) {
 }
 
 /// How many keys Redis remembers to tell somebody about.
-fn tracked(server: &Server) -> usize {
-    let told = ask(server, &["INFO", "stats"]).to_string();
-    let line = told
-        .lines()
-        .find_map(|line| line.split_once("tracking_total_keys:"));
-    let digits: String = line.map_or(String::new(), |(_, n)| {
-        n.chars().take_while(char::is_ascii_digit).collect()
-    });
-    digits.parse().expect("it is a number")
+fn tracked(server: &Server) -> u64 {
+    info_number(server, "stats", "tracking_total_keys")
 }
 
 #[test]
 fn of_very_many_held_locks_only_so_many_are_watched() {
-    const WATCHED: usize = 10_000;
+    const WATCHED: u64 = 10_000;
     let server = server();
     let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
     let _guards = hold_many(&client);

@@ -53,11 +53,15 @@ pub fn connections(server: &Server) -> usize {
 
 /// How many connections the server has accepted, that of this question among them.
 pub fn connections_accepted(server: &Server) -> u64 {
-    let stats = ask(server, &["INFO", "stats"]);
-    let lines = stats.as_text().expect("INFO answers with text").lines();
-    let mut counts = lines.filter_map(|line| line.strip_prefix("total_connections_received:"));
-    let count = counts.next().expect("the server counts them");
-    count.parse().expect("a count is a number")
+    info_number(server, "stats", "total_connections_received")
+}
+
+/// The number that INFO gives for `name`.
+pub fn info_number(server: &Server, section: &str, name: &str) -> u64 {
+    let info = leasehold_load::info(server, section).unwrap();
+    let number = leasehold_load::field(&info, name);
+    let number = number.unwrap_or_else(|| panic!("INFO has no {name}"));
+    number.parse().expect("it is a number")
 }
 
 /// How many connections the server accepts during `work`.
