@@ -3,7 +3,7 @@
 //! on the callbacks's only, and a panic in it stays here.
 
 #![cfg_attr(
-    not(all(feature = "metrics", feature = "tracing", feature = "__internals")),
+    not(all(feature = "metrics", feature = "tracing")),
     allow(unused_imports, unused_variables, dead_code)
 )]
 
@@ -161,18 +161,26 @@ pub(crate) fn handed_off() {
     catch_panics(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
 }
 
+/// A renewal that was answered.
+#[cfg(feature = "metrics")]
+struct Answered {
+    outcome: &'static str,
+    /// From when it was due until it was asked for.
+    late: Duration,
+    /// From when it was due until its answer.
+    answered: Duration,
+}
+
 /// Renewals that were answered together, to be told together.
 #[derive(Default)]
 pub(crate) struct Renewals {
     #[cfg(feature = "metrics")]
-    answered: Vec<(&'static str, Duration)>,
+    answered: Vec<Answered>,
 }
 
 impl Renewals {
     /// One more, which had been due for so long when it was asked for, and was answered within `took`.
     pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration, took: Duration) {
-        #[cfg(feature = "__internals")]
-        counted::RENEWALS.count(outcome.is_ok(), late + took);
         #[cfg(feature = "metrics")]
         {
             let outcome = match outcome {
@@ -180,16 +188,22 @@ impl Renewals {
                 Err(error) if error.is_lease_lost() => "lost",
                 Err(_) => "failed",
             };
-            self.answered.push((outcome, late));
+            self.answered.push(Answered {
+                outcome,
+                late,
+                answered: late + took,
+            });
         }
     }
 
     pub(crate) fn tell(self) {
         #[cfg(feature = "metrics")]
-        for (outcome, late) in self.answered {
+        for renewal in self.answered {
+            let outcome = renewal.outcome;
             catch_panics(|| {
                 metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
-                metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+                metrics::histogram!("leasehold_renewal_lateness_seconds").record(renewal.late);
+                metrics::histogram!("leasehold_renewal_seconds").record(renewal.answered);
             });
         }
     }
@@ -255,51 +269,6 @@ pub(crate) fn retries(of_lanes: &[usize]) {
     }
 }
 
-/// What benches want to know of renewals, as no bench could see it from outside.
-#[cfg(feature = "__internals")]
-pub(crate) mod counted {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
-
-    /// By whole milliseconds; the last place is for all that were later.
-    const PLACES: usize = 32 * 1024;
-
-    pub(crate) static RENEWALS: Renewals = Renewals {
-        late: [const { AtomicU64::new(0) }; PLACES],
-        failed: AtomicU64::new(0),
-    };
-
-    pub(crate) struct Renewals {
-        late: [AtomicU64; PLACES],
-        failed: AtomicU64,
-    }
-
-    impl Renewals {
-        pub(super) fn count(&self, is_done: bool, late: Duration) {
-            let place = usize::try_from(late.as_millis()).unwrap_or(usize::MAX);
-            let counter = if is_done {
-                &self.late[place.min(PLACES - 1)]
-            } else {
-                &self.failed
-            };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-
-        pub(crate) fn failed(&self) -> u64 {
-            self.failed.load(Ordering::Relaxed)
-        }
-
-        /// How late at least, and how often, in ascending order.
-        pub(crate) fn late(&self) -> impl Iterator<Item = (Duration, u64)> {
-            let counts = self.late.iter().enumerate();
-            counts.filter_map(|(millis, count)| {
-                let count = count.load(Ordering::Relaxed);
-                (count > 0).then(|| (Duration::from_millis(millis as u64), count))
-            })
-        }
-    }
-}
-
 /// Says what the metrics mean, to a recorder that wants to know.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
@@ -341,6 +310,10 @@ pub(crate) fn describe() {
             (
                 "leasehold_renewal_lateness_seconds",
                 "How late renewals were asked for",
+            ),
+            (
+                "leasehold_renewal_seconds",
+                "From when renewals were due until their answer",
             ),
         ];
         for (name, what) in histograms {

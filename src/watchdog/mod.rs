@@ -10,5 +10,5 @@ mod wheel;
 
 pub(crate) use scheduler::Scheduler;
 pub(crate) use service::Watchdog;
-#[cfg(feature = "__internals")]
+#[cfg(leasehold_internals)]
 pub(crate) use wheel::Wheel;
