@@ -26,7 +26,7 @@ mod guard;
 pub mod guide;
 mod held;
 // What benches measure of the parts.
-#[cfg(feature = "__internals")]
+#[cfg(leasehold_internals)]
 #[doc(hidden)]
 pub mod internals;
 mod lease;

@@ -7,7 +7,6 @@ mod chart;
 mod demo;
 mod fuzz;
 mod market;
-mod process;
 mod progress;
 mod servers;
 mod soak;
