@@ -2,7 +2,7 @@
 //! once on the thread that asks, and so is the telling of what it changed.
 
 mod keyspace;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 
