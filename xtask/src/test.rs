@@ -103,7 +103,7 @@ const EXAMPLES: Check = check(
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 10] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
     // Most of what they do is to wait for time-outs and ttls: more of them than cores at a time.
@@ -123,6 +123,9 @@ const CHECKS: [Check; 8] = [
         arguments: &["doc", "--locked", "--workspace", "--no-deps"],
         environment: &[("RUSTDOCFLAGS", "-Dwarnings")],
     },
+    check("links in the docs", &["run", "--locked", "--package", "xtask", "--", "doc-links"]),
+    // The package as users get it, with the lowest and the highest redis that they may have.
+    check("package", &["run", "--locked", "--package", "xtask", "--", "package"]),
     Check {
         name: "models",
         arguments: &[

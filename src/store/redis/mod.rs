@@ -12,7 +12,7 @@ pub(crate) mod replies;
 pub(crate) mod scripts;
 pub(crate) mod session;
 mod socket;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 

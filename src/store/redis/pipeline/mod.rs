@@ -18,7 +18,7 @@ mod queue;
 mod releases;
 pub(crate) mod request;
 mod state;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 
