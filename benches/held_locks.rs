@@ -1,8 +1,8 @@
 //! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and
 //! what does it cost? Says nothing about how fast locks are taken.
 //!
-//! Exits with an error if a lock was lost or left behind, or if holding locks took more threads. How late
-//! renewals are is known to the library alone: it tells with `--features __internals`.
+//! Exits with an error if a lock was lost or left behind, or if holding locks took more threads. With
+//! `--features metrics` it also prints how late renewals are.
 
 mod support;
 
@@ -206,27 +206,81 @@ fn costs(options: &Options, [start, end]: [&Reading; 2]) -> Table {
     table
 }
 
-#[cfg(feature = "__internals")]
-fn print_lateness() {
-    let mut late = support::histogram();
-    let renewals = leasehold::internals::renewals();
-    for (lateness, count) in renewals.late {
-        late.saturating_record_n(lateness.as_micros() as u64, count);
+/// How late renewals are, by the library's own metrics.
+#[cfg(feature = "metrics")]
+mod lateness {
+    use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+    use std::time::Duration;
+
+    use hdrhistogram::Histogram;
+    use metrics::{
+        Counter, Gauge, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    };
+
+    use crate::support;
+
+    const ANSWERED: &str = "leasehold_renewal_seconds";
+
+    struct Late(Mutex<Histogram<u64>>);
+
+    impl HistogramFn for Late {
+        fn record(&self, seconds: f64) {
+            let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            support::record(&mut late, Duration::from_secs_f64(seconds));
+        }
     }
-    let mut table = support::table(["ms", "p50", "p99", "max", "count"]);
-    table.add_row(support::spread(
-        "from when a renewal was due to its answer",
-        &late,
-    ));
-    println!(
-        "{table}\nrenewals that failed and were tried again: {}\n",
-        renewals.failed
-    );
+
+    static LATE: OnceLock<Arc<Late>> = OnceLock::new();
+
+    /// Keeps [`ANSWERED`] and nothing else.
+    struct OnlyLate;
+
+    impl Recorder for OnlyLate {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> metrics::Histogram {
+            match LATE.get() {
+                Some(late) if key.name() == ANSWERED => {
+                    metrics::Histogram::from_arc(Arc::clone(late))
+                }
+                _ => metrics::Histogram::noop(),
+            }
+        }
+    }
+
+    /// Records from now on.
+    pub fn record() {
+        LATE.get_or_init(|| Arc::new(Late(Mutex::new(support::histogram()))));
+        metrics::set_global_recorder(OnlyLate).expect("it is the only one");
+    }
+
+    pub fn print() {
+        let late = LATE.get().expect("recorded since the start");
+        let late = late.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = support::table(["ms", "p50", "p99", "max", "count"]);
+        let what = "from when a renewal was due to its answer";
+        table.add_row(support::spread(what, &late));
+        println!("{table}\n");
+    }
 }
 
-#[cfg(not(feature = "__internals"))]
-fn print_lateness() {
-    println!("how late renewals were is told with --features __internals\n");
+#[cfg(not(feature = "metrics"))]
+mod lateness {
+    pub fn record() {}
+
+    pub fn print() {
+        println!("with --features metrics this prints how late renewals were\n");
+    }
 }
 
 /// Drops all guards; returns how long that took, how long until Redis had forgotten the locks, and how
@@ -249,6 +303,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Run as a test: only whether it works.
         (options.seconds, options.locks) = (options.seconds.min(2), options.locks.min(500));
     }
+    lateness::record();
     let server = Server::start()?;
     println!("{}\n", support::machine(&server)?);
     let ttl = Duration::from_secs(options.ttl);
@@ -271,7 +326,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
     let present = in_redis(&server)?;
     println!("{}\n", costs(&options, [&taken, &end]));
-    print_lateness();
+    lateness::print();
     println!("{}\n", memory(&options, key_bytes(&guards), [&empty, &end]));
 
     let (dropping, letting_go, left) = let_go(guards, &server);

@@ -1,16 +1,18 @@
-//! The guide: the pages of docs/, as they stand there, in these docs. Nothing else; compiled for them only.
+//! The guide: the pages of docs/, each as a module. Compiled for the API docs only.
 //!
-//! - [`guarantees`]: what a lock promises, what not, what fencing adds, and what happens when.
+//! - [`guarantees`]: what a lock promises, what it does not, what fencing adds, and what happens in each failure.
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
+//! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
-//! - [`observability`]: events, spans, metrics, and what to be woken for.
+//! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
+//! - [`security`]: what other users of the same Redis can do with each right.
+//! - [`observability`]: events, spans and metrics, and what to alert on.
 //! - [`performance`]: what a lock costs beside others, why, and how to measure it.
-//! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when.
+//! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when to use which.
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
-//! - [`security`]: what other users of the same Redis can do, with each right, and what not.
-//! - [`conformance`]: what is asked of a lock, line by line, and the tests that hold it.
-//! - [`coming_from`]: for users of redis-py, Redisson, rslock and redlock.
+//! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
+//! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock and redsync.
 
 /// A page. Of two definitions of a link the first counts: here pages are modules and not files.
 macro_rules! page {
@@ -18,7 +20,11 @@ macro_rules! page {
         #[doc = "[choosing a ttl]: choosing_a_ttl"]
         #[doc = "[failures]: failures"]
         #[doc = "[guarantees]: guarantees"]
+        #[doc = "[in your Redis]: in_your_redis"]
+        #[doc = "[observability]: observability"]
         #[doc = "[security]: security"]
+        #[doc = "[settings]: settings"]
+        #[doc = "[the market]: market"]
         #[doc = ""]
         #[doc = include_str!($file)]
         pub mod $name {}
@@ -27,12 +33,14 @@ macro_rules! page {
 
 page!(guarantees, "../docs/guarantees.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
+page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");
+page!(in_your_redis, "../docs/redis.md");
+page!(security, "../docs/security.md");
 page!(observability, "../docs/observability.md");
 page!(performance, "../docs/performance.md");
 page!(market, "../docs/market.md");
 page!(testing, "../docs/testing.md");
 page!(tokio, "../docs/tokio.md");
-page!(security, "../docs/security.md");
 page!(conformance, "../docs/conformance.md");
 page!(coming_from, "../docs/coming_from.md");

@@ -1,11 +1,10 @@
-//! Parts of the library as benches/micro.rs drives them, one operation each, and what benches/held_locks.rs
-//! asks. No part of the API: there only with the feature `__internals`, and never the same for long.
+//! Parts of the library as benches/micro.rs drives them, one operation each. No part of the API: compiled only
+//! with `--cfg leasehold_internals`.
 
 use std::time::Duration;
 
 use crate::acquire::LocalQueues;
 use crate::lease::Options;
-use crate::observe::counted::RENEWALS;
 use crate::store::{
     Command, Limit, QueueMode, Replies, ScriptContext, ScriptKind, ScriptRef, encode,
 };
@@ -133,22 +132,6 @@ impl Reader {
             }
             self.0.fill(limit, &mut bytes).expect("all of it is there");
         }
-    }
-}
-
-/// What became of all renewals of this process so far.
-pub struct Renewals {
-    /// How late they were answered after they were due, in whole milliseconds, and how often.
-    pub late: Vec<(Duration, u64)>,
-    /// Not done, and tried again.
-    pub failed: u64,
-}
-
-/// See [`Renewals`].
-pub fn renewals() -> Renewals {
-    Renewals {
-        late: RENEWALS.late().collect(),
-        failed: RENEWALS.failed(),
     }
 }
 

@@ -1,15 +1,64 @@
-// Of two definitions of a link the first counts: here pages are modules and not files.
-#![doc = "[choosing a ttl]: guide::choosing_a_ttl"]
-#![doc = "[coming from another library]: guide::coming_from"]
-#![doc = "[failures]: guide::failures"]
-#![doc = "[guarantees]: guide::guarantees"]
-#![doc = "[observability]: guide::observability"]
-#![doc = "[testing]: guide::testing"]
-#![doc = "[the market]: guide::market"]
-#![doc = "[tokio]: guide::tokio"]
-#![doc = "[what is tested]: guide::conformance"]
-#![doc = ""]
-#![doc = include_str!("../README.md")]
+//! Locks in Redis for services made of threads.
+//!
+//! A [`Client`] acquires a lock that all processes and machines respect, and blocks the calling thread until it has it.
+//! The client renews each held lock in the background. It notifies the holder when a lock is lost. Each grant has a
+//! fencing token, with which a storage can refuse the writes of a holder that lost its lock.
+//!
+//! A lock that expires is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two holders
+//! can exist for a short time. Read [`guide::guarantees`] before you rely on a lock alone.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use leasehold::Client;
+//!
+//! fn main() -> Result<(), leasehold::Error> {
+//!     let client = Client::open("redis://127.0.0.1:6379")?; // one per process; clone it freely
+//!     client.with_lock("invoice:42", || println!("no other process is here"))?;
+//!
+//!     let guard = client.mutex("invoice:42").lock()?;
+//!     println!("write with fencing token {}", guard.fencing_token());
+//!     guard.check() // Err(LeaseLost) if the lock was lost; dropping the guard releases it
+//! }
+//! ```
+//!
+//! Tests need no server: [`Client::memory`] keeps locks in the process, and the clock of a [`MemoryStore`] can be moved. It
+//! also fails or hangs on request: [`guide::testing`].
+//!
+//! # Which type to use
+//!
+//! | task | type |
+//! |---|---|
+//! | run a closure under a lock | [`Client::with_lock`] |
+//! | hold a lock for as long as a guard lives | [`Mutex`], [`MutexGuard`] |
+//! | lock again on the same thread | [`ReentrantMutex`] |
+//! | give up waiting | [`Mutex::try_lock`], [`Mutex::try_lock_for`], [`Mutex::try_with_for`], [`Mutex::cancelled_by`] |
+//! | learn of a loss | [`MutexGuard::check`], [`MutexGuard::lost_signal`], [`MutexGuard::on_lost`], [`LossReason`] |
+//! | change data in the same Redis only while the lock is held | [`MutexGuard::transaction`] |
+//! | refuse late writes | [`MutexGuard::fencing_token`], [`FencedValue`] |
+//! | pass a held lock to another process | [`MutexGuard::into_ticket`], [`Client::adopt`] |
+//! | inspect or take away a lock | [`Mutex::inspect`], [`Client::held_locks`], [`Mutex::force_unlock`] |
+//! | log and count what happens | [`EventHandler`], the features below |
+//!
+//! A process that forks keeps its locks. In the child, a client made before the fork fails with
+//! [`Forked`](ErrorKind::Forked), and the child cannot make a new one. So fork first, then make a client in each process.
+//!
+//! # Feature flags
+//!
+//! | feature | adds | default |
+//! |---|---|---|
+//! | `tracing` | spans of waits and holds, warnings of losses | off |
+//! | `metrics` | counters and histograms | off |
+//! | `serde` | `Serialize` of plain data: [`LockInfo`], [`HolderId`], [`LossReason`], [`ErrorKind`] | off |
+//!
+//! [`guide::observability`] lists their names.
+//!
+//! # Where to read on
+//!
+//! The [`guide`] has a page on each subject. Start with [`guide::guarantees`] and [`guide::choosing_a_ttl`];
+//! [`guide::settings`] lists the settings, [`guide::failures`] the errors, and [`guide::in_your_redis`] what Redis stores
+//! and which rights its user needs. [`guide::coming_from`] compares the calls of other libraries.
+
 // Models replace what talks to Redis.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
 
@@ -26,7 +75,7 @@ mod guard;
 pub mod guide;
 mod held;
 // What benches measure of the parts.
-#[cfg(feature = "__internals")]
+#[cfg(leasehold_internals)]
 #[doc(hidden)]
 pub mod internals;
 mod lease;

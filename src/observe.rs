@@ -5,7 +5,7 @@
 //! are caught here.
 
 #![cfg_attr(
-    not(all(feature = "metrics", feature = "tracing", feature = "__internals")),
+    not(all(feature = "metrics", feature = "tracing")),
     allow(unused_imports, unused_variables, dead_code)
 )]
 
@@ -166,18 +166,26 @@ pub(crate) fn count_hand_off() {
     catch_panics(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
 }
 
+/// The metrics of one renewal that Redis answered.
+#[cfg(feature = "metrics")]
+struct Answered {
+    outcome: &'static str,
+    /// From the time at which it was due to its request.
+    late: Duration,
+    /// From the time at which it was due to its reply.
+    answered: Duration,
+}
+
 /// The metrics of renewals whose replies came together.
 #[derive(Default)]
 pub(crate) struct RenewalMetrics {
     #[cfg(feature = "metrics")]
-    renewals: Vec<(&'static str, Duration)>,
+    answered: Vec<Answered>,
 }
 
 impl RenewalMetrics {
     /// Adds a renewal that had been due for `late` when it was sent, and whose reply took `took`.
     pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration, took: Duration) {
-        #[cfg(feature = "__internals")]
-        counted::RENEWALS.count(outcome.is_ok(), late + took);
         #[cfg(feature = "metrics")]
         {
             let outcome = match outcome {
@@ -185,17 +193,23 @@ impl RenewalMetrics {
                 Err(error) if error.is_lease_lost() => "lost",
                 Err(_) => "failed",
             };
-            self.renewals.push((outcome, late));
+            self.answered.push(Answered {
+                outcome,
+                late,
+                answered: late + took,
+            });
         }
     }
 
     /// Records the metrics.
     pub(crate) fn record(self) {
         #[cfg(feature = "metrics")]
-        for (outcome, late) in self.renewals {
+        for renewal in self.answered {
+            let outcome = renewal.outcome;
             catch_panics(|| {
                 metrics::counter!("leasehold_renewals_total", "outcome" => outcome).increment(1);
-                metrics::histogram!("leasehold_renewal_lateness_seconds").record(late);
+                metrics::histogram!("leasehold_renewal_lateness_seconds").record(renewal.late);
+                metrics::histogram!("leasehold_renewal_seconds").record(renewal.answered);
             });
         }
     }
@@ -261,51 +275,6 @@ pub(crate) fn record_retries(per_pipeline: &[usize]) {
     }
 }
 
-/// What benches want to know of renewals, as no bench could see it from outside.
-#[cfg(feature = "__internals")]
-pub(crate) mod counted {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
-
-    /// By whole milliseconds; the last place is for all that were later.
-    const PLACES: usize = 32 * 1024;
-
-    pub(crate) static RENEWALS: Renewals = Renewals {
-        late: [const { AtomicU64::new(0) }; PLACES],
-        failed: AtomicU64::new(0),
-    };
-
-    pub(crate) struct Renewals {
-        late: [AtomicU64; PLACES],
-        failed: AtomicU64,
-    }
-
-    impl Renewals {
-        pub(super) fn count(&self, is_done: bool, late: Duration) {
-            let place = usize::try_from(late.as_millis()).unwrap_or(usize::MAX);
-            let counter = if is_done {
-                &self.late[place.min(PLACES - 1)]
-            } else {
-                &self.failed
-            };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-
-        pub(crate) fn failed(&self) -> u64 {
-            self.failed.load(Ordering::Relaxed)
-        }
-
-        /// How late at least, and how often, in ascending order.
-        pub(crate) fn late(&self) -> impl Iterator<Item = (Duration, u64)> {
-            let counts = self.late.iter().enumerate();
-            counts.filter_map(|(millis, count)| {
-                let count = count.load(Ordering::Relaxed);
-                (count > 0).then(|| (Duration::from_millis(millis as u64), count))
-            })
-        }
-    }
-}
-
 /// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
@@ -347,6 +316,10 @@ pub(crate) fn describe() {
             (
                 "leasehold_renewal_lateness_seconds",
                 "How late renewals were sent",
+            ),
+            (
+                "leasehold_renewal_seconds",
+                "From when renewals were due until their answer",
             ),
         ];
         for (name, what) in histograms {

@@ -420,9 +420,8 @@ mod tests {
 
     #[test]
     fn nothing_is_remembered_of_what_was_let_go() {
-        let server = leasehold_testbed::Server::start().unwrap();
         for unlocked in [true, false] {
-            let client = Client::open(server.url()).unwrap();
+            let client = Client::memory().unwrap();
             let guards = ["a", "b"].map(|key| client.reentrant_mutex(key).lock().unwrap());
             let again = client.reentrant_mutex("a").lock().unwrap();
             assert_eq!(known(), 2);

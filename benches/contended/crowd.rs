@@ -8,9 +8,9 @@ use hdrhistogram::Histogram;
 use leasehold_load::Served;
 use leasehold_testbed::Server;
 
-use crate::member::{Grant, Report};
+use crate::member::{Assignment, Grant, Report};
 use crate::monitor::{Monitor, Requests};
-use crate::process::Process;
+use crate::role::Role;
 use crate::sheet::Sheet;
 use crate::{beside_a_sleeper, queue, support};
 
@@ -50,25 +50,24 @@ impl Round {
         window: Duration,
         counts_requests: bool,
     ) -> Result<Self, Box<dyn Error>> {
-        let role = [
-            "member",
-            &server.url(),
-            &threads.to_string(),
-            &window.as_millis().to_string(),
-        ];
+        let assignment = Assignment {
+            url: server.url(),
+            threads,
+            window,
+        };
         let mut members = (0..processes)
-            .map(|_| Process::start(&role))
+            .map(|_| Role::<Report>::start("member", &assignment))
             .collect::<Result<Vec<_>, _>>()?;
         let before = Served::until_now(server)?;
         let monitor = counts_requests.then(|| Monitor::start(server));
         let monitor = monitor.transpose()?;
         let start = support::nanoseconds() + NOTICE.as_nanos() as u64;
         for member in &mut members {
-            member.tell(&start.to_string())?;
+            member.order(&start)?;
         }
         let reports = members
             .iter()
-            .map(|member| Report::read(member, threads))
+            .map(Role::report)
             .collect::<Result<Vec<_>, _>>()?;
         let requests = monitor.map(|monitor| monitor.end(server)).transpose()?;
         let mut round = Self::of(window, start + window.as_nanos() as u64, &reports);
@@ -83,7 +82,7 @@ impl Round {
         let mut all: Vec<(Grant, usize)> = Vec::new();
         let mut counts = Vec::new();
         for (process, report) in reports.iter().enumerate() {
-            waits += &report.waits;
+            waits += report.waits();
             let in_time = |grants: &Vec<Grant>| grants.iter().filter(|g| g.entered < end).count();
             counts.push(report.threads.iter().map(in_time).collect());
             let grants = report.threads.iter().flatten();

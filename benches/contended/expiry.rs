@@ -6,9 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use hdrhistogram::Histogram;
 use leasehold::Client;
+use leasehold::crossbeam_channel::Receiver;
 use leasehold_testbed::Server;
+use serde::{Deserialize, Serialize};
 
-use crate::process::{self, Process};
+use crate::role::{self, Role};
 use crate::sheet::Sheet;
 use crate::{beside_a_sleeper, support};
 
@@ -17,13 +19,18 @@ const TTL: Duration = Duration::from_millis(300);
 const SLEEP: Duration = Duration::from_millis(20);
 const LIMIT: f64 = 5.0;
 
+#[derive(Serialize, Deserialize)]
+pub struct Assignment {
+    url: String,
+    key: String,
+}
+
 /// The role: takes the lock, not to be renewed, and does nothing more.
-pub fn hold(url: &str, key: &str, millis: u64) -> Result<(), Box<dyn Error>> {
-    let client = Client::open(url)?;
-    let ttl = Duration::from_millis(millis);
-    let _guard = client.mutex(key).fixed_ttl(ttl).lock()?;
-    process::ready();
-    process::next_line()?;
+pub fn hold(Assignment { url, key }: Assignment, orders: Receiver<()>) -> anyhow::Result<()> {
+    let client = Client::open(&url)?;
+    let _guard = client.mutex(&key).fixed_ttl(TTL).lock()?;
+    role::ready()?;
+    let _ = orders.recv();
     Ok(())
 }
 
@@ -38,7 +45,6 @@ impl Entries {
     fn see(server: &Server, count: usize) -> Result<Self, Box<dyn Error>> {
         let url = server.url();
         let client = Client::open(&url)?;
-        let millis = TTL.as_millis().to_string();
         let mut entries = Self {
             late: support::histogram(),
             early: 0,
@@ -46,7 +52,11 @@ impl Entries {
         };
         for number in 0..count {
             let key = format!("orphan-{number}");
-            let mut holder = Process::start(&["holder", &url, &key, &millis])?;
+            let assignment = Assignment {
+                url: url.clone(),
+                key: key.clone(),
+            };
+            let mut holder = Role::<()>::start("holder", &assignment)?;
             let ends = server.command(&["PEXPIRETIME", &format!("leasehold:{key}")])?;
             let ends = ends.as_int().ok_or("PEXPIRETIME answers no number")?;
             holder.kill()?;

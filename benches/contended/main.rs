@@ -9,8 +9,8 @@ mod crowd;
 mod expiry;
 mod member;
 mod monitor;
-mod process;
 mod queue;
+mod role;
 mod sheet;
 mod stolen;
 #[path = "../support/mod.rs"]
@@ -18,13 +18,14 @@ mod support;
 mod wake_up;
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use hdrhistogram::Histogram;
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, child};
 
 use sheet::Sheet;
 
@@ -86,23 +87,15 @@ enum Case {
 // What another process is started for. (A doc comment would be shown for the whole program.)
 #[derive(Subcommand)]
 enum Role {
-    /// Wants the key all the time, with some threads, for some milliseconds
+    /// Wants the key all the time, with some threads, for some time
     #[command(hide = true)]
-    Member {
-        url: String,
-        threads: usize,
-        millis: u64,
-    },
+    Member,
     /// Waits for the key when told to
     #[command(hide = true)]
-    Waiter { url: String },
-    /// Takes a key for some milliseconds, to be killed
+    Waiter,
+    /// Takes a key, to be killed
     #[command(hide = true)]
-    Holder {
-        url: String,
-        key: String,
-        millis: u64,
-    },
+    Holder,
 }
 
 impl Options {
@@ -162,18 +155,23 @@ fn beside_a_sleeper<T>(pause: Duration, work: impl FnOnce() -> T) -> (T, Histogr
     })
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let mut options = Options::parse();
+fn main() -> ExitCode {
+    let options = Options::parse();
     match &options.role {
-        Some(Role::Member {
-            url,
-            threads,
-            millis,
-        }) => return member::work(url, *threads, Duration::from_millis(*millis)),
-        Some(Role::Waiter { url }) => return wake_up::wait(url),
-        Some(Role::Holder { url, key, millis }) => return expiry::hold(url, key, *millis),
-        None => {}
+        Some(Role::Member) => child::run(member::work),
+        Some(Role::Waiter) => child::run(wake_up::wait),
+        Some(Role::Holder) => child::run(expiry::hold),
+        None => match run(options) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("Error: {error}");
+                ExitCode::FAILURE
+            }
+        },
     }
+}
+
+fn run(mut options: Options) -> Result<(), Box<dyn Error>> {
     if !options.bench {
         // Run as a test: only whether it works.
         options = options.reduced();

@@ -1,22 +1,20 @@
 //! One process of a crowd: its threads take one key and let it go as fast as they get it. Judges
 //! nothing; reports every grant.
-//!
-//! The report is one line per thread, `token:entered ..`, and one of all waits, `µs:count ..`.
 
-use std::error::Error;
-use std::fmt::Write as _;
 use std::thread;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use leasehold::crossbeam_channel::Receiver;
 use leasehold::{Client, Mutex};
+use serde::{Deserialize, Serialize};
 
-use crate::{process, support};
+use crate::{role, support};
 
 pub const KEY: &str = "wanted";
 
 /// A lock that a thread got.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Grant {
     pub token: u64,
     /// When its thread had it in hand, on the clock of all processes, in ns.
@@ -24,47 +22,46 @@ pub struct Grant {
 }
 
 /// What one process has to tell.
+#[derive(Default, Serialize, Deserialize)]
 pub struct Report {
     pub threads: Vec<Vec<Grant>>,
-    pub waits: Histogram<u64>,
+    /// From asking to having: µs, how often.
+    waits: Vec<(u64, u64)>,
 }
 
-/// The role: from the moment that the parent names, in ns, for as long as `window`.
-pub fn work(url: &str, threads: usize, window: Duration) -> Result<(), Box<dyn Error>> {
-    let client = Client::open(url)?;
+#[derive(Serialize, Deserialize)]
+pub struct Assignment {
+    pub url: String,
+    pub threads: usize,
+    pub window: Duration,
+}
+
+/// The role: from the moment that the parent orders, in ns, for as long as the window.
+pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()> {
+    let client = Client::open(&assignment.url)?;
     let mutex = client.mutex(KEY);
     // Connections are made before the start.
     mutex.lock()?.unlock()?;
-    process::ready();
-    let line = process::next_line()?.ok_or("the parent has gone")?;
-    let start: u64 = line.parse()?;
-    let end = start + window.as_nanos() as u64;
+    role::ready()?;
+    let start = orders.recv()?;
+    let end = start + assignment.window.as_nanos() as u64;
     let mut waits = support::histogram();
-    let mut lines = String::new();
+    let mut report = Report::default();
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads)
+        let threads: Vec<_> = (0..assignment.threads)
             .map(|_| scope.spawn(|| compete(&mutex, start, end)))
             .collect();
         for thread in threads {
             let (grants, waited) = thread.join().expect("it does not panic")?;
-            for Grant { token, entered } in grants {
-                let _ = write!(lines, "{token}:{entered} ");
-            }
-            lines.push('\n');
+            report.threads.push(grants);
             waits += waited;
         }
         Ok::<_, leasehold::Error>(())
     })?;
-    for value in waits.iter_recorded() {
-        let _ = write!(
-            lines,
-            "{}:{} ",
-            value.value_iterated_to(),
-            value.count_at_value()
-        );
-    }
-    println!("{lines}");
-    Ok(())
+    let steps = waits.iter_recorded();
+    let steps = steps.map(|step| (step.value_iterated_to(), step.count_at_value()));
+    report.waits = steps.collect();
+    role::report(report)
 }
 
 /// One thread: what it got, and how long it waited each time.
@@ -93,24 +90,12 @@ fn compete(
 }
 
 impl Report {
-    /// Reads `threads + 1` lines of a process.
-    pub fn read(process: &process::Process, threads: usize) -> Result<Self, Box<dyn Error>> {
-        let grant = |(token, entered)| Grant { token, entered };
-        let threads = (0..threads)
-            .map(|_| Ok(pairs(&process.told()?)?.into_iter().map(grant).collect()))
-            .collect::<Result<_, Box<dyn Error>>>()?;
+    /// All waits.
+    pub fn waits(&self) -> Histogram<u64> {
         let mut waits = support::histogram();
-        for (micros, count) in pairs(&process.told()?)? {
-            waits.saturating_record_n(micros, count);
+        for (micros, count) in &self.waits {
+            waits.saturating_record_n(*micros, *count);
         }
-        Ok(Self { threads, waits })
+        waits
     }
-}
-
-fn pairs(line: &str) -> Result<Vec<(u64, u64)>, Box<dyn Error>> {
-    let pair = |word: &str| {
-        let (left, right) = word.split_once(':').ok_or("a pair without a colon")?;
-        Ok((left.parse()?, right.parse()?))
-    };
-    line.split_whitespace().map(pair).collect()
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use leasehold::Client;
+use leasehold::crossbeam_channel::Receiver;
 use leasehold_testbed::Server;
 use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
 
-use crate::process::{self, Process};
+use crate::role::{self, Role};
 use crate::sheet::Sheet;
 use crate::{beside_a_sleeper, support};
 
@@ -21,18 +22,21 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(15), Duration::from_millis(2
 const SETTLED: Duration = Duration::from_millis(5);
 const LIMIT: f64 = 3.0;
 
-/// The role: asks for the lock when told to, and tells when it asked and when it got it.
-pub fn wait(url: &str) -> Result<(), Box<dyn Error>> {
-    let client = Client::open(url)?;
+/// When a waiter asked for the lock, and when it got it, in ns on the clock of all processes.
+type Turn = (u64, u64);
+
+/// The role: asks for the lock of the server at `url` at each order, and reports its turn.
+pub fn wait(url: String, orders: Receiver<()>) -> anyhow::Result<()> {
+    let client = Client::open(&url)?;
     let mutex = client.mutex(KEY);
     mutex.lock()?.unlock()?;
-    process::ready();
-    while process::next_line()?.is_some() {
+    role::ready()?;
+    for () in orders {
         let asked = support::nanoseconds();
         let guard = mutex.lock()?;
         let entered = support::nanoseconds();
         guard.unlock()?;
-        println!("{asked} {entered}");
+        role::report((asked, entered))?;
     }
     Ok(())
 }
@@ -87,13 +91,13 @@ impl Times {
             too_early: 0,
         };
         let mut round_trip = RoundTrip::new(&url)?;
-        let mut waiter = Process::start(&["waiter", &url])?;
+        let mut waiter = Role::<Turn>::start("waiter", &url)?;
         let client = Client::open(&url)?;
         let mutex = client.mutex(KEY);
         let pause = || thread::sleep(support::between(PAUSE[0], PAUSE[1]));
         for turn in 0..count {
             let guard = mutex.lock()?;
-            waiter.tell("ask")?;
+            waiter.order(&())?;
             pause();
             let let_go = support::nanoseconds();
             let into = if turn % 2 == 0 {
@@ -103,9 +107,7 @@ impl Times {
                 drop(guard);
                 &mut times.after_drop
             };
-            let line = waiter.told()?;
-            let (asked, entered) = line.split_once(' ').ok_or("the waiter told nothing")?;
-            let (asked, entered) = (asked.parse::<u64>()?, entered.parse::<u64>()?);
+            let (asked, entered) = waiter.report()?;
             if asked + SETTLED.as_nanos() as u64 > let_go {
                 times.too_early += 1;
             } else {

@@ -16,19 +16,19 @@ mod worker;
 mod workers;
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold_load::Served;
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, child};
 
 use analysis::{Analysis, IN_ORDER, analyse, mean, quantile};
 use faults::{Faults, Plan, keys_left};
 use monitor::{Monitor, Requests};
 use report::Report;
-use worker::Assignment;
 use workers::{Setup, Workers};
 
 /// Connections for each client and more: its pipelines, renewals, transactions and notifications.
@@ -88,7 +88,7 @@ struct Options {
 enum Role {
     /// Locks and releases the key all the time
     #[command(hide = true)]
-    Worker(Assignment),
+    Worker,
 }
 
 /// The server's own counts.
@@ -303,11 +303,21 @@ fn progress(length: usize, template: &str) -> ProgressBar {
     bar
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let mut options = Options::parse();
-    if let Some(Role::Worker(assignment)) = &options.role {
-        return worker::work(assignment);
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if let Some(Role::Worker) = &options.role {
+        return child::run(worker::work);
     }
+    match run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut options: Options) -> Result<(), Box<dyn Error>> {
     if !options.bench {
         // Run as a test: only whether it works.
         options = options.reduced();

@@ -1,16 +1,16 @@
-//! One worker: a process with one client, whose one thread locks the key, holds it and releases it until the
-//! standard input ends. Judges nothing; logs every event.
+//! One worker: a process with one client, whose one thread locks the key, holds it and releases it until it
+//! is ordered to end. Judges nothing; logs every event.
 
-use std::error::Error;
 use std::fs::{File, TryLockError};
-use std::io::{self, BufRead as _};
-use std::path::Path;
+use std::io;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use clap::Args;
-use leasehold::crossbeam_channel::bounded;
+use leasehold::crossbeam_channel::{Receiver, bounded};
 use leasehold::{Client, ErrorKind, Mutex};
+use leasehold_testbed::child;
+use serde::{Deserialize, Serialize};
 
 use crate::events::Log;
 
@@ -21,35 +21,40 @@ pub const GATE: &str = "gate";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-#[derive(Args)]
+#[derive(Serialize, Deserialize)]
 pub struct Assignment {
-    url: String,
-    /// Where the logs and the gate are
-    folder: String,
-    number: usize,
-    hold: u64,
-    ttl: u64,
+    pub url: String,
+    /// Where the logs and the gate are.
+    pub folder: PathBuf,
+    pub number: usize,
+    pub hold: Duration,
+    pub ttl: Duration,
 }
 
-/// The role: prints `ready` when it is connected, and begins at the first line of its input.
-pub fn work(assignment: &Assignment) -> Result<(), Box<dyn Error>> {
-    let folder = Path::new(&assignment.folder);
+#[derive(Serialize, Deserialize)]
+pub enum Order {
+    Go,
+    End,
+}
+
+/// The role: says that it is there once it is connected, and begins and ends when it is ordered to.
+pub fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
+    let folder = &assignment.folder;
     let log = Log::create(&folder.join(assignment.number.to_string()))?;
     let gate = File::open(folder.join(GATE))?;
     let client = Client::builder(&assignment.url)
-        .ttl(Duration::from_millis(assignment.ttl))
+        .ttl(assignment.ttl)
         .connect_timeout(CONNECT_TIMEOUT)
         .outage_timeout(PATIENCE)
         .build()?;
-    println!("ready");
-    let mut lines = io::stdin().lock().lines();
-    lines.next().transpose()?;
+    child::say(&())?;
+    let Order::Go = orders.recv()? else {
+        return Ok(());
+    };
     let (running, ended) = bounded(0);
     let mutex = client.mutex(KEY).cancelled_by(ended);
-    let hold = Duration::from_millis(assignment.hold);
-    let competing = thread::spawn(move || compete(&mutex, log, &gate, hold));
-    // Nothing more is sent: this waits for the end of the input.
-    while lines.next().transpose()?.is_some() {}
+    let competing = thread::spawn(move || compete(&mutex, log, &gate, assignment.hold));
+    while let Order::Go = orders.recv()? {}
     drop(running);
     Ok(competing.join().expect("it does not panic")?)
 }

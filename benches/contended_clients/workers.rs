@@ -2,21 +2,23 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use leasehold_testbed::Process;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::events::Turns;
 use crate::support;
-use crate::worker::GATE;
+use crate::worker::{Assignment, GATE, Order};
 
 /// How many are started before the first of them must be ready.
 const STEP: usize = 8;
+/// How long one may take to be connected.
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long all of them may take to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(1);
@@ -30,8 +32,7 @@ pub struct Setup {
 
 struct Worker {
     number: usize,
-    child: Child,
-    output: BufReader<ChildStdout>,
+    process: Process<()>,
     is_stopped: bool,
 }
 
@@ -73,11 +74,7 @@ impl Workers {
             }
             let new = self.running.len() - step;
             for worker in &mut self.running[new..] {
-                let mut line = String::new();
-                worker.output.read_line(&mut line)?;
-                if line != "ready\n" {
-                    return Err(format!("a worker said {line:?} instead of being ready").into());
-                }
+                worker.process.message(START_LIMIT)?;
             }
             show(self.running.len());
         }
@@ -85,8 +82,9 @@ impl Workers {
     }
 
     /// All of them begin.
-    pub fn go(&mut self) -> io::Result<()> {
-        self.running.iter_mut().try_for_each(Worker::go)
+    pub fn go(&mut self) -> Result<(), Box<dyn Error>> {
+        let mut workers = self.running.iter_mut();
+        Ok(workers.try_for_each(|worker| worker.process.order(&Order::Go))?)
     }
 
     /// Kills a random worker that is not stopped, and starts another.
@@ -96,12 +94,12 @@ impl Workers {
         };
         let mut worker = self.running.swap_remove(at);
         let now = support::nanoseconds();
-        worker.child.kill()?;
-        worker.child.wait()?;
+        worker.process.kill()?;
         let career = self.career(&worker, Some(now))?;
         self.careers.push(career);
         self.spawn()?;
-        self.running.last_mut().expect("it was just started").go()?;
+        let new = self.running.last_mut().expect("it was just started");
+        new.process.order(&Order::Go)?;
         Ok(())
     }
 
@@ -110,14 +108,14 @@ impl Workers {
         loop {
             let at = self.random().ok_or("no worker is left to be stopped")?;
             let worker = &mut self.running[at];
-            worker.signal(Signal::STOP)?;
+            worker.process.signal(Signal::STOP)?;
             thread::sleep(PAUSE);
             let log = log(self.folder.path(), worker.number);
             if !Turns::read(&log)?.is_holding() {
                 worker.is_stopped = true;
                 return Ok(());
             }
-            worker.signal(Signal::CONT)?;
+            worker.process.signal(Signal::CONT)?;
             thread::sleep(PAUSE);
         }
     }
@@ -125,22 +123,17 @@ impl Workers {
     /// Ends all of them, and returns what every worker did that ever ran.
     pub fn end(mut self) -> Result<Vec<Career>, Box<dyn Error>> {
         for worker in &mut self.running {
-            if worker.is_stopped {
-                worker.child.kill()?;
+            match worker.is_stopped {
+                true => worker.process.kill()?,
+                false => worker.process.order(&Order::End)?,
             }
-            worker.child.stdin = None;
         }
         let start = Instant::now();
         for mut worker in std::mem::take(&mut self.running) {
-            let status = loop {
-                match worker.child.try_wait()? {
-                    Some(status) => break status,
-                    None if start.elapsed() < END_LIMIT => thread::sleep(PAUSE),
-                    None => return Err(format!("a worker still runs after {END_LIMIT:?}").into()),
-                }
-            };
+            let left = END_LIMIT.saturating_sub(start.elapsed());
+            let status = worker.process.status(left)?;
             if !worker.is_stopped && !status.success() {
-                return Err(format!("a worker failed: {status}").into());
+                return Err(format!("{} failed: {status}", worker.process.name()).into());
             }
             let career = self.career(&worker, None)?;
             self.careers.push(career);
@@ -155,24 +148,20 @@ impl Workers {
         support::index(candidates.len()).map(|at| candidates[at])
     }
 
-    fn spawn(&mut self) -> io::Result<()> {
+    fn spawn(&mut self) -> Result<(), Box<dyn Error>> {
         let number = self.started;
         self.started += 1;
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("worker")
-            .arg(&self.setup.url)
-            .arg(self.folder.path())
-            .arg(number.to_string())
-            .arg(self.setup.hold.as_millis().to_string())
-            .arg(self.setup.ttl.as_millis().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = child.stdout.take().expect("it was just piped");
+        let assignment = Assignment {
+            url: self.setup.url.clone(),
+            folder: self.folder.path().to_owned(),
+            number,
+            hold: self.setup.hold,
+            ttl: self.setup.ttl,
+        };
+        let name = format!("worker {number}");
         self.running.push(Worker {
             number,
-            child,
-            output: BufReader::new(output),
+            process: Process::again(name, &["worker"], &assignment)?,
             is_stopped: false,
         });
         Ok(())
@@ -190,29 +179,6 @@ impl Workers {
             killed,
             was_stopped: worker.is_stopped,
         })
-    }
-}
-
-impl Worker {
-    fn go(&mut self) -> io::Result<()> {
-        let input = self.child.stdin.as_mut().expect("it stays open");
-        input.write_all(b"go\n")
-    }
-
-    fn signal(&self, signal: Signal) -> io::Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        Ok(kill_process(
-            pid.expect("a process id is positive"),
-            signal,
-        )?)
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Fails when it has ended, which is as well.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

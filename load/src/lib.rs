@@ -1,8 +1,6 @@
 //! Locks of any kind under load, and what they cost: one loop for all of them, so that none is measured
-//! in another way than the rest; and how a process that a command starts hears and speaks ([`child`]).
-//! Knows no lock but the raw commands, and judges nothing.
+//! in another way than the rest. Knows no lock but the raw commands, and judges nothing.
 
-pub mod child;
 mod drive;
 mod machine;
 mod messages;

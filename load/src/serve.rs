@@ -1,5 +1,5 @@
-//! What a load process does: it connects as assigned, then does round after round as it is told. How it
-//! hears and speaks is `child.rs`'s.
+//! What a load process does: it connects as assigned, then does round after round as it is told, by
+//! `leasehold_testbed::child`.
 
 use std::future::Future;
 use std::pin::pin;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use crossbeam_channel::Receiver;
+use leasehold_testbed::child::{self, say};
 
-use crate::child::{self, say};
 use crate::drive::{Locker, drive};
 use crate::machine;
 use crate::messages::{Assignment, Round, Tally};

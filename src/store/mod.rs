@@ -26,9 +26,9 @@ pub(crate) use memory::{MemoryNode, MemoryServer};
 pub(crate) use redis::connection::Endpoint;
 pub(crate) use redis::notifications::{Listener, TrackedKey};
 pub(crate) use redis::pipeline::MAX_RENEWALS;
-#[cfg(feature = "__internals")]
+#[cfg(leasehold_internals)]
 pub(crate) use redis::replies::{Limit, Replies};
-#[cfg(feature = "__internals")]
+#[cfg(leasehold_internals)]
 pub(crate) use redis::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
 pub use redis::session::TransactionConnection;
 pub(crate) use redis::session::{TransactionOutcome, read_failed, reply_unread};

@@ -37,7 +37,7 @@ use crate::watchdog::scheduler::{Inboxes, Task, TimerTarget};
 use crate::watchdog::tracked::{TrackedLeases, tracked_key};
 
 pub(crate) use scheduler::Scheduler;
-#[cfg(feature = "__internals")]
+#[cfg(leasehold_internals)]
 pub(crate) use wheel::Wheel;
 
 /// Longest pause before a failed renewal is tried again.

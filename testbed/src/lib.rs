@@ -1,13 +1,16 @@
 //! Private servers and faults for leasehold's tests, benches and demo: real processes and real
-//! sockets. Knows nothing of leasehold, and never touches a server it did not start.
+//! sockets; and a protocol between a process and those that it starts. Knows nothing of leasehold, and never
+//! touches a server it did not start.
 
 mod builder;
+pub mod child;
 mod connection;
 mod error;
 mod flow;
 mod install;
 mod keeper;
 mod port;
+mod process;
 mod provide;
 mod proxy;
 mod relay;
@@ -17,6 +20,7 @@ mod wait;
 
 pub use builder::ServerBuilder;
 pub use error::Error;
+pub use process::Process;
 pub use provide::{Install, find_server, provide_server};
 pub use proxy::Proxy;
 pub use reply::Reply;

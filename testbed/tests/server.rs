@@ -2,19 +2,26 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Read, Write};
+#[path = "../../tests/it/child.rs"]
+mod child;
+
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_testbed::{Install, Reply, Server, eventually, find_server, provide_server};
 use rustix::process::{Pid, test_kill_process};
 
+use child::{Child, Parent};
+
 /// For what takes milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(20);
+/// For a process to start on the busiest of machines.
+const START: Duration = Duration::from_secs(120);
 
 fn exists(pid: u32) -> bool {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -178,27 +185,35 @@ fn many_start_at_the_same_time() {
     assert_eq!(distinct.len(), ports.len());
 }
 
+/// The bodies of processes that tests start; see `child`.
 #[test]
-#[ignore = "run as a process of its own with another environment"]
-fn helper_that_lacks_a_server() {
+fn a_process_of_its_own_runs_the_named_body() {
+    let bodies = child::bodies![
+        child::echo,
+        hold_servers,
+        lack_a_server,
+        start_what_is_no_server,
+    ];
+    if !child::run_body(&bodies) {
+        let child = Child::start(child::echo, "redis://echo");
+        assert_eq!(child.told::<String>(START), "redis://echo");
+        child.finish(START);
+    }
+}
+
+fn lack_a_server(parent: &Parent) {
     assert_eq!(find_server(), None);
-    println!("said {}", Server::start().err().unwrap());
-    println!("said {}", provide_server(Install::Forbidden).unwrap_err());
+    parent.tell(Server::start().err().unwrap().to_string());
+    parent.tell(provide_server(Install::Forbidden).unwrap_err().to_string());
 }
 
 #[test]
 fn a_missing_server_is_an_error_that_says_what_to_do() {
-    let lines = |variable: &str, value: &str| -> Vec<String> {
-        let output = helper("helper_that_lacks_a_server")
-            .env(variable, value)
-            .output()
-            .unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{text}");
-        text.lines()
-            .filter(|line| line.contains("said "))
-            .map(str::to_owned)
-            .collect()
+    let lines = |variable: &str, value: &str| -> [String; 2] {
+        let child = child_with(variable, value, lack_a_server);
+        let lines = [(); 2].map(|()| child.told(START));
+        child.finish(START);
+        lines
     };
     for line in lines("LEASEHOLD_REDIS_SERVER", "/nowhere/redis-server") {
         assert!(
@@ -211,88 +226,58 @@ fn a_missing_server_is_an_error_that_says_what_to_do() {
     }
 }
 
-#[test]
-#[ignore = "run as a process of its own with another environment"]
-fn helper_that_starts_what_is_no_server() {
-    println!("said {}", Server::start().err().unwrap());
+fn start_what_is_no_server(parent: &Parent) {
+    parent.tell(Server::start().err().unwrap().to_string());
 }
 
 #[test]
 fn a_program_that_is_no_server_is_told() {
-    let output = helper("helper_that_starts_what_is_no_server")
-        .env("LEASEHOLD_REDIS_SERVER", "/bin/cat")
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        output.status.success() && text.contains("/bin/cat on port"),
-        "{text}"
+    let child = child_with(
+        "LEASEHOLD_REDIS_SERVER",
+        "/bin/cat",
+        start_what_is_no_server,
     );
+    let text: String = child.told(START);
+    assert!(text.contains("/bin/cat on port"), "{text}");
+    child.finish(START);
 }
 
-/// This program again, as another process that runs one ignored test.
-fn helper(test: &str) -> Command {
+/// Starts `body` with one variable in the place of the one that names the server.
+fn child_with<F: Fn(&Parent)>(variable: &str, value: &str, body: F) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--ignored", "--exact", "--nocapture", test])
-        .env_remove("LEASEHOLD_REDIS_SERVER");
-    command
+        .env_remove("LEASEHOLD_REDIS_SERVER")
+        .env(variable, value);
+    Child::start_by(command, body, "")
 }
 
-/// The program of the next tests: it starts two servers, stops one, and waits to be killed.
-#[test]
-#[ignore = "run as a process of its own by the tests that kill it"]
-fn helper_that_holds_servers() {
+/// Starts two servers, stops one, and waits to be killed.
+fn hold_servers(parent: &Parent) {
     let (running, stopped) = (Server::start().unwrap(), Server::start().unwrap());
     let directories = [directory(&running), directory(&stopped)];
     stopped.stop();
     for (server, directory) in [&running, &stopped].into_iter().zip(directories) {
-        println!("held {} {}", server.pid(), directory.display());
+        parent.tell((server.pid(), directory));
     }
-    println!("held all");
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
+    parent.wait_for_end();
 }
 
 /// Sends `signal` to a process that holds servers; gives back their ids and directories.
 fn servers_of_a_process_ended_by(signal: rustix::process::Signal) -> Vec<(u32, PathBuf)> {
     // A shell makes what it starts in the background ignore Ctrl-C, and programs pass that on.
-    let mut helper = Command::new("env")
+    let mut command = Command::new("env");
+    command
         .arg("--default-signal=INT")
-        .arg(std::env::current_exe().unwrap())
-        .args([
-            "--ignored",
-            "--exact",
-            "--nocapture",
-            "helper_that_holds_servers",
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let held = BufReader::new(helper.stdout.take().unwrap())
-        .lines()
-        // The harness writes the test's name in front of its first line.
-        .filter_map(|line| {
-            line.unwrap()
-                .split_once("held ")
-                .map(|(_, held)| held.to_owned())
-        })
-        .take_while(|held| held != "all")
-        .map(|held| {
-            let (pid, directory) = held.split_once(' ').unwrap();
-            (pid.parse().unwrap(), PathBuf::from(directory))
-        })
-        .collect::<Vec<(u32, PathBuf)>>();
-    assert_eq!(held.len(), 2);
+        .arg(std::env::current_exe().unwrap());
+    let mut child = Child::start_by(command, hold_servers, "");
+    let held: [(u32, PathBuf); 2] = [(); 2].map(|()| child.told(START));
     assert!(
         held.iter()
             .all(|(pid, directory)| exists(*pid) && directory.is_dir())
     );
-    let pid = Pid::from_child(&helper);
-    rustix::process::kill_process(pid, signal).unwrap();
-    assert_eq!(helper.wait().unwrap().signal(), Some(signal.as_raw()));
-    held
+    child.signal(signal);
+    assert_eq!(child.status(START).signal(), Some(signal.as_raw()));
+    held.into()
 }
 
 #[test]

@@ -1,28 +1,77 @@
-//! A test's body in a process of its own: this binary again, asked for one ignored test. Knows
-//! nothing of locks.
+//! The part of a test that runs in a process of its own: this binary again, asked for the test
+//! `a_process_of_its_own_runs_the_named_body` of the binary's `main.rs`. Knows nothing of locks.
+#![allow(dead_code, reason = "each test binary uses its own part of this")]
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child as Process, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::any::type_name;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-const URL: &str = "LEASEHOLD_IT_URL";
-const MARK: &str = "@ ";
+use leasehold_testbed::{Process, child};
+use rustix::process::Signal;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-/// The server that this process was started for; `None` in everybody else's.
-pub fn url() -> Option<String> {
-    std::env::var(URL).ok()
+/// Set in processes that a test starts.
+const VARIABLE: &str = "LEASEHOLD_TEST_BODY";
+/// The test that runs bodies.
+const ENTRY: &str = "a_process_of_its_own_runs_the_named_body";
+
+/// What a process of its own does.
+pub type Body = fn(&Parent);
+
+/// The bodies that a binary can run, by name.
+macro_rules! bodies {
+    ($($body:path),* $(,)?) => {
+        [$(($crate::child::name_of(&$body), $body as $crate::child::Body)),*]
+    };
+}
+pub(crate) use bodies;
+
+/// A function's path.
+pub fn name_of<F>(_: &F) -> &'static str {
+    type_name::<F>()
 }
 
-/// Tells the parent one line.
-pub fn tell(line: impl std::fmt::Display) {
-    println!("{MARK}{line}");
+#[derive(Serialize, Deserialize)]
+struct Assignment {
+    body: String,
+    url: String,
 }
 
-/// Returns when the parent has gone or wants this process to end.
-pub fn wait_for_parent() {
-    let _ = std::io::stdin().read(&mut [0]);
+/// The process that started this one.
+pub struct Parent {
+    /// The server that it named.
+    pub url: String,
+    end: crossbeam_channel::Receiver<()>,
+}
+
+impl Parent {
+    /// Sends it a message.
+    pub fn tell(&self, message: impl Serialize) {
+        child::say(&message).expect("the parent listens");
+    }
+
+    /// Returns when it wants this process to end. (When it is gone, this process ends at once.)
+    pub fn wait_for_end(&self) {
+        let _ = self.end.recv();
+    }
+}
+
+/// In a process that a test started, runs the body that it named. False in all other processes.
+pub fn run_body(bodies: &[(&str, Body)]) -> bool {
+    if std::env::var_os(VARIABLE).is_none() {
+        return false;
+    }
+    let (Assignment { body, url }, end) = child::assignment().unwrap();
+    let named = bodies.iter().find(|(name, _)| *name == body);
+    let (_, run) = named.unwrap_or_else(|| panic!("{body} is not among the bodies of main.rs"));
+    run(&Parent { url, end });
+    true
+}
+
+/// Tells the server's URL and ends: a body that shows that bodies run.
+pub fn echo(parent: &Parent) {
+    parent.tell(&parent.url);
 }
 
 /// How many threads this process has; `None` where the system does not say.
@@ -41,82 +90,63 @@ fn status(name: &str) -> Option<usize> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// A process that runs one ignored test of this binary. Dropped, it is killed.
-pub struct Child {
-    process: Process,
-    lines: Receiver<String>,
-}
+/// A process that runs a body. Dropped, it is killed.
+pub struct Child(Process<serde_json::Value>);
 
 impl Child {
-    /// Runs the ignored test named `test`, as `module::name`, for the server at `url`.
-    pub fn start(test: &str, url: &str) -> Self {
-        let program = std::env::current_exe().unwrap();
-        let mut process = Command::new(program)
-            .args([
-                "--exact",
-                test,
-                "--ignored",
-                "--nocapture",
-                "--test-threads=1",
-            ])
-            .env(URL, url)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stdout = process.stdout.take().expect("it was just piped");
-        Self {
-            process,
-            lines: lines_of(stdout),
+    /// Starts `body`, which must be among the bodies of `main.rs`, for the server at `url`.
+    pub fn start<F: Fn(&Parent)>(body: F, url: &str) -> Self {
+        let program = Command::new(std::env::current_exe().unwrap());
+        Self::start_by(program, body, url)
+    }
+
+    /// The same by a `command` that runs this program.
+    pub fn start_by<F: Fn(&Parent)>(mut command: Command, body: F, url: &str) -> Self {
+        let assignment = Assignment {
+            body: name_of(&body).to_owned(),
+            url: url.to_owned(),
+        };
+        command
+            .args(["--exact", ENTRY, "--nocapture", "--test-threads=1"])
+            .env(VARIABLE, "1");
+        Self(Process::start(&assignment.body, &mut command, &assignment).unwrap())
+    }
+
+    /// The next message that it tells, within `limit`.
+    #[track_caller]
+    pub fn told<T: DeserializeOwned>(&self, limit: Duration) -> T {
+        match self.0.message(limit) {
+            Ok(message) => serde_json::from_value(message).unwrap(),
+            Err(error) => panic!("{error:#}"),
         }
     }
 
-    /// The next line that it tells, within `limit`.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.0.signal(signal).unwrap();
+    }
+
+    /// How it ended, which it has to do within `limit`.
     #[track_caller]
-    pub fn told(&self, limit: Duration) -> String {
-        match self.lines.recv_timeout(limit) {
-            Ok(line) => line,
-            Err(error) => panic!("the child process told nothing within {limit:?}: {error}"),
-        }
+    pub fn status(&mut self, limit: Duration) -> ExitStatus {
+        self.0.status(limit).unwrap()
     }
 
     /// Ends it with SIGKILL; returns once it is gone.
     pub fn kill(&mut self) {
-        // Fails when it has ended by itself, which is as well.
-        let _ = self.process.kill();
-        self.process.wait().unwrap();
+        self.0.kill().unwrap();
     }
 
     /// Lets it end by itself, which it has to do well and within `limit`.
     #[track_caller]
     pub fn finish(mut self, limit: Duration) {
-        drop(self.process.stdin.take());
-        let mut status = None;
-        let _ = leasehold_testbed::eventually(limit, || {
-            status = self.process.try_wait().unwrap();
-            status.is_some()
-        });
-        let status = status.unwrap_or_else(|| panic!("the child process runs after {limit:?}"));
-        assert!(status.success(), "the child process failed: {status}");
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn lines_of(stdout: ChildStdout) -> Receiver<String> {
-    let (sender, lines) = channel();
-    thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            // The test runner's own words may stand on the same line.
-            if let Some((_, told)) = line.split_once(MARK) {
-                let _ = sender.send(told.to_owned());
-            }
+        // Most do not wait for this, and may have ended.
+        let _ = self.0.order(&());
+        if let Err(error) = self.0.finish(limit) {
+            panic!("{error:#}");
         }
-    });
-    lines
+    }
 }

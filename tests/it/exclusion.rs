@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, ErrorKind, HolderId, LossReason, LostSignal, Mutex, MutexGuard};
 
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{
     Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, in_redis, is_held, millis,
@@ -71,7 +71,7 @@ fn threads_of_several_clients_lose_no_update_and_see_tokens_rise() {
 fn processes_lose_no_update() {
     let server = server();
     let children: Vec<Child> = (0..3)
-        .map(|_| Child::start("exclusion::raise_in_a_process_of_its_own", &server.url()))
+        .map(|_| Child::start(raise_in_a_process_of_its_own, &server.url()))
         .collect();
     for child in children {
         child.finish(WORK);
@@ -80,14 +80,11 @@ fn processes_lose_no_update() {
     assert_all_become_free(&server);
 }
 
-#[test]
-#[ignore = "the work of processes_lose_no_update, which starts it"]
-fn raise_in_a_process_of_its_own() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).build().unwrap();
+pub fn raise_in_a_process_of_its_own(parent: &Parent) {
+    let client = steady(&parent.url).build().unwrap();
     let tasks: Vec<_> = (0..4)
         .map(|_| {
-            let (url, client) = (url.clone(), client.clone());
+            let (url, client) = (parent.url.clone(), client.clone());
             Task::start(move || raise(&url, &client, 50, |_| ()))
         })
         .collect();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, LossReason};
 
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{
     Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, millis, secs, server,
@@ -191,8 +191,8 @@ fn a_lock_lost_by_its_ttl_leaves_the_next_holder_alone() {
 fn the_crash_of_a_holder_frees_its_lock_within_the_ttl() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    let mut child = Child::start("expiry::hold_until_killed", &server.url());
-    let token: u64 = child.told(secs(30)).parse().unwrap();
+    let mut child = Child::start(hold_until_killed, &server.url());
+    let token: u64 = child.told(secs(30));
     assert!(is_held(&server, "crash"));
     assert!(client.mutex("crash").try_lock().unwrap().is_none());
     let waiting = client.mutex("crash");
@@ -210,14 +210,11 @@ fn the_crash_of_a_holder_frees_its_lock_within_the_ttl() {
 
 const CRASH_TTL: Duration = Duration::from_secs(2);
 
-#[test]
-#[ignore = "the holder of the_crash_of_a_holder_frees_its_lock_within_the_ttl, which starts it"]
-fn hold_until_killed() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).ttl(CRASH_TTL).build().unwrap();
+pub fn hold_until_killed(parent: &Parent) {
+    let client = steady(&parent.url).ttl(CRASH_TTL).build().unwrap();
     let guard = client.mutex("crash").lock().unwrap();
-    child::tell(guard.fencing_token());
-    child::wait_for_parent();
+    parent.tell(guard.fencing_token());
+    parent.wait_for_end();
 }
 
 #[test]

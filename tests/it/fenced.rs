@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::{Proxy, Server, eventually};
 
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{
     SOON, Task, ask, connections_made, in_redis, is_held, kill_connections, millis, script_calls,
@@ -47,22 +47,19 @@ fn write_tokens(client: &Client) {
     }
 }
 
-#[test]
-#[ignore = "the body of a process of its own"]
-fn write_tokens_in_a_process_of_its_own() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).build().unwrap();
+pub fn write_tokens_in_a_process_of_its_own(parent: &Parent) {
+    let client = steady(&parent.url).build().unwrap();
     write_tokens(&client);
-    child::tell(number(&client, "k"));
-    child::wait_for_parent();
+    parent.tell(number(&client, "k"));
+    parent.wait_for_end();
 }
 
 #[test]
 fn the_last_token_wins_and_reads_never_go_back() {
     let server = server();
     let client = client(&server);
-    let test = "fenced::write_tokens_in_a_process_of_its_own";
-    let children = [(); 2].map(|()| Child::start(test, &server.url()));
+    let children =
+        [(); 2].map(|()| Child::start(write_tokens_in_a_process_of_its_own, &server.url()));
     let done = Arc::new(AtomicBool::new(false));
     let reader = {
         let (client, done) = (client.clone(), Arc::clone(&done));
@@ -85,7 +82,7 @@ fn the_last_token_wins_and_reads_never_go_back() {
         writer.within(WORK, "writing");
     }
     for child in children {
-        child.told(WORK).parse::<u64>().unwrap();
+        child.told::<u64>(WORK);
         child.finish(SOON);
     }
     done.store(true, Ordering::Relaxed);

@@ -15,7 +15,7 @@ use leasehold::{
 use leasehold_testbed::{Reply, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, is_held, secs, server};
 
@@ -177,10 +177,7 @@ fn family(url: &str) -> Family {
     family
 }
 
-#[test]
-#[ignore = "run by the tests of this module, in a process of its own"]
-fn a_parent() {
-    let Some(url) = child::url() else { return };
+pub fn a_parent(parent: &Parent) {
     let Family {
         client,
         recorder,
@@ -190,8 +187,8 @@ fn a_parent() {
         again,
         renewed,
         lost,
-    } = family(&url);
-    let before = connections(&url);
+    } = family(&parent.url);
+    let before = connections(&parent.url);
     let mut seen = None;
     let value = client.with_lock("with", || {
         if let Fork::Parent(pid) = fork::fork().unwrap() {
@@ -215,7 +212,7 @@ fn a_parent() {
     assert_ends_well(pid);
     // A renewal over the connections that the child had as well; nobody made others.
     recorder.wait_for_more(2, What::Renewed, "renewed");
-    assert_eq!(connections(&url), before);
+    assert_eq!(connections(&parent.url), before);
     for guard in [&held, &dropped, &handed_over, &again, &renewed] {
         guard.check().unwrap();
     }
@@ -224,7 +221,7 @@ fn a_parent() {
         assert_eq!(recorder.count(What::Lost, key), 0);
         assert_eq!(recorder.count(What::RenewalFailed, key), 0);
     }
-    child::tell("unharmed");
+    parent.tell("unharmed");
     // The test deletes one of the keys: without notifications that would show in twenty seconds.
     assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
     renewed.unlock().unwrap();
@@ -236,8 +233,8 @@ fn a_parent() {
 #[test]
 fn what_a_forked_child_does_with_locks_of_its_parent_changes_nothing_there() {
     let server = server();
-    let parent = Child::start("forked::a_parent", &server.url());
-    assert_eq!(parent.told(4 * SOON), "unharmed");
+    let parent = Child::start(a_parent, &server.url());
+    assert_eq!(parent.told::<String>(4 * SOON), "unharmed");
     for key in HELD {
         assert!(is_held(&server, key), "{key} was let go");
     }
@@ -248,11 +245,8 @@ fn what_a_forked_child_does_with_locks_of_its_parent_changes_nothing_there() {
     }
 }
 
-#[test]
-#[ignore = "run by the tests of this module, in a process of its own"]
-fn a_busy_parent() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).ttl(LONG_TTL).build().unwrap();
+pub fn a_busy_parent(parent: &Parent) {
+    let client = steady(&parent.url).ttl(LONG_TTL).build().unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..4)
         .map(|n| {
@@ -288,14 +282,11 @@ fn a_busy_parent() {
 #[test]
 fn a_fork_in_the_midst_of_everything_waits_for_no_thread_that_is_not_there() {
     let server = server();
-    Child::start("forked::a_busy_parent", &server.url()).finish(12 * SOON);
+    Child::start(a_busy_parent, &server.url()).finish(12 * SOON);
 }
 
-#[test]
-#[ignore = "run by the tests of this module, in a process of its own"]
-fn a_parent_in_a_transaction() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url)
+pub fn a_parent_in_a_transaction(parent: &Parent) {
+    let client = steady(&parent.url)
         .ttl(LONG_TTL)
         .max_transactions(1)
         .build()
@@ -331,17 +322,12 @@ fn a_parent_in_a_transaction() {
 #[test]
 fn a_transaction_whose_closure_forks_ends_in_the_child_and_is_done_once_in_the_parent() {
     let server = server();
-    Child::start("forked::a_parent_in_a_transaction", &server.url()).finish(4 * SOON);
+    Child::start(a_parent_in_a_transaction, &server.url()).finish(4 * SOON);
     assert_eq!(ask(&server, &["GET", "data"]).as_text(), Some("11"));
     assert!(!is_held(&server, "k"));
 }
 
-#[test]
-#[ignore = "run by the tests of this module, in a process of its own"]
-fn a_parent_with_a_memory() {
-    if child::url().is_none() {
-        return;
-    }
+pub fn a_parent_with_a_memory(_: &Parent) {
     let memory = MemoryStore::new();
     let named = Client::open("memory://forked").unwrap();
     let guard = memory.client().unwrap().mutex("k").lock().unwrap();
@@ -379,18 +365,15 @@ fn a_parent_with_a_memory() {
 
 #[test]
 fn a_memory_stays_with_the_process_that_made_it() {
-    Child::start("forked::a_parent_with_a_memory", "memory://").finish(4 * SOON);
+    Child::start(a_parent_with_a_memory, "memory://").finish(4 * SOON);
 }
 
-#[test]
-#[ignore = "run by the tests of this module, in a process of its own"]
-fn two_sides() {
-    let Some(url) = child::url() else { return };
+pub fn two_sides(parent: &Parent) {
     // As servers do with their workers.
     let forked = fork::fork().unwrap();
     let use_own_client = |key| {
         let recorder = Recorder::new();
-        let client = steady(&url)
+        let client = steady(&parent.url)
             .ttl(secs(3))
             .event_handler(Arc::clone(&recorder))
             .build()
@@ -415,7 +398,7 @@ fn two_sides() {
 #[test]
 fn clients_made_on_both_sides_of_a_fork_work() {
     let server = server();
-    Child::start("forked::two_sides", &server.url()).finish(4 * SOON);
+    Child::start(two_sides, &server.url()).finish(4 * SOON);
     let keys = ["EXISTS", "leasehold:child's", "leasehold:parent's"];
     assert_eq!(ask(&server, &keys), Reply::Int(0));
 }

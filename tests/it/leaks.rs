@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use leasehold_testbed::{Reply, Server, eventually};
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, builder, in_redis, millis, secs, server};
+use crate::support::{SOON, Task, ask, builder, connections, in_redis, millis, secs, server};
 
 /// Every key of every database's first page: the server is the test's own.
 fn all_keys(server: &Server) -> Vec<String> {
@@ -20,12 +20,6 @@ fn all_keys(server: &Server) -> Vec<String> {
         .collect();
     keys.sort();
     keys
-}
-
-/// Connections but the one that asks.
-fn connections(server: &Server) -> usize {
-    let list = ask(server, &["CLIENT", "LIST"]);
-    list.as_text().expect("CLIENT LIST is text").lines().count() - 1
 }
 
 /// Locks in all ways there are: held, contended, waited for, given up, lost, panicked in.
@@ -125,14 +119,11 @@ fn no_thread_is_left_when_a_client_has_gone() {
         return;
     }
     let server = server();
-    let child = Child::start("leaks::count_threads", &server.url());
+    let child = Child::start(count_threads, &server.url());
     child.finish(secs(120));
 }
 
-#[test]
-#[ignore = "the work of no_thread_is_left_when_a_client_has_gone, which starts it"]
-fn count_threads() {
-    let Some(url) = child::url() else { return };
+pub fn count_threads(parent: &Parent) {
     let before = child::threads().unwrap();
     let back_to_before = |what: &str, limit: Duration| {
         let gone = eventually(limit, || child::threads().unwrap() == before);
@@ -140,11 +131,11 @@ fn count_threads() {
         assert!(gone, "{what}: {now} threads, {before} before");
     };
     for _ in 0..5 {
-        use_everything(&url);
+        use_everything(&parent.url);
     }
     back_to_before("after all was done", SOON);
 
-    let client = steady(&url).build().unwrap();
+    let client = steady(&parent.url).build().unwrap();
     client.with_lock("k", || ()).unwrap();
     client.shutdown(secs(5)).unwrap();
     drop(client);

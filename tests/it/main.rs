@@ -24,7 +24,6 @@ mod faults_proxy;
 mod faults_rare;
 mod faults_release;
 mod fenced;
-#[cfg(unix)]
 mod forked;
 mod guards;
 mod hand_offs;
@@ -49,3 +48,38 @@ mod transfer;
 mod types;
 mod waiting;
 mod watchdog;
+
+/// In a process that a test started, this is not a test, but runs the body that the test named.
+#[test]
+fn a_process_of_its_own_runs_the_named_body() {
+    let bodies = child::bodies![
+        cancelling::traces::count_threads,
+        child::echo,
+        conformance::memory_face::use_and_count_what_is_left,
+        contention_faults::crashes::enter_once,
+        contention_faults::crashes::hold_until_killed,
+        contention_faults::crashes::wait_once,
+        exclusion::raise_in_a_process_of_its_own,
+        expiry::hold_until_killed,
+        fenced::write_tokens_in_a_process_of_its_own,
+        forked::a_busy_parent,
+        forked::a_parent,
+        forked::a_parent_in_a_transaction,
+        forked::a_parent_with_a_memory,
+        forked::two_sides,
+        guards::signals::ask_for_many_signals,
+        leaks::count_threads,
+        threads::count_threads_of_clients,
+        renewal_checks::count_threads,
+        scale::hold_ten_thousand,
+        scale::wait_by_the_hundred,
+        transactions::money::move_money_in_a_process_of_its_own,
+        transfer::processes::adopt_and_hand_over,
+        transfer::processes::adopt_and_hold,
+    ];
+    if !child::run_body(&bodies) {
+        let child = child::Child::start(child::echo, "memory://echo");
+        assert_eq!(child.told::<String>(6 * support::SOON), "memory://echo");
+        child.finish(6 * support::SOON);
+    }
+}

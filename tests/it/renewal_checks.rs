@@ -9,7 +9,7 @@ use std::thread;
 use leasehold::{Client, ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, builder, is_held, millis, secs, server, told_within,
@@ -248,14 +248,11 @@ fn the_thread_of_checks_is_there_once_it_is_needed_and_is_one() {
         return;
     }
     let server = server();
-    let child = Child::start("renewal_checks::count_threads", &server.url());
+    let child = Child::start(count_threads, &server.url());
     child.finish(secs(60));
 }
 
-#[test]
-#[ignore = "the work of the_thread_of_checks_is_there_once_it_is_needed_and_is_one, which starts it"]
-fn count_threads() {
-    let Some(url) = child::url() else { return };
+pub fn count_threads(parent: &Parent) {
     // What the system cuts a thread's name to.
     let name = "leasehold-check";
     let threads = || {
@@ -264,7 +261,7 @@ fn count_threads() {
             all.filter_map(|one| std::fs::read_to_string(one.unwrap().path().join("comm")).ok());
         names.filter(|found| found.trim_end() == name).count()
     };
-    let client = steady(&url).build().unwrap();
+    let client = steady(&parent.url).build().unwrap();
     drop(client.mutex("plain").lock().unwrap());
     assert_eq!(threads(), 0);
     for n in 0..20 {

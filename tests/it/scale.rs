@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use leasehold::{EventHandler, EventLock, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::steady::steady;
-use crate::support::{Task, ask, secs, server};
+use crate::support::{Task, ask, info_number, secs, server};
 
 const MANY: usize = 10_000;
 /// Long enough for a busy machine to renew all of them in time.
@@ -53,27 +53,26 @@ fn hold_many(client: &leasehold::Client) -> Vec<MutexGuard> {
 #[test]
 fn ten_thousand_held_locks_are_all_renewed_and_cost_no_thread() {
     let server = server();
-    let child = Child::start("scale::hold_ten_thousand", &server.url());
-    assert_eq!(child.told(secs(100)), "held");
+    let child = Child::start(hold_ten_thousand, &server.url());
+    assert_eq!(child.told::<String>(secs(100)), "held");
     assert_eq!(keys(&server), MANY as i64);
-    assert_eq!(child.told(secs(100)), "let go");
+    assert_eq!(child.told::<String>(secs(100)), "let go");
     assert_eq!(keys(&server), 0, "every release was confirmed");
     child.finish(secs(30));
 }
 
-#[test]
-#[ignore = "the work of ten_thousand_held_locks_.., which starts it"]
-fn hold_ten_thousand() {
-    let Some(url) = child::url() else { return };
+pub fn hold_ten_thousand(parent: &Parent) {
     let renewed = Arc::new(Renewed::default());
-    let client = steady(&url).ttl(TTL).event_handler(Arc::clone(&renewed));
+    let client = steady(&parent.url)
+        .ttl(TTL)
+        .event_handler(Arc::clone(&renewed));
     let client = client.command_timeout(secs(3)).build().unwrap();
     let one = client.mutex("k0").lock().unwrap();
     let with_one = child::threads();
     one.unlock().unwrap();
 
     let guards = hold_many(&client);
-    child::tell("held");
+    parent.tell("held");
     // Those that took them may not have quite ended.
     let constant = || with_one.is_none() || child::threads() == with_one;
     assert!(eventually(secs(5), constant), "{:?}", child::threads());
@@ -98,7 +97,7 @@ fn hold_ten_thousand() {
         }
     }
     client.shutdown(secs(20)).unwrap();
-    child::tell("let go");
+    parent.tell("let go");
 }
 
 #[test]
@@ -118,19 +117,16 @@ fn waiters_cost_no_thread_but_their_own() {
         return;
     }
     let server = server();
-    let child = Child::start("scale::wait_by_the_hundred", &server.url());
+    let child = Child::start(wait_by_the_hundred, &server.url());
     child.finish(secs(120));
 }
 
-#[test]
-#[ignore = "the work of waiters_cost_no_thread_but_their_own, which starts it"]
-fn wait_by_the_hundred() {
+pub fn wait_by_the_hundred(parent: &Parent) {
     const WAITERS: usize = 200;
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).build().unwrap();
+    let client = steady(&parent.url).build().unwrap();
     // Half of them on one key, half on keys of their own.
     let key = |n: usize| format!("k{}", if n < WAITERS / 2 { 0 } else { n });
-    let holder = steady(&url).build().unwrap();
+    let holder = steady(&parent.url).build().unwrap();
     let mut names: Vec<String> = (0..WAITERS).map(key).collect();
     names.dedup();
     let held: Vec<_> = names
@@ -162,20 +158,13 @@ fn wait_by_the_hundred() {
 }
 
 /// How many keys Redis remembers to tell somebody about.
-fn tracked(server: &Server) -> usize {
-    let told = ask(server, &["INFO", "stats"]).to_string();
-    let line = told
-        .lines()
-        .find_map(|line| line.split_once("tracking_total_keys:"));
-    let digits: String = line.map_or(String::new(), |(_, n)| {
-        n.chars().take_while(char::is_ascii_digit).collect()
-    });
-    digits.parse().expect("it is a number")
+fn tracked(server: &Server) -> u64 {
+    info_number(server, "stats", "tracking_total_keys")
 }
 
 #[test]
 fn of_very_many_held_locks_only_so_many_are_watched() {
-    const WATCHED: usize = 10_000;
+    const WATCHED: u64 = 10_000;
     let server = server();
     let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
     let _guards = hold_many(&client);

@@ -3,7 +3,7 @@
 use leasehold::{Client, MemoryStore};
 use leasehold_testbed::eventually;
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::support::{SOON, secs, server};
 
 #[test]
@@ -12,13 +12,10 @@ fn a_client_has_nine_threads_and_one_more_for_checks() {
         return;
     }
     let server = server();
-    Child::start("threads::count_the_threads_of_clients", &server.url()).finish(secs(120));
+    Child::start(count_threads_of_clients, &server.url()).finish(secs(120));
 }
 
-#[test]
-#[ignore = "the work of a_client_has_nine_threads_and_one_more_for_checks, which starts it"]
-fn count_the_threads_of_clients() {
-    let Some(url) = child::url() else { return };
+pub fn count_threads_of_clients(parent: &Parent) {
     let before = child::threads().unwrap();
     let assert_more = |more: usize, what: &str| {
         let is_so = || child::threads().unwrap() == before + more;
@@ -26,7 +23,7 @@ fn count_the_threads_of_clients() {
         let found = child::threads().unwrap() - before;
         assert!(seen, "{what}: {found} threads, not {more}");
     };
-    let client = Client::open(&url).unwrap();
+    let client = Client::open(&parent.url).unwrap();
     assert_more(9, "a client");
     let guards: Vec<_> = (0..100)
         .map(|n| client.mutex(format!("k{n}")).lock().unwrap())

@@ -9,7 +9,7 @@ use leasehold::Client;
 use leasehold_testbed::eventually;
 
 use crate::SOON;
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::receivers::{Receivers, receivers};
 
 /// What the fork ends with when all was as it should be.
@@ -23,12 +23,7 @@ fn holds(receivers: &Receivers) -> usize {
     receivers.told("leasehold.hold").len() + counted.count()
 }
 
-#[test]
-#[ignore = "run by the test of this module, in a process of its own"]
-fn a_parent() {
-    if child::url().is_none() {
-        return;
-    }
+pub fn a_parent(_: &Parent) {
     let receivers = receivers();
     let client = Client::memory().unwrap();
     let guard = client.mutex("k").lock().unwrap();
@@ -56,5 +51,5 @@ fn a_parent() {
 
 #[test]
 fn a_guard_dropped_in_a_forked_child_is_not_observed_there() {
-    Child::start("forked::a_parent", "memory://").finish(2 * SOON);
+    Child::start(a_parent, "memory://").finish(2 * SOON);
 }

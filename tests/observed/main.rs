@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "../it/child.rs"]
-#[allow(dead_code)]
 mod child;
 mod forked;
 mod receivers;
@@ -15,11 +14,22 @@ use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Sender, unbounded};
 use leasehold::{Client, EventHandler, EventLock, MemoryStore};
-use leasehold_testbed::{Reply, Server, eventually};
+use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use receivers::{ALWAYS, AT_SPANS, Panicking, TOLD_ON, Told, receivers};
 
 const SOON: Duration = Duration::from_secs(20);
+
+/// In a process that a test started, this is not a test, but runs the body that the test named.
+#[test]
+fn a_process_of_its_own_runs_the_named_body() {
+    let bodies = child::bodies![child::echo, forked::a_parent,];
+    if !child::run_body(&bodies) {
+        let child = child::Child::start(child::echo, "memory://echo");
+        assert_eq!(child.told::<String>(6 * SOON), "memory://echo");
+        child.finish(6 * SOON);
+    }
+}
 
 #[test]
 fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
@@ -100,7 +110,7 @@ fn an_adoption_is_a_wait_for_a_lock() {
     assert_eq!(waits[1].fields["token"], token);
     let numbers = receivers.numbers();
     assert_eq!(numbers["leasehold_waits_total{outcome=granted}"], 2.0);
-    assert_eq!(numbers["leasehold_holds_total{outcome=handed_over}"], 1.0);
+    assert_eq!(numbers["leasehold_holds_total{outcome=transferred}"], 1.0);
 }
 
 #[test]
@@ -143,6 +153,55 @@ fn renewals_are_counted_with_how_late_they_were() {
     assert_eq!(numbers["leasehold_renewals_total{outcome=renewed}"], 3.0);
     assert_eq!(numbers["leasehold_renewal_lateness_seconds"], 3.0);
     drop(guards);
+}
+
+#[test]
+fn renewal_lateness_counts_from_when_the_renewal_was_due() {
+    let receivers = receivers();
+    let memory = MemoryStore::new();
+    let client = memory.client().unwrap();
+    let guard = client.mutex("k").ttl(Duration::from_secs(30));
+    let guard = guard.renew(true).lock().unwrap();
+    // Due after ten seconds.
+    memory.advance(Duration::from_secs(25));
+    client.shutdown(SOON).unwrap();
+    let late = receivers.seconds("leasehold_renewal_lateness_seconds");
+    assert!(
+        late.len() == 1 && (14.0..17.0).contains(&late[0]),
+        "{late:?}"
+    );
+    drop(guard);
+}
+
+#[test]
+fn renewal_seconds_count_until_the_answer() {
+    const DELAY: Duration = Duration::from_millis(300);
+    let receivers = receivers();
+    let server = Server::start().unwrap();
+    let proxy = Proxy::start(server.port()).unwrap();
+    let (renews, renewed) = unbounded();
+    let client = Client::builder(&proxy.url())
+        .ttl(Duration::from_secs(10))
+        .renew_ratio(0.1)
+        .command_timeout(SOON)
+        .event_handler(Arc::new(Renewals(renews)))
+        .build()
+        .unwrap();
+    let guard = client.mutex("k").lock().unwrap();
+    // By then it has its connection: to connect takes several round trips.
+    renewed.recv_timeout(SOON).unwrap();
+    proxy.delay(DELAY);
+    for _ in 0..2 {
+        renewed.recv_timeout(SOON).unwrap();
+    }
+    proxy.delay(Duration::ZERO);
+    client.shutdown(SOON).unwrap();
+    let took = receivers.seconds("leasehold_renewal_seconds");
+    assert!(
+        took.iter().any(|took| *took >= DELAY.as_secs_f64()),
+        "{took:?}"
+    );
+    drop(guard);
 }
 
 #[test]

@@ -265,6 +265,19 @@ impl Receivers {
         self.levels.0.lock().unwrap().get(name).copied()
     }
 
+    /// What the histogram of this name recorded since the last time that numbers were asked for.
+    pub fn seconds(&self, name: &str) -> Vec<f64> {
+        let snapshot = self.numbers.snapshot().into_vec();
+        let values = snapshot
+            .into_iter()
+            .filter(|(key, ..)| named(key.key()) == name);
+        let values = values.flat_map(|(.., value)| match value {
+            DebugValue::Histogram(values) => values,
+            other => panic!("{name} is {other:?}"),
+        });
+        values.map(f64::from).collect()
+    }
+
     /// What was counted and recorded since the last time: `name{label=value}`, and how much or how often.
     pub fn numbers(&self) -> HashMap<String, f64> {
         let number = |value: DebugValue| match value {

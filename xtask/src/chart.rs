@@ -25,8 +25,6 @@ const FILLED: f64 = 0.8;
 const MOST_MARKS: usize = 16;
 /// What is larger is not shown. (On an endless axis, plotters would draw for ever.)
 const LARGEST: f64 = 1e12;
-/// At most so many divide an axis that begins at zero.
-const PARTS: f64 = 6.0;
 
 pub struct Chart<'a> {
     pub title: &'a str,
@@ -45,17 +43,10 @@ pub struct Series<'a> {
     pub figures: Vec<Option<f64>>,
 }
 
-/// How figures are placed. A logarithmic axis shows those above zero only.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scale {
-    FromZero,
-    Logarithmic,
-}
-
 impl Chart<'_> {
     /// A line for each series.
-    pub fn lines(&self, scale: Scale) -> anyhow::Result<String> {
-        let axis = Axis::over(self.figures(), scale);
+    pub fn lines(&self) -> anyhow::Result<String> {
+        let axis = Axis::over(self.figures());
         let last = self.places.len() as f64 - 1.0;
         let places = (0..self.places.len()).map(|place| place as f64).collect();
         let across = Marked {
@@ -78,7 +69,7 @@ impl Chart<'_> {
     pub fn ratios(&self) -> anyhow::Result<String> {
         // Also when all are alike: how far above or below is what is looked for.
         let around = [Some(0.5), Some(2.0)];
-        let axis = Axis::over(self.figures().chain(around), Scale::Logarithmic);
+        let axis = Axis::over(self.figures().chain(around));
         let count = self.places.len();
         let middles = (0..count).map(|place| place as f64 + 0.5).collect();
         let across = Marked {
@@ -127,7 +118,7 @@ impl Chart<'_> {
         let (low, high) = axis.ends();
         let up = Marked {
             range: low..high,
-            marks: axis.marks.iter().map(|mark| axis.scaled(*mark)).collect(),
+            marks: axis.marks.iter().map(|mark| mark.log10()).collect(),
         };
 
         let size = (BESIDE + width + LEGEND, HEIGHT);
@@ -150,7 +141,7 @@ impl Chart<'_> {
                 .x_desc(self.across)
                 .y_desc(self.up)
                 .x_label_formatter(&name)
-                .y_label_formatter(&|mark| written(axis.figure(*mark)))
+                .y_label_formatter(&|mark| written(10_f64.powf(*mark)))
                 .draw()?;
             paint(&mut plot)?;
             area.present()?;
@@ -198,77 +189,49 @@ impl Ranged for Marked {
     }
 }
 
-/// The figures' axis, from its first mark to its last. Plotters knows it as a plain one, of logarithms
-/// where it is logarithmic.
+/// The figures' axis, from its first mark to its last. It is logarithmic: it shows figures above zero only. Plotters knows
+/// it as a plain one, of logarithms.
 struct Axis {
-    scale: Scale,
     marks: Vec<f64>,
 }
 
 impl Axis {
     /// With room for all `figures` that can be shown.
-    fn over(figures: impl Iterator<Item = Option<f64>>, scale: Scale) -> Self {
+    fn over(figures: impl Iterator<Item = Option<f64>>) -> Self {
         let shown: Vec<f64> = figures
             .flatten()
-            .filter(|figure| is_shown(*figure, scale))
+            .filter(|figure| is_shown(*figure))
             .collect();
         let highest = shown.iter().copied().fold(0.0, f64::max);
         let lowest = shown.iter().copied().fold(LARGEST, f64::min);
-        let marks = match scale {
-            Scale::FromZero => from_zero(highest),
-            Scale::Logarithmic if shown.is_empty() => vec![1.0, 10.0],
-            Scale::Logarithmic => {
-                let marks = between(&[1.0, 2.0, 5.0], lowest, highest);
-                if marks.len() > MOST_MARKS {
-                    between(&[1.0], lowest, highest)
-                } else {
-                    marks
-                }
+        let marks = if shown.is_empty() {
+            vec![1.0, 10.0]
+        } else {
+            let marks = between(&[1.0, 2.0, 5.0], lowest, highest);
+            if marks.len() > MOST_MARKS {
+                between(&[1.0], lowest, highest)
+            } else {
+                marks
             }
         };
-        Self { scale, marks }
+        Self { marks }
     }
 
     fn ends(&self) -> (f64, f64) {
         let (first, last) = (self.marks[0], self.marks[self.marks.len() - 1]);
-        (self.scaled(first), self.scaled(last))
+        (first.log10(), last.log10())
     }
 
     /// Where a figure is on it; nowhere if it cannot be shown.
     fn at(&self, figure: Option<f64>) -> Option<f64> {
-        let figure = figure.filter(|figure| is_shown(*figure, self.scale))?;
+        let figure = figure.filter(|figure| is_shown(*figure))?;
         let (low, high) = self.ends();
-        Some(self.scaled(figure).clamp(low, high))
-    }
-
-    fn scaled(&self, figure: f64) -> f64 {
-        match self.scale {
-            Scale::FromZero => figure,
-            Scale::Logarithmic => figure.log10(),
-        }
-    }
-
-    /// What is at a place on it.
-    fn figure(&self, at: f64) -> f64 {
-        match self.scale {
-            Scale::FromZero => at,
-            Scale::Logarithmic => 10_f64.powf(at),
-        }
+        Some(figure.log10().clamp(low, high))
     }
 }
 
-fn is_shown(figure: f64, scale: Scale) -> bool {
-    let is_placed = figure > 0.0 || figure == 0.0 && scale == Scale::FromZero;
-    is_placed && figure <= LARGEST
-}
-
-/// Even steps from zero to at least `highest`.
-fn from_zero(highest: f64) -> Vec<f64> {
-    let highest = if highest > 0.0 { highest } else { 1.0 };
-    let step = round_figures(&[1.0, 2.0, 5.0]).find(|step| step * PARTS >= highest);
-    let step = step.expect("the largest step is larger than any figure that is shown");
-    let count = (highest / step).ceil() as u32;
-    (0..=count).map(|mark| f64::from(mark) * step).collect()
+fn is_shown(figure: f64) -> bool {
+    figure > 0.0 && figure <= LARGEST
 }
 
 /// The round figures from below `lowest` to above `highest`.
@@ -306,8 +269,8 @@ fn written(mark: f64) -> String {
 mod tests {
     use super::*;
 
-    fn marks(figures: &[f64], scale: Scale) -> Vec<String> {
-        let axis = Axis::over(figures.iter().copied().map(Some), scale);
+    fn marks(figures: &[f64]) -> Vec<String> {
+        let axis = Axis::over(figures.iter().copied().map(Some));
         let marks = axis.marks.iter();
         marks.map(|mark| written(*mark)).collect()
     }
@@ -315,7 +278,7 @@ mod tests {
     #[test]
     fn an_axis_has_round_marks_around_all_figures() {
         let odd = [0.0, -1.0, f64::INFINITY, f64::NAN];
-        let of = |figures: [f64; 2]| marks(&[&figures[..], &odd].concat(), Scale::Logarithmic);
+        let of = |figures: [f64; 2]| marks(&[&figures[..], &odd].concat());
         assert_eq!(of([0.03, 0.4]), ["0.02", "0.05", "0.1", "0.2", "0.5"]);
         assert_eq!(of([5.0, 5.0]), ["2", "5", "10"]);
         let wide = of([20.0, 9_000_000.0]);
@@ -323,10 +286,6 @@ mod tests {
             wide.join(" "),
             "10 100 1,000 10,000 100,000 1,000,000 10,000,000"
         );
-        let even = |highest| marks(&[0.0, highest, f64::NAN], Scale::FromZero).join(" ");
-        assert_eq!(even(1950.0), "0 500 1,000 1,500 2,000");
-        assert_eq!(even(0.6), "0 0.1 0.2 0.3 0.4 0.5 0.6");
-        assert_eq!(even(0.0), even(1.0));
     }
 
     #[test]
@@ -353,9 +312,7 @@ mod tests {
                 up: "figure",
                 series,
             };
-            let linear = chart.lines(Scale::FromZero)?;
-            let logarithmic = chart.lines(Scale::Logarithmic)?;
-            for svg in [linear, logarithmic, chart.ratios()?] {
+            for svg in [chart.lines()?, chart.ratios()?] {
                 for text in ["any", "place", "here", "there", "figure", "one &lt; two"] {
                     assert!(svg.contains(text), "{text}: {svg}");
                 }

@@ -1,13 +1,13 @@
-//! `cargo xtask bench`, `demo`, `fuzz`, `market`, `soak` and `test`: the command line, and nothing of what the
-//! commands do.
+//! The command line of `cargo xtask`. What the commands do is in their modules.
 
 mod bench;
 mod cargo;
 mod chart;
 mod demo;
+mod doc_links;
 mod fuzz;
 mod market;
-mod process;
+mod package;
 mod progress;
 mod servers;
 mod soak;
@@ -51,6 +51,10 @@ enum Task {
     Test(test::Options),
     /// Measure locks under load, ours and others, side by side
     Bench(bench::Options),
+    /// Build and test the package with the lowest and the highest redis, and check it with the oldest Rust
+    Package,
+    /// Check that each link in the API docs leads to a page that exists
+    DocLinks,
     /// One of the demo's own processes, told what to do on its standard input
     #[command(hide = true)]
     DemoProcess,
@@ -84,6 +88,8 @@ fn main() -> ExitCode {
         Task::Fuzz(options) => fuzz::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
         Task::Bench(options) => bench::run(&options, &stop),
+        Task::Package => package::run(&stop),
+        Task::DocLinks => doc_links::run(),
         Task::DemoProcess | Task::MarketProcess | Task::SoakProcess | Task::BenchProcess => {
             unreachable!("handled above")
         }

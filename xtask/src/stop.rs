@@ -6,8 +6,10 @@ use std::fmt;
 use std::process;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, after, bounded, select};
+use leasehold_testbed::Process;
+use serde::de::DeserializeOwned;
 
 /// The user asked to stop.
 #[derive(Debug)]
@@ -69,6 +71,17 @@ impl Stop {
             recv(self.asked) -> _ => Err(Stopped),
             recv(source) -> message => Ok(message.ok()),
             recv(deadline) -> _ => Ok(None),
+        }
+    }
+
+    /// The next message of a process; none within `limit` is a failure, and so is the end of the process.
+    pub fn message<M>(&self, process: &Process<M>, limit: Duration) -> anyhow::Result<M>
+    where
+        M: DeserializeOwned + Send + 'static,
+    {
+        match self.receive(process.messages(), limit)? {
+            Some(message) => message.with_context(|| process.name().to_owned()),
+            None => bail!("{} said nothing for {limit:?}", process.name()),
         }
     }
 }

@@ -48,7 +48,14 @@ const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check 
 const STATIC_CHECKS: [Check; 4] = [
     check("format", &["fmt", "--all", "--check"]),
     check("clippy", &["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-    check("clippy, features", &["clippy", "--locked", "--all-features", "--all-targets", "--", "-D", "warnings"]),
+    check(
+        "clippy, features",
+        &[
+            "clippy", "--locked", "--all-features", "--all-targets", "--", "-D", "warnings",
+            // What benches/micro measures.
+            "--cfg", "leasehold_internals",
+        ],
+    ),
     // Not run: only that it would still build for `cargo xtask bench`.
     check(
         "clippy, peers",
@@ -96,7 +103,7 @@ const EXAMPLES: Check = check(
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 10] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
     // Most of what they do is to wait for time-outs and ttls: more of them than cores at a time.
@@ -116,6 +123,9 @@ const CHECKS: [Check; 8] = [
         arguments: &["doc", "--locked", "--workspace", "--no-deps"],
         environment: &[("RUSTDOCFLAGS", "-Dwarnings")],
     },
+    check("links in the docs", &["run", "--locked", "--package", "xtask", "--", "doc-links"]),
+    // The package as users get it, with the lowest and the highest redis that they may have.
+    check("package", &["run", "--locked", "--package", "xtask", "--", "package"]),
     Check {
         name: "models",
         arguments: &[

@@ -99,7 +99,7 @@ fn a_load_process_ends_with_its_input_in_the_midst_of_a_round() {
     let mut output = BufReader::new(process.stdout.take().expect("it is piped"));
     let mut connected = String::new();
     output.read_line(&mut connected).expect("it speaks");
-    assert!(connected.starts_with(r#"{"Ok":"#), "{connected}");
+    assert!(connected.starts_with(r#"@ {"Ok":"#), "{connected}");
 
     drop(input);
     let ended = || process.try_wait().is_ok_and(|status| status.is_some());

@@ -51,6 +51,8 @@ fn all_ways_keep_the_books_right_and_the_page_is_written() {
         "three figures, ours and the article's"
     );
     assert_eq!(page.matches("</svg>").count(), 6);
+    assert_eq!(page.matches("<figcaption>With 5 sellers").count(), 6);
+    assert_eq!(page.matches("<table>").count(), 4);
 }
 
 #[test]

@@ -11,7 +11,14 @@ fn soak(arguments: &[&str]) -> Output {
 
 #[track_caller]
 fn assert_finds(plant: &str, what: &str) {
-    let output = soak(&["--plant", plant, "--seed", "7"]);
+    assert_finds_among(&[], plant, what);
+}
+
+/// Where no other faults are drawn than those of `only`.
+#[track_caller]
+fn assert_finds_among(only: &[&str], plant: &str, what: &str) {
+    let arguments = [&["--plant", plant, "--seed", "7"], only].concat();
+    let output = soak(&arguments);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success() && said.contains(what), "{said}");
     let told = String::from_utf8_lossy(&output.stderr);
@@ -36,6 +43,32 @@ fn a_soak_that_finds_nothing_says_so_and_its_seed() {
         said.contains("seed 11") && said.contains("All of it holds."),
         "{said}"
     );
+}
+
+#[test]
+fn races_alone_find_nothing() {
+    let output = soak(&["--seed", "12", "--only", "raced"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.contains("Raced 1") || said.contains("Raced 2"),
+        "{said}"
+    );
+    assert!(said.contains("Killed"), "{said}");
+}
+
+#[test]
+fn a_lost_update_in_a_race_is_found() {
+    assert_finds_among(
+        &["--only", "raced"],
+        "update",
+        "updates made under the lock were lost",
+    );
+}
+
+#[test]
+fn racers_that_wait_for_nobodys_lock_are_found() {
+    assert_finds_among(&["--only", "raced"], "nobody", "still races after");
 }
 
 #[test]

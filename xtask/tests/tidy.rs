@@ -128,6 +128,22 @@ fn every_page_of_the_guide_is_in_the_readme_and_in_the_api_docs() {
 }
 
 #[test]
+fn every_setting_is_on_the_page_of_settings() {
+    let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
+    let (page, builder) = (text("docs/settings.md"), text("src/builder.rs"));
+    let settings = builder.lines().filter_map(|line| {
+        let (name, parameters) = line.trim().strip_prefix("pub fn ")?.split_once('(')?;
+        let name = name.split('<').next()?;
+        parameters.starts_with("mut self, ").then_some(name)
+    });
+    let settings: Vec<_> = settings.collect();
+    assert!(settings.len() >= 15, "{settings:?}");
+    let is_missing = |name: &&str| !page.contains(&format!("| `{name}`:"));
+    let missing: Vec<_> = settings.into_iter().filter(is_missing).collect();
+    assert_eq!(missing, [""; 0], "not in docs/settings.md");
+}
+
+#[test]
 fn the_guide_tells_of_every_error_and_every_loss() {
     let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
     let page = text("docs/failures.md");
@@ -159,15 +175,15 @@ fn every_script_says_its_purpose_keys_arguments_and_results() {
 }
 
 #[test]
-fn every_example_is_in_the_readme_and_run_by_a_test() {
+fn every_example_is_listed_and_run_by_a_test() {
     let root = root();
     let text = |path| fs::read_to_string(root.join(path)).expect("it is there");
-    let (readme, tests) = (text("README.md"), text("tests/it/examples.rs"));
+    let (readme, tests) = (text("examples/README.md"), text("tests/it/examples.rs"));
     let mut forgotten = Vec::new();
     for (path, _) in files_ending("examples", "rs") {
         let name = path.file_stem().expect("it is a file").to_string_lossy();
-        if !readme.contains(&format!("[{name}](examples/{name}.rs)")) {
-            forgotten.push(format!("{name}: not in the README's table"));
+        if !readme.contains(&format!("[{name}]({name}.rs)")) {
+            forgotten.push(format!("{name}: not in examples/README.md"));
         }
         if !tests.contains(&format!("run(\"{name}\"")) {
             forgotten.push(format!("{name}: not run by tests/it/examples.rs"));

@@ -3,7 +3,7 @@
 
 mod keyspace;
 mod outage;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 

@@ -14,7 +14,7 @@ pub(crate) mod replies;
 pub(crate) mod scripts;
 pub(crate) mod session;
 mod socket;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 pub(crate) mod url;

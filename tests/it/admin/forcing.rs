@@ -1,31 +1,19 @@
 //! A lock is taken away from whoever has it: its holder is told by whom, and the next in line has it.
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use leasehold::{Client, LossReason};
+use leasehold::LossReason;
 use leasehold_testbed::{Proxy, Server, eventually};
 
 use super::{client, lock};
 use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, builder, channel_of, clients_that_hear, in_redis,
-    is_held, lease_of, millis, queue, secs, server, told_within, value_of, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, builder, channel_of, clients_that_hear,
+    hearing_client, in_redis, is_held, lease_of, millis, queue, secs, server, told_within,
+    value_of, wait_for_line, wait_for_messages,
 };
-
-/// A client that hears what Redis tells.
-fn hearing(server: &Server, recorder: &Arc<Recorder>) -> Client {
-    let builder = steady(&server.url()).ttl(LONG_TTL);
-    let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
-    let before = clients_that_hear(server);
-    let guard = lock(&client, "warm");
-    let heard = eventually(SOON, || clients_that_hear(server) > before);
-    assert!(heard, "no notifications");
-    guard.unlock().unwrap();
-    client
-}
 
 /// A URL of a user who may do all but this.
 fn without(server: &Server, denied: &str) -> String {
@@ -39,7 +27,7 @@ fn without(server: &Server, denied: &str) -> String {
 fn the_holder_is_told_by_whom_in_every_way_however_long_it_has_had_the_lock() {
     let server = server();
     let recorder = Recorder::new();
-    let (owner, operator) = (hearing(&server, &recorder), client(&server));
+    let (owner, operator) = (hearing_client(&server, &recorder), client(&server));
     for held_for in [0, 100] {
         let guard = lock(&owner, "k");
         let signal = guard.lost_signal();
@@ -110,7 +98,7 @@ fn a_holder_that_cannot_be_told_learns_it_at_its_renewal() {
 fn the_next_in_line_has_it_then_under_a_greater_token() {
     let server = server();
     let recorder = Recorder::new();
-    let (owner, operator) = (hearing(&server, &recorder), client(&server));
+    let (owner, operator) = (hearing_client(&server, &recorder), client(&server));
     let others = [(); 2].map(|()| client(&server));
     let mut guard = lock(&owner, "k");
     let mut waiters = Vec::new();
@@ -221,17 +209,14 @@ fn cut_after_any_number_of_its_bytes_it_is_done_and_said_to_be() {
 fn a_lock_that_cannot_be_forced_stays_held() {
     let server = server();
     let recorder = Recorder::new();
-    let owner = hearing(&server, &recorder);
+    let owner = hearing_client(&server, &recorder);
     let url = without(&server, "-del");
     let operator = steady(&url).build().unwrap();
     let guard = lock(&owner, "k");
     let error = operator.mutex("k").force_unlock().unwrap_err();
     assert_eq!(error.kind(), leasehold::ErrorKind::Denied, "{error}");
-    // In order: the message was heard once this one is.
-    let mark = lock(&owner, "mark");
+    wait_for_messages(&server, &owner);
     let may = client(&server);
-    may.mutex("mark").force_unlock().unwrap().unwrap();
-    told_within(SOON, &mark.lost_signal());
     guard.extend(2 * LONG_TTL).expect("it has it");
     may.mutex("k").force_unlock().unwrap().unwrap();
     let by = may.holder_id().clone();
@@ -244,7 +229,7 @@ fn a_lock_that_cannot_be_forced_stays_held() {
 fn what_is_said_of_other_leases_or_makes_no_sense_ends_nothing() {
     let server = server();
     let recorder = Recorder::new();
-    let owner = hearing(&server, &recorder);
+    let owner = hearing_client(&server, &recorder);
     let guard = lock(&owner, "k");
     let channel = channel_of(&owner);
     let other = "0".repeat(16);
@@ -263,10 +248,7 @@ fn what_is_said_of_other_leases_or_makes_no_sense_ends_nothing() {
     ] {
         ask(&server, &["PUBLISH", &channel, &text]);
     }
-    // In order: whatever was heard before has been dealt with once this is.
-    let mark = lock(&owner, "mark");
-    client(&server).mutex("mark").force_unlock().unwrap();
-    told_within(SOON, &mark.lost_signal());
+    wait_for_messages(&server, &owner);
     guard.check().unwrap();
     assert_eq!(recorder.count(What::Lost, "k"), 0);
     guard.unlock().unwrap();

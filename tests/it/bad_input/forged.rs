@@ -1,26 +1,15 @@
 //! Text that others chose: it stays on one line of a log, and is short.
 
-use std::error::Error as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::{Error, ErrorKind, EventHandler, EventLock, LossReason};
+use leasehold::{ErrorKind, EventHandler, EventLock, LossReason};
 use leasehold_testbed::Server;
 
+use super::texts_of;
 use crate::fakes::{FORGED, Fake, Manner};
 use crate::steady::steady;
 use crate::support::{SOON, ask, builder, in_redis, lock, secs, server, told_within};
-
-/// Each text of an error and of its causes.
-fn texts_of(error: &Error) -> Vec<String> {
-    let mut texts = vec![error.to_string(), format!("{error:?}")];
-    let mut source = error.source();
-    while let Some(cause) = source {
-        texts.extend([cause.to_string(), format!("{cause:?}")]);
-        source = cause.source();
-    }
-    texts
-}
 
 #[track_caller]
 fn assert_is_one_line(text: &str) {

@@ -63,9 +63,9 @@ fn a_user_who_may_not_load_scripts_is_denied_at_once() {
     assert_all_say(ErrorKind::Denied, &url);
 }
 
-/// The commands that README.md tells users to allow, but for transactions.
+/// The commands that docs/redis.md tells users to allow, but for transactions.
 fn documented_rights() -> Vec<String> {
-    let (_, rights) = include_str!("../../../README.md")
+    let (_, rights) = include_str!("../../../docs/redis.md")
         .split_once("an ACL user needs ")
         .unwrap();
     let (rights, _) = rights.split_once("Transactions need").unwrap();

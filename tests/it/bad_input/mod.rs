@@ -69,11 +69,16 @@ fn assert_all_say(kind: ErrorKind, url: &str) {
 
 /// All that an error says, itself and what it was caused by, as text and as debug text.
 fn everything_said(error: &Error) -> String {
-    let mut text = format!("{error}\n{error:?}\n{error:#?}");
+    format!("{}\n{error:#?}", texts_of(error).join("\n"))
+}
+
+/// The same, each text by itself.
+fn texts_of(error: &Error) -> Vec<String> {
+    let mut texts = vec![error.to_string(), format!("{error:?}")];
     let mut source = error.source();
     while let Some(cause) = source {
-        text += &format!("\n{cause}\n{cause:?}");
+        texts.extend([cause.to_string(), format!("{cause:?}")]);
         source = cause.source();
     }
-    text
+    texts
 }

@@ -2,7 +2,7 @@
 
 mod at_once;
 mod grants;
-mod traces;
+pub mod traces;
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use leasehold::crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::{Client, ErrorKind};
 use leasehold_testbed::eventually;
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, SOON, Task, assert_all_become_free, connections, in_line, lease_of, millis, secs,
@@ -151,17 +151,14 @@ fn a_thousand_cancelled_waits_leave_no_thread() {
     }
     let server = server();
     let held = client(&server).mutex("k").lock().unwrap();
-    let child = Child::start("cancelling::traces::count_threads", &server.url());
+    let child = Child::start(count_threads, &server.url());
     child.finish(WORK);
     wait_for_line(&server, "k", 0);
     held.unlock().unwrap();
 }
 
-#[test]
-#[ignore = "the work of a_thousand_cancelled_waits_leave_no_thread, which starts it"]
-fn count_threads() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).ttl(LONG_TTL).build().unwrap();
+pub fn count_threads(parent: &Parent) {
+    let client = steady(&parent.url).ttl(LONG_TTL).build().unwrap();
     cancel_often(&client, 20);
     let mut before = 0;
     // Those of the client that connect end when they have.

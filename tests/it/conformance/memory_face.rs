@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::{Client, LossReason, MemoryStore};
 use leasehold_testbed::eventually;
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::support::{Recorder, SOON, Task, What, Witness, millis, secs};
 
 /// The default, which is what memories are used with.
@@ -200,16 +200,10 @@ fn no_thread_or_memory_is_left_when_the_clients_have_gone() {
     if child::threads().is_none() {
         return;
     }
-    let test = "conformance::memory_face::use_and_count_what_is_left";
-    Child::start(test, "memory://").finish(secs(120));
+    Child::start(use_and_count_what_is_left, "memory://").finish(secs(120));
 }
 
-#[test]
-#[ignore = "the work of no_thread_or_memory_is_left_when_the_clients_have_gone, which starts it"]
-fn use_and_count_what_is_left() {
-    if child::url().is_none() {
-        return;
-    }
+pub fn use_and_count_what_is_left(_: &Parent) {
     let before = child::threads().unwrap();
     for _ in 0..5 {
         let alive = use_everything();

@@ -9,7 +9,7 @@ mod broken;
 mod fencing;
 mod grants;
 mod losses;
-mod memory_face;
+pub mod memory_face;
 mod operating;
 mod reentry;
 mod releases;

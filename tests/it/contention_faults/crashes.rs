@@ -1,7 +1,7 @@
 //! Processes that die or stand still, holding the lock or waiting for it.
 //!
-//! Each is a process of its own that tells its parent: `<pid> <holder id>` when it is about to wait,
-//! `entered <token>` when it is inside, `left` when it has let go.
+//! Each is a process of its own that tells its parent its holder id when it is about to wait, `entered` when it
+//! is inside, `left` when it has released the lock.
 
 use std::path::PathBuf;
 use std::thread;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Builder, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::contention_faults::{KEY, unhurried};
 use crate::steady::steady;
 use crate::support::{
@@ -75,25 +75,18 @@ fn assert_tokens_rose(server: &Server, entries: usize) {
 /// A process that waits for the lock.
 struct Waiter {
     child: Child,
-    pid: Pid,
     holder: String,
 }
 
 impl Waiter {
     fn start(server: &Server) -> Self {
-        Self::start_as("wait_once", server)
+        Self::start_as(wait_once, server)
     }
 
-    fn start_as(role: &str, server: &Server) -> Self {
-        let test = format!("contention_faults::crashes::{role}");
-        let child = Child::start(&test, &server.url());
-        let told = child.told(6 * SOON);
-        let (pid, holder) = told.split_once(' ').expect("two words");
-        Self {
-            child,
-            pid: Pid::from_raw(pid.parse().unwrap()).unwrap(),
-            holder: holder.to_owned(),
-        }
+    fn start_as<F: Fn(&Parent)>(body: F, server: &Server) -> Self {
+        let child = Child::start(body, &server.url());
+        let holder = child.told(6 * SOON);
+        Self { child, holder }
     }
 
     /// So many, who come into line one after another.
@@ -109,14 +102,13 @@ impl Waiter {
     /// It gets the lock within `limit`, and lets it go.
     #[track_caller]
     fn has_its_turn(&self, limit: Duration) {
-        let told = self.child.told(limit);
-        assert!(told.starts_with("entered "), "{told}");
-        assert_eq!(self.child.told(SOON), "left");
+        assert_eq!(self.child.told::<String>(limit), "entered");
+        assert_eq!(self.child.told::<String>(SOON), "left");
     }
 
     fn stop(&self) {
-        kill_process(self.pid, Signal::STOP).unwrap();
-        let stat = PathBuf::from(format!("/proc/{}/stat", self.pid.as_raw_nonzero()));
+        self.child.signal(Signal::STOP);
+        let stat = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
         let stopped = eventually(SOON, || {
             // Where processes cannot be looked at, it has to be believed.
             let Ok(stat) = std::fs::read_to_string(&stat) else {
@@ -129,52 +121,35 @@ impl Waiter {
     }
 
     fn resume(&self) {
-        kill_process(self.pid, Signal::CONT).unwrap();
+        self.child.signal(Signal::CONT);
     }
 }
 
-#[test]
-#[ignore = "the work of the tests here, which start it"]
-fn wait_once() {
-    let Some(url) = child::url() else { return };
-    let client = builder_of_process(&url).build().unwrap();
-    let mut entry = Entry::open(&url);
-    child::tell(format_args!(
-        "{} {}",
-        std::process::id(),
-        client.holder_id()
-    ));
+pub fn wait_once(parent: &Parent) {
+    let client = builder_of_process(&parent.url).build().unwrap();
+    let mut entry = Entry::open(&parent.url);
+    parent.tell(client.holder_id().to_string());
     let guard = client.mutex(KEY).lock().unwrap();
-    child::tell(format_args!("entered {}", guard.fencing_token()));
+    parent.tell("entered");
     entry.stay(&guard, millis(20));
     guard.unlock().unwrap();
-    child::tell("left");
-    child::wait_for_parent();
+    parent.tell("left");
+    parent.wait_for_end();
 }
 
-#[test]
-#[ignore = "the work of the tests here, which start it"]
-fn enter_once() {
-    let Some(url) = child::url() else { return };
-    let client = builder_of_process(&url).build().unwrap();
+pub fn enter_once(parent: &Parent) {
+    let client = builder_of_process(&parent.url).build().unwrap();
     let mutex = client.mutex(KEY);
-    child::tell(format_args!(
-        "{} {}",
-        std::process::id(),
-        client.holder_id()
-    ));
+    parent.tell(client.holder_id().to_string());
     drop(mutex.lock().unwrap());
-    child::wait_for_parent();
+    parent.wait_for_end();
 }
 
-#[test]
-#[ignore = "the work of the tests here, which start it"]
-fn hold_until_killed() {
-    let Some(url) = child::url() else { return };
-    let client = builder_of_process(&url).build().unwrap();
+pub fn hold_until_killed(parent: &Parent) {
+    let client = builder_of_process(&parent.url).build().unwrap();
     let guard = client.mutex(KEY).lock().unwrap();
-    child::tell("held");
-    child::wait_for_parent();
+    parent.tell("held");
+    parent.wait_for_end();
     drop(guard);
 }
 
@@ -188,11 +163,8 @@ fn server_with_ttl(ttl: Duration) -> Server {
 fn a_holder_that_crashes_costs_those_who_wait_no_more_than_its_ttl() {
     let ttl = secs(2);
     let server = server_with_ttl(ttl);
-    let mut holder = Child::start(
-        "contention_faults::crashes::hold_until_killed",
-        &server.url(),
-    );
-    assert_eq!(holder.told(6 * SOON), "held");
+    let mut holder = Child::start(hold_until_killed, &server.url());
+    assert_eq!(holder.told::<String>(6 * SOON), "held");
     let waiters = Waiter::line(&server, 4);
     holder.kill();
     let killed = Instant::now();
@@ -364,7 +336,7 @@ fn a_waiter_killed_as_its_turn_comes_costs_no_more_than_its_ttl() {
     let next = unhurried(&server.url());
     for delay in [0, 200, 700].map(Duration::from_micros) {
         let held = holder.mutex(KEY).lock().unwrap();
-        let mut first = Waiter::start_as("enter_once", &server);
+        let mut first = Waiter::start_as(enter_once, &server);
         wait_for_line(&server, KEY, 1);
         let mutex = next.mutex(KEY);
         let second = Task::start(move || mutex.lock().unwrap());

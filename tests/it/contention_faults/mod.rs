@@ -2,12 +2,11 @@
 //! before a ttl ends that nobody lives to use.
 
 mod connections;
-mod crashes;
+pub mod crashes;
 mod deadlines;
 mod memory;
 mod outages;
 mod relay;
-mod soak;
 mod unheard;
 
 use std::sync::Arc;

@@ -4,7 +4,7 @@ mod asked;
 mod callbacks;
 mod extend;
 mod release;
-mod signals;
+pub mod signals;
 
 use leasehold_testbed::Server;
 

@@ -3,7 +3,7 @@
 use leasehold::crossbeam_channel::{TryRecvError, after, never, select};
 use leasehold::{LossReason, LostSignal};
 
-use crate::child::{self, Child};
+use crate::child::{self, Child, Parent};
 use crate::steady::steady;
 use crate::support::{SOON, Task, ask, in_redis, millis, secs, server, told_within};
 
@@ -143,15 +143,12 @@ fn signals_that_nobody_keeps_cost_no_memory() {
         return;
     }
     let server = server();
-    let child = Child::start("guards::signals::ask_for_many_signals", &server.url());
+    let child = Child::start(ask_for_many_signals, &server.url());
     child.finish(secs(100));
 }
 
-#[test]
-#[ignore = "the work of signals_that_nobody_keeps_cost_no_memory, which starts it"]
-fn ask_for_many_signals() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).ttl(secs(60)).build().unwrap();
+pub fn ask_for_many_signals(parent: &Parent) {
+    let client = steady(&parent.url).ttl(secs(60)).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let ask = |times: usize| (0..times).for_each(|_| drop(guard.lost_signal()));
     ask(1_000);

@@ -1,6 +1,5 @@
 //! Attacks by users of the same Redis who may publish or subscribe, and who may read or write little else.
 
-use std::sync::Arc;
 use std::thread;
 
 use leasehold::{Client, LossReason};
@@ -10,9 +9,9 @@ use redis::{Connection, PubSub};
 use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, clients_that_hear,
+    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, hearing_client,
     in_redis, lease_of, lock, make_first_join_earlier, millis, queue, script_calls, secs, server,
-    told_within, wait_for_line,
+    told_within, wait_for_line, wait_for_messages,
 };
 
 const PUBLISH: [&str; 3] = ["resetchannels", "&leasehold:*", "+publish"];
@@ -23,17 +22,7 @@ fn client(server: &Server) -> Client {
 
 /// A client that hears messages.
 fn hearing(server: &Server) -> Client {
-    hearing_with(server, &Recorder::new())
-}
-
-fn hearing_with(server: &Server, recorder: &Arc<Recorder>) -> Client {
-    let builder = steady(&server.url()).ttl(LONG_TTL);
-    let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
-    let before = clients_that_hear(server);
-    let guard = lock(&client, "warm");
-    assert!(eventually(SOON, || clients_that_hear(server) > before));
-    guard.unlock().unwrap();
-    client
+    hearing_client(server, &Recorder::new())
 }
 
 /// A connection of a user who has these rights and no others.
@@ -80,13 +69,6 @@ fn notification_connections(server: &Server) -> Vec<String> {
     let lines = lines.filter(|line| line.contains(" name=leasehold-notifications "));
     let id = |line: &str| line.split(' ').next().unwrap().to_owned();
     lines.map(id).collect()
-}
-
-/// All that the client heard before has been handled.
-fn wait_for_messages(server: &Server, victim: &Client) {
-    let mark = lock(victim, "mark");
-    client(server).mutex("mark").force_unlock().unwrap();
-    told_within(SOON, &mark.lost_signal());
 }
 
 /// A lock that a client waited for, its lease, which a subscriber saw, and the subscriber.
@@ -222,7 +204,7 @@ fn a_forged_grant_of_a_waiter_is_noticed_soon() {
 fn a_forged_force_ends_no_lock_and_no_connection() {
     let server = server();
     let recorder = Recorder::new();
-    let owner = hearing_with(&server, &recorder);
+    let owner = hearing_client(&server, &recorder);
     let (guard, lease) = granted_by_message(&server, &owner);
     // Connections are replaced once they are a second old.
     thread::sleep(millis(1200));

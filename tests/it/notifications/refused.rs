@@ -10,7 +10,7 @@ use leasehold_testbed::{Server, eventually};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, Witness, ask, clients_that_hear, connections_made,
-    millis, secs, server, told_within, wait_for_line, wake_up_connections,
+    info_number, millis, secs, server, told_within, wait_for_line, wake_up_connections,
 };
 
 /// What a user may lack so that nothing can be told.
@@ -119,11 +119,7 @@ fn a_key_that_may_no_longer_be_read_costs_no_connection() {
     let (server, recorder) = (server(), Recorder::new());
     let client = client(&limited(&server, &["~*", "&*", "+@all"]), &recorder);
     let [hidden, seen] = ["hidden", "seen"].map(|key| client.mutex(key).lock().unwrap());
-    let both_watched = || {
-        let stats = ask(&server, &["INFO", "stats"]);
-        let mut lines = stats.as_text().unwrap().lines();
-        lines.any(|line| line.trim_end() == "tracking_total_keys:2")
-    };
+    let both_watched = || info_number(&server, "stats", "tracking_total_keys") == 2;
     assert!(eventually(SOON, both_watched));
     let rules = ["resetkeys", "~leasehold:seen", "~leasehold:~*"];
     ask(

@@ -11,7 +11,7 @@ use super::{
     connect, ends, entry, go, granted, heard, holder, kinds, lease, listen, queue_name, queue_of,
     queue_up, release, text_of, ttl_of,
 };
-use crate::support::{ask, server};
+use crate::support::{ask, info_number, server};
 
 /// The entries that a call takes out of a queue at most.
 const VISITED: i64 = 10_000;
@@ -268,10 +268,7 @@ fn an_empty_string_is_foreign_and_not_free() {
 
 /// Bytes, by what INFO calls them.
 fn memory(server: &Server, of: &str) -> i64 {
-    let info = ask(server, &["INFO", "memory"]);
-    let mut lines = info.as_text().unwrap().lines();
-    let bytes = lines.find_map(|line| line.strip_prefix(of)?.strip_prefix(':'));
-    bytes.unwrap().parse().unwrap()
+    info_number(server, "memory", of) as i64
 }
 
 /// The memory that Redis needs for a request beyond what it has.

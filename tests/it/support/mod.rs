@@ -6,6 +6,7 @@ mod outside;
 mod recorder;
 
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
@@ -16,10 +17,12 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 pub use outside::{
     bytes_received, channel_of, clients_that_hear, connections, connections_accepted,
-    connections_made, in_line, lease_of, make_first_join_earlier, queue, reads, reads_during,
-    script_calls, tracked, wait_for_line, wake_up_connections,
+    connections_made, in_line, info_number, lease_of, make_first_join_earlier, queue, reads,
+    reads_during, script_calls, tracked, wait_for_line, wake_up_connections,
 };
 pub use recorder::{Recorder, What};
+
+use crate::steady::steady;
 
 /// For what is only a matter of moments, on the busiest of machines.
 pub const SOON: Duration = Duration::from_secs(10);
@@ -34,6 +37,27 @@ pub fn millis(n: u64) -> Duration {
 
 pub fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
+}
+
+/// A client that receives notifications by now.
+pub fn hearing_client(server: &Server, recorder: &Arc<Recorder>) -> Client {
+    let builder = steady(&server.url()).ttl(LONG_TTL);
+    let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
+    let before = clients_that_hear(server);
+    let guard = lock(&client, "warm");
+    let heard = eventually(SOON, || clients_that_hear(server) > before);
+    assert!(heard, "no notifications");
+    guard.unlock().unwrap();
+    client
+}
+
+/// Returns when the client has handled all messages that it received before: they come in order, and this sends
+/// it one more.
+pub fn wait_for_messages(server: &Server, client: &Client) {
+    let mark = lock(client, "mark");
+    let operator = steady(&server.url()).build().unwrap();
+    operator.mutex("mark").force_unlock().unwrap().unwrap();
+    told_within(SOON, &mark.lost_signal());
 }
 
 pub fn server() -> Server {

@@ -17,7 +17,7 @@ pub fn script_calls(server: &Server) -> u64 {
 
 /// Keys of which the server will report the next change, each counted once per client that has read it.
 pub fn tracked(server: &Server) -> u64 {
-    stat(server, "tracking_total_items")
+    info_number(server, "stats", "tracking_total_items")
 }
 
 /// Reads of locks so far, by scripts and by notification connections.
@@ -72,20 +72,20 @@ pub fn connections(server: &Server) -> usize {
 
 /// How many connections the server has accepted, that of this question among them.
 pub fn connections_accepted(server: &Server) -> u64 {
-    stat(server, "total_connections_received")
+    info_number(server, "stats", "total_connections_received")
 }
 
 /// Bytes that the server has received.
 pub fn bytes_received(server: &Server) -> u64 {
-    stat(server, "total_net_input_bytes")
+    info_number(server, "stats", "total_net_input_bytes")
 }
 
-fn stat(server: &Server, name: &str) -> u64 {
-    let stats = ask(server, &["INFO", "stats"]);
-    let lines = stats.as_text().expect("INFO answers with text").lines();
-    let mut pairs = lines.filter_map(|line| line.split_once(':'));
-    let (_, count) = pairs.find(|pair| pair.0 == name).expect("it is counted");
-    count.parse().expect("a count is a number")
+/// The number that INFO gives for `name`.
+pub fn info_number(server: &Server, section: &str, name: &str) -> u64 {
+    let info = leasehold_load::info(server, section).unwrap();
+    let number = leasehold_load::field(&info, name);
+    let number = number.unwrap_or_else(|| panic!("INFO has no {name}"));
+    number.parse().expect("it is a number")
 }
 
 /// How many connections the server accepts during `work`.

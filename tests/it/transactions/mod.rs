@@ -6,7 +6,7 @@ mod conflicts;
 mod faults;
 mod large;
 mod losses;
-mod money;
+pub mod money;
 mod refused;
 mod results;
 

@@ -9,7 +9,7 @@ use leasehold::redis::Commands;
 use leasehold_testbed::Server;
 
 use super::client;
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Task, ask, in_redis, millis, server};
 
@@ -78,19 +78,16 @@ fn threads_that_are_robbed_of_their_locks_lose_no_money() {
 fn processes_lose_no_money() {
     let server = server();
     ask(&server, &["MSET", "a", "1000", "b", "0"]);
-    let name = "transactions::money::move_money_in_a_process_of_its_own";
     rob_during(&server, || {
-        let children = [(); 3].map(|()| Child::start(name, &server.url()));
+        let children =
+            [(); 3].map(|()| Child::start(move_money_in_a_process_of_its_own, &server.url()));
         children.into_iter().for_each(|child| child.finish(WORK));
     });
     assert_eq!(balances(&server), (1000 - 3 * 4 * 25, 3 * 4 * 25));
 }
 
-#[test]
-#[ignore = "the work of processes_lose_no_money, which starts it"]
-fn move_money_in_a_process_of_its_own() {
-    let Some(url) = child::url() else { return };
-    let client = steady(&url).ttl(LONG_TTL).build().unwrap();
+pub fn move_money_in_a_process_of_its_own(parent: &Parent) {
+    let client = steady(&parent.url).ttl(LONG_TTL).build().unwrap();
     let tasks = [(); 4].map(|()| {
         let client = client.clone();
         Task::start(move || move_money(&client, 25))

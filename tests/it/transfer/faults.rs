@@ -13,7 +13,7 @@ use super::{adopt, client, lock, refused};
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder,
     channel_of, expires_in, in_redis, is_held, kill_connections, lease_of, millis, secs, server,
-    told_within, value_of, within,
+    value_of, wait_for_messages, within,
 };
 
 /// A client behind the proxy with one pipeline; it has connected.
@@ -258,13 +258,7 @@ fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
     assert!(eventually(SOON, || tell(&granted)), "it hears");
     let ticket = guard.into_ticket().unwrap();
     assert!(tell(&granted));
-    // In order: whatever was heard before has been dealt with once this is.
-    let wait_for_messages = || {
-        let mark = lock(&old, "mark");
-        new.mutex("mark").force_unlock().unwrap().unwrap();
-        told_within(SOON, &mark.lost_signal());
-    };
-    wait_for_messages();
+    wait_for_messages(&server, &old);
     // Behind what was written of the key.
     old.mutex("k").inspect().unwrap();
     let guard = adopt(&new, &ticket);
@@ -275,7 +269,7 @@ fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
     let lost = value.replace(words[1], &"0".repeat(32));
     ask(&server, &["SET", &in_redis("k"), &lost, "PX", "60000"]);
     assert!(tell(&granted.replace(words[1], &"0".repeat(32))));
-    wait_for_messages();
+    wait_for_messages(&server, &old);
     old.mutex("k").inspect().unwrap();
     assert!(is_held(&server, "k"), "nobody here asked for it");
 }

@@ -2,7 +2,7 @@
 //! ticket is good once.
 
 mod faults;
-mod processes;
+pub mod processes;
 mod terms;
 mod tickets;
 

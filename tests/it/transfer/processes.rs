@@ -5,28 +5,25 @@ use std::time::Duration;
 use leasehold::Client;
 
 use super::{adopt, client, lock};
-use crate::child::{self, Child};
+use crate::child::{Child, Parent};
 use crate::support::{LONG_TTL, SOON, ask, in_redis, is_held, secs, server};
 
 /// For a process to start on the busiest of machines.
 const START: Duration = Duration::from_secs(60);
 
 /// Adopts what stands under the key `ticket`, tells its token, and hands over in its turn.
-#[test]
-#[ignore = "the body of a process of its own"]
-fn adopt_and_hand_over() {
-    let Some(url) = child::url() else { return };
-    let client = Client::builder(&url).ttl(LONG_TTL).build().unwrap();
+pub fn adopt_and_hand_over(parent: &Parent) {
+    let client = Client::builder(&parent.url).ttl(LONG_TTL).build().unwrap();
     let ticket = client.fenced_value("ticket").read().unwrap().unwrap();
     let guard = adopt(&client, &String::from_utf8(ticket).unwrap());
-    child::tell(guard.fencing_token());
-    child::tell(client.holder_id());
+    parent.tell(guard.fencing_token());
+    parent.tell(client.holder_id().to_string());
     client
         .fenced_value("ticket")
         .write(guard.fencing_token(), guard.into_ticket().unwrap())
         .unwrap();
-    child::tell("done");
-    child::wait_for_parent();
+    parent.tell("done");
+    parent.wait_for_end();
 }
 
 #[test]
@@ -39,12 +36,12 @@ fn a_lock_goes_through_processes_and_back_with_its_token() {
     ticket.write(token, guard.into_ticket().unwrap()).unwrap();
     let mut last = String::new();
     for _ in 0..3 {
-        let child = Child::start("transfer::processes::adopt_and_hand_over", &server.url());
-        assert_eq!(child.told(START), token.to_string());
-        let holder = child.told(SOON);
+        let child = Child::start(adopt_and_hand_over, &server.url());
+        assert_eq!(child.told::<u64>(START), token);
+        let holder: String = child.told(SOON);
         assert_ne!(holder, last, "each is a holder of its own");
         last = holder;
-        assert_eq!(child.told(SOON), "done");
+        assert_eq!(child.told::<String>(SOON), "done");
         assert!(third.mutex("k").try_lock().unwrap().is_none());
         child.finish(SOON);
         assert!(is_held(&server, "k"), "the ticket outlives its process");
@@ -57,15 +54,12 @@ fn a_lock_goes_through_processes_and_back_with_its_token() {
 }
 
 /// Adopts, says so, and holds it until it is killed.
-#[test]
-#[ignore = "the body of a process of its own"]
-fn adopt_and_hold() {
-    let Some(url) = child::url() else { return };
-    let client = Client::builder(&url).build().unwrap();
+pub fn adopt_and_hold(parent: &Parent) {
+    let client = Client::builder(&parent.url).build().unwrap();
     let ticket = client.fenced_value("ticket").read().unwrap().unwrap();
     let guard = adopt(&client, &String::from_utf8(ticket).unwrap());
-    child::tell(guard.fencing_token());
-    child::wait_for_parent();
+    parent.tell(guard.fencing_token());
+    parent.wait_for_end();
     drop(guard);
 }
 
@@ -79,8 +73,8 @@ fn an_adopter_that_dies_leaves_the_lock_to_its_ttl() {
     // A process may take longer to start than that.
     ask(&server, &["PEXPIRE", &in_redis("k"), "120000"]);
     client.fenced_value("ticket").write(token, ticket).unwrap();
-    let mut child = Child::start("transfer::processes::adopt_and_hold", &server.url());
-    assert_eq!(child.told(START), token.to_string());
+    let mut child = Child::start(adopt_and_hold, &server.url());
+    assert_eq!(child.told::<u64>(START), token);
     child.kill();
     assert!(is_held(&server, "k"));
     ask(&server, &["PEXPIRE", &in_redis("k"), "300"]);

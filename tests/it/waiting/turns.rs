@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, make_first_join_earlier, millis, secs,
-    server, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, info_number, make_first_join_earlier,
+    millis, secs, server, wait_for_line,
 };
 
 #[test]
@@ -146,14 +146,7 @@ fn a_line_of_waiters_asks_redis_as_one() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let holder = steady(&server.url()).build().unwrap();
-    let commands = || -> i64 {
-        let info = server.command(&["INFO", "stats"]).unwrap();
-        let text = info.as_text().expect("INFO answers with text").to_owned();
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("total_commands_processed:"));
-        line.expect("it counts them").trim().parse().unwrap()
-    };
+    let commands = || info_number(&server, "stats", "total_commands_processed");
     let asked_by = |waiters: usize| {
         let held = holder.mutex("k").lock().unwrap();
         let tasks: Vec<_> = (0..waiters)

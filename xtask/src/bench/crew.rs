@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use leasehold_load::{Assignment, Pace, Round, Served, Tally, Way, nanoseconds, sum};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Process, Server};
 
 use super::cases::Case;
 use super::programs::Programs;
-use crate::process::Process;
 use crate::stop::Stop;
 
 /// A process has heard of the start by then, and has its threads.
@@ -73,7 +72,7 @@ impl Crew {
         }
         // An empty one of each, once it has connected.
         for process in &processes {
-            process.message(stop, SILENCE)?;
+            stop.message(process, SILENCE)?;
         }
         let mut crew = Self {
             way,
@@ -105,7 +104,7 @@ impl Crew {
             process.order(&round)?;
         }
         let processes = self.processes.iter();
-        let tallies = processes.map(|process| process.message(stop, SILENCE));
+        let tallies = processes.map(|process| stop.message(process, SILENCE));
         let tally = sum(&tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
         let served = Served::until_now(server)?.since(&before);
         Ok(Measured {

@@ -1,7 +1,7 @@
 //! Rows as plots, in SVG. Measures nothing.
 
 use super::run::Outcome;
-use crate::chart::{Chart, Colour, Scale, Series};
+use crate::chart::{Chart, Colour, Series};
 
 /// The ratio of each way in each case; raw's is 1 everywhere.
 pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {
@@ -54,7 +54,7 @@ pub fn waits(result: &Outcome) -> anyhow::Result<String> {
         up: "from asking to having, µs",
         series: series.collect(),
     };
-    chart.lines(Scale::Logarithmic)
+    chart.lines()
 }
 
 /// A way's in every chart: the dark ones as they come, the light ones set differently.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 
 use super::PATIENCE;
+use super::actor::Actor;
 use super::messages::{Job, Message, Order, Raise, Tally};
 use super::report::{self, Run};
-use crate::process::Process;
 use crate::progress;
 use crate::space::Space;
 use crate::stop::Stop;
@@ -67,16 +67,16 @@ fn run(
         time,
     };
     let mut processes = (1..=PROCESSES)
-        .map(|n| Process::doing(format!("process {n}"), space, Job::Raise(raise.clone())))
+        .map(|n| Actor::start(format!("process {n}"), space, Job::Raise(raise.clone())))
         .collect::<anyhow::Result<Vec<_>>>()?;
     for process in &processes {
-        match process.message(stop, PATIENCE)? {
+        match stop.message(&process.0, PATIENCE)? {
             Message::Ready => {}
-            other => bail!(process.unexpected("Ready", &other)),
+            other => bail!(process.0.unexpected("Ready", &other)),
         }
     }
     for process in &mut processes {
-        process.order(&Order::Go)?;
+        process.0.order(&Order::Go)?;
     }
     let bar = progress::bar_of_time(time, "counter: {msg}")?;
     let counted = || Ok(count(space, &raise.counter)?.to_string());
@@ -84,9 +84,9 @@ fn run(
     bar.finish_and_clear();
     let tallies = processes
         .iter()
-        .map(|process| match process.message(stop, PATIENCE)? {
+        .map(|process| match stop.message(&process.0, PATIENCE)? {
             Message::Raised(tally) => Ok(tally),
-            other => Err(process.unexpected("Raised", &other)),
+            other => Err(process.0.unexpected("Raised", &other)),
         })
         .collect::<anyhow::Result<Vec<Tally>>>()?;
     let counted = count(space, &raise.counter)?;

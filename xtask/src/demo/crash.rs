@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use super::actor::Actor;
 use super::messages::{Job, Message};
 use super::{PATIENCE, TTL};
-use crate::process::Process;
 use crate::space::Space;
 use crate::stop::Stop;
 
@@ -30,12 +30,12 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Process::doing("the holder", space, job())?;
+    let mut holder = Actor::start("the holder", space, job())?;
     let token = holder.grant(stop, PATIENCE)?;
-    let mut waiter = Process::doing("the waiter", space, job())?;
-    match waiter.message(stop, PATIENCE)? {
+    let mut waiter = Actor::start("the waiter", space, job())?;
+    match stop.message(&waiter.0, PATIENCE)? {
         Message::Waiting => {}
-        other => bail!(waiter.unexpected("Waiting", &other)),
+        other => bail!(waiter.0.unexpected("Waiting", &other)),
     }
     let start = Instant::now();
     while !LEFT_AT_DEATH.contains(&ttl_left(space)?) {
@@ -46,7 +46,7 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         stop.pause(LOOK)?;
     }
 
-    holder.kill()?;
+    holder.0.kill()?;
     let killed = Instant::now();
     let left = ttl_left(space)?;
     let next = waiter.grant(stop, TTL + PATIENCE);

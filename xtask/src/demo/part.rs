@@ -8,7 +8,7 @@ use anyhow::{anyhow, bail};
 use crossbeam_channel::{Receiver, never, select};
 use leasehold::{Client, LossReason, MutexGuard};
 use leasehold_load::Waits;
-use leasehold_load::child::{self, say};
+use leasehold_testbed::child::{self, say};
 use redis::Connection;
 
 use super::messages::{Assignment, Job, Message, Order, Raise, Tally};

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use redis::ConnectionAddr;
 
+use super::actor::Actor;
 use super::messages::{Job, Message};
 use super::{PATIENCE, TTL};
-use crate::process::Process;
 use crate::space::Space;
 use crate::stop::Stop;
 
@@ -25,16 +25,16 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Process::doing("the holder", space, job)?;
+    let mut holder = Actor::start("the holder", space, job)?;
     holder.grant(stop, PATIENCE)?;
 
     let key = space.lock_key(LOCK);
     let start = Instant::now();
     let means = steal(space, &key)?;
-    let message = holder.message(stop, TTL + PATIENCE);
+    let message = stop.message(&holder.0, TTL + PATIENCE);
     let reason = match message.context("the holder was not told of the theft")? {
         Message::Lost { reason } => reason,
-        other => bail!(holder.unexpected("Lost", &other)),
+        other => bail!(holder.0.unexpected("Lost", &other)),
     };
     let told = start.elapsed();
 

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
+use super::actor::Actor;
 use super::messages::Job;
 use super::{PATIENCE, TTL};
-use crate::process::Process;
 use crate::space::Space;
 use crate::stop::Stop;
 
@@ -25,7 +25,7 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Process::doing("the holder", space, job)?;
+    let mut holder = Actor::start("the holder", space, job)?;
     let token = holder.grant(stop, PATIENCE)?;
 
     let start = Instant::now();

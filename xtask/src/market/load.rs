@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use indicatif::ProgressBar;
 use leasehold_load::Waits;
+use leasehold_testbed::Process;
 
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
 use super::ways::Way;
 use super::world::{Keys, World};
-use crate::process::Process;
 use crate::progress;
 use crate::space::Space;
 use crate::stop::Stop;
@@ -133,10 +133,10 @@ impl Load {
                 part,
                 time: floor.time,
             };
-            processes.push(Process::spawn(who, "market-process", &assignment)?);
+            processes.push(Process::again(who, &["market-process"], &assignment)?);
         }
         for process in &processes {
-            match process.message(floor.stop, PATIENCE)? {
+            match floor.stop.message(process, PATIENCE)? {
                 Message::Ready => {}
                 other => bail!(process.unexpected("Ready", &other)),
             }
@@ -149,7 +149,7 @@ impl Load {
         let tallies =
             processes
                 .iter()
-                .map(|process| match process.message(floor.stop, PATIENCE)? {
+                .map(|process| match floor.stop.message(process, PATIENCE)? {
                     Message::Traded(tally) => Ok(tally),
                     other => Err(process.unexpected("Traded", &other)),
                 });

@@ -21,6 +21,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use comfy_table::Table;
 use leasehold_load::described;
 
 use crate::cargo::{optimized, target_folder};
@@ -28,6 +29,7 @@ use crate::progress;
 use crate::space::Space;
 use crate::stage::{Place, Stage};
 use crate::stop::Stop;
+use crate::table::framed;
 use load::{Floor, Load};
 use report::Scene;
 use ways::Way;
@@ -126,10 +128,11 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
         };
         loads.iter().map(scene).collect()
     };
-    let mut texts = vec![("The machine".to_owned(), machine.to_owned())];
-    let mut show = |title: &str, text: String| {
+    let mut tables = Vec::new();
+    let mut show = |title: &str, table: Table| {
+        let text = framed(table.clone(), 2);
         bar.suspend(|| println!("{title}\n{text}"));
-        texts.push((title.to_owned(), text));
+        tables.push((title.to_owned(), table));
     };
     let trading = scenes(&LOADS, &Way::ALL)?;
     show(
@@ -149,7 +152,7 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
         report::dogpile(&scenes(&DOGPILE, &Way::CAREFUL)?),
     );
     bar.finish_and_clear();
-    figures::page(&target_folder()?.join("market"), &trading, &texts)
+    figures::page(&target_folder()?.join("market"), machine, &trading, &tables)
 }
 
 /// What the figures depend on.

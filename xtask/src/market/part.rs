@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use crossbeam_channel::Receiver;
 use leasehold_load::Waits;
-use leasehold_load::child::{self, say};
+use leasehold_testbed::child::{self, say};
 
 use super::deal::{Deal, Verdict};
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};

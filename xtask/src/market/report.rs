@@ -1,4 +1,4 @@
-//! What the runs came to, as tables beside the article's. Measures nothing.
+//! What the runs came to, as tables beside the article's: for the terminal and for the page. Measures nothing.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use comfy_table::Table;
 use super::article;
 use super::load::{Load, Run};
 use super::ways::Way;
-use crate::table::framed;
 
 /// A load, and one run for each way, as in `Way::ALL`.
 pub struct Scene {
@@ -16,7 +15,7 @@ pub struct Scene {
 }
 
 /// The article's three loads: ours, and behind the bar its own figures.
-pub fn compared(scenes: &[Scene]) -> String {
+pub fn compared(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "load",
         "way",
@@ -55,11 +54,11 @@ pub fn compared(scenes: &[Scene]) -> String {
             table.add_row(row);
         }
     }
-    framed(table, 2)
+    table
 }
 
 /// How much better a lock per item is than WATCH, there and here.
-pub fn ratios(scenes: &[Scene]) -> String {
+pub fn ratios(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "load",
         "lock per item against",
@@ -95,11 +94,11 @@ pub fn ratios(scenes: &[Scene]) -> String {
             ratio(wait(Way::Watch), wait(Way::Transaction)),
         ]);
     }
-    framed(table, 2)
+    table
 }
 
 /// Buyers that are after the same things.
-pub fn waiting(scenes: &[Scene]) -> String {
+pub fn waiting(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "buyers after",
         "way",
@@ -131,11 +130,11 @@ pub fn waiting(scenes: &[Scene]) -> String {
             ]);
         }
     }
-    framed(table, 2)
+    table
 }
 
 /// Transactions that get longer and longer.
-pub fn dogpile(scenes: &[Scene]) -> String {
+pub fn dogpile(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "work in a deal",
         "way",
@@ -165,7 +164,7 @@ pub fn dogpile(scenes: &[Scene]) -> String {
             ]);
         }
     }
-    framed(table, 2)
+    table
 }
 
 fn table(header: &[&str]) -> Table {

@@ -4,17 +4,21 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use clap::ValueEnum;
 use leasehold_testbed::{Proxy, Reply, Server};
 use rustix::process::Signal;
 
 use super::chance::Chance;
+use super::checks::Violation;
 use super::messages::{KEYS, hot_keys, key_name};
+use super::plant::Plant;
 use super::process::Process;
+use super::race;
 use super::records::now;
 use super::servers::Servers;
 use crate::stop::Stop;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Kind {
     ServerStopped,
     ServerKilled,
@@ -35,6 +39,14 @@ pub enum Kind {
     DroppedInOutage,
     /// Hundreds of clients want one key.
     Crowded,
+    /// New clients want one key, with a long ttl, while single connections are killed.
+    Raced,
+    /// In a race.
+    #[value(skip)]
+    PipelineKilled,
+    /// In a race.
+    #[value(skip)]
+    NotificationsKilled,
 }
 
 /// Guards that are dropped in one outage.
@@ -45,7 +57,7 @@ const CROWD: usize = 200;
 const CROWD_TIME: Duration = Duration::from_secs(3);
 
 /// The weight of each kind when a fault is drawn.
-const KINDS: [(usize, Kind); 16] = [
+const KINDS: [(usize, Kind); 17] = [
     (4, Kind::ServerStopped),
     (3, Kind::ServerKilled),
     (2, Kind::ServerPaused),
@@ -62,6 +74,7 @@ const KINDS: [(usize, Kind); 16] = [
     (6, Kind::SwitchedOver),
     (2, Kind::DroppedInOutage),
     (3, Kind::Crowded),
+    (4, Kind::Raced),
 ];
 
 /// What a fault did to the locks' world.
@@ -118,25 +131,42 @@ struct Ongoing {
     until: Instant,
 }
 
+/// What to do after a fault.
+#[derive(PartialEq, Eq)]
+enum Then {
+    GoOn,
+    End,
+}
+
 pub struct Faults {
     chance: Chance,
     ongoing: Vec<Ongoing>,
-    /// The next one needs all others to have ended.
-    wants_quiet: bool,
+    /// The next one, which needs all others to have ended.
+    wants_quiet: Option<Kind>,
+    kinds: Vec<(usize, Kind)>,
+    plant: Option<Plant>,
     pub done: Vec<Fault>,
+    /// What faults found themselves.
+    pub found: Vec<Violation>,
 }
 
 impl Faults {
-    pub fn new(chance: Chance) -> Self {
+    /// All kinds are drawn, unless some are named in `only`.
+    pub fn new(chance: Chance, only: &[Kind], plant: Option<Plant>) -> Self {
+        let kinds = KINDS.into_iter();
+        let kinds = kinds.filter(|(_, kind)| only.is_empty() || only.contains(kind));
         Self {
             chance,
             ongoing: Vec::new(),
-            wants_quiet: false,
+            wants_quiet: None,
+            kinds: kinds.collect(),
+            plant,
             done: Vec::new(),
+            found: Vec::new(),
         }
     }
 
-    /// One fault after another until `end`; calls `tick` in between.
+    /// One fault after another until `end`, or until one found a client that hangs; calls `tick` in between.
     pub fn run(
         &mut self,
         subjects: &mut Subjects,
@@ -155,7 +185,9 @@ impl Faults {
             }
             self.end_those_due(subjects, Instant::now())?;
             if Instant::now() >= next {
-                self.begin_one(subjects)?;
+                if self.begin_one(subjects, stop)? == Then::End {
+                    return Ok(());
+                }
                 next = Instant::now() + self.chance.millis(50, 900);
             }
             tick(self.done.len() + self.ongoing.len());
@@ -179,17 +211,24 @@ impl Faults {
         Ok(())
     }
 
-    fn begin_one(&mut self, subjects: &mut Subjects) -> anyhow::Result<()> {
-        if self.wants_quiet {
-            return self.drop_many_once_quiet(subjects);
+    fn begin_one(&mut self, subjects: &mut Subjects, stop: &Stop) -> anyhow::Result<Then> {
+        if let Some(kind) = self.wants_quiet {
+            if !self.ongoing.is_empty() {
+                return Ok(Then::GoOn);
+            }
+            self.wants_quiet = None;
+            return match kind {
+                Kind::Raced => self.race(subjects, stop),
+                _ => self.drop_many(subjects),
+            };
         }
-        let kind = self.chance.weighted(&KINDS);
-        if kind == Kind::DroppedInOutage {
-            self.wants_quiet = true;
-            return Ok(());
+        let kind = self.chance.weighted(&self.kinds);
+        if matches!(kind, Kind::DroppedInOutage | Kind::Raced) {
+            self.wants_quiet = Some(kind);
+            return Ok(Then::GoOn);
         }
         if kind == Kind::AllFlushed && subjects.remembers {
-            return Ok(());
+            return Ok(Then::GoOn);
         }
         let subject = self.subject_of(kind, subjects);
         if self
@@ -197,7 +236,7 @@ impl Faults {
             .iter()
             .any(|ongoing| ongoing.subject == subject)
         {
-            return Ok(());
+            return Ok(Then::GoOn);
         }
         let from = now();
         let lasts = match subject {
@@ -215,15 +254,22 @@ impl Faults {
             }),
             Lasts::NoTime(effect) => self.note(kind, from, effect),
         }
-        Ok(())
+        Ok(Then::GoOn)
+    }
+
+    fn race(&mut self, subjects: &mut Subjects, stop: &Stop) -> anyhow::Result<Then> {
+        let from = now();
+        let outcome = race::run(subjects, &mut self.chance, self.plant, stop)?;
+        self.done.extend(outcome.faults);
+        self.found.extend(race::violations(outcome.found, from));
+        Ok(match outcome.is_hung {
+            true => Then::End,
+            false => Then::GoOn,
+        })
     }
 
     /// While nothing else is wrong: so that nothing but their time explains the loss of one of many locks.
-    fn drop_many_once_quiet(&mut self, subjects: &mut Subjects) -> anyhow::Result<()> {
-        if !self.ongoing.is_empty() {
-            return Ok(());
-        }
-        self.wants_quiet = false;
+    fn drop_many(&mut self, subjects: &mut Subjects) -> anyhow::Result<Then> {
         let process = self.chance.below(subjects.processes.len());
         let process = &mut subjects.processes[process];
         process.hold(MASS)?;
@@ -237,7 +283,8 @@ impl Faults {
             from,
             until: Instant::now() + time,
         });
-        process.drop_held()
+        process.drop_held()?;
+        Ok(Then::GoOn)
     }
 
     fn subject_of(&mut self, kind: Kind, subjects: &Subjects) -> Subject {

@@ -20,7 +20,9 @@ const COLD_KEYS: usize = 60;
 pub const KEPT_CONNECTIONS: usize = 4;
 /// Those that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
-pub const KEYS: usize = DRAWN_KEYS + 1;
+pub const KEYS: usize = DRAWN_KEYS + 2;
+/// In a race: longer than anybody waits for anything.
+pub const RACE_TTL: Duration = Duration::from_secs(60);
 
 /// The first are wanted by everybody.
 pub const fn is_hot(key: usize) -> bool {
@@ -36,9 +38,15 @@ pub const fn crowd_key() -> usize {
     DRAWN_KEYS
 }
 
+/// The one that is raced for.
+pub const fn race_key() -> usize {
+    DRAWN_KEYS + 1
+}
+
 pub fn key_name(key: usize) -> String {
     let kind = match key {
-        DRAWN_KEYS => "crowd",
+        key if key == crowd_key() => "crowd",
+        key if key == race_key() => "race",
         key if is_hot(key) => "hot",
         _ => "cold",
     };
@@ -69,6 +77,17 @@ pub enum Order {
     Drop,
     /// Have so many clients, each with a thread, want one key for some ms.
     Crowd { clients: usize, millis: u64 },
+    /// Make a client for each of these, with so many threads, for a race, and say so.
+    Race { threads: Vec<usize> },
+    /// Race until this moment, on the clock of all processes, and say when all clients have gone.
+    Go { until: u64 },
+}
+
+/// What the clients of a process did in a race.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Raced {
+    /// How often they left traces in Redis.
+    pub raised: u64,
 }
 
 /// From a process.
@@ -81,6 +100,10 @@ pub enum Message {
     },
     /// All of them were dropped.
     Dropped,
+    /// The clients for a race are there.
+    AtStart,
+    /// They have raced, and gone.
+    Raced(Raced),
     /// All threads have ended, and the client.
     Finished {
         /// Names of threads of leasehold that are still there.

@@ -16,6 +16,7 @@ mod messages;
 mod operations;
 mod plant;
 mod process;
+mod race;
 mod records;
 mod report;
 mod round;
@@ -28,11 +29,13 @@ pub use worker::main as process;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
 use uuid::Uuid;
 
 use crate::progress;
 use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
+use faults::Kind;
 use plant::Plant;
 use report::Totals;
 use round::Round;
@@ -61,6 +64,9 @@ pub struct Options {
     threads: u64,
     #[command(flatten)]
     provision: Provision,
+    /// Draw no other faults than these
+    #[arg(long, value_name = "FAULT,..", value_delimiter = ',')]
+    only: Vec<Kind>,
     /// Put a violation into the records, to see it found
     #[arg(long, hide = true)]
     plant: Option<Plant>,
@@ -113,6 +119,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             time: left.min(ROUND),
             processes: options.processes as usize,
             threads: options.threads as usize,
+            only: &options.only,
             plant: options.plant,
         };
         let tick = |text: String| {
@@ -122,7 +129,12 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         match round.play(stop, &mut totals, tick) {
             Ok(0) => {}
             Ok(violations) => {
-                let again = format!("cargo xtask soak --seed {seed} --round {number}");
+                let mut again = format!("cargo xtask soak --seed {seed} --round {number}");
+                if !options.only.is_empty() {
+                    let names = options.only.iter().filter_map(Kind::to_possible_value);
+                    let names: Vec<String> = names.map(|name| name.get_name().to_owned()).collect();
+                    again = format!("{again} --only {}", names.join(","));
+                }
                 break Err(Broken { violations, again }.into());
             }
             Err(error) => break Err(error.context(format!("round {number}, seed {seed}"))),

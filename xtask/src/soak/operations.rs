@@ -2,6 +2,7 @@
 //! it that each call and each look is told before or after it, as `records` says.
 
 mod crowd;
+pub mod race;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,7 +111,7 @@ impl<'a> Thread<'a> {
             Operation::ForceUnlock => self.force_unlock(&mutex, key),
             Operation::Forget => self.forget(key),
             Operation::Reopen => self.reopen(),
-            Operation::Crowd => unreachable!("it is never drawn"),
+            Operation::Crowd | Operation::Race => unreachable!("it is never drawn"),
         }
     }
 

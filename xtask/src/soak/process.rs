@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use leasehold_testbed::Process as Child;
 use rustix::process::Signal;
 
-use super::messages::{Assignment, Message, Order};
-use crate::process;
+use super::messages::{Assignment, Message, Order, Raced};
 
 /// For a process to start, on the busiest of machines.
 const START: Duration = Duration::from_secs(60);
 
 pub struct Process {
     assignment: Assignment,
-    current: process::Process<Message>,
+    current: Child<Message>,
 }
 
 impl Process {
@@ -21,7 +21,7 @@ impl Process {
     pub fn start(assignment: Assignment) -> anyhow::Result<Self> {
         let Assignment { process, life, .. } = &assignment;
         let name = format!("process {process}-{life}");
-        let current = process::Process::spawn(name, "soak-process", &assignment)?;
+        let current = Child::again(name, &["soak-process"], &assignment)?;
         Ok(Self {
             assignment,
             current,
@@ -63,6 +63,29 @@ impl Process {
         self.current.order(&Order::Crowd { clients, millis })
     }
 
+    /// Has it make clients for a race, each with so many threads.
+    pub fn prepare_race(&mut self, threads: Vec<usize>) -> anyhow::Result<()> {
+        self.current.order(&Order::Race { threads })?;
+        match self.hear_answer()? {
+            Message::AtStart => Ok(()),
+            other => bail!("{} said {other:?} instead of AtStart", self.name()),
+        }
+    }
+
+    /// Has them race until this moment.
+    pub fn go(&mut self, until: u64) -> anyhow::Result<()> {
+        self.current.order(&Order::Go { until })
+    }
+
+    /// What they did, once all of them have gone; `None` if they have not within `limit`.
+    pub fn raced(&self, limit: Duration) -> anyhow::Result<Option<Raced>> {
+        match self.current.hear(limit)? {
+            Some(Message::Raced(raced)) => Ok(Some(raced)),
+            Some(other) => Err(self.current.unexpected("Raced", &other)),
+            None => Ok(None),
+        }
+    }
+
     fn hear_answer(&self) -> anyhow::Result<Message> {
         loop {
             match self.current.hear(START)? {
@@ -82,8 +105,8 @@ impl Process {
     pub fn left_behind(&self, limit: Duration) -> anyhow::Result<Option<(Vec<String>, bool)>> {
         match self.current.hear(limit)? {
             Some(Message::Finished { threads, is_kept }) => Ok(Some((threads, is_kept))),
-            // It was started anew, and nobody waited for that.
-            Some(Message::Ready) => self.left_behind(limit),
+            // It was started anew, and nobody waited for that; or it raced for longer than it was waited for.
+            Some(Message::Ready | Message::Raced(_)) => self.left_behind(limit),
             Some(other) => Err(self.current.unexpected("Finished", &other)),
             None => Ok(None),
         }

@@ -38,6 +38,8 @@ pub enum Operation {
     Reopen,
     /// By a client of many that want one key.
     Crowd,
+    /// By a thread of a race.
+    Race,
 }
 
 /// A call that can take time.
@@ -54,6 +56,8 @@ pub enum Doing {
     Adopt,
     ForceUnlock,
     Shutdown,
+    /// The last handle of a client is dropped.
+    Close,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,8 @@ use comfy_table::Table;
 
 use super::checks::{Violation, overrun};
 use super::faults::{Effect, Fault};
-use super::history::{History, Stops};
+use super::history::{History, Hold, Stops};
+use super::messages::race_key;
 use super::records::{Doing, Outcome, Record, Who};
 use crate::table::plain;
 
@@ -28,8 +29,43 @@ pub struct Totals {
     faults: BTreeMap<String, u64>,
     losses: BTreeMap<String, u64>,
     calls: BTreeMap<Doing, Calls>,
+    races: Races,
     /// From when Redis forgot a grant until its holder had heard of it.
     worst_news: Duration,
+}
+
+/// All grants of the key that is raced for.
+#[derive(Default)]
+struct Races {
+    grants: u64,
+    /// How often the key came to another process than the one before.
+    changes: u64,
+    longest_wait: Duration,
+}
+
+impl Races {
+    fn add(&mut self, history: &History) {
+        let mut holds: Vec<&Hold> = history
+            .holds
+            .iter()
+            .filter(|hold| hold.key == race_key())
+            .collect();
+        holds.sort_by_key(|hold| hold.token);
+        self.grants += holds.len() as u64;
+        let changes = holds
+            .windows(2)
+            .filter(|pair| pair[0].who.process != pair[1].who.process);
+        self.changes += changes.count() as u64;
+        for call in &history.calls {
+            if call.key == Some(race_key())
+                && call.doing == Doing::Lock
+                && let Some((to, _)) = call.returned
+            {
+                let waited = Duration::from_nanos(to.saturating_sub(call.from));
+                self.longest_wait = self.longest_wait.max(waited);
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -60,6 +96,7 @@ impl Totals {
             calls.failed += u64::from(call.returned.as_ref().is_some_and(failed));
             calls.worst = calls.worst.max(overrun(call, &stops));
         }
+        self.races.add(history);
         self.worst_news = self.worst_news.max(worst_news(history));
     }
 }
@@ -91,6 +128,15 @@ impl Totals {
             let counts: Vec<String> = counts.collect();
             let _ = writeln!(text, "{title}: {}", counts.join(", "));
         }
+        let Races {
+            grants,
+            changes,
+            longest_wait,
+        } = self.races;
+        let _ = writeln!(
+            text,
+            "races: {grants} grants, {changes} changes of owner, longest wait {longest_wait:.1?}"
+        );
         let _ = writeln!(
             text,
             "longest belief in a lock that was deleted: {:.1?}\n{}",

@@ -9,7 +9,7 @@ use leasehold_testbed::Proxy;
 
 use super::chance::Chance;
 use super::checks;
-use super::faults::{Faults, Subjects, mend};
+use super::faults::{Faults, Kind, Subjects, mend};
 use super::history::History;
 use super::left_behind;
 use super::messages::Assignment;
@@ -23,16 +23,18 @@ use crate::stop::{Stop, Stopped};
 /// Draws of faults are told apart from those of threads.
 const OF_FAULTS: u64 = 2 << 32;
 
-pub struct Round {
+pub struct Round<'a> {
     pub number: u64,
     pub seed: u64,
     pub time: Duration,
     pub processes: usize,
     pub threads: usize,
+    /// The faults that are drawn; none means all.
+    pub only: &'a [Kind],
     pub plant: Option<Plant>,
 }
 
-impl Round {
+impl Round<'_> {
     /// How many violations there were; each is printed. After Ctrl-C it ends as ever, only earlier.
     pub fn play(
         &self,
@@ -64,9 +66,14 @@ impl Round {
         totals: &mut Totals,
         tick: impl Fn(String),
     ) -> anyhow::Result<usize> {
-        let mut faults = Faults::new(Chance::new(self.seed, &[OF_FAULTS, self.number]));
+        let chance = Chance::new(self.seed, &[OF_FAULTS, self.number]);
+        let mut faults = Faults::new(chance, self.only, self.plant);
         let left = self.work(folder, &mut faults, stop, tick)?;
-        let faults = faults.done;
+        let Faults {
+            done: faults,
+            found,
+            ..
+        } = faults;
         fs::write(folder.join("faults"), format!("{faults:#?}\n"))?;
         if let Some(what) = self.plant {
             plant(what, folder, &faults)?;
@@ -74,7 +81,9 @@ impl Round {
         let records = records::read(folder)?;
         let history = History::new(&records, &faults);
         totals.add(&history, &faults);
-        let mut violations = checks::all(&history, &faults);
+        // First those that say what hangs: only some are shown.
+        let mut violations = found;
+        violations.extend(checks::all(&history, &faults));
         violations.extend(left);
         let text = report::findings(&violations, &records, &history, &faults, start);
         print!("{text}");

@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use crossbeam_channel::Receiver;
 use leasehold::{Builder, Client};
-use leasehold_load::child::{self, say};
+use leasehold_testbed::child::{self, say};
 use leasehold_testbed::eventually;
 
 use super::chance::Chance;
 use super::mass::Mass;
 use super::messages::{
-    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, Order, PATIENCE,
+    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, Order, PATIENCE, Raced,
 };
 use super::operations::Thread;
+use super::operations::race::Racers;
 use super::records::{What, Who, Writer};
 
 /// Draws of clients are told apart from those of threads.
@@ -44,6 +45,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
             .map(|thread| scope.spawn(|| thread.run()))
             .collect();
         say(&Message::Ready)?;
+        let mut race = Vec::new();
         loop {
             match orders.recv()? {
                 Order::Finish => break,
@@ -63,6 +65,15 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
                         scope.spawn(move || thread.stand_in_crowd(&client, until));
                     }
                 }
+                Order::Race { threads } => {
+                    let racers = threads.into_iter().map(|threads| place.racers(threads));
+                    race = racers.collect::<anyhow::Result<_>>()?;
+                    say(&Message::AtStart)?;
+                }
+                Order::Go { until } => {
+                    let racers = std::mem::take(&mut race);
+                    scope.spawn(move || run_race(racers, until));
+                }
             }
         }
         place.is_ending.store(true, Ordering::Relaxed);
@@ -81,6 +92,23 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     say(&Message::Finished { threads, is_kept })?;
     // Until the parent has looked at what is left elsewhere.
     orders.recv().map(|_| ()).or(Ok(()))
+}
+
+/// Says what all `racers` did, once they have gone. A failure ends the process.
+fn run_race(racers: Vec<Racers<'_>>, until: u64) {
+    let raced = thread::scope(|scope| {
+        let racing: Vec<_> = racers
+            .into_iter()
+            .map(|racers| scope.spawn(move || racers.race(until)))
+            .collect();
+        let raced = racing.into_iter().map(|racing| {
+            let raced = racing.join().map_err(|_| anyhow!("a client panicked"))??;
+            Ok(raced.raised)
+        });
+        let raised = raced.sum::<anyhow::Result<u64>>()?;
+        say(&Message::Raced(Raced { raised }))
+    });
+    raced.expect("a race fails only with its server or its parent");
 }
 
 /// Threads that clients of this process have left, by name; nothing where threads cannot be seen.
@@ -157,6 +185,15 @@ impl Place {
         let settings = settings(&self.assignment.url, self.ttl);
         let client = settings.pipelines(1).max_transactions(1).build_lazy()?;
         Ok((self.thread(number)?, client))
+    }
+
+    /// A client for a race.
+    fn racers(&self, threads: usize) -> anyhow::Result<Racers<'_>> {
+        let next = || self.thread(self.next_thread.fetch_add(1, Ordering::Relaxed));
+        let threads = (0..threads)
+            .map(|_| next())
+            .collect::<anyhow::Result<_>>()?;
+        Racers::new(&self.assignment.url, threads, next()?)
     }
 
     /// How many there are.

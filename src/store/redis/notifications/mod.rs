@@ -12,7 +12,7 @@
 
 mod message;
 mod subscription;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 

@@ -16,7 +16,7 @@ mod model;
 mod releases;
 pub(crate) mod request;
 mod state;
-#[cfg(test)]
+#[cfg(all(test, feature = "__server_tests"))]
 #[cfg(not(shuttle))]
 mod tests;
 

@@ -1,7 +1,5 @@
 //! Single parts of the library, and a whole acquire for scale: the wheel, the line of waiting threads, the
 //! encoder, the reader of replies beside the parser of redis-rs, one lock on a real server. Nothing is contended here.
-//!
-//! `cargo bench --features __internals --bench micro`
 
 use std::error::Error;
 use std::hint::black_box;
@@ -17,7 +15,7 @@ const VECTOR: usize = 64;
 /// A client that holds that many locks.
 const TIMERS: usize = 100_000;
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub fn measure() -> Result<(), Box<dyn Error>> {
     let server = Server::start()?;
     let client = Client::open(&server.url())?;
     let mutex = client.mutex("lock");

@@ -1,0 +1,267 @@
+//! The parent's side of the protocol between a process and the one that started it: [`child`](crate::child)
+//! is the other, and describes the protocol. A [`Process`] that is dropped is killed.
+
+use std::env;
+use std::fmt::Debug;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::child::MARK;
+use crate::eventually;
+
+/// For the end of a process that takes no orders any more.
+const LAST_WORDS: Duration = Duration::from_secs(60);
+
+/// A process that sends `M`. Dropped, it is killed.
+pub struct Process<M> {
+    name: String,
+    child: Child,
+    orders: ChildStdin,
+    messages: Receiver<anyhow::Result<M>>,
+}
+
+impl<M: DeserializeOwned + Send + 'static> Process<M> {
+    /// Starts this program once more, with these `arguments`.
+    ///
+    /// # Errors
+    /// As of [`start`](Self::start).
+    pub fn again(
+        name: impl Into<String>,
+        arguments: &[&str],
+        assignment: &impl Serialize,
+    ) -> anyhow::Result<Self> {
+        let program = env::current_exe().context("cannot find this program's own file")?;
+        Self::start(name, Command::new(program).args(arguments), assignment)
+    }
+
+    /// Starts `command` in a process group of its own: Ctrl-C is for the parent, which ends its processes itself.
+    /// The assignment goes to its input: everybody on the machine can read a command line, and a URL may hold a
+    /// password.
+    ///
+    /// # Errors
+    /// It cannot be started, or ends at once.
+    pub fn start(
+        name: impl Into<String>,
+        command: &mut Command,
+        assignment: &impl Serialize,
+    ) -> anyhow::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let orders = child.stdin.take().expect("its input is piped");
+        let messages = listen(child.stdout.take().expect("its output is piped"));
+        let mut process = Self {
+            name: name.into(),
+            child,
+            orders,
+            messages,
+        };
+        process.order(assignment)?;
+        Ok(process)
+    }
+
+    /// Sends an order.
+    ///
+    /// # Errors
+    /// The process has ended: the reason that it gave, if it gave one.
+    pub fn order(&mut self, order: &impl Serialize) -> anyhow::Result<()> {
+        let mut line = serde_json::to_string(order)?;
+        line.push('\n');
+        let Err(error) = self.orders.write_all(line.as_bytes()) else {
+            return Ok(());
+        };
+        // Why it ended is in its last message.
+        while self.hear(LAST_WORDS)?.is_some() {}
+        Err(error).with_context(|| format!("{} takes no orders", self.name))
+    }
+
+    /// Its next message, which must come within `limit`.
+    ///
+    /// # Errors
+    /// It says nothing for so long, reports a failure, or has ended.
+    pub fn message(&self, limit: Duration) -> anyhow::Result<M> {
+        let message = self.hear(limit)?;
+        message.with_context(|| format!("{} said nothing for {limit:?}", self.name))
+    }
+
+    /// Its next message, if one comes within `limit`.
+    ///
+    /// # Errors
+    /// It reports a failure, or has ended.
+    pub fn hear(&self, limit: Duration) -> anyhow::Result<Option<M>> {
+        match self.messages.recv_timeout(limit) {
+            Ok(message) => message.map(Some).with_context(|| self.name.clone()),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("{} has ended by itself", self.name),
+        }
+    }
+
+    /// Its messages, to wait for beside other things. The last one is an error.
+    pub fn messages(&self) -> &Receiver<anyhow::Result<M>> {
+        &self.messages
+    }
+
+    /// Waits for the process to end by itself, and well.
+    ///
+    /// # Errors
+    /// It fails, or does not end within `limit`.
+    pub fn finish(mut self, limit: Duration) -> anyhow::Result<()> {
+        let status = self.status(limit)?;
+        ensure!(status.success(), "{} failed: {status}", self.name);
+        Ok(())
+    }
+
+    /// Waits for the process to end.
+    ///
+    /// # Errors
+    /// It does not end within `limit`.
+    pub fn status(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
+        let mut status = None;
+        let ended = eventually(limit, || {
+            status = self.child.try_wait().transpose();
+            status.is_some()
+        });
+        ensure!(ended, "{} still runs after {limit:?}", self.name);
+        Ok(status.expect("it has ended")?)
+    }
+
+    /// An error for a message that is not the `wanted` one.
+    pub fn unexpected(&self, wanted: &str, got: &M) -> anyhow::Error
+    where
+        M: Debug,
+    {
+        anyhow!("{} said {got:?} where it should say {wanted}", self.name)
+    }
+}
+
+impl<M> Process<M> {
+    /// Ends it with SIGKILL: when this returns, it does nothing more.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        killed.with_context(|| format!("cannot kill {}", self.name))?;
+        Ok(())
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let signalled = kill_process(Pid::from_child(&self.child), signal);
+        signalled.with_context(|| format!("{} has ended by itself", self.name))
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl<M> Drop for Process<M> {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn listen<M: DeserializeOwned + Send + 'static>(
+    output: ChildStdout,
+) -> Receiver<anyhow::Result<M>> {
+    let (sender, messages) = unbounded();
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines() {
+            let message = match &line {
+                Ok(line) => match line.split_once(MARK) {
+                    Some((_, message)) => read(message),
+                    None => continue,
+                },
+                Err(error) => Err(anyhow!("cannot read what it says: {error}")),
+            };
+            if sender.send(message).is_err() {
+                return;
+            }
+        }
+        // The parent may have stopped listening: then nobody misses this.
+        let _ = sender.send(Err(anyhow!("has ended by itself")));
+    });
+    messages
+}
+
+fn read<M: DeserializeOwned>(message: &str) -> anyhow::Result<M> {
+    let said: Result<M, String> =
+        serde_json::from_str(message).with_context(|| format!("cannot read {message:?}"))?;
+    said.map_err(anyhow::Error::msg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(text: &str) -> anyhow::Result<Process<u32>> {
+        Process::start("it", Command::new("sh").args(["-c", text]), &())
+    }
+
+    #[test]
+    fn its_last_message_says_why_it_takes_no_orders() -> anyhow::Result<()> {
+        let mut process =
+            script(r#"read assignment; echo '@ {"Ok": 1}'; echo '@ {"Err": "no luck"}'"#)?;
+        let refusal = loop {
+            if let Err(refusal) = process.order(&()) {
+                break refusal;
+            }
+        };
+        assert_eq!(format!("{refusal:#}"), "it: no luck");
+        Ok(())
+    }
+
+    #[test]
+    fn it_may_be_silent_for_as_long_as_it_lives() -> anyhow::Result<()> {
+        let mut process = script("read assignment; read order")?;
+        assert_eq!(process.hear(Duration::ZERO)?, None);
+        process.order(&())?;
+        let end = process.hear(LAST_WORDS).expect_err("it has said nothing");
+        assert_eq!(format!("{end:#}"), "it: has ended by itself");
+        Ok(())
+    }
+
+    #[test]
+    fn text_before_and_between_messages_is_ignored() -> anyhow::Result<()> {
+        let process = script(
+            r#"read assignment; echo running; printf 'test .. '; echo '@ {"Ok": 7}'; echo end"#,
+        )?;
+        assert_eq!(process.message(LAST_WORDS)?, 7);
+        process.finish(LAST_WORDS)
+    }
+
+    #[test]
+    fn a_process_that_fails_or_goes_on_does_not_finish() -> anyhow::Result<()> {
+        let failed = script("exit 3")?.finish(LAST_WORDS).expect_err("it failed");
+        assert_eq!(format!("{failed}"), "it failed: exit status: 3");
+        let limit = Duration::from_millis(50);
+        let hung = script("read assignment; read order")?.finish(limit);
+        let hung = hung.expect_err("it waits for an order");
+        assert_eq!(format!("{hung}"), "it still runs after 50ms");
+        Ok(())
+    }
+}
