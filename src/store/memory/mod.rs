@@ -3,7 +3,8 @@
 
 mod keyspace;
 mod outage;
-#[cfg(all(test, feature = "__server_tests"))]
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
 

@@ -14,7 +14,8 @@ pub(crate) mod replies;
 pub(crate) mod scripts;
 pub(crate) mod session;
 mod socket;
-#[cfg(all(test, feature = "__server_tests"))]
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
 pub(crate) mod url;

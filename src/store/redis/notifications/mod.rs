@@ -12,7 +12,8 @@
 
 mod message;
 mod subscription;
-#[cfg(all(test, feature = "__server_tests"))]
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
 

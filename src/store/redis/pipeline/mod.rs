@@ -16,7 +16,8 @@ mod model;
 mod releases;
 pub(crate) mod request;
 mod state;
-#[cfg(all(test, feature = "__server_tests"))]
+#[cfg(test)]
+#[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
 

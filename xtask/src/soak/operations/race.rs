@@ -56,7 +56,7 @@ impl<'a> Racers<'a> {
             let racing: Vec<_> = threads
                 .into_iter()
                 .map(|(thread, witness)| {
-                    let mutex = client.mutex(&key_name(race_key()));
+                    let mutex = client.mutex(key_name(race_key()));
                     scope.spawn(move || thread.race(&mutex, witness, until))
                 })
                 .collect();
