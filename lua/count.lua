@@ -1,5 +1,6 @@
 -- Purpose: set `micros` to the time of the next grant: that of Redis, but later than the last grant. A part of
---   lua/acquire.lua and lua/join.lua: it stands where they say `-- part: count.lua`, before a key may be granted.
+--   lua/acquire.lua, lua/join.lua and lua/release.lua: it stands where they say `-- part: count.lua`, before a key may
+--   be granted.
 --   Requests that join the queue of a taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script

@@ -86,6 +86,7 @@ impl Node {
             names: ScriptContext {
                 holder,
                 fence_counter: key::fence_counter(&config.prefix),
+                max_value: config.max_reply_bytes,
             },
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,

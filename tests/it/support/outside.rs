@@ -80,6 +80,11 @@ pub fn bytes_received(server: &Server) -> u64 {
     stat(server, "total_net_input_bytes")
 }
 
+/// Bytes that the server has sent.
+pub fn bytes_sent(server: &Server) -> u64 {
+    stat(server, "total_net_output_bytes")
+}
+
 fn stat(server: &Server, name: &str) -> u64 {
     let stats = ask(server, &["INFO", "stats"]);
     let lines = stats.as_text().expect("INFO answers with text").lines();

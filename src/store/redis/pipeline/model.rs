@@ -52,6 +52,7 @@ impl World {
             names: ScriptContext {
                 holder: HolderId::of_this_process(),
                 fence_counter: String::new(),
+                max_value: 1 << 20,
             },
             // So a caller with a short limit cannot wait for a connection.
             connect_timeout: 10 * SECOND,

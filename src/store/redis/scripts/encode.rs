@@ -17,7 +17,8 @@ pub(crate) fn encode<'a>(
 ) {
     let queued = commands.clone().filter(|command| kind.uses_queue(command));
     let keys = commands.len() + queued.clone().count() + usize::from(kind.counts());
-    let args = commands.len() * arguments_of(kind) + usize::from(kind.names_holder());
+    let fixed_args = usize::from(kind.names_holder()) + usize::from(kind.names_limit());
+    let args = commands.len() * arguments_of(kind) + fixed_args;
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
     match call {
@@ -42,6 +43,9 @@ pub(crate) fn encode<'a>(
     }
     if kind.names_holder() {
         out.text(names.holder.as_str());
+    }
+    if kind.names_limit() {
+        out.number(names.max_value as u64);
     }
     for command in commands {
         arguments(&mut out, names, command);
