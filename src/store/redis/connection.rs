@@ -18,7 +18,7 @@ use crate::store::redis::replies::{Limit, TOO_LARGE};
 use crate::store::redis::scripts::{self, Kind};
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
 use crate::util::clock::MonotonicTime;
-use crate::util::text::printable;
+use crate::util::text::{has_id, printable, without_ids};
 
 /// The longest reply without a caller's values: to a batch of 128 commands, each answered with a few hundred bytes.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
@@ -116,6 +116,7 @@ impl Endpoint {
             receiver,
             database: self.info.redis_settings().db(),
             max_reply: self.max_reply,
+            password: self.password_to_hide(),
             broken: false,
             made_in,
             epoch: Arc::clone(&self.epoch),
@@ -126,6 +127,12 @@ impl Endpoint {
         opening.sockets.retain(|other| !other.is_same(&closer));
         drop(opening);
         loaded.map(|()| wire)
+    }
+
+    /// The password, unless it is so short that it may stand in any text.
+    fn password_to_hide(&self) -> Option<Box<str>> {
+        let password = self.info.redis_settings().password();
+        password.filter(|it| it.len() > 3).map(Box::from)
     }
 
     /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
@@ -325,6 +332,8 @@ pub(crate) struct Connection {
     receiver: Receiver,
     database: i64,
     max_reply: usize,
+    /// Left out of the errors of the server.
+    password: Option<Box<str>>,
     broken: bool,
     made_in: MadeIn,
     epoch: Arc<Epoch>,
@@ -379,7 +388,10 @@ impl Connection {
     }
 
     fn accept(&mut self, received: RedisResult<Value>) -> RedisResult<Value> {
-        let value = received.inspect_err(|_| self.broke())?;
+        let mut value = received.inspect_err(|_| self.broke())?;
+        if let Some(password) = &self.password {
+            hide_password(&mut value, password);
+        }
         if scripts::is_out_of_place(&value) {
             self.epoch.suspect();
         }
@@ -470,18 +482,84 @@ pub(crate) fn by_redis(kind: ErrorKind, error: RedisError) -> Error {
     Error::new(kind, error.to_string()).with_source(error)
 }
 
-/// `error` with its text made [`printable`], and without the arguments that Redis quotes: they may be secrets.
+/// The codes of errors that mean something to this library. They are shown whatever the password is.
+const CODES: &[&str] = &[
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "DENIED",
+    "ERR",
+    "EXECABORT",
+    "FOREIGN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOAUTH",
+    "NOPERM",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "TOOLARGE",
+    "TRYAGAIN",
+    "UNBLOCKED",
+    "WRONGPASS",
+    "WRONGTYPE",
+];
+
+/// Puts `<password>` in place of the password in each error of a reply.
+fn hide_password(reply: &mut Value, password: &str) {
+    match reply {
+        Value::ServerError(error) => {
+            if let Some(hidden) = without_password(error, password) {
+                *reply = hidden;
+            }
+        }
+        Value::Array(parts) | Value::Set(parts) | Value::Push { data: parts, .. } => {
+            let each = parts.iter_mut();
+            each.for_each(|part| hide_password(part, password));
+        }
+        Value::Map(pairs) => pairs.iter_mut().for_each(|(key, value)| {
+            hide_password(key, password);
+            hide_password(value, password);
+        }),
+        _ => {}
+    }
+}
+
+/// The error without the password. Nothing if it does not hold the password, or if the password is a part of the words
+/// by which the library knows the error.
+fn without_password(error: &ServerError, password: &str) -> Option<Value> {
+    let (code, detail) = (error.code(), error.details().unwrap_or(""));
+    let hide = |text: &str| text.replace(password, "<password>");
+    let said = format!("{code} {detail}");
+    let shown = match CODES.contains(&code) {
+        true => format!("{code} {}", hide(detail)),
+        false => hide(&said),
+    };
+    let line = format!("-{}\r\n", shown.replace(['\r', '\n'], " "));
+    let hidden = redis::parse_redis_value(line.as_bytes()).ok();
+    hidden.filter(|hidden| {
+        let kind = |error: &ServerError| refusal(error.code(), error.details()).kind();
+        shown != said && matches!(hidden, Value::ServerError(hidden) if kind(hidden) == kind(error))
+    })
+}
+
+/// `error` with its text made [`printable`], without lease ids, and without the arguments that Redis quotes: they may be
+/// secrets.
 pub(crate) fn plain(error: RedisError) -> RedisError {
     let text = error.to_string();
     let shown = without_arguments(&text);
-    if shown == text && matches!(printable(shown, LONGEST_SAID), Cow::Borrowed(_)) {
+    let is_clean = shown == text && !has_id(shown);
+    if is_clean && matches!(printable(shown, LONGEST_SAID), Cow::Borrowed(_)) {
         return error;
     }
     let detail = without_arguments(error.detail().unwrap_or(&text));
-    let detail = printable(detail, LONGEST_SAID).into_owned();
+    let detail = printable(&without_ids(detail), LONGEST_SAID).into_owned();
     match (error.kind(), error.code()) {
         (redis::ErrorKind::Extension, Some(code)) => {
-            redis::make_extension_error(printable(code, LONGEST_SAID).into_owned(), Some(detail))
+            let code = printable(&without_ids(code), LONGEST_SAID).into_owned();
+            redis::make_extension_error(code, Some(detail))
         }
         (kind, _) => (kind, "the other side said", detail).into(),
     }
@@ -533,7 +611,7 @@ pub(crate) fn refusal(code: &str, detail: Option<&str>) -> Error {
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
-    Error::new(kind, format!("{code} {detail}"))
+    Error::new(kind, without_ids(&format!("{code} {detail}")))
 }
 
 /// As [`refusal`], while a connection is made: the words of the server may repeat the login.
@@ -579,7 +657,7 @@ pub(crate) fn shape(value: &Value) -> String {
         Value::BulkString(bytes) => format!("a string of {} bytes", bytes.len()),
         Value::Array(items) => format!("an array of {} items", items.len()),
         Value::SimpleString(_) | Value::Okay => "a status".to_owned(),
-        Value::ServerError(error) => format!("the error {:?}", error.code()),
+        Value::ServerError(error) => format!("the error {:?}", without_ids(error.code())),
         _ => "a reply of another type".to_owned(),
     }
 }

@@ -12,6 +12,7 @@ use crate::store::redis::pipeline::caller::{Few, Outcome};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::Kind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
+use crate::util::text::without_ids;
 
 /// What came back for one script call.
 pub(crate) enum Decoded {
@@ -192,7 +193,10 @@ fn inspected(bytes: &[u8]) -> Option<Result<Reply, Error>> {
 /// An error that begins with `what` and names the type of the value that was found. Its content may be a secret
 /// of others.
 fn not_ours(what: &str, found: &str) -> Error {
-    Error::new(ErrorKind::Protocol, format!("{what}: a {found}"))
+    Error::new(
+        ErrorKind::Protocol,
+        format!("{what}: a {}", without_ids(found)),
+    )
 }
 
 fn millis(ms: i64) -> Duration {
