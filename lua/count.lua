@@ -1,5 +1,6 @@
 -- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the last grant if that is
---   later. A part of lua/acquire.lua and lua/join.lua, before a key may be granted. Requests that join the queue of a
+--   later. A part of lua/acquire.lua, lua/join.lua and lua/release.lua, before a key may be
+--   granted. Requests that join the queue of a
 --   taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script

@@ -1,13 +1,25 @@
 -- Purpose: read each fenced value. Changes nothing.
 -- KEYS: value keys, hashes with the fields `token` and `value`; a deleted value has no `value`
--- ARGV: none
+-- ARGV: [1] the longest value that the caller accepts, in bytes
 -- Returns: for one value key its result, for several keys an array of results. A result is 0: the key is missing, or the
---   value was deleted; a string: the value; an error FOREIGN and a type: the key holds no fenced value of this library;
+--   value was deleted; a string: the value; an error TOOLARGE: the value is longer; an error FOREIGN and a type: the key holds no fenced value of this library;
 --   any other error: refused.
-local results, result = #KEYS > 1 and {}, nil
+local longest, results, result = tonumber(ARGV[1]), #KEYS > 1 and {}, nil
 for i, key in ipairs(KEYS) do
   -- part: token.lua
-  result = type(seen) == 'string' and (redis.pcall('HGET', key, 'value') or 0) or seen
+  result = seen
+  if type(seen) == 'string' then
+    local length = redis.pcall('HSTRLEN', key, 'value')
+    if type(length) == 'table' then
+      result = length
+    elseif length > longest then
+      -- Redis would copy all of it, also for a client that drops it.
+      local limit = string.format('%.0f bytes (`max_reply_bytes`)', longest)
+      result = { err = 'TOOLARGE a string of ' .. length .. ' bytes: longest reply ' .. limit }
+    else
+      result = redis.pcall('HGET', key, 'value') or 0
+    end
+  end
   if results then results[i] = result end
 end
 return results or result

@@ -46,16 +46,9 @@ for i = 1, n do
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
-      local micros = now
-      -- SET comes before the comparison, since the last time is nearly always earlier.
-      local last = redis.pcall('SET', counter, micros, 'GET')
-      if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
-        if not last.err then redis.pcall('SET', counter, last) end
-        micros = nil
-      elseif last and last >= micros then
-        micros = string.format('%.0f', last + 1)
-        micros = redis.pcall('SET', counter, micros).ok and micros
-      end
+      local micros, refused, used, head, tail = nil, nil, nil, nil, nil
+      -- part: count.lua
+      micros = not refused and redis.pcall('SET', counter, micros).ok and micros
       -- part: serve.lua
       served = micros and serve(key, KEYS[n + 1 + i], micros)
     end

@@ -90,6 +90,7 @@ impl Batch {
             names: ScriptContext {
                 holder: HolderId::of_this_process(),
                 fence_counter: "leasehold:~fence".to_owned(),
+                max_value: 1 << 20,
             },
             hash: "0".repeat(40),
             commands: (0..count).map(acquire).collect(),

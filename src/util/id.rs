@@ -6,6 +6,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::util::sync::Mutex;
+use crate::util::text::has_id;
 
 /// The id of one grant of one lock: 128 bits, of which 122 are random. Each request for a lock has a new id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,7 +147,7 @@ impl HolderId {
     pub(crate) const MAX_BYTES: usize = 128;
 
     pub(crate) fn of_this_process() -> Self {
-        let host: String = host_name()
+        let mut host: String = host_name()
             .chars()
             .map(|c| {
                 if c.is_ascii_graphic() && c != '/' {
@@ -157,6 +158,10 @@ impl HolderId {
             })
             .take(64)
             .collect();
+        if has_id(&host) {
+            // `decode` would refuse it.
+            host.truncate(LeaseId::DIGITS - 1);
+        }
         let [[a, b, c, d, ..]] = random::<1>();
         let random = u32::from_be_bytes([a, b, c, d]);
         Self(format!("{host}/{}/{random:08x}", std::process::id()).into())
@@ -166,10 +171,12 @@ impl HolderId {
         Self(text.into())
     }
 
-    /// Parses a holder of a value or message, which any user may have written.
+    /// Parses a holder of a value or message, which any user may have written. Refuses text that may hold a lease id,
+    /// since holders are shown.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let is_holder = (1..=Self::MAX_BYTES).contains(&text.len())
-            && text.bytes().all(|byte| byte.is_ascii_graphic());
+            && text.bytes().all(|byte| byte.is_ascii_graphic())
+            && !has_id(text);
         is_holder.then(|| Self::of_text(text))
     }
 
@@ -245,7 +252,15 @@ mod tests {
         ] {
             assert_eq!(LeaseStart::decode(text), None, "{text:?}");
         }
-        for text in ["", "a b", "a\nb", "\u{e9}", &"x".repeat(129)] {
+        let named_after_a_lease = format!("host/1/{digits}");
+        for text in [
+            "",
+            "a b",
+            "a\nb",
+            "\u{e9}",
+            &"x".repeat(129),
+            &named_after_a_lease,
+        ] {
             assert_eq!(HolderId::decode(text), None, "{text:?}");
         }
         let own = HolderId::of_this_process();

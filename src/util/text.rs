@@ -25,6 +25,34 @@ pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// Digits of a lease id.
+const ID_DIGITS: usize = 32;
+
+/// `text` with `<id>` in place of each run of 32 or more hexadecimal digits, which may hold a lease id.
+pub(crate) fn without_ids(text: &str) -> Cow<'_, str> {
+    if !has_id(text) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_hexdigit).count();
+        let (run, behind) = rest.split_at(digits);
+        shown.push_str(if digits < ID_DIGITS { run } else { "<id>" });
+        let next = behind.find(|c: char| c.is_ascii_hexdigit());
+        let (others, behind) = behind.split_at(next.unwrap_or(behind.len()));
+        shown.push_str(others);
+        rest = behind;
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether `text` has a run of 32 or more hexadecimal digits.
+pub(crate) fn has_id(text: &str) -> bool {
+    let mut runs = text.split(|c: char| !c.is_ascii_hexdigit());
+    runs.any(|run| run.len() >= ID_DIGITS)
+}
+
 fn is_unsafe(c: char) -> bool {
     let separates_lines = matches!(c, '\u{2028}' | '\u{2029}');
     let sets_direction = matches!(
@@ -47,6 +75,18 @@ mod tests {
         );
         assert_eq!(printable("\u{202e}\u{2069}", 99), "\\u{202e}\\u{2069}");
         assert_eq!(printable("ключ 🔒 \"\\", 99), "ключ 🔒 \"\\");
+    }
+
+    #[test]
+    fn runs_of_32_digits_are_left_out() {
+        let id = "0123456789abcdef0123456789ABCDEF";
+        assert_eq!(without_ids(&id[1..]), &id[1..]);
+        assert_eq!(without_ids(id), "<id>");
+        assert_eq!(
+            without_ids(&format!("é:{id}00, x{id}x {} bad é", &id[..31])),
+            format!("é:<id>, x<id>x {} bad é", &id[..31])
+        );
+        assert!(has_id(&format!("x{id}")) && !has_id(&id[1..]));
     }
 
     #[test]

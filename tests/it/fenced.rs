@@ -11,8 +11,8 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{
-    SOON, Task, ask, connections_made, in_redis, is_held, kill_connections, millis, script_calls,
-    secs, server, within,
+    SOON, Task, ask, bytes_sent, connections_made, in_redis, is_held, kill_connections, millis,
+    script_calls, secs, server, within,
 };
 
 /// For as much work as a test does, on the busiest of machines.
@@ -408,6 +408,24 @@ fn on_a_connection_that_died_while_it_was_idle_the_second_try_writes() {
         value.write(token, "b").unwrap();
         assert_eq!(value.read().unwrap().as_deref(), Some(&b"b"[..]));
     }
+}
+
+#[test]
+fn a_long_value_is_not_copied_by_redis() {
+    let server = server();
+    let key = in_redis("~value:k");
+    let grow = "redis.call('HSET', KEYS[1], 'token', ARGV[1], 'value', string.rep('x', ARGV[2]))";
+    let token = format!("{:020}", 1);
+    ask(&server, &["EVAL", grow, "1", &key, &token, "20000000"]);
+    let client = client(&server);
+    client.fenced_value("other").write(1, "theirs").unwrap();
+    let before = bytes_sent(&server);
+    let error = client.fenced_value("k").read().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooLarge, "{error}");
+    assert!(error.to_string().contains("max_reply_bytes"), "{error}");
+    let other = client.fenced_value("other").read().unwrap();
+    assert_eq!(other.as_deref(), Some(&b"theirs"[..]));
+    assert!(bytes_sent(&server) - before < 1_000_000);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
-use crate::store::redis::errors::{connect_error, no_reply};
+use crate::store::redis::errors::{connect_error, hide_password, no_reply};
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
@@ -106,6 +106,7 @@ impl Endpoint {
             receiver,
             database: self.info.redis_settings().db(),
             max_reply_bytes: self.max_reply_bytes,
+            password: self.password_to_hide(),
             broken: false,
             made_in,
             epoch: Arc::clone(&self.epoch),
@@ -122,6 +123,12 @@ impl Endpoint {
         opening.sockets.retain(|other| !other.is_same(&closer));
         drop(opening);
         loaded.map(|()| connection)
+    }
+
+    /// The password, unless it is so short that it may stand in any text.
+    fn password_to_hide(&self) -> Option<Box<str>> {
+        let password = self.info.redis_settings().password();
+        password.filter(|it| it.len() > 3).map(Box::from)
     }
 
     /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
@@ -192,6 +199,8 @@ pub(crate) struct Connection {
     receiver: Receiver,
     database: i64,
     max_reply_bytes: usize,
+    /// The password, which is left out of the errors of the server.
+    password: Option<Box<str>>,
     broken: bool,
     made_in: MadeIn,
     epoch: Arc<Epoch>,
@@ -247,7 +256,10 @@ impl Connection {
     }
 
     fn accept(&mut self, received: RedisResult<Value>) -> RedisResult<Value> {
-        let value = received.inspect_err(|_| self.mark_broken())?;
+        let mut value = received.inspect_err(|_| self.mark_broken())?;
+        if let Some(password) = &self.password {
+            hide_password(&mut value, password);
+        }
         if scripts::is_refused_by_non_primary(&value) {
             self.epoch.suspect();
         }

@@ -9,7 +9,7 @@ use redis::{ConnectionInfo, RedisError, ServerError, Value};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::url::address;
-use crate::util::text::printable;
+use crate::util::text::{has_id, printable, without_ids};
 
 /// The most bytes of a server's text in an error. A longer text is cut.
 const LONGEST_TEXT: usize = 300;
@@ -25,18 +25,83 @@ pub(crate) fn from_redis(kind: ErrorKind, error: RedisError) -> Error {
     Error::new(kind, error.to_string()).with_source(error)
 }
 
-/// `error` with a [`printable`] text, without the arguments that Redis quotes: they may be secrets.
+/// The codes of errors that mean something to this library. They are shown whatever the password is.
+const CODES: &[&str] = &[
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "DENIED",
+    "ERR",
+    "EXECABORT",
+    "FOREIGN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOAUTH",
+    "NOPERM",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "TOOLARGE",
+    "TRYAGAIN",
+    "UNBLOCKED",
+    "WRONGPASS",
+    "WRONGTYPE",
+];
+
+/// Puts `<password>` in place of the password in each error of a reply.
+pub(super) fn hide_password(reply: &mut Value, password: &str) {
+    match reply {
+        Value::ServerError(error) => {
+            if let Some(hidden) = without_password(error, password) {
+                *reply = hidden;
+            }
+        }
+        Value::Array(parts) | Value::Set(parts) | Value::Push { data: parts, .. } => {
+            let each = parts.iter_mut();
+            each.for_each(|part| hide_password(part, password));
+        }
+        Value::Map(pairs) => pairs.iter_mut().for_each(|(key, value)| {
+            hide_password(key, password);
+            hide_password(value, password);
+        }),
+        _ => {}
+    }
+}
+
+/// The error without the password. Nothing if it does not hold the password, or if the password is a part of the words
+/// by which the library knows the error.
+fn without_password(error: &ServerError, password: &str) -> Option<Value> {
+    let (code, detail) = (error.code(), error.details().unwrap_or(""));
+    let hide = |text: &str| text.replace(password, "<password>");
+    let said = format!("{code} {detail}");
+    let shown = match CODES.contains(&code) {
+        true => format!("{code} {}", hide(detail)),
+        false => hide(&said),
+    };
+    let line = format!("-{}\r\n", shown.replace(['\r', '\n'], " "));
+    let hidden = redis::parse_redis_value(line.as_bytes()).ok();
+    hidden.filter(|hidden| {
+        let kind = |error: &ServerError| error_reply(error.code(), error.details()).kind();
+        shown != said && matches!(hidden, Value::ServerError(hidden) if kind(hidden) == kind(error))
+    })
+}
+
+/// `error` with a [`printable`] text, without lease ids, and without the arguments that Redis quotes: they may be secrets.
 pub(crate) fn sanitized(error: RedisError) -> RedisError {
     let text = error.to_string();
     let shown = without_arguments(&text);
-    if shown == text && matches!(printable(shown, LONGEST_TEXT), Cow::Borrowed(_)) {
+    let is_clean = shown == text && !has_id(shown);
+    if is_clean && matches!(printable(shown, LONGEST_TEXT), Cow::Borrowed(_)) {
         return error;
     }
     let detail = without_arguments(error.detail().unwrap_or(&text));
-    let detail = printable(detail, LONGEST_TEXT).into_owned();
+    let detail = printable(&without_ids(detail), LONGEST_TEXT).into_owned();
     match (error.kind(), error.code()) {
         (redis::ErrorKind::Extension, Some(code)) => {
-            redis::make_extension_error(printable(code, LONGEST_TEXT).into_owned(), Some(detail))
+            let code = printable(&without_ids(code), LONGEST_TEXT).into_owned();
+            redis::make_extension_error(code, Some(detail))
         }
         (kind, _) => (kind, "the other side said", detail).into(),
     }
@@ -87,7 +152,7 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
-    Error::new(kind, format!("{code} {detail}"))
+    Error::new(kind, without_ids(&format!("{code} {detail}")))
 }
 
 /// As [`error_reply`], for a login. The server's text may repeat the password.
@@ -133,7 +198,7 @@ pub(crate) fn type_name(value: &Value) -> String {
         Value::BulkString(bytes) => format!("a string of {} bytes", bytes.len()),
         Value::Array(items) => format!("an array of {} items", items.len()),
         Value::SimpleString(_) | Value::Okay => "a status".to_owned(),
-        Value::ServerError(error) => format!("the error {:?}", error.code()),
+        Value::ServerError(error) => format!("the error {:?}", without_ids(error.code())),
         _ => "a reply of another type".to_owned(),
     }
 }

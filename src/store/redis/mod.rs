@@ -91,6 +91,7 @@ impl Node {
             context: ScriptContext {
                 holder,
                 fence_counter: key::fence_counter(&config.prefix),
+                max_value: config.max_reply_bytes,
             },
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,

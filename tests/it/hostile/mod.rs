@@ -1,6 +1,7 @@
 //! Attacks by a server that answers in the place of Redis, and by other users of the same Redis.
 
 mod delays;
+mod errors;
 mod messages;
 mod server;
 mod values;

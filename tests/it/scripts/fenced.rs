@@ -6,6 +6,9 @@ use redis::Connection;
 use super::{READ, Said, WRITE, call, connect, say};
 use crate::support::{ask, server};
 
+/// The longest value that the readers of these tests accept, in bytes.
+const LONGEST: &str = "2000000";
+
 fn write(connection: &mut Connection, key: &str, token: u64, text: &str) -> Said {
     change(connection, key, token, "", text)
 }
@@ -20,7 +23,7 @@ fn change(connection: &mut Connection, key: &str, token: u64, mode: &str, text: 
 }
 
 fn read(connection: &mut Connection, key: &str) -> Said {
-    call(connection, &READ, &[key], &[]).remove(0)
+    call(connection, &READ, &[key], &[LONGEST]).remove(0)
 }
 
 #[test]
@@ -75,6 +78,7 @@ fn a_value_comes_back_byte_for_byte() {
             .arg(READ.as_str())
             .arg(1)
             .arg("v")
+            .arg(LONGEST)
             .query(&mut redis)
             .unwrap();
         assert_eq!(back, redis::Value::BulkString(value.to_vec()));
@@ -126,7 +130,7 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
     let said = call(&mut redis, &WRITE, &["a", "x", "c"], &args);
     assert!(matches!(said[1], Said::Error(_)), "{said:?}");
     assert_eq!([&said[0], &said[2]], [&Said::Number(1); 2]);
-    let said = call(&mut redis, &READ, &["a", "x", "none", "c"], &[]);
+    let said = call(&mut redis, &READ, &["a", "x", "none", "c"], &[LONGEST]);
     assert!(matches!(said[1], Said::Error(_)), "{said:?}");
     assert_eq!(
         [&said[0], &said[2], &said[3]],
@@ -135,6 +139,28 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
             &Said::Number(0),
             &Said::Text("c".to_owned())
         ]
+    );
+}
+
+#[test]
+fn a_value_longer_than_accepted_is_an_error_of_its_key() {
+    let server = server();
+    let mut redis = connect(&server);
+    for (key, text) in [("a", "12345"), ("b", "123456"), ("c", "")] {
+        write(&mut redis, key, 1, text);
+    }
+    let said = call(&mut redis, &READ, &["a", "b", "c", "none"], &["5"]);
+    assert_eq!(
+        [&said[0], &said[2], &said[3]],
+        [
+            &Said::Text("12345".to_owned()),
+            &Said::Text(String::new()),
+            &Said::Number(0)
+        ]
+    );
+    assert_eq!(
+        said[1].text(),
+        "TOOLARGE a string of 6 bytes: longest reply 5 bytes (`max_reply_bytes`)"
     );
 }
 

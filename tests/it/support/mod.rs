@@ -16,7 +16,7 @@ use leasehold::{Builder, Client, Error, LossReason, LostSignal, MutexGuard, Rele
 use leasehold_testbed::{Reply, Server, eventually};
 
 pub use outside::{
-    bytes_received, channel_of, clients_that_hear, connections, connections_accepted,
+    bytes_received, bytes_sent, channel_of, clients_that_hear, connections, connections_accepted,
     connections_made, in_line, info_number, lease_of, make_first_join_earlier, queue, reads,
     reads_during, script_calls, tracked, wait_for_line, wake_up_connections,
 };

@@ -80,6 +80,11 @@ pub fn bytes_received(server: &Server) -> u64 {
     info_number(server, "stats", "total_net_input_bytes")
 }
 
+/// Bytes that the server has sent.
+pub fn bytes_sent(server: &Server) -> u64 {
+    info_number(server, "stats", "total_net_output_bytes")
+}
+
 /// The number that INFO gives for `name`.
 pub fn info_number(server: &Server, section: &str, name: &str) -> u64 {
     let info = leasehold_load::info(server, section).unwrap();

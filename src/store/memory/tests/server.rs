@@ -258,6 +258,7 @@ impl Redis {
         let names = ScriptContext {
             holder: by.clone(),
             fence_counter: "p:~fence".to_owned(),
+            max_value: 1 << 20,
         };
         let mut bytes = Vec::new();
         let call = ScriptRef::Text(&scripts.0[kind as usize]);

@@ -52,6 +52,7 @@ impl World {
             context: ScriptContext {
                 holder: HolderId::of_this_process(),
                 fence_counter: String::new(),
+                max_value: 1 << 20,
             },
             // A caller with a short limit cannot wait for a connection.
             connect_timeout: 10 * SECOND,

@@ -47,6 +47,7 @@ fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
         context: ScriptContext {
             holder: HolderId::of_this_process(),
             fence_counter: key::fence_counter("p:"),
+            max_value: 1 << 20,
         },
         connect_timeout: timeout,
         command_timeout: timeout,

@@ -12,6 +12,7 @@ use crate::store::redis::pipeline::request::{Few, Outcome};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};
+use crate::util::text::without_ids;
 
 /// The reply to one script call.
 pub(crate) enum Decoded {
@@ -197,7 +198,10 @@ fn inspection(bytes: &[u8]) -> Option<Result<Reply, Error>> {
 
 /// The error for a value of another user: `what`, and the type of the value. Its content may be secret.
 fn foreign_value(what: &str, found: &str) -> Error {
-    Error::new(ErrorKind::Protocol, format!("{what}: a {found}"))
+    Error::new(
+        ErrorKind::Protocol,
+        format!("{what}: a {}", without_ids(found)),
+    )
 }
 
 fn millis(ms: i64) -> Duration {

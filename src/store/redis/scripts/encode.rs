@@ -17,7 +17,8 @@ pub(crate) fn encode<'a>(
 ) {
     let queued = commands.clone().filter(|command| kind.uses_queue(command));
     let keys = commands.len() + queued.clone().count() + usize::from(kind.uses_counter());
-    let args = commands.len() * arguments_per_key(kind) + usize::from(kind.sends_holder());
+    let fixed_args = usize::from(kind.sends_holder()) + usize::from(kind.sends_limit());
+    let args = commands.len() * arguments_per_key(kind) + fixed_args;
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
     match call {
@@ -42,6 +43,9 @@ pub(crate) fn encode<'a>(
     }
     if kind.sends_holder() {
         out.text(context.holder.as_str());
+    }
+    if kind.sends_limit() {
+        out.number(context.max_value as u64);
     }
     for command in commands {
         arguments(&mut out, context, command);

@@ -111,6 +111,11 @@ impl ScriptKind {
         }
     }
 
+    /// Whether the script's first argument is the length of the longest value.
+    pub(super) fn sends_limit(self) -> bool {
+        self == Self::Read
+    }
+
     /// Whether the script's first argument is the holder.
     pub(super) fn sends_holder(self) -> bool {
         matches!(self, Self::Acquire | Self::Adopt)
@@ -129,4 +134,6 @@ pub(crate) enum ScriptRef<'a> {
 pub(crate) struct ScriptContext {
     pub(crate) holder: HolderId,
     pub(crate) fence_counter: String,
+    /// The longest value that a read returns, in bytes.
+    pub(crate) max_value: usize,
 }

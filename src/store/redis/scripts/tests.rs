@@ -15,6 +15,7 @@ fn context() -> ScriptContext {
     ScriptContext {
         holder: HolderId::of_this_process(),
         fence_counter: "p:~fence".to_owned(),
+        max_value: 1 << 20,
     }
 }
 

@@ -1,0 +1,188 @@
+//! A server that puts what it was told into its errors: the password, and the ids of leases.
+
+use std::error::Error as _;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use leasehold::{Error, EventHandler, EventLock, LossReason};
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, ask, in_redis, lock, millis, secs, server, told_within, unconfirmed,
+};
+
+const PASSWORD: &str = "hunter2secret";
+
+/// A relay to a Redis. Once told to, it answers each command with an error instead.
+struct Telling {
+    port: u16,
+    /// Nothing until it is told to.
+    error: Arc<Mutex<Option<&'static str>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Telling {
+    fn start(redis: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (error, ended) = (Arc::default(), Arc::<AtomicBool>::default());
+        let (of_all, is_over) = (Arc::clone(&error), Arc::clone(&ended));
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if is_over.load(Ordering::Acquire) {
+                    return;
+                }
+                let error = Arc::clone(&of_all);
+                thread::spawn(move || relay(client, redis, &error));
+            }
+        });
+        Self { port, error, ended }
+    }
+
+    /// Answers with this error from now on, in which `ID` stands for each lease id of the request.
+    fn tell(&self, error: &'static str) {
+        *self.error.lock().unwrap() = Some(error);
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+fn relay(mut client: TcpStream, redis: u16, error: &Mutex<Option<&'static str>>) {
+    let mut redis = TcpStream::connect(("127.0.0.1", redis)).unwrap();
+    let (mut replies, mut to_client) = (redis.try_clone().unwrap(), client.try_clone().unwrap());
+    thread::spawn(move || std::io::copy(&mut replies, &mut to_client));
+    let mut request = [0; 64 * 1024];
+    loop {
+        let n = client.read(&mut request).unwrap_or(0);
+        let told = *error.lock().unwrap();
+        let sent = match told {
+            _ if n == 0 => return,
+            None => redis.write_all(&request[..n]),
+            Some(error) => client.write_all(answers(&request[..n], error).as_bytes()),
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+/// An error for each command of a request.
+fn answers(request: &[u8], error: &str) -> String {
+    let request = String::from_utf8_lossy(request);
+    let commands = request.split("\r\n").filter(|line| line.starts_with('*'));
+    let id = ids(&request).join(" ");
+    let line = format!("-{}\r\n", error.replace("ID", &id));
+    line.repeat(commands.count())
+}
+
+/// The runs of as many digits as a lease id has.
+fn ids(text: &str) -> Vec<&str> {
+    let runs = text.split(|c: char| !c.is_ascii_hexdigit());
+    runs.filter(|run| run.len() == 32).collect()
+}
+
+#[derive(Default)]
+struct Seen(Mutex<Vec<String>>);
+
+impl EventHandler for Seen {
+    fn release_delayed(&self, _: EventLock<'_>, error: &Error) {
+        self.0.lock().unwrap().extend(texts_of(error));
+    }
+}
+
+fn texts_of(error: &Error) -> Vec<String> {
+    let mut texts = vec![error.to_string(), format!("{error:?}")];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        texts.extend([cause.to_string(), format!("{cause:?}")]);
+        source = cause.source();
+    }
+    texts
+}
+
+#[test]
+fn errors_show_neither_the_password_nor_a_lease() {
+    thread::scope(|scope| {
+        for (error, shown) in [
+            (
+                "ERR bad password hunter2secret of ID",
+                "bad password <password> of",
+            ),
+            ("ERR x", "ERR x"),
+            ("IDhunter2secret x", "<password> x"),
+            ("hunter2secret ID", "<password> "),
+            ("NOPERM hunter2secretID", "NOPERM <password>"),
+            ("FOREIGN hunter2secretID", "<password>"),
+        ] {
+            scope.spawn(move || assert_is_hidden(error, shown));
+        }
+    });
+}
+
+/// The errors of calls that this error answers show neither, and one of them has these words.
+fn assert_is_hidden(error: &'static str, shown: &str) {
+    let server = Server::builder().password(PASSWORD).start().unwrap();
+    let relay = Telling::start(server.port());
+    let seen = Arc::new(Seen::default());
+    let client = steady(&format!("redis://:{PASSWORD}@127.0.0.1:{}", relay.port))
+        .ttl(LONG_TTL)
+        .connect_timeout(secs(2))
+        .outage_timeout(millis(200))
+        .event_handler(Arc::clone(&seen))
+        .build()
+        .unwrap();
+    let guards = ["a", "b", "c"].map(|key| lock(&client, key));
+    // Makes the connection for transactions.
+    guards[2].transaction(|_, _| Ok(())).unwrap();
+    relay.tell(error);
+    let [first, second, third] = guards;
+    let other = client.mutex("k");
+    let mut texts: Vec<String> = [
+        other.try_lock().map(drop).unwrap_err(),
+        other.inspect().map(drop).unwrap_err(),
+        other.force_unlock().map(drop).unwrap_err(),
+        client.fenced_value("v").read().map(drop).unwrap_err(),
+        first.extend(LONG_TTL).unwrap_err(),
+        third
+            .transaction(|connection, _| redis::cmd("GET").arg("x").query::<()>(connection))
+            .map(drop)
+            .unwrap_err(),
+        unconfirmed(second.unlock()),
+    ]
+    .iter()
+    .flat_map(texts_of)
+    .collect();
+    drop(first);
+    assert!(eventually(SOON, || seen.0.lock().unwrap().len() > 2));
+    texts.append(&mut seen.0.lock().unwrap());
+    for text in &texts {
+        assert!(!text.contains(PASSWORD), "{text}");
+        assert!(ids(text).is_empty(), "{text}");
+    }
+    assert!(texts.iter().any(|text| text.contains(shown)), "{texts:#?}");
+}
+
+#[test]
+fn a_holder_named_after_a_lease_is_not_shown() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let guard = lock(&client, "k");
+    let id = "0123456789abcdef0123456789abcdef";
+    let forged = format!("lh1 {id} 1795263780943818 host/1/{id}");
+    ask(&server, &["SET", &in_redis("k"), &forged]);
+    let reason = told_within(SOON, &guard.lost_signal());
+    assert!(
+        matches!(&reason, LossReason::TakenOver { by: None }),
+        "{reason}"
+    );
+}
