@@ -253,8 +253,8 @@ fn who_comes_into_line_and_leaves_it_costs_the_holder_nothing() {
         // The holder looks at what the first waiter changed.
         assert!(eventually(SOON, || tracked(&server) > 0));
     });
-    // One look of the holder, and one of each waiter that was queued for long enough to watch.
-    assert!((1..=1 + 5).contains(&looked), "{looked}");
+    // One read of the holder, and one or two of each waiter that was queued for long enough to have the key tracked.
+    assert!((1..=1 + 2 * 5).contains(&looked), "{looked}");
     let lost = guard.lost_signal().recv_timeout(millis(150));
     assert!(lost.is_err(), "{lost:?}");
     assert_eq!(recorder.count(What::Lost, "k"), 0);
