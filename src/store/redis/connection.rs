@@ -433,6 +433,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "__server_tests")]
     #[cfg(not(shuttle))]
     fn a_finished_login_is_not_closed_later() {
         let server = leasehold_testbed::Server::start().unwrap();
