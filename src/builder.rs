@@ -263,7 +263,7 @@ impl Builder {
         self
     }
 
-    /// How often a lock passes from one thread of this client to the next that acquirer for it, without
+    /// How often a lock passes from one thread of this client to the next that waits for it, without
     /// asking Redis, before other clients may have it. Dropped guards pass it on;
     /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches it off.
     /// Defaults to 256.

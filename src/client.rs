@@ -84,9 +84,9 @@ pub(crate) struct Handle {
     delayed: Arc<LateReleases>,
     pub(crate) transactions: Transactions,
     holder: HolderId,
-    /// All threads but the callbacks's.
+    /// All threads but the callback thread.
     threads: ThreadGroup,
-    /// The callbacks's thread, which ends last.
+    /// The callback thread, which ends last.
     callback_thread: ThreadGroup,
 }
 
@@ -263,7 +263,7 @@ impl Client {
         self.mutex(key).reentrant()
     }
 
-    /// Runs `work` while holding the lock named `key`: acquirer for it, runs, lets go.
+    /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
     ///
     /// The lock is renewed while `work` runs, however long that takes, and let go when it returns
     /// or panics (the panic goes on).
@@ -514,7 +514,7 @@ impl Handle {
         let flushed = self.store.flush(deadline);
         self.store.stop_notifications();
         self.delayed.end(|| self.store.report_given_up_releases());
-        // The other threads end first: until then they hand callbacks to the callbacks, which runs all of them.
+        // The other threads end first: until then they queue callbacks for the callback thread, which runs all of them.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
         let told = self.callback_thread.wait_until_ended(deadline);

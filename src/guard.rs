@@ -24,7 +24,7 @@ use crate::util::text::printable;
 /// A held lock; it is let go when this is dropped, on whichever thread.
 ///
 /// Keep it in objects as you like: it owns all it needs. Dropping passes the lock on to a thread of
-/// the same client that acquirer for it, or writes the release, and does not wait for the answer;
+/// the same client that waits for it, or writes the release, and does not wait for the answer;
 /// [`unlock`](Self::unlock) does.
 ///
 /// A lock in Redis is a lease: however well it is renewed, it can be lost (a pause of the whole
@@ -110,7 +110,7 @@ impl MutexGuard {
     /// by `max_hold`.
     ///
     /// The old holder and the new one have the same token: have the answers to what you wrote under it
-    /// before you hand over. Acquirer while the ttl is put back, for at most two command time-outs; if Redis
+    /// before you hand over. Waits while the ttl is put back, for at most two command time-outs; if Redis
     /// does not answer, what is left of the ttl counts. A check ([`renew_while`](crate::Mutex::renew_while)) stays
     /// behind, so the adopter of such a lock gets it unrenewed, and extends it or is done within the ttl.
     ///

@@ -86,7 +86,7 @@ impl MemoryStore {
     /// had slept for so long: what expires meanwhile is lost, and is lost when this returns; locks that are still held then
     /// and due for renewal have been renewed. To let more than a ttl pass and keep what is held, move
     /// in steps of less than two thirds of it. Callbacks and events run a little later, on the client's
-    /// own thread; [`Client::shutdown`](crate::Client::shutdown) acquirer for them.
+    /// own thread; [`Client::shutdown`](crate::Client::shutdown) waits for them.
     ///
     /// ```
     /// # use std::time::Duration;

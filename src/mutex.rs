@@ -125,7 +125,7 @@ impl Mutex {
     ///
     /// All checks of a client are asked on one thread, one after another. One that hangs holds up no
     /// renewal of a lock without a check, but those with one behind it are not renewed meanwhile, and
-    /// expire; a [`shutdown`](crate::Client::shutdown) acquirer for it. A lock with a check is never passed
+    /// expire; a [`shutdown`](crate::Client::shutdown) waits for it. A lock with a check is never passed
     /// on to another thread of the client without asking Redis.
     ///
     /// ```
@@ -168,7 +168,7 @@ impl Mutex {
         self
     }
 
-    /// Gives up waiting once `cancel` has a message or its senders are gone: every call that acquirer
+    /// Gives up waiting once `cancel` has a message or its senders are gone: every call that waits
     /// then fails with [`Cancelled`](crate::ErrorKind::Cancelled), at once, or once Redis has answered
     /// what it is being asked. One message ends one wait; drop the sender to end all.
     /// [`try_lock`](Self::try_lock) does not wait, and does not look at it.
@@ -221,11 +221,11 @@ impl Mutex {
         self.key.as_ref().map_or("", Key::name)
     }
 
-    /// Acquirer for the lock, for as long as others hold it. Threads of one client that wait for the
+    /// Waits for the lock, for as long as others hold it. Threads of one client that wait for the
     /// same lock are served in the order they came.
     ///
     /// Calls that wait for Redis do so by [`std::thread::park_timeout`], and use up an `unpark` that comes
-    /// meanwhile. Whoever parks threads on its own account looks at what it acquirer for after such a call, too.
+    /// meanwhile. Whoever parks threads on its own account looks at what it waits for after such a call, too.
     ///
     /// # Errors
     /// `Unavailable` after Redis could not be asked for the client's `outage_timeout`; `Denied`,
@@ -243,11 +243,11 @@ impl Mutex {
         Ok(guard.expect("to wait without end ends with the lock or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client acquirer for it: those come
+    /// Takes the lock if it is free and no other thread of this client waits for it: those come
     /// first.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), but without outage_timeout; `Timeout` if no answer came.
+    /// As [`lock`](Self::lock), but without an `outage_timeout`; `Timeout` if no answer came.
     /// Contention is `Ok(None)`.
     ///
     /// ```
@@ -263,11 +263,11 @@ impl Mutex {
         self.acquire(Until::Now)
     }
 
-    /// Acquirer for the lock for at most `timeout`, to within one command time-out whatever Redis does
+    /// Waits for the lock for at most `timeout`, to within one command time-out whatever Redis does
     /// (and one connect time-out, where a connection has to be made).
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), with the time left as its outage_timeout. Contention is `Ok(None)`.
+    /// As [`lock`](Self::lock), with the time left as its `outage_timeout`. Contention is `Ok(None)`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -281,7 +281,7 @@ impl Mutex {
         self.acquire(Until::At(self.client.now().after(timeout)))
     }
 
-    /// Acquirer for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
+    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -384,7 +384,7 @@ impl Mutex {
         guard.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// Who has the lock, as Redis says: for people who look into why something acquirer. What it says
+    /// Who has the lock, as Redis says: for people who look into why something waits. What it says
     /// may be over when you read it, so base no decision on it.
     ///
     /// # Errors

@@ -68,7 +68,7 @@ impl ReentrantMutex {
         self.mutex.key()
     }
 
-    /// Acquirer for the lock, for as long as others hold it.
+    /// Waits for the lock, for as long as others hold it.
     ///
     /// # Errors
     /// Those of [`Mutex::lock`]; `LeaseLost` if this thread has the lock and lost it.
@@ -86,7 +86,7 @@ impl ReentrantMutex {
         Ok(guard.expect("to wait without end ends with the lock or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client acquirer for it.
+    /// Takes the lock if it is free and no other thread of this client waits for it.
     ///
     /// # Errors
     /// Those of [`Mutex::try_lock`]; `LeaseLost` if this thread has the lock and lost it. Contention is
@@ -104,7 +104,7 @@ impl ReentrantMutex {
         self.take(Mutex::try_lock)
     }
 
-    /// Acquirer for the lock for at most `timeout`.
+    /// Waits for the lock for at most `timeout`.
     ///
     /// # Errors
     /// Those of [`Mutex::try_lock_for`]; `LeaseLost` if this thread has the lock and lost it.
@@ -123,7 +123,7 @@ impl ReentrantMutex {
         self.take(|mutex| mutex.try_lock_for(timeout))
     }
 
-    /// Acquirer for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
+    /// Waits for the lock until `deadline`, as [`try_lock_for`](Self::try_lock_for) does.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -104,7 +104,7 @@ impl Work {
         }
     }
 
-    /// Acquirer for the lock and does it. False if it was not granted.
+    /// Waits for the lock and does it. False if it was not granted.
     fn run(&self, client: &Client, until: Until) -> bool {
         let Some(lease) = client.waits.acquire(&self.request, until).unwrap() else {
             return false;

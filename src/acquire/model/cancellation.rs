@@ -5,7 +5,7 @@ use crossbeam_channel::unbounded;
 use super::*;
 use crate::util::sync::try_send;
 
-/// Acquirer until the lock is granted, or until the wait is cancelled, if it `may` be.
+/// Waits until the lock is granted, or until the wait is cancelled, if it `may` be.
 fn wait(work: &Work, client: &Client, cancel: &Receiver<()>, may: bool) {
     let request = LockRequest {
         cancel: Some(cancel.clone()),

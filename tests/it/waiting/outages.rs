@@ -106,7 +106,7 @@ fn a_server_that_answers_again_before_the_deadline_is_enough() {
     let client = impatient(&server).build().unwrap();
     server.kill();
     let mutex = client.mutex("k");
-    // Longer than its outage_timeout: the deadline counts.
+    // Longer than its `outage_timeout`: the deadline counts.
     let waiter = Task::start(move || mutex.try_lock_for(secs(60)));
     std::thread::sleep(millis(1500));
     assert!(!waiter.is_done());
