@@ -17,7 +17,7 @@ const TIMERS: usize = 100_000;
 
 pub fn measure() -> Result<(), Box<dyn Error>> {
     let server = Server::start()?;
-    let client = Client::open(&server.url())?;
+    let client = Client::open(server.url())?;
     let mutex = client.mutex("lock");
     let mut criterion = Criterion::default().configure_from_args();
 

@@ -160,8 +160,11 @@ fn renewal_lateness_counts_from_when_the_renewal_was_due() {
     let receivers = receivers();
     let memory = MemoryStore::new();
     let client = memory.client().unwrap();
-    let guard = client.mutex("k").ttl(Duration::from_secs(30));
-    let guard = guard.renew(true).lock().unwrap();
+    let guard = client
+        .mutex("k")
+        .ttl(Duration::from_secs(30))
+        .lock()
+        .unwrap();
     // Due after ten seconds.
     memory.advance(Duration::from_secs(25));
     client.shutdown(SOON).unwrap();
@@ -180,7 +183,7 @@ fn renewal_seconds_count_until_the_answer() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let (renews, renewed) = unbounded();
-    let client = Client::builder(&proxy.url())
+    let client = Client::builder(proxy.url())
         .ttl(Duration::from_secs(10))
         .renew_ratio(0.1)
         .command_timeout(SOON)
@@ -257,7 +260,7 @@ fn hand_offs_are_counted() {
 fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
     let receivers = receivers();
     let server = Server::start().unwrap();
-    let client = Client::builder(&server.url())
+    let client = Client::builder(server.url())
         .pipelines(1)
         .command_timeout(Duration::from_millis(200))
         .build()
@@ -290,7 +293,7 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
     let _panicking = Panicking::begin(ALWAYS);
     let server = Server::start().unwrap();
     let (renews, renewed) = unbounded();
-    let client = Client::builder(&server.url())
+    let client = Client::builder(server.url())
         .ttl(Duration::from_secs(10))
         .renew_ratio(0.05)
         .pipelines(1)
