@@ -256,7 +256,9 @@ mod tests {
 
     #[test]
     fn a_process_that_fails_or_goes_on_does_not_finish() -> anyhow::Result<()> {
-        let failed = script("read assignment; exit 3")?.finish(LAST_WORDS).expect_err("it failed");
+        let failed = script("read assignment; exit 3")?
+            .finish(LAST_WORDS)
+            .expect_err("it failed");
         assert_eq!(format!("{failed}"), "it failed: exit status: 3");
         let limit = Duration::from_millis(50);
         let hung = script("read assignment; read order")?.finish(limit);

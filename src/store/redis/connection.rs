@@ -431,19 +431,4 @@ mod tests {
         let accepted = listener.accept();
         assert_eq!(accepted.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
-
-    #[test]
-    #[cfg(feature = "__server_tests")]
-    #[cfg(not(shuttle))]
-    fn a_finished_login_is_not_closed_later() {
-        let server = leasehold_testbed::Server::start().unwrap();
-        let endpoint = endpoint(&server.url()).unwrap();
-        let mut connection = endpoint.open().unwrap();
-        endpoint.close();
-        let deadline = MonotonicTime::now().after(Duration::from_secs(10));
-        let pong = redis::cmd("PING").get_packed_command();
-        connection.send(&pong, deadline).unwrap();
-        let reply = connection.receive(deadline, ReplyContents::Internal);
-        assert_eq!(reply.unwrap(), Value::SimpleString("PONG".to_owned()));
-    }
 }

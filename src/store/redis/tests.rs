@@ -5,9 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold_testbed::{Proxy, Server, eventually};
+use redis::Value;
 
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::store::redis::connection::ReplyContents;
 use crate::store::redis::pipeline::MAX_BATCH;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -130,4 +132,17 @@ fn both_renewal_connections_are_used_once_needed() {
     proxy.cut_all();
     renew();
     assert_eq!(used(4), 1, "the other connection counts as dead, too");
+}
+
+#[test]
+fn a_finished_login_is_not_closed_later() {
+    let server = Server::start().unwrap();
+    let endpoint = Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap();
+    let mut connection = endpoint.open().unwrap();
+    endpoint.close();
+    let deadline = MonotonicTime::now().after(LONG);
+    let pong = redis::cmd("PING").get_packed_command();
+    connection.send(&pong, deadline).unwrap();
+    let reply = connection.receive(deadline, ReplyContents::Internal);
+    assert_eq!(reply.unwrap(), Value::SimpleString("PONG".to_owned()));
 }
