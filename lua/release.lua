@@ -2,9 +2,11 @@
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
 -- ARGV: for each lock key: lease id: with `!` and a holder behind it, that holder takes the key by force, and the
---   lease's holder is notified; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
+--   lease's holder is notified; with `?` and a holder, the same, unless nobody would be notified of a grant that is
+--   less than a second old; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
---   is 1: released; 0: the key is missing; a string: another lease holds the key, the key's value; an error: refused.
+--   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
+--   another lease holds the key, the key's value; an error: refused.
 local counter, n = KEYS[1], #ARGV
 
 local results, result, done = n > 1 and {}, nil, 0
@@ -25,7 +27,7 @@ if n >= 8 then
 end
 for i = 1, n do
   local key, lease, after = KEYS[i + 1], ARGV[i], nil
-  if #lease > 32 and string.find(lease, '^[!,]', 33) then
+  if #lease > 32 and string.find(lease, '^[!?,]', 33) then
     lease, after = string.sub(lease, 1, 32), string.sub(lease, 33)
   end
   -- 1 if the key was deleted above.
@@ -35,13 +37,18 @@ for i = 1, n do
     result = value
   end
   if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
-    if after and string.sub(after, 1, 1) == '!' then
+    local unheard = false
+    if after and string.find(after, '^[!?]') then
       local holder = string.match(result, '^%S+', 55)
       -- part: channel.lua
-      redis.pcall('PUBLISH', channel, string.sub(lease, 1, 16) .. ' ' .. after .. ' ' .. key)
+      if string.sub(after, 1, 1) == '?' and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+        local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
+        unheard = granted and time[1] * 1000000 + time[2] - granted < 1000000
+      end
+      redis.pcall('PUBLISH', channel, string.sub(lease, 1, 16) .. ' !' .. string.sub(after, 2) .. ' ' .. key)
     end
     local served = nil
-    if string.find(result, ' ', 55, true) then
+    if not unheard and string.find(result, ' ', 55, true) then
       -- The µs part of a fencing token, as in lua/acquire.lua; nil if the counter cannot be used.
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
@@ -52,7 +59,7 @@ for i = 1, n do
       -- part: serve.lua
       served = micros and serve(key, KEYS[n + 1 + i], micros)
     end
-    result = type(served) == 'string' and 1 or redis.pcall('DEL', key)
+    result = unheard and 2 or type(served) == 'string' and 1 or redis.pcall('DEL', key)
   elseif result ~= 1 then
     local ttl, holder = string.match(after or '', '^,(%d+),(.*)$')
     local queue, gone = KEYS[n + 1 + i], 1

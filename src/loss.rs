@@ -22,8 +22,7 @@ pub enum LossReason {
         by: Option<HolderId>,
     },
     /// Its key was deleted, evicted or flushed, or Redis came back without it. Also if another client took it with
-    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client did not listen: a client listens once a
-    /// lock of its own was held for 30 ms, or a thread has waited.
+    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client could not listen for notifications.
     Deleted,
     /// Another client let go of it with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client heard of
     /// that.

@@ -17,6 +17,12 @@ use crate::lease::{Check, Options};
 use crate::reentrant::ReentrantMutex;
 use crate::store::{Command, Reply};
 use crate::util::key::Key;
+use crate::util::sync::park_timeout;
+
+/// How long `force_unlock` waits until the holder's client listens, and the pause between two requests. The script
+/// does not wait for a grant that is older than a second.
+const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
+const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 
 /// A lock of the name given to [`Client::mutex`], free or held by anyone.
 ///
@@ -427,10 +433,15 @@ impl Mutex {
     /// Takes the lock away from its holder, and returns what was known of that hold; nothing if the lock was free,
     /// or released in just that moment. The next waiter then gets the lock.
     ///
-    /// For an operator's hand only: the holder may be at work, and goes on until it hears of it. It
-    /// loses the lock at once with [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) if
-    /// it can be told; otherwise as soon as it looks, at its next renewal at the latest, as `Deleted` or
-    /// `TakenOver`. A fencing token keeps its late writes out.
+    /// For operators only: the holder may be at work, and goes on until its client learns of the loss. A client that
+    /// listens for notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) within
+    /// milliseconds. A client starts to listen when it has held a lock for 30 ms or has to wait for one, so
+    /// `force_unlock` waits for it if the grant is less than a second old. A client that cannot listen finds the loss
+    /// at its next renewal at the latest, and reports `Deleted` or `TakenOver`. A fencing token keeps its late writes
+    /// out.
+    ///
+    /// Takes one request more than [`inspect`](Self::inspect), and up to a second longer if the lock was granted just
+    /// now to a client that does not listen, for example because its process has died.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether it was
@@ -451,9 +462,18 @@ impl Mutex {
             return Ok(None);
         };
         let (key, lease) = (self.key.clone()?, found.lease());
-        match self.ask(Command::ForceUnlock { key, lease })? {
-            Reply::Done => Ok(Some(found)),
-            _ => Ok(None),
+        let started = Instant::now();
+        loop {
+            let force = Command::ForceUnlock {
+                key: key.clone(),
+                lease,
+                must_notify: started.elapsed() < NOTIFY_WITHIN,
+            };
+            match self.ask(force)? {
+                Reply::Done => return Ok(Some(found)),
+                Reply::NotListening => park_timeout(NOTIFY_PAUSE),
+                _ => return Ok(None),
+            }
         }
     }
 

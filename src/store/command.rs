@@ -37,7 +37,13 @@ pub(crate) enum Command {
         ttl: Duration,
     },
     /// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry it.
-    ForceUnlock { key: Key, lease: LeaseId },
+    ForceUnlock {
+        key: Key,
+        lease: LeaseId,
+        /// Not if the holder does not listen for notifications and the grant is less than a second old: its client
+        /// may be connecting.
+        must_notify: bool,
+    },
     /// Moves the grant of another lease to `lease`.
     Adopt {
         key: Key,
@@ -179,6 +185,8 @@ pub(crate) enum Reply {
     Done,
     /// The key does not exist.
     Missing,
+    /// Not released by force, since its holder would not be notified.
+    NotListening,
     /// Another lease holds the key.
     Taken { by: Option<HolderId> },
     /// The caller's lease has the grant now.

@@ -63,7 +63,14 @@ impl Server {
     /// Takes `key` from `lease` by force, for `by`.
     pub(crate) fn force(&self, key: &Key, lease: LeaseId, by: &HolderId) {
         let key = key.clone();
-        self.serve(by, &Command::ForceUnlock { key, lease });
+        self.serve(
+            by,
+            &Command::ForceUnlock {
+                key,
+                lease,
+                must_notify: false,
+            },
+        );
     }
 
     /// Deletes `key`; its queue stays.

@@ -25,6 +25,8 @@ const KEPT_LONGER: Duration = Duration::from_secs(1);
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
 /// The bounds of the ttl, a quarter of the waiter's ttl, until the waiter confirms its grant.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
+/// The client of a grant that is younger than this may still be connecting for notifications.
+const NEW_GRANT: Duration = Duration::from_secs(1);
 /// The time at the start of the clock, in µs. It has sixteen digits, as all times of grants.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
 
@@ -154,8 +156,12 @@ impl Keyspace {
             } => self.acquire(key, *lease, *ttl, *queue_mode, step),
             Command::Release {
                 key, lease, queued, ..
-            } => Ok(self.release(key, *lease, *queued, false, step)),
-            Command::ForceUnlock { key, lease } => Ok(self.release(key, *lease, None, true, step)),
+            } => Ok(self.release(key, *lease, *queued, None, step)),
+            Command::ForceUnlock {
+                key,
+                lease,
+                must_notify,
+            } => Ok(self.release(key, *lease, None, Some(*must_notify), step)),
             Command::Renew { key, lease, ttl } => Ok(self.renew(key, *lease, *ttl, step)),
             Command::Adopt { key, lease, grant } => {
                 let ticket = (grant.from, value::micros_of(grant.token));
@@ -384,7 +390,8 @@ impl Keyspace {
         key: &Key,
         lease: LeaseId,
         queued: Option<Duration>,
-        forced: bool,
+        // Of a release by force.
+        must_notify: Option<bool>,
         step: &mut Step<'_>,
     ) -> Reply {
         let (is_held, is_marked) = match self.entries.get(key) {
@@ -393,7 +400,13 @@ impl Keyspace {
             None => (false, false),
         };
         if is_held {
-            if let (true, Some(Entry::Lock(lock))) = (forced, self.entries.get(key)) {
+            if let (Some(must_notify), Some(Entry::Lock(lock))) =
+                (must_notify, self.entries.get(key))
+            {
+                let is_new = clock_micros(step.now) < lock.micros + NEW_GRANT.as_micros() as u64;
+                if must_notify && is_new && !(step.listens)(&lock.holder) {
+                    return Reply::NotListening;
+                }
                 step.notifications.push(Notification::Forced {
                     to: lock.holder.clone(),
                     key: key.clone(),

@@ -3,8 +3,8 @@
 use redis::Connection;
 
 use super::{
-    FENCE, ONE, Said, TTL, TWO, channel, come, connect, ends, entries, go, heard, holder, kinds,
-    lease, listen, queue_of, queue_up, release, text_of, ttl_of, value,
+    FENCE, MICROS, ONE, Said, TTL, TWO, channel, come, connect, ends, entries, go, heard, holder,
+    kinds, lease, listen, queue_of, queue_up, release, text_of, ttl_of, value,
 };
 use crate::support::{ask, server};
 
@@ -79,6 +79,36 @@ fn an_owner_that_cannot_be_told_loses_it_all_the_same() {
     assert_eq!(ends(&[force(&mut redis, "k", 0)]), ["done"]);
     assert_eq!(text_of(&server, "k"), None);
     assert_eq!(kinds(&[come(&mut redis, "k", 1, "")]), ["granted"]);
+}
+
+#[test]
+fn a_new_grant_stays_until_its_holder_listens() {
+    let server = server();
+    let (mut redis, mut clients) = (connect(&server), connect(&server));
+    let if_notified = |n: usize| format!("{}?{}", lease(n), &BY[1..]);
+    let mut force = |key: &str| release(&mut redis, &[key], &[&if_notified(0)]).remove(0);
+    let value = queue_up(&mut connect(&server), "k", &[TTL]);
+    let left = ttl_of(&server, "k");
+    assert_eq!(force("k"), Said::Number(2));
+    assert_eq!(text_of(&server, "k"), Some(value));
+    assert_eq!(queue_of(&server, "k"), entries(1, &[TTL]));
+    assert!(ttl_of(&server, "k") <= left);
+    // Of another lease: as always.
+    let other = release(&mut connect(&server), &["k"], &[&if_notified(1)]).remove(0);
+    assert_eq!(ends(&[other]), ["taken"]);
+    {
+        let mut ear = listen(&mut clients, &[holder(0)]);
+        assert_eq!(ends(&[force("k")]), ["done"]);
+        let message = format!("{} {BY} k", &lease(0)[..16]);
+        assert_eq!(heard(&server, &mut ear), [(channel(&holder(0)), message)]);
+    }
+    // A grant of a second ago is released in any case, and so is one that carries no time.
+    for micros in [MICROS, "1x95263780943818"] {
+        let value = format!("lh1 {} {micros} {}", lease(0), holder(0));
+        ask(&server, &["SET", "old", &value, "PX", TTL]);
+        assert_eq!(ends(&[force("old")]), ["done"], "{micros}");
+        assert_eq!(text_of(&server, "old"), None);
+    }
 }
 
 #[test]

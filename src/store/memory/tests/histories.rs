@@ -99,7 +99,9 @@ fn command() -> impl Strategy<Value = Command> {
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
         }),
-        1 => (key(), lease()).prop_map(|(key, lease)| Command::ForceUnlock { key, lease }),
+        1 => (key(), lease(), any::<bool>()).prop_map(|(key, lease, must_notify)| {
+            Command::ForceUnlock { key, lease, must_notify }
+        }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
             Command::Renew { key, lease, ttl }
         }),

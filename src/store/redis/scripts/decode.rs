@@ -142,6 +142,7 @@ fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
             }
         }
         (ScriptKind::Release | ScriptKind::Renew | ScriptKind::Write, Value::Int(1)) => Reply::Done,
+        (ScriptKind::Release, Value::Int(2)) => Reply::NotListening,
         (ScriptKind::Write, Value::BulkString(seen)) => {
             let token = std::str::from_utf8(seen).ok();
             match token.and_then(|token| token.parse().ok()) {

@@ -91,8 +91,11 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             ..
         } => out.text(&format!("{lease},{},{}", ttl.as_millis(), context.holder)),
         Command::Release { lease, .. } => out.lease(*lease),
-        Command::ForceUnlock { lease, .. } => {
-            out.text(&format!("{lease}!{}", context.holder));
+        Command::ForceUnlock {
+            lease, must_notify, ..
+        } => {
+            let mark = if *must_notify { '?' } else { '!' };
+            out.text(&format!("{lease}{mark}{}", context.holder));
         }
         Command::Renew { lease, ttl, .. } => {
             out.lease(*lease);
