@@ -1,4 +1,4 @@
-//! The settings of a client before it is built. Thin: the bounds are in config, the wiring in client.
+//! The settings of a client before it is built. `config` has their bounds; `client` connects the parts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::event::EventHandler;
 use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
 use crate::util::fork::ForkGuard;
 
-/// Settings of a client; each has a default, and [`build`](Builder::build) checks them all.
+/// The settings of a client. Each has a default, and [`build`](Builder::build) checks all of them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -42,7 +42,7 @@ use crate::util::fork::ForkGuard;
 ///     .ttl(Duration::from_secs(30))
 ///     .max_ttl(Duration::from_secs(24 * 60 * 60))
 ///     .renew_ratio(1.0 / 3.0)
-///     .max_hold(Duration::from_secs(600)) // none, without this
+///     .max_hold(Duration::from_secs(600)) // the default is no limit
 ///     .max_key_bytes(1024)
 ///     .max_reply_bytes(4 * 1024 * 1024)
 ///     .connect_timeout(Duration::from_secs(1))
@@ -58,17 +58,17 @@ use crate::util::fork::ForkGuard;
 /// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder {
-    place: Address,
+    address: Address,
     config: Config,
 }
 
-/// The address of a Redis: what [`Client::open`] and [`Client::builder`] accept. Made from a URL, from a
+/// The address of a Redis server, for [`Client::open`] and [`Client::builder`]. Made from a URL, from a
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
-/// A URL is checked more strictly than redis-rs does it: unknown options are refused. Of a `ConnectionInfo`, the address,
-/// user, password, database and protocol are used. TCP settings and the library name are not: a client has its own. TLS
-/// is `InvalidConfig` when the client is built, and so is a host with a `%`, `@` or `/`, which is a password that was not
-/// percent-encoded. `Debug` shows neither user nor password.
+/// URLs are checked more strictly than in redis-rs: unknown options are refused. The client uses the address, user,
+/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS is
+/// `InvalidConfig` when the client is built. So is a host with a `%`, `@` or `/`: it is a part of a password that was
+/// not percent-encoded. `Debug` shows neither user nor password.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -80,7 +80,7 @@ pub struct Builder {
 /// let client = Client::open(&redis)?;
 /// assert_eq!(client.with_lock("k", || 1)?, 1);
 ///
-/// // An address with the parts of a login that need no encoding:
+/// // The parts of a login in a `ConnectionInfo` need no percent-encoding:
 /// let info = url.as_str().into_connection_info()?;
 /// let settings = info.redis_settings().clone().set_db(1);
 /// let client = Client::builder(info.set_redis_settings(settings)).prefix("billing:").build()?;
@@ -141,7 +141,7 @@ impl std::fmt::Debug for ServerAddress {
 }
 
 impl Address {
-    /// Without user, password and options.
+    /// The address without user, password and options.
     fn redacted(&self) -> String {
         match self {
             Self::Url(url) => redacted(url),
@@ -151,7 +151,7 @@ impl Address {
     }
 }
 
-/// Every method can be seen in use in the examples of [`Builder`].
+/// The examples of [`Builder`] use every method.
 impl Builder {
     pub(crate) fn of_address(address: ServerAddress) -> Self {
         Self::of(address.0)
@@ -161,131 +161,134 @@ impl Builder {
         Self::of(Address::Memory(server))
     }
 
-    fn of(place: Address) -> Self {
+    fn of(address: Address) -> Self {
         Self {
-            place,
+            address,
             config: Config::default(),
         }
     }
 
-    /// What all keys in Redis begin with. Clients exclude each other under the same prefix only.
+    /// Sets the beginning of all keys and channels in Redis. Clients exclude each other only under the same prefix.
     /// At most 256 bytes, without control characters and `~`. Defaults to `leasehold:`.
     ///
-    /// On one Redis database, no prefix may be the beginning of another one. `a:` and `a:b:` share locks: `b:x`
+    /// In one Redis database, no prefix may be the beginning of another one. `a:` and `a:b:` share locks: `b:x`
     /// under the first is `x` under the second. But each prefix has its own counter of fencing tokens and its own
-    /// queues. So a lock that is taken under both may get a token smaller than an earlier one if the clock of Redis
-    /// is set back, and its waiters are not served in order. Clients cannot detect this. End every prefix with the
-    /// same character (`t1` is the beginning of `t10`, `t1:` is not the beginning of `t10:`). The empty prefix is
-    /// the beginning of every other one.
+    /// queues. So if clients with both prefixes take this lock, its waiters are not served in order, and its token may
+    /// be smaller than an earlier one if the clock of Redis is set back. Clients cannot detect this. End every prefix
+    /// with the same character: `t1` is the beginning of `t10`, but `t1:` is not the beginning of `t10:`. The empty
+    /// prefix is the beginning of every other one.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.to_owned();
         self
     }
 
-    /// For how long Redis keeps a lock that is not renewed: how long others wait after a crash.
+    /// Sets for how long Redis keeps a lock that is not renewed. Waiters wait this long at most after a holder crashes.
     /// 10 ms to [`max_ttl`](Self::max_ttl). Defaults to 30 s.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.config.ttl = ttl;
         self
     }
 
-    /// The longest ttl any lock of this client may ask for. 10 ms to 24 h. Defaults to 24 h.
+    /// Sets the longest ttl that a lock of this client may have. 10 ms to 24 h. Defaults to 24 h.
     pub fn max_ttl(mut self, max_ttl: Duration) -> Self {
         self.config.max_ttl = max_ttl;
         self
     }
 
-    /// When held locks are renewed, as a part of their ttl. 0.05 to 0.9. Defaults to a third.
+    /// Sets when held locks are renewed: after this part of their ttl. 0.05 to 0.9. Defaults to 1/3.
     pub fn renew_ratio(mut self, ratio: f64) -> Self {
         self.config.renew_ratio = ratio;
         self
     }
 
-    /// For how long a lock may be held at most, however often it is renewed: a stuck or forgotten
-    /// holder loses it then; see also [`EventHandler::max_hold_near`]. At least 10 ms. Defaults to no limit.
+    /// Sets the longest time for which a lock may be held, however often it is renewed. After that time, a stuck or
+    /// forgotten holder loses the lock. [`EventHandler::max_hold_near`] warns before. At least 10 ms. Defaults to no
+    /// limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.config.max_hold = Some(max_hold);
         self
     }
 
-    /// The longest key a caller may ask for, in bytes. 1 to 65,536. Defaults to 1,024.
+    /// Sets the length of the longest key, in bytes. 1 to 65,536. Defaults to 1,024.
     pub fn max_key_bytes(mut self, bytes: usize) -> Self {
         self.config.max_key_bytes = bytes;
         self
     }
 
-    /// The largest reply to a command of a transaction, to its `EXEC`, or to the read of a fenced value. A reply counts
-    /// with its bytes, and 56 more for each element of an array; the replies to a pipeline count as one. Reading a
-    /// reply takes at most twice as much memory, so no server can fill it.
+    /// Sets the size of the largest reply to a command of a transaction, to its `EXEC`, or to the read of a fenced
+    /// value. 256 KiB to 512 MiB. Defaults to 4 MiB.
+    ///
+    /// The size of a reply is its bytes, and 56 more for each element of an array. The replies to a pipeline count as
+    /// one reply. Reading a reply takes at most twice its size in memory, so no server can fill the memory of the
+    /// client.
     ///
     /// A larger reply is [`TooLarge`](crate::ErrorKind::TooLarge); in a closure it is an error with the code
-    /// `TOOLARGE`. If it is a string, the connection stays; any other reply that is too large ends the
-    /// connection. 256 KiB to 512 MiB. Defaults to 4 MiB.
+    /// `TOOLARGE`. If it is a string, the connection stays open. The client closes the connection after any other reply
+    /// that is too large.
     pub fn max_reply_bytes(mut self, bytes: usize) -> Self {
         self.config.max_reply_bytes = bytes;
         self
     }
 
-    /// How long connecting, logging in and loading the scripts may take together. 1 ms to 60 s. Defaults to 1 s.
+    /// Sets how long connecting, logging in and loading the scripts may take together. 1 ms to 60 s. Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
     }
 
-    /// For how long to wait for an answer. Every deadline holds to within this (and within
-    /// [`connect_timeout`](Self::connect_timeout), where a connection has to be made). Keep it well
-    /// below the ttl: a renewal that hangs is given up after it and tried again. 1 ms to 60 s.
-    /// Defaults to 1 s.
+    /// Sets for how long a request waits for its reply. 1 ms to 60 s. Defaults to 1 s.
+    ///
+    /// A call may exceed its own deadline by this time, and by [`connect_timeout`](Self::connect_timeout) if it has to
+    /// connect. Keep it well below the ttl: a renewal without a reply is tried again after this time.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
     }
 
-    /// For how long [`Mutex::lock`](crate::Mutex::lock) rides out an outage of Redis before it fails. Waiting for
-    /// somebody else to let go does not count. Defaults to 5 s.
+    /// Sets for how long [`Mutex::lock`](crate::Mutex::lock) tries again while Redis is away, before it fails with
+    /// `Unavailable`. Waiting for another holder does not count. Defaults to 5 s.
     pub fn outage_timeout(mut self, outage_timeout: Duration) -> Self {
         self.config.outage_timeout = outage_timeout;
         self
     }
 
-    /// Over how many connections requests are spread (one or two more serve renewals, and one more
-    /// notifications). 1 to 4. Defaults to 2.
+    /// Sets the number of connections for requests. Renewals have one or two more connections, and notifications have
+    /// another one. 1 to 4. Defaults to 2.
     pub fn pipelines(mut self, pipelines: usize) -> Self {
         self.config.pipelines = pipelines;
         self
     }
 
-    /// How many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may be under
-    /// way at a time, each with a connection of its own. Others wait for one to end, for as long as for
-    /// a connection. 1 to 64. Defaults to 4.
+    /// Sets how many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may run at a time, each
+    /// on a connection of its own. A further transaction waits until another one ends, for one
+    /// [`connect_timeout`](Self::connect_timeout) at most; then it fails with `Unavailable`. 1 to 64. Defaults to 4.
     pub fn max_transactions(mut self, max_transactions: usize) -> Self {
         self.config.max_transactions = max_transactions;
         self
     }
 
-    /// How often a lock passes from one thread of this client to the next that waits for it, without
-    /// asking Redis, before other clients may have it. Dropped guards pass it on;
-    /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches it off.
+    /// Sets how many times in a row a lock passes from one thread of this client to the next waiting thread, without a
+    /// request to Redis, before other clients get it. Dropping a guard hands the lock off in this way;
+    /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches hand-offs off.
     /// Defaults to 256.
     pub fn hand_offs(mut self, count: u32) -> Self {
         self.config.hand_offs.count = count;
         self
     }
 
-    /// For how long in all a lock may be passed on within this client, while others wait. Defaults to
-    /// 5 ms.
+    /// Sets the longest time for the hand-offs of a lock in a row, while other clients wait. Defaults to 5 ms.
     pub fn hand_off_time(mut self, time: Duration) -> Self {
         self.config.hand_offs.time = time;
         self
     }
 
-    /// Who is told what happens. See [`EventHandler`] for an example. Defaults to nobody.
+    /// Sets the receiver of this client's events. [`EventHandler`] has an example. Defaults to none.
     pub fn event_handler<E: EventHandler>(mut self, event_handler: Arc<E>) -> Self {
         self.config.event_handler = Some(event_handler);
         self
     }
 
-    /// Builds the client and connects once, so that what is wrong with the address shows here.
+    /// Builds the client, and connects once, so a wrong address or login is an error here.
     ///
     /// # Errors
     /// Those of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
@@ -299,11 +302,12 @@ impl Builder {
         Client::start(server, config, fork_guard)
     }
 
-    /// Builds the client without connecting: Redis may come up later.
+    /// Builds the client without connecting. Redis may start later: the first call that needs it connects.
     ///
     /// # Errors
-    /// `InvalidConfig` names the field and the value. `Forked` in a process that was forked off
-    /// while its parent had clients, or if it is for a [`MemoryStore`](crate::MemoryStore) that another process made.
+    /// `InvalidConfig` if a setting is out of its bounds; the message names the setting and its value. `Forked` in a
+    /// process whose parent had clients when it forked, or for a [`MemoryStore`](crate::MemoryStore) that another
+    /// process made. `Unavailable` if the client's threads cannot be started.
     pub fn build_lazy(self) -> Result<Client, Error> {
         let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
@@ -315,7 +319,7 @@ impl Builder {
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
         let redis = |endpoint: Endpoint| Server::Redis(Arc::new(endpoint));
-        let server = match self.place {
+        let server = match self.address {
             Address::Memory(server) => Server::Memory(server),
             Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?),
             Address::Url(url) => match MemoryServer::of_url(&url) {
@@ -333,7 +337,7 @@ impl Builder {
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")
-            .field("url", &self.place.redacted())
+            .field("url", &self.address.redacted())
             .field("config", &self.config)
             .finish()
     }

@@ -1,5 +1,5 @@
-//! The façade: what a service builds once and asks for locks. Wires the parts, does none of their
-//! work.
+//! The client: makes mutexes and fenced values, and connects the parts of the library. Sends no request itself, but
+//! through the store.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
@@ -28,21 +28,21 @@ use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 
-/// A client of one Redis: make one per process and clone it freely.
+/// A client of one Redis server. Make one per process and clone it freely.
 ///
-/// Cheap to clone, usable from all threads. It owns a few connections and nine threads, however many locks are held or
-/// waited for: one for timers, two that renew, one each for releases, notifications and callbacks, and three that make
-/// connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
+/// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
+/// are held or waited for: one for timers, two that renew, one each for releases, notifications and callbacks, and
+/// three that make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
 /// [`renew_while`](Mutex::renew_while) starts a tenth. A client of a [`MemoryStore`](crate::MemoryStore) has five.
 ///
-/// When the last clone (with the last [`Mutex`] and guard) is dropped, releases still under way are written and
-/// confirmed first, for at most about one command time-out. Locks that are not released by then (in an outage, or
-/// after hundreds of thousands of guards) stay taken until their ttl ends. To wait longer, call
+/// The client ends when its last clone, [`Mutex`] and guard are dropped. That drop waits until Redis has confirmed all
+/// releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
+/// hundreds of thousands of guards) stay in Redis until their ttl ends. To wait longer, call
 /// [`shutdown`](Self::shutdown) first.
 ///
-/// A fork takes no client along: in the child each of its calls fails with
-/// [`Forked`](ErrorKind::Forked), and dropping it does nothing. Nor can the child make a new one then. Fork
-/// first and then make clients, one in each process.
+/// A child made by `fork` cannot use its parent's clients: each call fails with [`Forked`](ErrorKind::Forked), and
+/// dropping a client does nothing. The child cannot make a new client either. So fork first, then make a client in each
+/// process.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -57,22 +57,22 @@ use crate::watchdog::{Scheduler, Watchdog};
 #[derive(Clone)]
 pub struct Client(Arc<ClientInner>);
 
-/// The handle and the process that made it, in which alone it is used and dropped.
+/// The handle, and the process that made it. Only that process may use or drop the handle.
 struct ClientInner {
-    /// Always there but while this is dropped.
+    /// `None` only while this is dropped.
     handle: Option<Handle>,
-    /// Goes after the handle.
+    /// Dropped after the handle.
     fork_guard: Arc<ForkGuard>,
 }
 
-/// Where the locks of a client are.
+/// The server that stores the locks of a client.
 pub(crate) enum Server {
     Redis(Arc<Endpoint>),
     Memory(Arc<MemoryServer>),
 }
 
 pub(crate) struct Handle {
-    /// Tells the clients of this process apart; never used twice.
+    /// Distinguishes the clients of this process. Never used twice.
     pub(crate) number: u64,
     /// For debug output.
     address: String,
@@ -93,22 +93,21 @@ pub(crate) struct Handle {
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
-    /// Connects to the Redis at this [address](ServerAddress), with all defaults: a URL, a `redis::ConnectionInfo` or a
-    /// `redis::Client`.
+    /// Connects to the Redis server at this [address](ServerAddress), with default settings. The address is a URL, a
+    /// `redis::ConnectionInfo` or a `redis::Client`.
     ///
-    /// URLs are those of redis-rs: `redis://[user][:password@]host[:port][/db]`,
-    /// `unix:///path[?db=..&user=..&pass=..]`; and `memory://[name]`, a [`MemoryStore`](crate::MemoryStore)
-    /// for tests.
+    /// URLs have the form of redis-rs: `redis://[user][:password@]host[:port][/db]` or
+    /// `unix:///path[?db=..&user=..&pass=..]`. `memory://[name]` is a [`MemoryStore`](crate::MemoryStore) for tests.
     ///
     /// # Errors
-    /// `InvalidConfig` for a bad URL, `Unavailable` if nothing answers there within the connect
-    /// time-out, `Denied` for a wrong password, `Protocol` if what answers is not Redis, `Forked` in a process
-    /// that was forked off while its parent had clients.
+    /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, `Denied` for a
+    /// wrong password, `Protocol` if the server is not Redis, `Forked` in a process whose parent had clients when it
+    /// forked.
     pub fn open(address: impl Into<ServerAddress>) -> Result<Self, Error> {
         Self::builder(address).build()
     }
 
-    /// A builder for a client of the Redis at this [address](ServerAddress).
+    /// A builder for a client of the Redis server at this [address](ServerAddress).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -125,12 +124,12 @@ impl Client {
         Builder::of_address(address.into())
     }
 
-    /// A client of a store of its own, without a server: for tests. Two that are to exclude each
-    /// other share a [`MemoryStore`](crate::MemoryStore).
+    /// A client of a new [`MemoryStore`](crate::MemoryStore), for tests without a server. To let several clients
+    /// exclude each other, make one `MemoryStore` and get all of them from it.
     ///
     /// # Errors
-    /// `Unavailable` if its threads cannot be started, `Forked` in a process that was forked off while its
-    /// parent had clients.
+    /// `Unavailable` if the client's threads cannot be started, `Forked` in a process whose parent had clients when it
+    /// forked.
     ///
     /// ```
     /// let client = leasehold::Client::memory()?;
@@ -150,12 +149,12 @@ impl Client {
         Ok(Self(Arc::new(ClientInner { handle, fork_guard })))
     }
 
-    /// The lock named `key`, a `&str`, `String` or `Cow<str>`. Does no I/O; an invalid key is told by the first call
-    /// that needs it.
+    /// The lock named `key`, which is a `&str`, `String` or `Cow<str>`. Does no I/O. For an invalid key, the calls on
+    /// the mutex fail with `InvalidKey`.
     ///
     /// Keys are text of 1 to 1,024 bytes without control characters. They must not begin with `~` or contain `~fence`,
-    /// `~queue:`, `~value:` or `~to:`: under a longer prefix those are names of the library. Redis compares bytes, so
-    /// keys that differ in case or in Unicode normalization are different locks.
+    /// `~queue:`, `~value:` or `~to:`, since the library's own keys under a longer prefix have such names. Redis
+    /// compares bytes, so keys that differ in case or in Unicode normalization are different locks.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -168,8 +167,8 @@ impl Client {
         Mutex::new(self.clone(), key.as_ref())
     }
 
-    /// The fenced value named `key`: it refuses writes under an old fencing token. Does no I/O; has
-    /// nothing to do with a lock of the same name, unless you use that one's tokens.
+    /// The fenced value named `key`, which refuses writes under an old fencing token. Does no I/O. It is independent of
+    /// the lock with the same name, unless you write it under that lock's tokens.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -183,16 +182,19 @@ impl Client {
         FencedValue::new(self.clone(), key.as_ref())
     }
 
-    /// Goes on with a lock that another client has [handed over](crate::MutexGuard::into_ticket), on its
-    /// grant and under its fencing token. Nobody else can have had it in between.
+    /// Adopts a lock from a ticket that another client made with
+    /// [`MutexGuard::into_ticket`](crate::MutexGuard::into_ticket). The lock keeps its grant and its fencing token, and
+    /// no other client can have held it in between.
     ///
     /// # Errors
-    /// `NotHeld` if it was adopted before, or nobody did in time, or its token was changed, or the answer to a
-    /// first try was lost and what it adopted has been given back; `InvalidTicket` if this is no ticket, or is
-    /// one for another prefix; `InvalidConfig` or `InvalidKey` if its ttl or its key is beyond this
-    /// client's bounds; `Unavailable` after Redis could not be asked for the client's `outage_timeout`. After
-    /// that and after `Timeout` it is unknown whether it was adopted: if so, it is let go in the
-    /// background. If not, the ticket is still good. `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
+    /// - `NotHeld` if the lock was adopted before, its ttl has ended, or the ticket has another token than the lock.
+    ///   Also if the reply to a first try was lost, and the client has released the lock that this try had adopted.
+    /// - `InvalidTicket` if the text is not a ticket, or its lock has another prefix.
+    /// - `InvalidConfig` or `InvalidKey` if the ttl or the key is out of this client's bounds.
+    /// - `Unavailable` if Redis was away for the client's `outage_timeout`, `Timeout` if it did not reply. It is then
+    ///   unknown whether the lock was adopted. If it was, the client releases it in the background; if not, the ticket
+    ///   is still valid.
+    /// - `Denied`, `Protocol`, `Shutdown` and `Forked` at once.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -202,7 +204,7 @@ impl Client {
     ///
     /// let guard = client.mutex("deploy").lock()?;
     /// let token = guard.fencing_token();
-    /// let ticket = guard.into_ticket()?; // send it: in a variable, a message, a file
+    /// let ticket = guard.into_ticket()?; // send it to another process: in a variable, a message, a file
     ///
     /// let other = Client::open(&url)?; // in another process
     /// let guard = other.adopt(&ticket)?;
@@ -217,7 +219,7 @@ impl Client {
         Ok(MutexGuard::new(lease, self.clone()))
     }
 
-    /// The locks that this client holds now, the oldest first. Asks no server.
+    /// The locks that this client holds now, the oldest first. Sends no request.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -248,8 +250,7 @@ impl Client {
         all
     }
 
-    /// The lock named `key`, which the thread that has it can take again: as
-    /// [`Mutex::reentrant`].
+    /// The lock named `key`, which its holder's thread can lock again. The same as [`Mutex::reentrant`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -263,14 +264,14 @@ impl Client {
         self.mutex(key).reentrant()
     }
 
-    /// Runs `work` while holding the lock named `key`: waits for it, runs, lets go.
+    /// Waits for the lock named `key`, runs `work`, and releases the lock.
     ///
-    /// The lock is renewed while `work` runs, however long that takes, and let go when it returns
-    /// or panics (the panic goes on).
+    /// The lock is renewed while `work` runs, however long that takes. It is also released if `work` panics; the panic
+    /// then continues.
     ///
     /// # Errors
-    /// Those of [`Mutex::lock`]; and `LeaseLost` if the lock was lost before `work` returned: it may
-    /// have run beside somebody else, and its value is dropped.
+    /// Those of [`Mutex::lock`], and `LeaseLost` if the lock was lost before `work` returned: another holder may have
+    /// run at the same time. The value that `work` returned is dropped then.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -283,7 +284,7 @@ impl Client {
         self.mutex(key).with(|_| work())
     }
 
-    /// Runs `work` if the lock named `key` is free now. `Ok(None)` if it is not; `work` is dropped then.
+    /// Runs `work` under the lock named `key` if it is free now. If it is not, drops `work` and returns `Ok(None)`.
     ///
     /// # Errors
     /// Those of [`Mutex::try_with`].
@@ -305,8 +306,8 @@ impl Client {
         self.mutex(key).try_with(|_| work())
     }
 
-    /// Waits for the lock named `key` for at most `timeout` and runs `work` under it. `Ok(None)` if others held the
-    /// lock for all that time; `work` is dropped then.
+    /// Waits for the lock named `key` for at most `timeout`, and runs `work` under it. If the lock is not free within
+    /// that time, drops `work` and returns `Ok(None)`.
     ///
     /// # Errors
     /// Those of [`Mutex::try_with_for`].
@@ -328,7 +329,7 @@ impl Client {
         self.mutex(key).try_with_for(timeout, |_| work())
     }
 
-    /// Who this client is to others: it stands in the value of every lock it holds.
+    /// The id of this client, `host/pid/random`. Redis stores it in the value of every lock that the client holds.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -340,20 +341,18 @@ impl Client {
         &self.handle().holder
     }
 
-    /// Ends the client, for all its clones: waiters return with `Shutdown`, renewals stop, every
-    /// guard still held is lost with [`LossReason::Shutdown`](crate::LossReason::Shutdown), and
-    /// releases under way are confirmed. On success the callbacks and events of all this have run.
+    /// Ends the client and all its clones, and waits until Redis has confirmed all releases. Waiting calls return with
+    /// `Shutdown`, renewals stop, and every held lock is lost with
+    /// [`LossReason::Shutdown`](crate::LossReason::Shutdown). On success, all callbacks and events have run.
     ///
-    /// Returns as soon as all releases are confirmed. If Redis is away or refuses them, they are tried again until
-    /// `timeout` has passed. After very many dropped guards, allow for the time that Redis takes for their
-    /// releases: docs/performance.md says how long.
+    /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
+    /// dropped guards, allow for the time that Redis takes for their releases: docs/performance.md says how long.
     ///
-    /// A lock that is held is never released by this; its key ends with its ttl, or when its guard
-    /// is dropped. May be called again.
+    /// This releases no held lock: its key stays until its guard is dropped or its ttl ends. May be called again.
     ///
     /// # Errors
-    /// `Timeout` or `Unavailable` if releases could not be confirmed, or callbacks were still
-    /// running, after `timeout`. The client is shut down all the same; unless the error is `Forked`.
+    /// `Timeout` or `Unavailable` if, after `timeout`, releases are not confirmed or callbacks are still running. The
+    /// client is shut down all the same. `Forked` in a child of its process: nothing happens.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -369,18 +368,18 @@ impl Client {
         self.handle().shut_down(timeout)
     }
 
-    /// In a forked child only for what is plain data there: settings, names.
+    /// The parts of the client. In a forked child, use only plain data of it: settings and names.
     pub(crate) fn handle(&self) -> &Handle {
         let handle = self.0.handle.as_ref();
         handle.expect("it is taken out when the last client is dropped")
     }
 
-    /// `Forked` in a process that was forked off the client's own.
+    /// `Forked` in a child of the client's process.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         self.process().check()
     }
 
-    /// Asks Redis one thing.
+    /// Sends one command, and waits for its reply.
     pub(crate) fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.check_process()?;
         self.handle().ask(command)
@@ -390,20 +389,20 @@ impl Client {
         self.0.fork_guard.process()
     }
 
-    /// Whether this process was forked off the client's own.
+    /// Whether this process is a child of the client's process.
     pub(crate) fn is_forked(&self) -> bool {
         !self.process().is_current()
     }
 
-    /// What time it is for this client.
+    /// The time by this client's clock.
     pub(crate) fn now(&self) -> MonotonicTime {
         self.handle().watchdog.now()
     }
 }
 
-// A panic that unwinds through a call leaves nothing half changed: it can only come out of user code, and no user code
-// runs while state of the library is locked (invariant 5 in ARCHITECTURE.md). Its mutexes are not poisoned, and what
-// a panic interrupts of a request is ended when it unwinds. Event handlers and callbacks that panic are caught.
+// A panic that unwinds through a call leaves no state half changed: only user code panics, and it never runs while
+// state of the library is locked (invariant 5 in ARCHITECTURE.md). The library's mutexes are not poisoned, and the
+// unwinding ends the request that the panic interrupts. Panics of event handlers and callbacks are caught.
 impl UnwindSafe for Client {}
 impl RefUnwindSafe for Client {}
 
@@ -450,7 +449,7 @@ impl Handle {
             .start(&threads, inboxes)
             .inspect_err(|_| callbacks.stop())?;
         let queues = Arc::new(LocalQueues::new(clock));
-        let notification_epoch = NotificationHandler::new(
+        let notification_handler = NotificationHandler::new(
             Arc::clone(&store),
             Arc::clone(&watchdog),
             Arc::clone(&callbacks),
@@ -458,7 +457,7 @@ impl Handle {
             config.max_ttl,
         );
         store
-            .start_notifications(&threads, Arc::new(notification_epoch))
+            .start_notifications(&threads, Arc::new(notification_handler))
             .inspect_err(|_| {
                 watchdog.stop();
                 callbacks.stop();
@@ -494,21 +493,21 @@ impl Handle {
         })
     }
 
-    /// Asks Redis one thing.
+    /// Sends one command, and waits for its reply.
     fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.acquirer.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
         self.store.execute_one(command, deadline)
     }
 
-    /// Makes sure that checks of locks are asked.
+    /// Starts the thread that runs the checks of locks, unless it runs already.
     pub(crate) fn start_checks(&self) -> Result<(), Error> {
         self.watchdog.start_checks(&self.threads)
     }
 
     fn shut_down(&self, timeout: Duration) -> Result<(), Error> {
         let deadline = MonotonicTime::now().after(timeout);
-        // First, so that no lease is used whose place in the queue is then given back.
+        // First of all, end the leases: the next call takes entries out of the queues.
         self.watchdog.stop();
         self.acquirer.end();
         let flushed = self.store.flush(deadline);
@@ -517,25 +516,26 @@ impl Handle {
         // The other threads end first: until then they queue callbacks for the callback thread, which runs all of them.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
-        let told = self.callback_thread.wait_until_ended(deadline);
+        let callbacks_ended = self.callback_thread.wait_until_ended(deadline);
         flushed?;
-        if ended && told {
+        if ended && callbacks_ended {
             return Ok(());
         }
-        let message = format!("callbacks or connections were still busy after {timeout:?}");
+        let message =
+            format!("shutdown: callbacks or connections were still busy after {timeout:?}");
         Err(Error::new(ErrorKind::Timeout, message))
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Nobody is left to be told; what cannot be released now ends with its ttl.
+        // No caller is left for the error. Locks that are not released now expire at the end of their ttl.
         let _ = self.shut_down(self.config.command_timeout);
         self.store.close();
     }
 }
 
-/// The way to the locks, which rings for the watchdog and tells of late releases.
+/// Makes the store. It requests maintenance from the scheduler, and reports late releases.
 fn store_of(
     server: Server,
     config: &Config,

@@ -21,16 +21,16 @@ const LONGEST_MESSAGE: usize = 500;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory). Never means
-    /// that the lock has another holder.
+    /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory). Never
+    /// means that the lock has another holder.
     Unavailable,
-    /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the client
-    /// releases it in the background. Never means that the lock has another holder.
+    /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the
+    /// client releases it in the background. Never means that the lock has another holder.
     Timeout,
     /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
-    /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by force.
-    /// Also if the reply to a first try was lost, and the client has released the lock that it had adopted.
+    /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by
+    /// force. Also if the reply to a first try was lost, and the client has released the lock that it had adopted.
     NotHeld,
     /// The text is not a ticket, or the ticket does not fit the client's settings. The message says why.
     InvalidTicket,
@@ -40,18 +40,19 @@ pub enum ErrorKind {
     LeaseLost,
     /// The wait for the lock was cancelled through [`Mutex::cancelled_by`](crate::Mutex::cancelled_by).
     Cancelled,
-    /// In each of 100 tries of a transaction, another client had changed a key that the transaction watches. Nothing was
-    /// written, and the lock is still held.
+    /// In each of 100 tries of a transaction, another client had changed a key that the transaction watches. Nothing
+    /// was written, and the lock is still held.
     Conflict,
     /// The client was shut down.
     Shutdown,
     /// This process is a fork, and its parent made the client. The child has none of the client's threads, and the
-    /// connections belong to the parent, which still holds its locks. Or: the parent had clients when it forked, and this
-    /// process made another client. Fork before the first client is made, fork after the last one was dropped, or call
-    /// `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break a new client.)
+    /// connections belong to the parent, which still holds its locks. Or: the parent had clients when it forked, and
+    /// this process made another client. Fork before the first client is made, fork after the last one was dropped, or
+    /// call `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break a new
+    /// client.)
     Forked,
-    /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end it.
-    /// Nothing was written.
+    /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end
+    /// it. Nothing was written.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
@@ -61,8 +62,9 @@ pub enum ErrorKind {
     /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows. The message names that limit.
     TooLarge,
-    /// Unexpected data: a value under the key of a lock that this library did not write, and which it leaves as it is; or
-    /// a server that does not speak Redis' protocol. Also a command of a transaction that fails on the data in Redis.
+    /// Unexpected data: a value under the key of a lock that this library did not write, and which it leaves as it is;
+    /// or a server that does not speak Redis' protocol. Also a command of a transaction that fails on the data in
+    /// Redis.
     Protocol,
 }
 
@@ -130,7 +132,7 @@ struct Repr {
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Every method can be seen in use in the examples of [`Error`].
+/// The examples of [`Error`] use every method.
 impl Error {
     /// The kind of this error.
     pub fn kind(&self) -> ErrorKind {

@@ -28,10 +28,10 @@ pub struct EventLock<'a> {
 
 /// Receives the events of a client. By default, every method does nothing.
 ///
-/// `acquired`, `contended`, `unavailable` and `released` run on the thread that called the library. The other methods run
-/// on the client's callback thread. The library holds none of its own locks meanwhile, and drops a panic of a method.
-/// Keep the methods short: a slow one delays its caller, or later callbacks, but never a renewal. If too many events are
-/// queued, some are [dropped](Self::events_missed).
+/// `acquired`, `contended`, `unavailable` and `released` run on the thread that called the library. The other methods
+/// run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a panic of a
+/// method. Keep the methods short: a slow one delays its caller, or later callbacks, but never a renewal. If too many
+/// events are queued, some are [dropped](Self::events_missed).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -57,11 +57,11 @@ pub struct EventLock<'a> {
 pub trait EventHandler: Send + Sync + 'static {
     /// A lock was granted, or [adopted](crate::Client::adopt), after a wait of `waited`.
     fn acquired(&self, lock: EventLock<'_>, waited: Duration) {}
-    /// A lock has another holder. `expires_in` is its ttl in Redis, or the rest of its validity if a thread of this client
-    /// holds it. Called once per call that waits.
+    /// A lock has another holder. `expires_in` is its ttl in Redis, or the rest of its validity if a thread of this
+    /// client holds it. Called once per call that waits.
     fn contended(&self, lock: EventLock<'_>, expires_in: Duration) {}
-    /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the lock
-    /// was transferred to another client. Otherwise the lock was lost before, or its release is under way.
+    /// A guard ended after it was held for `held`. `confirmed` is true if Redis has confirmed the release, or if the
+    /// lock was transferred to another client. Otherwise the lock was lost before, or its release is under way.
     fn released(&self, lock: EventLock<'_>, held: Duration, confirmed: bool) {}
     /// The release of a lock failed at first, because Redis is unavailable or refuses it. The client retries it in the
     /// background as long as Redis may have the key. Called once per lock, and followed by one
@@ -81,9 +81,9 @@ pub trait EventHandler: Send + Sync + 'static {
     fn lost(&self, lock: EventLock<'_>, reason: &LossReason) {}
     /// A request to acquire or adopt a lock could not be sent, or got no reply. Called for every such request.
     fn unavailable(&self, lock: EventLock<'_>, error: &Error) {}
-    /// `count` events were dropped since the last call, because 65,536 events were queued for the callback thread. Called
-    /// before the events that are still queued. [`lost`](Self::lost), [`on_lost`](crate::MutexGuard::on_lost) callbacks
-    /// and events on the caller's thread are never dropped.
+    /// `count` events were dropped since the last call, because 65,536 events were queued for the callback thread.
+    /// Called before the events that are still queued. [`lost`](Self::lost), [`on_lost`](crate::MutexGuard::on_lost)
+    /// callbacks and events on the caller's thread are never dropped.
     fn events_missed(&self, count: u64) {}
     /// Redis refuses notifications to this client (an old version, an ACL, a proxy). So waiters poll, and renewals find
     /// losses. Called once until notifications work again; the client retries them.

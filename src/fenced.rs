@@ -1,4 +1,4 @@
-//! A value in Redis that refuses writes under an old fencing token. Thin: no I/O of its own.
+//! A value in Redis that refuses writes under an old fencing token. Sends no request itself, but through the client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,21 +9,20 @@ use crate::error::{Error, ErrorKind};
 use crate::store::{Command, Reply};
 use crate::util::key::Key;
 
-/// A value that only ever goes forward: a write is accepted if its fencing token is not smaller than
-/// that of the last one. From [`Client::fenced_value`].
+/// A value in Redis that accepts a write only if its fencing token is not smaller than that of the last write. From
+/// [`Client::fenced_value`].
 ///
-/// This is what fencing tokens are for, shown on the smallest storage there is: a holder that has lost its
-/// lock and does not know it yet can do no harm, because the token of the next holder is greater. For
-/// data in a database, make the same comparison where it is written:
+/// A holder that lost its lock, and has not noticed yet, cannot overwrite the data of the next holder, since the next
+/// holder's token is greater. For data in a database, compare the tokens in the statement that writes:
 ///
 /// ```sql
 /// UPDATE invoice SET total = :total, token = :token WHERE id = 42 AND token <= :token
 /// ```
 ///
-/// One row changed: written. None: somebody with a greater token was there before.
+/// If one row changed, the write was accepted. If no row changed, a holder with a greater token wrote before.
 ///
-/// Redis has it as the hash `<prefix>~value:<key>` with the fields `token` and `value`. It is your data and stays,
-/// unless you give it a [`ttl`](Self::ttl).
+/// Redis stores the value as the hash `<prefix>~value:<key>` with the fields `token` and `value`. It stays until you
+/// delete it, unless you give it a [`ttl`](Self::ttl).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -35,7 +34,7 @@ use crate::util::key::Key;
 /// let guard = client.mutex("invoice:42").lock()?;
 /// total.write(guard.fencing_token(), "17")?;
 ///
-/// // A holder of before wakes up late:
+/// // A write of the earlier holder comes late:
 /// let refused = total.write(before, "0").unwrap_err();
 /// assert_eq!(refused.kind(), ErrorKind::StaleToken);
 /// assert_eq!(total.read()?.as_deref(), Some(b"17".as_slice()));
@@ -53,7 +52,7 @@ pub struct FencedValue {
 const MIN_TTL: Duration = Duration::from_millis(10);
 const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Every method can be seen in use in the example of [`FencedValue`].
+/// The example of [`FencedValue`] uses every method that has no example of its own.
 impl FencedValue {
     pub(crate) fn new(client: Client, key: &str) -> Self {
         let config = &client.handle().config;
@@ -65,13 +64,13 @@ impl FencedValue {
         }
     }
 
-    /// The same value; every [`write`](Self::write) and [`delete`](Self::delete) with this one has Redis keep it for
-    /// `ttl` from then on. Does no I/O. 10 ms to ten years; other ttls are `InvalidConfig` when they are used. Without
-    /// this, a write leaves the ttl as it is, and a new value has none. It takes the right to `pexpire`, as locks do.
+    /// Sets a ttl: after each [`write`](Self::write) and [`delete`](Self::delete), Redis keeps the value for `ttl`.
+    /// Does no I/O. 10 ms to ten years; with another ttl, writes fail with `InvalidConfig`. Without this setting, a
+    /// write leaves the ttl as it is, and a new value has none. Needs the right to `pexpire`, as locks do.
     ///
-    /// **The last token expires with the value.** After that, Redis accepts a write under any token, also one of a
-    /// holder that lost its lock long ago. So choose a ttl longer than the latest moment at which a late holder may still
-    /// write: hours or days, where its locks last for seconds.
+    /// **The last token expires with the value.** After that, Redis accepts a write under any token, even from a holder
+    /// that lost its lock long ago. So choose a ttl that is longer than a holder can be late: hours or days, if its
+    /// locks last for seconds.
     ///
     /// ```
     /// # let memory = leasehold::MemoryStore::new();
@@ -90,26 +89,29 @@ impl FencedValue {
         self
     }
 
-    /// Writes `value`, in one atomic step with the comparison of the tokens.
+    /// Writes `value` if `fencing_token` is not smaller than the last token. Redis compares and writes in one atomic
+    /// step.
     ///
     /// # Errors
-    /// `StaleToken` if it was last written or deleted under a greater token: nothing is changed. `Timeout` and
-    /// `Unavailable` leave open whether it was written, or will be yet: a write is not repeated by itself,
-    /// not even where a connection that was idle turns out to be closed. Write the same again under the
-    /// same token: that does no harm. `Protocol` if something else stands under the key in Redis. `Denied`,
-    /// `Shutdown`, `Forked`, `InvalidKey`: nothing is changed.
+    /// - `StaleToken` if the value was written or deleted under a greater token before: nothing is changed.
+    /// - `Timeout` and `Unavailable`: it is unknown whether the value was written, or will be. The client never repeats
+    ///   a write, even if an idle connection turns out to be closed. Write the same again under the same token: that
+    ///   does no harm.
+    /// - `Protocol` if the key in Redis has a value that is not a fenced value.
+    /// - `Denied`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig`: nothing is changed.
     pub fn write(&self, fencing_token: u64, value: impl AsRef<[u8]>) -> Result<(), Error> {
         self.change(fencing_token, Some(value.as_ref().into()))
     }
 
-    /// Deletes the value, in one atomic step with the comparison of the tokens. Also if there is none.
+    /// Deletes the value if `fencing_token` is not smaller than the last token. Redis compares and deletes in one
+    /// atomic step. Also stores the token if there is no value.
     ///
-    /// The token stays in Redis, some hundred bytes: writes and deletions under smaller tokens are refused from now
-    /// on, as after a write. `DEL` in Redis itself, or a [`ttl`](Self::ttl), removes the token as well.
+    /// The token stays in Redis, in about a hundred bytes: from now on, writes and deletions under smaller tokens are
+    /// refused, as after a write. `DEL` in Redis itself, or a [`ttl`](Self::ttl), removes the token as well.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write). If this is repeated under the same token, it does no harm. If a user has the right
-    /// to write but not to `hdel`, it is `Denied`, the value stays, and its token is the new one.
+    /// Those of [`write`](Self::write). Repeating this under the same token does no harm. If a user has the right to
+    /// write but not to `hdel`, this is `Denied`: the value stays, and its token is the new one.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -123,7 +125,7 @@ impl FencedValue {
     /// total.delete(guard.fencing_token())?;
     /// assert_eq!(total.read()?, None);
     ///
-    /// // A holder of before wakes up late:
+    /// // A write of the earlier holder comes late:
     /// let refused = total.write(before, "0").unwrap_err();
     /// assert_eq!(refused.kind(), ErrorKind::StaleToken);
     /// # Ok::<(), leasehold::Error>(())
@@ -149,26 +151,27 @@ impl FencedValue {
         };
         match self.ask(&key, command)? {
             Reply::Stale { token } => {
-                let message = format!("{fencing_token} is smaller than {token}, the last one seen");
+                let message =
+                    format!("{fencing_token} is smaller than {token}, the token of a later holder");
                 Err(Error::new(ErrorKind::StaleToken, message).with_key(key.name()))
             }
             Reply::Done => Ok(()),
-            _ => unreachable!("another command's answer to a write"),
+            _ => unreachable!("a write has no other reply"),
         }
     }
 
-    /// The value; nothing if it was never written, was deleted, or has expired.
+    /// Reads the value; `None` if it was never written, was deleted, or has expired.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `TooLarge` if it is longer than
-    /// [`max_reply_bytes`](crate::Builder::max_reply_bytes) allows; `Protocol` if something else stands under the key
-    /// in Redis.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `TooLarge` if the value is longer than
+    /// [`max_reply_bytes`](crate::Builder::max_reply_bytes); `Protocol` if the key in Redis has a value that is not a
+    /// fenced value.
     pub fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let key = self.key.clone()?;
         match self.ask(&key, Command::Read { key: key.clone() })? {
             Reply::Value(value) => Ok(Some(value)),
             Reply::Missing => Ok(None),
-            _ => unreachable!("another command's answer to a read"),
+            _ => unreachable!("a read has no other reply"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A lock in hand: what its holder can ask and do. Dropped, it lets go.
+//! The guard of a held lock. Its drop releases the lock.
 
 use std::fmt;
 use std::ops::Deref;
@@ -21,17 +21,16 @@ use crate::util::clock::MonotonicTime;
 use crate::util::fork::Process;
 use crate::util::text::printable;
 
-/// A held lock; it is let go when this is dropped, on whichever thread.
+/// A held lock. Dropping the guard releases the lock, on any thread.
 ///
-/// Keep it in objects as you like: it owns all it needs. Dropping passes the lock on to a thread of
-/// the same client that waits for it, or writes the release, and does not wait for the answer;
-/// [`unlock`](Self::unlock) does.
+/// A guard borrows nothing, so it can be stored in a struct and moved to another thread. Its drop hands the lock off to
+/// a waiting thread of the same client, or writes the release without waiting for the reply. [`unlock`](Self::unlock)
+/// waits. If Redis is away, the client repeats the release in the background until the ttl has ended.
 ///
-/// A lock in Redis is a lease: however well it is renewed, it can be lost (a pause of the whole
-/// process, a fail-over). The holder is told in three ways: [`is_lost`](Self::is_lost) and
-/// [`check`](Self::check) when asked, [`lost_signal`](Self::lost_signal) while waiting, and
-/// [`on_lost`](Self::on_lost) by callback. What must be right even so carries the
-/// [`fencing_token`](Self::fencing_token) along.
+/// A lock in Redis is a lease. Even if it is renewed, it can be lost: by a pause of the whole process, by a fail-over.
+/// The holder learns of a loss in three ways: it asks ([`is_lost`](Self::is_lost), [`check`](Self::check)), waits for a
+/// channel ([`lost_signal`](Self::lost_signal)), or registers a callback ([`on_lost`](Self::on_lost)). Writes that must
+/// be correct even after a loss need the [`fencing_token`](Self::fencing_token).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -46,17 +45,17 @@ use crate::util::text::printable;
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[must_use = "the lock is let go as soon as its guard is dropped"]
+#[must_use = "the lock is released as soon as its guard is dropped"]
 pub struct MutexGuard {
     lease: Arc<Lease>,
     client: Client,
-    /// Nothing if nobody is told for how long it is held.
+    /// `None` if no listener receives the duration of the hold.
     granted_at: Option<MonotonicTime>,
     observed: observe::HoldSpan,
     release: bool,
 }
 
-/// Every method can be seen in use in the examples of [`MutexGuard`] or in its own.
+/// The examples of [`MutexGuard`] use every method that has no example of its own.
 impl MutexGuard {
     pub(crate) fn new(lease: Arc<Lease>, client: Client) -> Self {
         Self {
@@ -76,9 +75,9 @@ impl MutexGuard {
     /// [`command_timeout`](crate::Builder::command_timeout) (and one
     /// [`connect_timeout`](crate::Builder::connect_timeout), where a connection has to be made).
     ///
-    /// Fails only if the lock was lost. If Redis does not confirm the release, the work is finished all the same:
-    /// this returns [`Released::Unconfirmed`], and the client repeats the release in the background. A loss of which
-    /// only Redis knows (it has lost its memory, and does not answer) is not detected then.
+    /// Fails only if the lock was lost. If Redis does not confirm the release, the lock was still held until now, so
+    /// the work is finished: this returns [`Released::Unconfirmed`], and the client repeats the release in the
+    /// background. If Redis lost the key just before it became unreachable, that loss is not detected.
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. `Forked` in a child of
@@ -93,7 +92,7 @@ impl MutexGuard {
             Ok(Released::Unconfirmed(_)) => "unconfirmed",
             Err(_) => "lost",
         };
-        self.tell_released(outcome, outcome == "released");
+        self.report_released(outcome, outcome == "released");
         match result {
             Ok(Released::Unconfirmed(error)) => {
                 Ok(Released::Unconfirmed(error.with_key(self.key())))
@@ -103,19 +102,19 @@ impl MutexGuard {
         }
     }
 
-    /// Hands the lock over to another process: this guard is over, the lock stays held, and whoever
-    /// is given the returned ticket can [adopt](Client::adopt) it, once. Token, ttl, renewal and what is left of
-    /// `max_hold` go along. The ttl is put back first (unless it is fixed); nobody renews until it is
-    /// adopted, and without that the lock is free when its ttl ends. What passes until then is not counted
-    /// by `max_hold`.
+    /// Ends this guard without a release, and returns a ticket with which another process can
+    /// [adopt](Client::adopt) the lock, once.
     ///
-    /// The old holder and the new one have the same token: have the answers to what you wrote under it
-    /// before you hand over. Waits while the ttl is put back, for at most two command time-outs; if Redis
-    /// does not answer, what is left of the ttl counts. A check ([`renew_while`](crate::Mutex::renew_while)) stays
-    /// behind, so the adopter of such a lock gets it unrenewed, and extends it or is done within the ttl.
+    /// The new holder gets the token, the ttl, the time between renewals and the rest of `max_hold`. First, this sets
+    /// the full ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not reply,
+    /// the rest of the ttl counts. The client does not renew the lock from then on: if no client adopts it, it is free
+    /// when the ttl ends. `max_hold` does not count the time until the adoption.
     ///
-    /// The ticket is text without line breaks. Who knows it can take the lock: keep it as secret as
-    /// the lock is worth.
+    /// Both holders have the same token. So wait for the replies to your own writes before you send the ticket. A check
+    /// ([`renew_while`](crate::Mutex::renew_while)) is not part of the ticket: the adopter of such a lock gets it
+    /// without renewal, and has to extend it or finish within the ttl.
+    ///
+    /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost before; `Forked` in a child of the process that holds it.
@@ -124,7 +123,7 @@ impl MutexGuard {
     /// # let server = leasehold_testbed::Server::start().unwrap();
     /// # let client = leasehold::Client::open(&server.url())?;
     /// let ticket = client.mutex("k").lock()?.into_ticket()?;
-    /// assert!(client.mutex("k").is_locked()?, "nobody can come in between");
+    /// assert!(client.mutex("k").is_locked()?, "no other client can get it in between");
     /// let guard = client.adopt(&ticket)?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -139,7 +138,7 @@ impl MutexGuard {
         } else {
             "lost"
         };
-        self.tell_released(outcome, result.is_ok());
+        self.report_released(outcome, result.is_ok());
         result.map(|ticket| ticket.to_string())
     }
 
@@ -148,12 +147,12 @@ impl MutexGuard {
         self.lease.grant().key.name()
     }
 
-    /// A number greater than that of every earlier grant of this lock. Send it along with what you
-    /// write, and let the storage refuse a smaller one than it has seen: then even a holder that
-    /// does not know yet that it lost the lock can do no harm.
+    /// The fencing token: a number greater than that of every earlier grant of this lock. Send it with each write, and
+    /// let the storage refuse a token smaller than the greatest that it has seen. Then a holder that lost the lock, and
+    /// has not noticed yet, cannot overwrite the data of the next holder.
     ///
-    /// Tokens have 61 bits or more, since they are made of a time in µs. JavaScript and many JSON parsers round numbers
-    /// of more than 53 bits, so two tokens become equal: write tokens into JSON as strings. For databases there is
+    /// Tokens have 61 bits or more, since they contain a time in µs. JavaScript and many JSON parsers round numbers of
+    /// more than 53 bits, so two tokens can become equal: write tokens into JSON as strings. For databases there is
     /// [`fencing_token_i64`](Self::fencing_token_i64).
     ///
     /// ```
@@ -181,11 +180,11 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fencing_token_i64(&self) -> i64 {
-        i64::try_from(self.fencing_token()).expect("MAX_TOKEN is that of an i64")
+        i64::try_from(self.fencing_token()).expect("no token is greater than MAX_TOKEN")
     }
 
-    /// For how long the lock is still sure to be held if it were not renewed; zero once lost.
-    /// Somewhat less than the ttl in Redis, to allow for the drift of two clocks.
+    /// The rest of the validity: for how long the lock is held if no renewal succeeds from now on. Zero once it is
+    /// lost. Less than the ttl in Redis by 1 % and 2 ms, which allow for the drift of two clocks. Sends no request.
     pub fn remaining(&self) -> Duration {
         if self.client.is_forked() {
             return Duration::ZERO;
@@ -193,13 +192,13 @@ impl MutexGuard {
         self.lease.remaining(self.now())
     }
 
-    /// Whether the lock was lost. Asks no server: past its validity it is lost, whatever Redis
-    /// would say.
+    /// Whether the lock was lost. Sends no request: at the end of its validity the lock is lost, even if Redis still
+    /// has the key.
     pub fn is_lost(&self) -> bool {
         self.client.is_forked() || self.lease.loss(self.now()).is_some()
     }
 
-    /// As [`is_lost`](Self::is_lost), for use with `?`.
+    /// Returns an error if the lock was lost, for use with `?`. Sends no request, as [`is_lost`](Self::is_lost).
     ///
     /// # Errors
     /// `LeaseLost`, with the reason; `Forked` in a child of the process that holds it.
@@ -211,9 +210,9 @@ impl MutexGuard {
         }
     }
 
-    /// A channel that becomes ready, with the reason, when the lock is lost, and never after it was
-    /// let go. Each call gives one of its own. In a forked child it is ready at once, with
-    /// [`LossReason::Forked`]; one made before the fork tells nothing there.
+    /// A channel that receives the reason when the lock is lost. It never becomes ready after the lock was released.
+    /// Each call makes a new channel. In a forked child, a new channel has [`LossReason::Forked`] at once; a channel
+    /// made before the fork never becomes ready there.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -224,8 +223,8 @@ impl MutexGuard {
     /// let guard = client.mutex("leader").lock()?;
     /// let lost = guard.lost_signal();
     /// select! {
-    ///     recv(lost) -> reason => println!("not the leader any more: {reason:?}"),
-    ///     recv(after(Duration::from_millis(20))) -> _ => println!("time for work"),
+    ///     recv(lost) -> reason => println!("no longer the leader: {reason:?}"),
+    ///     recv(after(Duration::from_millis(20))) -> _ => println!("next piece of work"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -244,12 +243,12 @@ impl MutexGuard {
         }
     }
 
-    /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) and all signals say
-    /// so; at once if it is lost already; never after it was let go, nor once the client has been
-    /// shut down, nor in a forked child.
+    /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) returns true and all channels are ready.
+    /// If the lock is lost already, it runs as soon as possible. It never runs after the lock was released, after the
+    /// client was shut down, or in a forked child.
     ///
-    /// Callbacks run one after another on a thread of the client's own; they may use the client. A
-    /// panic in one is caught.
+    /// Callbacks run one after another on the client's callback thread, and may use the client. Their panics are
+    /// caught.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -265,12 +264,13 @@ impl MutexGuard {
         self.lease.on_lost(self.now(), Box::new(callback));
     }
 
-    /// Makes the lock last for `duration` from now at least. Never shortens it.
+    /// Extends the lock, so it lasts for at least `duration` from now. Never shortens it.
     ///
     /// # Errors
-    /// `LeaseLost` if it is not ours any more; `InvalidConfig` if `duration` is out of the bounds of
-    /// a ttl or goes beyond `max_hold`; `Timeout` or `Unavailable` if Redis gave no answer: the
-    /// lock is held as long as it was before.
+    /// `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes beyond
+    /// `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before, and Redis
+    /// may keep the key for longer. `Denied`, `Protocol` and `Shutdown` at once; `Forked` in a child of the process
+    /// that holds the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -303,7 +303,7 @@ impl MutexGuard {
             .map_err(attach)
     }
 
-    /// Lets the lock end with its validity, for `reason`.
+    /// Stops renewal: the lock is lost for `reason` when its validity ends.
     pub(crate) fn stop_renewing(&self, reason: LossReason) {
         if !self.client.is_forked() {
             self.lease.stop_renewing(reason);
@@ -315,46 +315,45 @@ impl MutexGuard {
         checked.map_err(|error| error.with_key(self.key()))
     }
 
-    /// Changes data in this Redis, only if the lock is held at that very moment.
+    /// Changes data in the same Redis server, only if the lock is held at that moment.
     ///
-    /// `body` reads on `conn`, and puts what is to be written into `pipe`. That is then done all at once
-    /// (`MULTI`, `EXEC`) by Redis itself, if the lock's key has not changed since before `body` began
-    /// (`WATCH`): whoever has lost the lock writes nothing, even where the holder does not know of the
-    /// loss yet, or slept through it. `body` may `WATCH` more keys on `conn`, before it reads them; then
-    /// nothing is written if those have changed either, by whomever.
+    /// `body` reads on `conn`, and puts the commands that write into `pipe`. Redis then executes all commands of `pipe`
+    /// in one step (`MULTI`, `EXEC`), provided that the lock's key has not changed since before `body` began (`WATCH`).
+    /// So a holder that lost the lock writes nothing, even if it has not noticed the loss. `body` may `WATCH` more keys
+    /// on `conn` before it reads them: then Redis also writes nothing if one of these keys has changed.
     ///
-    /// If something has changed and the lock is still ours (it was renewed, somebody joined its line, a
-    /// key that `body` is_tracked was written to), `body` runs again with an empty pipeline, up to a hundred
-    /// times. So it should do nothing but read and fill `pipe`: what it does elsewhere, or writes on
-    /// `conn`, is neither undone nor guarded. With an empty pipeline nothing is written, and all that was
-    /// read was read while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the
-    /// commands in `pipe`.
+    /// If a watched key has changed and the lock is still held, `body` runs again with an empty pipeline, up to 100
+    /// times. That happens when the lock is renewed, when the first waiter joins its queue, or when another client
+    /// writes to a key that `body` watches. So `body` should only read and fill `pipe`: its other effects, and writes
+    /// on `conn`, are not undone. If `pipe` stays empty, nothing is written, and everything that `body` read was read
+    /// while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the commands in
+    /// `pipe`.
     ///
-    /// The errors of `body` are those of redis-rs; with [`try_transaction`](Self::try_transaction) they are the
-    /// caller's own.
+    /// `body` returns errors of redis-rs. For other error types, use [`try_transaction`](Self::try_transaction).
     ///
-    /// Names of keys are those in Redis: no prefix is put before them. Each answer is waited for as long
-    /// as [`command_timeout`](crate::Builder::command_timeout). [`Builder::max_transactions`](crate::Builder::max_transactions)
-    /// can be under way at a time, on connections that serve nothing else: however long `body` takes, it
-    /// holds up no renewal and no other lock. If it panics, nothing is written. A
-    /// [`MemoryStore`](crate::MemoryStore) has none of it: `Unsupported`.
+    /// `body` uses the full names of keys in Redis; the client adds no prefix. Each command waits for its reply for one
+    /// [`command_timeout`](crate::Builder::command_timeout) at most. At most
+    /// [`Builder::max_transactions`](crate::Builder::max_transactions) run at a time, each on a connection of its own:
+    /// a slow `body` delays no renewal and no other lock. If `body` panics, nothing is written. A
+    /// [`MemoryStore`](crate::MemoryStore) has no transactions: `Unsupported`.
     ///
     /// # Errors
-    /// - `LeaseLost` if the lock is lost: nothing was written, and the guard says lost from now on.
-    /// - The error of `body`, as `source()`, with the kind that suits it: nothing was written.
-    /// - `Conflict` after too many changes in a row: nothing was written.
-    /// - `Unavailable` if Redis cannot be reached, refuses all writes, or all transactions of the client
-    ///   are busy for longer than [`connect_timeout`](crate::Builder::connect_timeout); `Denied` if the
-    ///   user may not use one of the commands; `Unsupported` if one of them would end the transaction:
-    ///   nothing was written.
-    /// - `TooLarge` if a command or pipeline of `body` is answered with more than
-    ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes): nothing was written.
-    /// - `Timeout` if everything was sent and no answer came: all of it was written, or will be as long
-    ///   as nothing tracked changes and this guard has the lock, or nothing. Watch what must not be
-    ///   written twice.
-    /// - `Protocol` if Redis refused one of the writes for what it found, such as a list where a number
-    ///   should be: what the others wrote stays, as Redis takes nothing back. The message says which. (A
-    ///   command that Redis does not know keeps all of them from being done.)
+    /// After all errors but `Timeout` and `Protocol`, nothing was written.
+    ///
+    /// - `LeaseLost` if the lock was lost.
+    /// - The error of `body` as `source()`, with the kind that suits it.
+    /// - `Conflict` if watched keys changed in each of 100 tries.
+    /// - `Unavailable` if Redis cannot be reached or refuses all writes, or if all transactions of the client are busy
+    ///   for longer than [`connect_timeout`](crate::Builder::connect_timeout).
+    /// - `Denied` if the user may not use one of the commands; `Unsupported` if one of them would end the transaction.
+    /// - `TooLarge` if the reply to a command or pipeline of `body` is larger than
+    ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes).
+    /// - `Timeout` if everything was sent and no reply came. Either all of it is written or nothing is. Redis may still
+    ///   execute it later, as long as no watched key changes and this guard holds the lock. If a repeated write would
+    ///   do harm, `WATCH` a key that the transaction itself changes, and read it before you try again.
+    /// - `Protocol` if Redis refused one of the writes because of the data, such as a list where a number was expected.
+    ///   The other writes were carried out, since Redis does not roll back. The message names the refused command. (If
+    ///   Redis does not know a command, it executes none of them.)
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -372,7 +371,7 @@ impl MutexGuard {
     ///         Ok(enough)
     ///     })
     /// };
-    /// assert!(!move_50()?.value, "nothing there");
+    /// assert!(!move_50()?.value, "the account is empty");
     /// let added = guard.transaction(|_, pipe| {
     ///     pipe.incr("account:a", 60);
     ///     Ok(())
@@ -391,16 +390,17 @@ impl MutexGuard {
         result.map_err(|failed| failed.into_read_failed(self.key()))
     }
 
-    /// As [`transaction`](Self::transaction), for a closure with an error type of the caller's own: `anyhow::Error`,
-    /// `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, one for
-    /// [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that very error.
+    /// Changes data as [`transaction`](Self::transaction) does, with a closure that has its own error type:
+    /// `anyhow::Error`, `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, one
+    /// for [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that error
+    /// unchanged.
     ///
-    /// After an error of `body`, Redis is not asked whether what `body` read is still true, or whether the lock is still
-    /// held. A loss that the client knows of comes first, as `LeaseLost`. To have a refusal confirmed, return it as a
-    /// value, with an empty pipeline.
+    /// After an error of `body`, the client does not ask Redis whether the lock is still held, or whether the data that
+    /// `body` read has changed. If the client knows that the lock was lost, it returns `LeaseLost` instead. To have
+    /// Redis confirm a refusal, return it as a value, and leave the pipeline empty.
     ///
     /// # Errors
-    /// The error of `body`; otherwise those of [`transaction`](Self::transaction), made an `E`.
+    /// The error of `body`; otherwise those of [`transaction`](Self::transaction), converted to `E`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -458,12 +458,13 @@ impl MutexGuard {
         self.client.now()
     }
 
-    /// Runs what is done under the lock.
+    /// Runs `work` in the span of this hold.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         self.observed.run(work)
     }
 
-    fn tell_released(&mut self, outcome: &'static str, confirmed: bool) {
+    /// Reports that the guard ended, to the span, the metrics and the event handler.
+    fn report_released(&mut self, outcome: &'static str, confirmed: bool) {
         let Some(granted_at) = self.granted_at else {
             return;
         };
@@ -476,7 +477,7 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        // In a forked child it is the parent's; what can still end of it is kept by the leaked client.
+        // In a forked child the lock belongs to the parent. The client is leaked there, and everything that it owns.
         if self.client.is_forked() {
             self.observed.forget();
             return;
@@ -485,12 +486,12 @@ impl Drop for MutexGuard {
             return;
         }
         let lost = self.client.handle().acquirer.release(&self.lease);
-        self.tell_released(if lost { "lost" } else { "dropped" }, false);
+        self.report_released(if lost { "lost" } else { "dropped" }, false);
     }
 }
 
-// As a client. Whether a panic left the work under the lock half done is not known here, as it is not for a
-// `parking_lot` guard: locks are not poisoned.
+// For the reasons given at `Client`. As with `parking_lot`, a panic under the lock does not poison it: the library
+// cannot know whether the work was half done.
 impl UnwindSafe for MutexGuard {}
 impl RefUnwindSafe for MutexGuard {}
 
@@ -504,18 +505,17 @@ impl fmt::Debug for MutexGuard {
     }
 }
 
-/// The guarded key, fit for a line of a log.
+/// The key of the lock, printable on one line of a log.
 impl fmt::Display for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&printable(self.key(), usize::MAX))
     }
 }
 
-/// Becomes ready when a lock is lost: see [`MutexGuard::lost_signal`].
+/// A channel that receives the reason when a lock is lost, from [`MutexGuard::lost_signal`].
 ///
-/// A [`Receiver`] in all but name (it dereferences to one): use it in `select!`, or with
-/// `recv_timeout`. Keep this value itself, not a clone of the receiver inside: it is what keeps the
-/// channel from becoming ready when the lock is let go.
+/// It dereferences to a [`Receiver`]: use it in `select!`, or with `recv_timeout`. Keep this value itself, not a clone
+/// of the receiver: once this value is dropped, a release disconnects the channel, which makes it ready.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -523,7 +523,7 @@ impl fmt::Display for MutexGuard {
 /// let guard = client.mutex("k").lock()?;
 /// let lost = guard.lost_signal();
 /// guard.unlock()?;
-/// assert!(lost.try_recv().is_err(), "let go, not lost");
+/// assert!(lost.try_recv().is_err(), "released, not lost");
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
@@ -536,7 +536,7 @@ pub struct LostSignal {
 impl Drop for LostSignal {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A channel has mutexes, too.
+            // A channel has mutexes, which a thread of the parent may have held at the fork.
             std::mem::forget((self.receiver.clone(), Arc::clone(&self.keep)));
         }
     }
@@ -555,7 +555,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_of_another_process_is_not_taken_apart() {
+    fn a_signal_of_another_process_is_leaked() {
         for (process, is_left) in [(Process::another(), true), (Process::current(), false)] {
             let (sender, receiver) = bounded(1);
             let keep = Arc::new(sender);

@@ -14,7 +14,8 @@
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock and redsync.
 
-/// A page. Of two definitions of a link the first counts: here pages are modules and not files.
+/// Makes a module from a page. If a link is defined twice, the first definition counts: so here, links between pages lead
+/// to modules. On a code host they lead to files.
 macro_rules! page {
     ($name:ident, $file:literal) => {
         #[doc = "[choosing a ttl]: choosing_a_ttl"]

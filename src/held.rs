@@ -1,11 +1,11 @@
-//! What can be told about a lock: who has it in Redis, and which locks this client holds. Plain data.
+//! Descriptions of locks, as plain data: the holder of a lock according to Redis, and the locks that this client holds.
 
 use std::time::Duration;
 
 use crate::store::LockValue;
 use crate::util::id::{HolderId, LeaseId};
 
-/// Who has a lock, as Redis says: see [`Mutex::inspect`](crate::Mutex::inspect).
+/// The holder of a lock according to Redis, from [`Mutex::inspect`](crate::Mutex::inspect).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -27,19 +27,20 @@ pub struct LockInfo {
     expires_in: Option<Duration>,
 }
 
-/// Every method can be seen in use in the example of [`LockInfo`].
+/// The example of [`LockInfo`] uses every method.
 impl LockInfo {
     pub(crate) fn new(value: LockValue, expires_in: Option<Duration>) -> Self {
         Self { value, expires_in }
     }
 
-    /// The client that has it: `host/pid/random`.
+    /// The client that holds the lock: `host/pid/random`.
     pub fn holder(&self) -> &HolderId {
         &self.value.holder
     }
 
-    /// The id of the grant, as it stands in Redis: 32 hexadecimal digits. Keep it out of logs: with the fencing
-    /// token, it makes a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight digits.
+    /// The lease id in Redis: 32 hexadecimal digits that identify the grant. Keep it out of logs: with the fencing
+    /// token, it is enough to make a ticket for [`Client::adopt`](crate::Client::adopt). `Debug` shows its first eight
+    /// digits.
     pub fn lease_id(&self) -> String {
         self.value.lease.to_string()
     }
@@ -48,25 +49,25 @@ impl LockInfo {
         self.value.lease
     }
 
-    /// The fencing token of the grant. The holder's own is greater by the number of times that the
-    /// lock was passed on within its client since, which Redis does not know.
+    /// The fencing token of the grant. The token of the guard is greater by the number of hand-offs within its client
+    /// since the grant: Redis does not know of them.
     pub fn fencing_token(&self) -> u64 {
         self.value.token
     }
 
-    /// When it ends if it is not renewed; nothing if something has taken its ttl away (whoever asks
-    /// for the lock next gives it one).
+    /// The time until the key expires if it is not renewed. `None` if another program has removed the ttl; the next
+    /// request for the lock sets one again.
     pub fn expires_in(&self) -> Option<Duration> {
         self.expires_in
     }
 
-    /// How many clients are in its queue; each may have many threads that wait.
+    /// The number of clients in the queue of the lock. Each may have several waiting threads.
     pub fn clients_waiting(&self) -> usize {
         self.value.queued
     }
 }
 
-/// A lock that this client holds: see [`Client::held_locks`](crate::Client::held_locks).
+/// A lock that this client holds, from [`Client::held_locks`](crate::Client::held_locks).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -88,24 +89,24 @@ pub struct HeldLock {
     pub(crate) remaining: Duration,
 }
 
-/// Every method can be seen in use in the example of [`HeldLock`].
+/// The example of [`HeldLock`] uses every method.
 impl HeldLock {
     /// The name of the lock.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The fencing token of its guard.
+    /// The fencing token of the lock's guard.
     pub fn fencing_token(&self) -> u64 {
         self.token
     }
 
-    /// For how long this client has had it, however often its threads have passed it on since.
+    /// For how long this client has held the lock. A hand-off between its threads does not restart this time.
     pub fn age(&self) -> Duration {
         self.age
     }
 
-    /// For how long it is sure to be held if it were not renewed.
+    /// The rest of the validity: for how long the lock is held if no renewal succeeds from now on.
     pub fn remaining(&self) -> Duration {
         self.remaining
     }

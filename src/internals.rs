@@ -1,4 +1,4 @@
-//! Parts of the library as benches/micro.rs drives them, one operation each. No part of the API: compiled only
+//! Parts of the library that the bench `micro` measures, with one operation each. Not part of the API: compiled only
 //! with `--cfg leasehold_internals`.
 
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct Wheel {
 }
 
 impl Wheel {
-    /// With so many timers in it that nobody cancels.
+    /// A wheel with `count` timers, which are never cancelled.
     pub fn with_timers(count: usize) -> Self {
         let mut wheel = crate::watchdog::Wheel::new(0);
         for timer in 0..count {
@@ -30,7 +30,7 @@ impl Wheel {
         Self { wheel, deadline: 0 }
     }
 
-    /// A timer for some other time than the last one, and not.
+    /// Inserts a timer, each time with another deadline, and cancels it.
     pub fn insert_and_cancel(&mut self) -> Option<usize> {
         self.deadline = (self.deadline + 997) % 1_000_000;
         let id = self.wheel.insert(self.deadline, 0);
@@ -38,16 +38,16 @@ impl Wheel {
     }
 }
 
-/// The line of a client's threads for one key.
-pub struct Line {
+/// The local queue of one key.
+pub struct LocalQueue {
     queues: LocalQueues,
     key: Key,
     options: Options,
 }
 
-impl Line {
-    /// With nobody in it.
-    #[expect(clippy::new_without_default, reason = "nobody wants it")]
+impl LocalQueue {
+    /// A queue without waiters.
+    #[expect(clippy::new_without_default, reason = "the bench needs no default")]
     pub fn new() -> Self {
         Self {
             queues: LocalQueues::new(Clock::default()),
@@ -61,15 +61,15 @@ impl Line {
         }
     }
 
-    /// As a thread that wants the lock, and then does not. Whether it left anything behind.
+    /// Joins the queue as a waiter, and leaves it. True if that left a lease or an entry behind.
     pub fn join_and_leave(&self) -> bool {
-        let place = self.queues.join(&self.key, self.options, None);
-        let (handed, claim) = place.leave();
-        handed.is_some() || claim.is_some()
+        let waiter = self.queues.join(&self.key, self.options, None);
+        let (lease, entry) = waiter.leave();
+        lease.is_some() || entry.is_some()
     }
 }
 
-/// One script call for some acquires.
+/// A script call for several acquires.
 pub struct Batch {
     names: ScriptContext,
     hash: String,
@@ -78,7 +78,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// For so many keys.
+    /// A call for `count` keys.
     pub fn of_acquires(count: usize) -> Self {
         let acquire = |number| Command::Acquire {
             key: key(number),
@@ -98,7 +98,7 @@ impl Batch {
         }
     }
 
-    /// How many bytes it takes on the wire.
+    /// Encodes the call, and returns its length in bytes.
     pub fn encode(&mut self) -> usize {
         self.buffer.clear();
         let call = ScriptRef::Hash(&self.hash);
@@ -114,17 +114,17 @@ impl Batch {
     }
 }
 
-/// The reader of replies.
+/// The parser of replies.
 pub struct Reader(Replies);
 
 impl Reader {
-    /// A reader without bytes.
-    #[expect(clippy::new_without_default, reason = "nobody wants it")]
+    /// A parser without input.
+    #[expect(clippy::new_without_default, reason = "the bench needs no default")]
     pub fn new() -> Self {
         Self(Replies::new())
     }
 
-    /// Reads `bytes`, which are one reply.
+    /// Parses `bytes`, which are one reply.
     pub fn read(&mut self, mut bytes: &[u8]) -> redis::Value {
         let limit = Limit::Fixed(1 << 20);
         loop {

@@ -4,8 +4,8 @@
 //! The client renews each held lock in the background. It notifies the holder when a lock is lost. Each grant has a
 //! fencing token, with which a storage can refuse the writes of a holder that lost its lock.
 //!
-//! A lock that expires is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two holders
-//! can exist for a short time. Read [`guide::guarantees`] before you rely on a lock alone.
+//! A lock that expires is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two
+//! holders can exist for a short time. Read [`guide::guarantees`] before you rely on a lock alone.
 //!
 //! # Example
 //!
@@ -22,8 +22,8 @@
 //! }
 //! ```
 //!
-//! Tests need no server: [`Client::memory`] keeps locks in the process, and the clock of a [`MemoryStore`] can be moved. It
-//! also fails or hangs on request: [`guide::testing`].
+//! Tests need no server: [`Client::memory`] keeps locks in the process, and the clock of a [`MemoryStore`] can be
+//! moved. It also fails or hangs on request: [`guide::testing`].
 //!
 //! # Which type to use
 //!
@@ -41,7 +41,8 @@
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
 //! A process that forks keeps its locks. In the child, a client made before the fork fails with
-//! [`Forked`](ErrorKind::Forked), and the child cannot make a new one. So fork first, then make a client in each process.
+//! [`Forked`](ErrorKind::Forked), and the child cannot make a new one. So fork first, then make a client in each
+//! process.
 //!
 //! # Feature flags
 //!
@@ -56,10 +57,10 @@
 //! # Where to read on
 //!
 //! The [`guide`] has a page on each subject. Start with [`guide::guarantees`] and [`guide::choosing_a_ttl`];
-//! [`guide::settings`] lists the settings, [`guide::failures`] the errors, and [`guide::in_your_redis`] what Redis stores
-//! and which rights its user needs. [`guide::coming_from`] compares the calls of other libraries.
+//! [`guide::settings`] lists the settings, [`guide::failures`] the errors, and [`guide::in_your_redis`] what Redis
+//! stores and which rights its user needs. [`guide::coming_from`] compares the calls of other libraries.
 
-// Models replace what talks to Redis.
+// Models replace the code that talks to Redis.
 #![cfg_attr(all(test, shuttle), allow(dead_code))]
 
 mod acquire;
@@ -70,11 +71,11 @@ mod error;
 mod event;
 mod fenced;
 mod guard;
-// The Rust in it is run by the crate snippets/.
+// The crate in snippets/ runs its Rust.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 mod held;
-// What benches measure of the parts.
+// Parts of the library, for the bench `micro`.
 #[cfg(leasehold_internals)]
 #[doc(hidden)]
 pub mod internals;
@@ -108,7 +109,7 @@ pub use store::TransactionConnection;
 pub use transaction::Committed;
 pub use util::id::HolderId;
 
-/// The channels of [`LostSignal`], with their `select!`.
+/// The channel crate: the channels of [`LostSignal`], and `select!`.
 pub use crossbeam_channel;
-/// What transactions are written with: pipelines, commands, errors.
+/// The redis crate: the pipelines, commands and errors of transactions.
 pub use redis;

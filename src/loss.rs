@@ -21,11 +21,11 @@ pub enum LossReason {
         /// The new holder, if its value could be read.
         by: Option<HolderId>,
     },
-    /// Its key was deleted, evicted or flushed, or Redis came back without it. Also if another client took it with
-    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client could not listen for notifications.
+    /// Its key was deleted, evicted or flushed, or Redis came back without it. Also if another client took it away with
+    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client could not get notifications.
     Deleted,
-    /// Another client let go of it with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client heard of
-    /// that.
+    /// Another client released it with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client got the
+    /// notification.
     ForceUnlocked {
         /// The client that called it.
         by: HolderId,

@@ -1,4 +1,4 @@
-//! A store without a server, as users see it. Thin.
+//! The public type of the store without a server, for tests of programs that use locks.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -10,20 +10,21 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::store::MemoryServer;
 
-/// A store without a server, for the tests of what uses locks: its clients exclude each other as they
-/// would on a Redis, within this process. Locks and fenced values are as on a real one; a test of this library
-/// compares them, command by command. Transactions need a real one.
+/// A store without a server, for tests of code that uses locks. Its clients exclude each other within this process.
 ///
-/// A test can have it [`fail`](Self::fail) or [`hang`](Self::hang) until it [recovers](Self::recover), as a Redis that is
-/// away, and lose [one key](Self::delete) or [all](Self::flush). Requests, waits, renewals, releases and events then take
-/// the way that they take with a Redis.
+/// Locks and fenced values behave as in Redis: a test of this library compares them command by command. Transactions
+/// need a Redis server.
 ///
-/// Time goes on by itself, and can be moved: [`advance`](Self::advance). A URL names one, too:
-/// `memory://` is a new one, `memory://orders` the one of that name in this process.
+/// A test can move the clock ([`advance`](Self::advance)), let the store [`fail`](Self::fail) or [`hang`](Self::hang)
+/// until it [recovers](Self::recover), and delete [one key](Self::delete) or [all keys](Self::flush). Requests, waits,
+/// renewals, releases and events then behave as with a Redis server in that state.
 ///
-/// None goes along with a fork: in the child its clock and what it keeps are not to be moved any more, and
-/// clients of it fail with [`Forked`](crate::ErrorKind::Forked). Make a new one there, and one without a
-/// name: names are the parent's.
+/// URLs name stores, too: `memory://` is a new store, and `memory://orders` is the store with that name in this
+/// process.
+///
+/// A child made by `fork` cannot use a store of its parent: its methods do nothing there, and its clients fail with
+/// [`Forked`](crate::ErrorKind::Forked). Make a new store in the child, without a name: the named stores are the
+/// parent's.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,7 +35,7 @@ use crate::store::MemoryServer;
 /// let guard = one.mutex("invoice:42").lock()?;
 /// assert!(two.mutex("invoice:42").try_lock()?.is_none());
 ///
-/// memory.advance(Duration::from_secs(31)); // as if everything had stood still for longer than the ttl
+/// memory.advance(Duration::from_secs(31)); // as if the machine had slept for longer than the ttl
 /// assert!(guard.is_lost());
 /// assert!(two.mutex("invoice:42").try_lock()?.is_some());
 /// assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -44,7 +45,7 @@ use crate::store::MemoryServer;
 pub struct MemoryStore(Arc<MemoryServer>);
 
 impl MemoryStore {
-    /// An empty one.
+    /// An empty store.
     ///
     /// ```
     /// let memory = leasehold::MemoryStore::new();
@@ -55,11 +56,11 @@ impl MemoryStore {
         Self(MemoryServer::new())
     }
 
-    /// A client of this one, with all defaults.
+    /// A client of this store, with default settings.
     ///
     /// # Errors
-    /// `Unavailable` if its threads cannot be started; `Forked` in a child of the process that made it, or
-    /// that had clients when it forked.
+    /// `Unavailable` if its threads cannot be started; `Forked` in a child of the process that made the store, or of a
+    /// process that had clients when it forked.
     ///
     /// ```
     /// let client = leasehold::MemoryStore::new().client()?;
@@ -70,7 +71,7 @@ impl MemoryStore {
         self.builder().build()
     }
 
-    /// A builder for a client of this one. Settings of connections have no effect.
+    /// A builder for a client of this store. Settings of connections have no effect.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -82,11 +83,13 @@ impl MemoryStore {
         Builder::of_memory(Arc::clone(&self.0))
     }
 
-    /// Moves the clock of this store and of all its clients ahead, by a year at most, as if the machine
-    /// had slept for so long: what expires meanwhile is lost, and is lost when this returns; locks that are still held then
-    /// and due for renewal have been renewed. To let more than a ttl pass and keep what is held, move
-    /// in steps of less than two thirds of it. Callbacks and events run a little later, on the client's
-    /// own thread; [`Client::shutdown`](crate::Client::shutdown) waits for them.
+    /// Moves the clock of this store and of all its clients ahead, by a year at most, as if the machine had slept for
+    /// `by`.
+    ///
+    /// When this returns, locks that expired meanwhile are lost, and locks that are due for renewal have been renewed.
+    /// To let more time pass than the ttl and keep the locks, advance in steps of less than two thirds of the ttl.
+    /// Callbacks and events run a little later, on the client's callback thread;
+    /// [`Client::shutdown`](crate::Client::shutdown) waits for them.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -106,8 +109,8 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets everything, as a Redis that restarts without its memory: whoever holds a lock loses it,
-    /// and has lost it when this returns.
+    /// Deletes all keys, as a Redis server that restarts without its data. When this returns, every holder has lost its
+    /// lock; while the store fails or hangs, holders detect the loss later.
     ///
     /// ```
     /// let memory = leasehold::MemoryStore::new();
@@ -125,19 +128,21 @@ impl MemoryStore {
     }
 }
 
-// Its mutex is not poisoned, and no user code runs under it.
+// The store's mutex is not poisoned, and no user code runs while it is locked.
 impl UnwindSafe for MemoryStore {}
 impl RefUnwindSafe for MemoryStore {}
 
-/// What a test of an outage needs. docs/testing.md shows it.
+/// Simulated outages, for tests. docs/testing.md shows how to use them.
 impl MemoryStore {
-    /// From now on every request of every client fails at once with `kind`, and no client hears of changes, until
-    /// [`recover`](Self::recover). `Unavailable` is a Redis that is away, `Denied` one with another password, `Protocol`
-    /// another server. What was granted before stays, and expires when it is not renewed. Releases are repeated until
-    /// they are done or their ttl has ended, and events report them.
+    /// Lets every request of every client fail at once with `kind`, until [`recover`](Self::recover). No client gets
+    /// notifications meanwhile. `Unavailable` simulates a Redis that is away, `Denied` a changed password, `Protocol`
+    /// another kind of server.
+    ///
+    /// Held locks stay held until their validity ends, since they cannot be renewed. Releases are repeated until they
+    /// succeed or their ttl has ended, and events report them.
     ///
     /// # Panics
-    /// If a request to Redis cannot fail with `kind`. Possible are `Unavailable`, `Timeout`, `Denied` and `Protocol`.
+    /// If `kind` is not `Unavailable`, `Timeout`, `Denied` or `Protocol`: requests to Redis fail with no other kind.
     ///
     /// ```
     /// use std::time::Duration;
@@ -169,10 +174,12 @@ impl MemoryStore {
         }
     }
 
-    /// From now on no request is answered until [`recover`](Self::recover), and no client hears of changes. A request
-    /// that gets no answer within its client's [`command_timeout`](Builder::command_timeout) ends with `Timeout`, and is
-    /// not carried out later, except releases. [`advance`](Self::advance) brings that moment nearer. `advance` waits
-    /// for renewals that are due then, so it takes up to a `command_timeout` for each client with renewals due.
+    /// Leaves all requests without a reply until [`recover`](Self::recover). No client gets notifications meanwhile.
+    ///
+    /// After its client's [`command_timeout`](Builder::command_timeout), a request fails with `Timeout`. The store does
+    /// not carry it out later, except releases. [`advance`](Self::advance) also shortens this wait. While the store
+    /// hangs, `advance` waits for renewals that become due: up to one `command_timeout` for each client with such
+    /// renewals.
     ///
     /// ```
     /// use std::time::Duration;
@@ -193,8 +200,9 @@ impl MemoryStore {
         }
     }
 
-    /// Ends what [`fail`](Self::fail) or [`hang`](Self::hang) began: requests that still wait are answered, releases that
-    /// had to wait have been carried out when this returns, and every client has looked at the locks that it holds.
+    /// Ends the outage that [`fail`](Self::fail) or [`hang`](Self::hang) began. When this returns, waiting requests
+    /// have their replies, delayed releases have been carried out, and every client has checked the locks that it
+    /// holds.
     ///
     /// ```
     /// # use leasehold::{ErrorKind, MemoryStore};
@@ -213,9 +221,9 @@ impl MemoryStore {
         }
     }
 
-    /// Deletes one key, as `DEL` with this name in Redis, prefix and all. True if it was there. The holder of a lock loses
-    /// it, and has lost it when this returns, unless the store fails or hangs: then a holder hears of it after that, as
-    /// from a Redis.
+    /// Deletes one key, as `DEL` does in Redis; returns whether it existed. `key` is the full name in Redis, with the
+    /// prefix. When this returns, the holder has lost the lock; while the store fails or hangs, the holder detects the
+    /// loss later.
     ///
     /// ```
     /// let memory = leasehold::MemoryStore::new();

@@ -1,5 +1,5 @@
-//! A lock as users see it: its settings, the ways to take it, what Redis says of it. Checks what it is
-//! given and leaves the rest to `wait` and the store. Thin: no I/O of its own.
+//! The public type of a lock: its settings, the calls that acquire it, and the calls that inspect it or take it away.
+//! Checks the settings; `acquire` waits, and the store sends the requests.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -19,14 +19,15 @@ use crate::store::{Command, Reply};
 use crate::util::key::Key;
 use crate::util::sync::park_timeout;
 
-/// How long `force_unlock` waits until the holder's client listens, and the pause between two requests. The script
-/// does not wait for a grant that is older than a second.
+/// How long `force_unlock` waits until the holder's client is subscribed, and the pause between two requests. If the
+/// grant is more than a second old, the script does not ask for such a wait.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
 const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 
-/// A lock of the name given to [`Client::mutex`], free or held by anyone.
+/// The lock with a given key, and the settings to acquire it. From [`Client::mutex`].
 ///
-/// Not reentrant: see [`reentrant`](Self::reentrant). Holds no connection and costs nothing; cloning it gives the same lock. It keeps its client alive.
+/// Making or cloning a mutex does no I/O, and a clone is the same lock. A mutex holds no connection, and keeps its
+/// client alive. It is not reentrant: see [`reentrant`](Self::reentrant).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -35,7 +36,7 @@ const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 ///
 /// let mutex = client.mutex("invoice:42");
 /// let guard = mutex.lock()?;
-/// assert!(mutex.try_lock()?.is_none(), "held, if only by ourselves: it is not reentrant");
+/// assert!(mutex.try_lock()?.is_none(), "this thread holds it, and it is not reentrant");
 /// guard.unlock()?;
 /// assert!(mutex.try_lock_for(Duration::from_millis(250))?.is_some());
 /// # Ok::<(), leasehold::Error>(())
@@ -51,10 +52,10 @@ pub struct Mutex {
     cancel: Option<Receiver<()>>,
 }
 
-/// How long a lock lasts.
+/// The ttl of a lock, and whether it is renewed.
 #[derive(Clone, Copy, Debug)]
 enum Ttl {
-    /// Renewed, with the client's ttl.
+    /// The client's ttl, renewed.
     OfClient,
     Renewed(Duration),
     Fixed(Duration),
@@ -65,13 +66,13 @@ enum Ttl {
 /// | call | ttl in Redis | renewed | ends by itself |
 /// |---|---|---|---|
 /// | none of these | [`Builder::ttl`](crate::Builder::ttl) | yes | never |
-/// | [`ttl`](Self::ttl) | this one | yes | never |
-/// | [`fixed_ttl`](Self::fixed_ttl) | this one | no | after the ttl |
-/// | [`renew_while`](Self::renew_while) | as above | while the check allows it | one ttl after the last renewal |
-/// | [`max_hold`](Self::max_hold) | as above, `max_hold` at most | as above | after `max_hold` |
+/// | [`ttl`](Self::ttl) | its argument | yes | never |
+/// | [`fixed_ttl`](Self::fixed_ttl) | its argument | no | after the ttl |
+/// | [`renew_while`](Self::renew_while) | as above | while the check returns true | one ttl after the last renewal |
+/// | [`max_hold`](Self::max_hold) | as above, but at most `max_hold` | as above | after `max_hold` |
 ///
-/// The last of `ttl` and `fixed_ttl` counts. `fixed_ttl` together with `renew_while` is `InvalidConfig`; all other
-/// settings can be combined. [`MutexGuard::extend`] prolongs any of them by hand, up to `max_hold`.
+/// The last call of `ttl` or `fixed_ttl` counts. `fixed_ttl` together with `renew_while` is `InvalidConfig`; all other
+/// settings can be combined. [`MutexGuard::extend`] makes any of these locks last longer, up to `max_hold`.
 impl Mutex {
     pub(crate) fn new(client: Client, key: &str) -> Self {
         let config = &client.handle().config;
@@ -85,10 +86,10 @@ impl Mutex {
         }
     }
 
-    /// Sets the ttl of this lock, which is renewed while the lock is held: how long others wait after a crash of its
-    /// holder. Defaults to that of the client, [`Builder::ttl`](crate::Builder::ttl). For a lock that ends by itself,
-    /// use [`fixed_ttl`](Self::fixed_ttl) or [`max_hold`](Self::max_hold). 10 ms to
-    /// [`Builder::max_ttl`](crate::Builder::max_ttl).
+    /// Sets the ttl of this lock. The client renews the lock while it is held, so the ttl is how long waiters wait at
+    /// most after a crash of the holder. For a lock that ends by itself, use [`fixed_ttl`](Self::fixed_ttl) or
+    /// [`max_hold`](Self::max_hold). 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl). Defaults to
+    /// [`Builder::ttl`](crate::Builder::ttl).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -105,9 +106,9 @@ impl Mutex {
         self
     }
 
-    /// Has the lock end `ttl` after it was granted: it is not renewed. A holder that is not done by then loses it with
-    /// [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) it. 10 ms to
-    /// [`Builder::max_ttl`](crate::Builder::max_ttl).
+    /// Sets a ttl at whose end the lock ends, since the client does not renew it. A holder that still works then loses
+    /// the lock with [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) the lock. 10
+    /// ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -124,15 +125,15 @@ impl Mutex {
         self
     }
 
-    /// Renews the lock only while `check` says so: it is asked before each renewal. Once it says false,
-    /// or panics, the lock is not renewed any more, and is lost with
-    /// [`NotRenewed`](crate::LossReason::NotRenewed) when its validity ends: so the lock of a worker
-    /// that is stuck becomes free.
+    /// Renews the lock only while `check` returns true. The client calls `check` before each renewal. Once it returns
+    /// false or panics, the client stops renewing, and the lock is lost with
+    /// [`NotRenewed`](crate::LossReason::NotRenewed) when its validity ends. So the lock of a stuck worker becomes
+    /// free.
     ///
-    /// All checks of a client are asked on one thread, one after another. One that hangs holds up no
-    /// renewal of a lock without a check, but those with one behind it are not renewed meanwhile, and
-    /// expire; a [`shutdown`](crate::Client::shutdown) waits for it. A lock with a check is never passed
-    /// on to another thread of the client without asking Redis.
+    /// One thread of the client runs all checks, one after another. If a check hangs, locks with a check are not
+    /// renewed meanwhile and may expire; locks without a check are renewed as usual.
+    /// [`shutdown`](crate::Client::shutdown) waits for the check. A lock with a check is never handed off to another
+    /// thread of the client without a request to Redis.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -142,12 +143,12 @@ impl Mutex {
     ///
     /// let done = Arc::new(AtomicU64::new(0));
     /// let (seen, before) = (Arc::clone(&done), AtomicU64::new(u64::MAX));
-    /// // Something must have been done since the last renewal.
-    /// let goes_on = move || {
+    /// // True if the worker has done something since the last renewal.
+    /// let makes_progress = move || {
     ///     let now = seen.load(Ordering::Relaxed);
     ///     before.swap(now, Ordering::Relaxed) != now
     /// };
-    /// let guard = client.mutex("k").renew_while(goes_on).lock()?;
+    /// let guard = client.mutex("k").renew_while(makes_progress).lock()?;
     /// for _ in 0..3 {
     ///     done.fetch_add(1, Ordering::Relaxed);
     /// }
@@ -159,8 +160,10 @@ impl Mutex {
         self
     }
 
-    /// Ends the hold after `max_hold`, whatever its holder does. Defaults to the client's setting.
-    /// When its last tenth begins, [`EventHandler::max_hold_near`](crate::EventHandler::max_hold_near) is told.
+    /// Sets the longest time for which the lock may be held, however often it is renewed. After that time the holder
+    /// loses it with [`MaxHold`](crate::LossReason::MaxHold). When the last tenth begins, the client calls
+    /// [`EventHandler::max_hold_near`](crate::EventHandler::max_hold_near). At least 10 ms. Defaults to
+    /// [`Builder::max_hold`](crate::Builder::max_hold).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -174,10 +177,10 @@ impl Mutex {
         self
     }
 
-    /// Gives up waiting once `cancel` has a message or its senders are gone: every call that waits
-    /// then fails with [`Cancelled`](crate::ErrorKind::Cancelled), at once, or once Redis has answered
-    /// what it is being asked. One message ends one wait; drop the sender to end all.
-    /// [`try_lock`](Self::try_lock) does not wait, and does not look at it.
+    /// Cancels waits when `cancel` gets a message or its senders are dropped. A waiting call then fails with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled): at once, or after the reply if a request is under way. A message
+    /// cancels one wait; dropping the senders cancels all waits. [`try_lock`](Self::try_lock) does not wait, and
+    /// ignores `cancel`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -200,7 +203,7 @@ impl Mutex {
         self
     }
 
-    /// As a lock that the thread that has it can take again, with all these settings.
+    /// The same lock with the same settings, as a lock that its holder's thread can lock again.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -215,7 +218,7 @@ impl Mutex {
         ReentrantMutex::new(self)
     }
 
-    /// The name of the lock, as it was given; empty if it was not a valid one.
+    /// The name of the lock, as it was given; empty if it is not a valid key.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -227,15 +230,16 @@ impl Mutex {
         self.key.as_ref().map_or("", Key::name)
     }
 
-    /// Waits for the lock, for as long as others hold it. Threads of one client that wait for the
-    /// same lock are served in the order they came.
+    /// Waits for the lock, for as long as other holders have it. Waiters are served in the order in which they asked:
+    /// the threads of a client, and the clients among each other.
     ///
-    /// Calls that wait for Redis do so by [`std::thread::park_timeout`], and use up an `unpark` that comes
-    /// meanwhile. Whoever parks threads on its own account looks at what it waits for after such a call, too.
+    /// A thread that waits for Redis parks ([`std::thread::park_timeout`]), and consumes an `unpark` that another
+    /// thread sends meanwhile. If your code parks the same thread, check your own condition again after this call.
     ///
     /// # Errors
-    /// `Unavailable` after Redis could not be asked for the client's `outage_timeout`; `Denied`,
-    /// `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Never for contention.
+    /// `Unavailable` if Redis was away for the client's
+    /// [`outage_timeout`](crate::Builder::outage_timeout); `Cancelled` through [`cancelled_by`](Self::cancelled_by);
+    /// `Denied`, `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Contention is no error.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -246,15 +250,15 @@ impl Mutex {
     /// ```
     pub fn lock(&self) -> Result<MutexGuard, Error> {
         let guard = self.acquire(Until::Forever)?;
-        Ok(guard.expect("to wait without end ends with the lock or an error"))
+        Ok(guard.expect("a wait without a deadline ends with a guard or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client waits for it: those come
-    /// first.
+    /// Acquires the lock if it is free now and no other thread of this client waits for it. Otherwise returns
+    /// `Ok(None)`.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), but without an `outage_timeout`; `Timeout` if no answer came.
-    /// Contention is `Ok(None)`.
+    /// Those of [`lock`](Self::lock) but `Cancelled`. If Redis is away, `Unavailable` or `Timeout` after one attempt:
+    /// there is no retry for the `outage_timeout`.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -269,11 +273,13 @@ impl Mutex {
         self.acquire(Until::Now)
     }
 
-    /// Waits for the lock for at most `timeout`, to within one command time-out whatever Redis does
-    /// (and one connect time-out, where a connection has to be made).
+    /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time. Whatever Redis
+    /// does, this call exceeds `timeout` by at most one command time-out, and one connect time-out if it has to
+    /// connect.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), with the time left as its `outage_timeout`. Contention is `Ok(None)`.
+    /// Those of [`lock`](Self::lock). If Redis is away, the client tries again until `timeout` has passed; the
+    /// `outage_timeout` does not apply.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -302,12 +308,12 @@ impl Mutex {
         self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Runs `work` while holding the lock; as [`Client::with_lock`], with the guard in hand.
+    /// Waits for the lock, runs `work` with its guard, and releases the lock. As [`Client::with_lock`].
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned
-    /// (`Forked` in a child that `work` has forked off and returned in).
-    /// A release that Redis does not confirm is no error, as for [`MutexGuard::unlock`].
+    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned. `Forked` if `work`
+    /// forks the process and returns in the child. A release that Redis does not confirm is no error, as for
+    /// [`MutexGuard::unlock`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -320,8 +326,8 @@ impl Mutex {
         run_under(self.lock()?, work)
     }
 
-    /// Runs `work` if the lock is free now, as [`try_lock`](Self::try_lock) says. `Ok(None)` if it is not; `work` is
-    /// dropped then.
+    /// Runs `work` under the lock if [`try_lock`](Self::try_lock) acquires it. Otherwise drops `work` and returns
+    /// `Ok(None)`.
     ///
     /// # Errors
     /// Those of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
@@ -342,8 +348,8 @@ impl Mutex {
     }
 
     /// Waits for the lock for at most `timeout`, as [`try_lock_for`](Self::try_lock_for) does, and runs `work` under
-    /// it. `Ok(None)` if others held the lock for all that time; `work` is dropped then. `timeout` does not limit
-    /// `work`: see [`max_hold`](Self::max_hold).
+    /// it. If the lock was not free within that time, drops `work` and returns `Ok(None)`. `timeout` does not limit
+    /// `work`: [`max_hold`](Self::max_hold) does.
     ///
     /// # Errors
     /// Those of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
@@ -368,7 +374,7 @@ impl Mutex {
         guard.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// As [`try_with_for`](Self::try_with_for), until `deadline`.
+    /// Waits for the lock until `deadline`, and runs `work` under it, as [`try_with_for`](Self::try_with_for) does.
     ///
     /// # Errors
     /// Those of [`try_with_for`](Self::try_with_for).
@@ -390,12 +396,12 @@ impl Mutex {
         guard.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// Who has the lock, as Redis says: for people who look into why something waits. What it says
-    /// may be over when you read it, so base no decision on it.
+    /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. For
+    /// diagnosis: the result may be out of date when you read it, so base no decision on it.
     ///
     /// # Errors
-    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if something that
-    /// is no lock stands under its key.
+    /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if the value under the key is
+    /// not a lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -414,11 +420,11 @@ impl Mutex {
         }
     }
 
-    /// Whether anybody has the lock. As [`inspect`](Self::inspect): not to be relied upon; to take
-    /// it if it is free, [`try_lock`](Self::try_lock).
+    /// Whether the lock has a holder, according to Redis. The result may be out of date when you read it: to acquire
+    /// the lock if it is free, call [`try_lock`](Self::try_lock).
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect).
+    /// Those of [`inspect`](Self::inspect).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -430,22 +436,22 @@ impl Mutex {
         self.inspect().map(|found| found.is_some())
     }
 
-    /// Takes the lock away from its holder, and returns what was known of that hold; nothing if the lock was free,
-    /// or released in just that moment. The next waiter then gets the lock.
+    /// Takes the lock away from its holder, and returns that holder. The next waiter then gets the lock. Returns `None`
+    /// if the lock was free, or was released at the same moment.
     ///
-    /// For operators only: the holder may be at work, and goes on until its client learns of the loss. A client that
-    /// listens for notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) within
-    /// milliseconds. A client starts to listen when it has held a lock for 30 ms or has to wait for one, so
-    /// `force_unlock` waits for it if the grant is less than a second old. A client that cannot listen finds the loss
-    /// at its next renewal at the latest, and reports `Deleted` or `TakenOver`. A fencing token keeps its late writes
-    /// out.
+    /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
+    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) within
+    /// milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the grant is
+    /// less than a second old, `force_unlock` waits until the holder's client is subscribed. A client without
+    /// notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
+    /// tokens refuse the late writes of the holder.
     ///
-    /// Takes one request more than [`inspect`](Self::inspect), and up to a second longer if the lock was granted just
-    /// now to a client that does not listen, for example because its process has died.
+    /// Takes one more request than [`inspect`](Self::inspect). Takes up to a second longer if the lock was granted just
+    /// before to a client that is not subscribed, for example because its process has died.
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether it was
-    /// done.
+    /// Those of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was taken
+    /// away: call [`inspect`](Self::inspect).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -482,7 +488,7 @@ impl Mutex {
         outcome.map_err(|error| error.with_key(self.key()))
     }
 
-    /// Whose lock it is, and which.
+    /// The number of the client, and the key: they identify the lock within this process.
     pub(crate) fn identity(&self) -> Result<(u64, Key), Error> {
         Ok((self.client.handle().number, self.key.clone()?))
     }
@@ -513,7 +519,8 @@ impl Mutex {
             check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
         }
         if self.check.is_some() && !is_renewed {
-            let message = "renew_while renews the lock, and fixed_ttl forbids that: use ttl";
+            let message =
+                "renew_while cannot be combined with fixed_ttl, which is never renewed: use ttl";
             let error = Error::new(ErrorKind::InvalidConfig, message);
             return Err(error.with_key(key.name()));
         }
@@ -532,7 +539,7 @@ impl Mutex {
     }
 }
 
-// As a client. A check that panics is caught, and not asked again.
+// For the reasons given at `Client`. The panic of a check is caught, and the check is not called again.
 impl UnwindSafe for Mutex {}
 impl RefUnwindSafe for Mutex {}
 
@@ -547,7 +554,7 @@ impl fmt::Debug for Mutex {
     }
 }
 
-/// Runs `work` under the lock, and releases it.
+/// Runs `work` under the lock of `guard`, then releases the lock and waits for Redis to confirm it.
 fn run_under<T>(guard: MutexGuard, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
     let value = guard.run(|| work(&guard));
     guard.unlock().map(|_| value)

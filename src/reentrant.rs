@@ -1,5 +1,5 @@
-//! A lock that a thread may take again while it has it. Counts, per thread; all else is left to the
-//! plain [`Mutex`]. Never asks Redis about a lock that its thread has already.
+//! A lock that its holder's thread can lock again. Each thread has a list of the locks that it holds; the first guard
+//! of a lock comes from a plain [`Mutex`], and further guards need no request to Redis.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,19 +15,17 @@ use crate::mutex::Mutex;
 use crate::released::Released;
 use crate::util::key::Key;
 
-/// A lock that the thread that has it can take again, from [`Client::reentrant_mutex`] or
-/// [`Mutex::reentrant`].
+/// A lock that the thread that holds it can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
 ///
-/// To take it again costs no round trip: the thread counts for itself, and lets go when the last of
-/// its guards has gone, in whatever order. Others are kept out as by a [`Mutex`]: other threads of
-/// this client too, and this thread if it asks with another client, or with a plain [`Mutex`].
-/// Whichever value of one client and key it is taken with, the count is the same; the settings are
-/// those it was taken with first.
+/// Locking it again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
+/// them is dropped, in whatever order. For all other callers it is a plain [`Mutex`]: for other threads of this client,
+/// and for this thread with another client or with a plain [`Mutex`] of the same key. Several `ReentrantMutex` values
+/// of one client with the same key are one lock; the settings of the first call that acquires it count.
 ///
-/// A thread that ends without letting go (a guard that was forgotten or leaked) leaves work in a
-/// state that nobody knows. The lock is then not let go, only renewed no more: it is lost with
-/// [`ThreadEnded`](crate::LossReason::ThreadEnded) when its validity ends. As a leaked
-/// [`MutexGuard`] does, such a guard keeps its client from ending by itself.
+/// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The
+/// client then does not release the lock, and only stops renewing it: the lock is lost with
+/// [`ThreadEnded`](crate::LossReason::ThreadEnded) when its validity ends. Like a leaked [`MutexGuard`], a leaked guard
+/// keeps the client alive.
 ///
 /// [`Client::reentrant_mutex`]: crate::Client::reentrant_mutex
 ///
@@ -38,7 +36,7 @@ use crate::util::key::Key;
 /// let deposit = || account.with(|guard| guard.depth());
 ///
 /// let outer = account.lock()?;
-/// assert_eq!(deposit()?, 2, "taken again by a function that takes care of itself");
+/// assert_eq!(deposit()?, 2, "a function that locks for itself has locked it again");
 /// assert_eq!(outer.depth(), 1);
 /// outer.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
@@ -49,14 +47,14 @@ pub struct ReentrantMutex {
     mutex: Mutex,
 }
 
-/// Every method does what that of [`Mutex`] does, unless this thread has the lock: then it takes it
-/// again at once, or fails with `LeaseLost` if it was lost meanwhile.
+/// Each method does the same as that of [`Mutex`], unless this thread holds the lock. Then it locks again at once, or
+/// fails with `LeaseLost` if the lock was lost meanwhile.
 impl ReentrantMutex {
     pub(crate) fn new(mutex: Mutex) -> Self {
         Self { mutex }
     }
 
-    /// The name of the lock, as it was given; empty if it was not a valid one.
+    /// The name of the lock, as it was given; empty if it is not a valid key.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -68,10 +66,10 @@ impl ReentrantMutex {
         self.mutex.key()
     }
 
-    /// Waits for the lock, for as long as others hold it.
+    /// Waits for the lock, for as long as other holders have it.
     ///
     /// # Errors
-    /// Those of [`Mutex::lock`]; `LeaseLost` if this thread has the lock and lost it.
+    /// Those of [`Mutex::lock`]; `LeaseLost` if this thread held the lock and lost it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -83,14 +81,14 @@ impl ReentrantMutex {
     /// ```
     pub fn lock(&self) -> Result<ReentrantGuard, Error> {
         let guard = self.take(|mutex| mutex.lock().map(Some))?;
-        Ok(guard.expect("to wait without end ends with the lock or an error"))
+        Ok(guard.expect("a wait without a deadline ends with a guard or an error"))
     }
 
-    /// Takes the lock if it is free and no other thread of this client waits for it.
+    /// Acquires the lock if it is free now and no other thread of this client waits for it, or if this thread holds it.
+    /// Otherwise returns `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`Mutex::try_lock`]; `LeaseLost` if this thread has the lock and lost it. Contention is
-    /// `Ok(None)`.
+    /// Those of [`Mutex::try_lock`]; `LeaseLost` if this thread held the lock and lost it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -104,11 +102,10 @@ impl ReentrantMutex {
         self.take(Mutex::try_lock)
     }
 
-    /// Waits for the lock for at most `timeout`.
+    /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time.
     ///
     /// # Errors
-    /// Those of [`Mutex::try_lock_for`]; `LeaseLost` if this thread has the lock and lost it.
-    /// Contention is `Ok(None)`.
+    /// Those of [`Mutex::try_lock_for`]; `LeaseLost` if this thread held the lock and lost it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -116,7 +113,7 @@ impl ReentrantMutex {
     /// # use std::time::Duration;
     /// let held = client.mutex("k").lock()?;
     /// let guard = client.reentrant_mutex("k").try_lock_for(Duration::from_millis(10))?;
-    /// assert!(guard.is_none(), "a plain lock is held by nobody in particular");
+    /// assert!(guard.is_none(), "a plain lock does not belong to a thread");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn try_lock_for(&self, timeout: Duration) -> Result<Option<ReentrantGuard>, Error> {
@@ -137,7 +134,7 @@ impl ReentrantMutex {
         self.take(|mutex| mutex.try_lock_until(deadline))
     }
 
-    /// Runs `work` while holding the lock.
+    /// Waits for the lock, runs `work` with its guard, and gives the guard up.
     ///
     /// # Errors
     /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
@@ -154,7 +151,8 @@ impl ReentrantMutex {
         run_under(self.lock()?, work)
     }
 
-    /// Runs `work` if the lock is free now, or this thread has it. `Ok(None)` if not; `work` is dropped then.
+    /// Runs `work` under the lock if [`try_lock`](Self::try_lock) acquires it. Otherwise drops `work` and returns
+    /// `Ok(None)`.
     ///
     /// # Errors
     /// Those of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
@@ -172,8 +170,8 @@ impl ReentrantMutex {
         guard.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// Waits for the lock for at most `timeout` and runs `work` under it. `Ok(None)` if others held the lock for all
-    /// that time; `work` is dropped then.
+    /// Waits for the lock for at most `timeout`, and runs `work` under it. If the lock was not free within that time,
+    /// drops `work` and returns `Ok(None)`.
     ///
     /// # Errors
     /// Those of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
@@ -195,7 +193,7 @@ impl ReentrantMutex {
         guard.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// As [`try_with_for`](Self::try_with_for), until `deadline`.
+    /// Waits for the lock until `deadline`, and runs `work` under it, as [`try_with_for`](Self::try_with_for) does.
     ///
     /// # Errors
     /// Those of [`try_with_for`](Self::try_with_for).
@@ -235,7 +233,7 @@ impl ReentrantMutex {
     }
 }
 
-/// Runs `work` under the lock, and gives `guard` up.
+/// Runs `work` under the lock of `guard`, then gives `guard` up.
 fn run_under<T>(
     guard: ReentrantGuard,
     work: impl FnOnce(&ReentrantGuard) -> T,
@@ -244,10 +242,9 @@ fn run_under<T>(
     guard.unlock().map(|_| value)
 }
 
-/// A lock in hand, once more or for the first time; it is let go when the last guard of its thread
-/// has gone.
+/// A guard of a [`ReentrantMutex`]. The lock is released when the last guard of its thread is dropped.
 ///
-/// All that a [`MutexGuard`] can be asked can be asked of it:
+/// It dereferences to a [`MutexGuard`], whose methods work on it:
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -259,7 +256,7 @@ fn run_under<T>(
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// It stays on its thread, whose lock it is:
+/// It stays on its thread, since the lock belongs to the thread:
 ///
 /// ```compile_fail,E0277
 /// fn elsewhere(guard: leasehold::ReentrantGuard) {
@@ -267,7 +264,7 @@ fn run_under<T>(
 /// }
 /// ```
 ///
-/// A release too many cannot be written: to let go takes a guard, and uses it up.
+/// A program cannot release the lock too often, since each release consumes a guard:
 ///
 /// ```compile_fail,E0382
 /// fn twice(guard: leasehold::ReentrantGuard) {
@@ -275,14 +272,14 @@ fn run_under<T>(
 ///     guard.unlock().unwrap();
 /// }
 /// ```
-#[must_use = "the lock is let go as soon as its last guard is dropped"]
+#[must_use = "the lock is released as soon as its last guard is dropped"]
 pub struct ReentrantGuard {
-    /// As many of them as guards.
+    /// One `Rc` for each guard.
     hold: Rc<Hold>,
 }
 
 impl ReentrantGuard {
-    /// How many guards of this lock its thread has.
+    /// The number of guards that this thread has of this lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -291,15 +288,15 @@ impl ReentrantGuard {
     /// let outer = mutex.lock()?;
     /// let inner = mutex.lock()?;
     /// drop(outer);
-    /// assert_eq!(inner.depth(), 1, "held still");
+    /// assert_eq!(inner.depth(), 1, "still held");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn depth(&self) -> usize {
         Rc::strong_count(&self.hold)
     }
 
-    /// Gives this guard up. The last one releases the lock and waits for Redis to confirm it, as
-    /// [`MutexGuard::unlock`] does; before that, this returns `None` and sends nothing.
+    /// Gives this guard up. The last guard of the thread releases the lock and waits for Redis to confirm it, as
+    /// [`MutexGuard::unlock`] does. For an earlier guard, this returns `None` and sends no request.
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost: another holder may have run at the same time. `Forked` in a child of the
@@ -334,7 +331,7 @@ impl Deref for ReentrantGuard {
     }
 }
 
-/// The guarded key, as that of a [`MutexGuard`].
+/// The key of the lock, as for a [`MutexGuard`].
 impl fmt::Display for ReentrantGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.hold.guard, f)
@@ -350,25 +347,25 @@ impl fmt::Debug for ReentrantGuard {
     }
 }
 
-/// A lock that a thread has, for as long as one of its guards is there.
+/// A lock that a thread holds, owned by the thread's guards of it.
 struct Hold {
-    // Goes first: to let go of a guard runs user code (events), which may take the lock anew.
+    // Dropped first: dropping the guard calls event handlers, which may lock the same key again.
     entry: Entry,
     guard: MutexGuard,
 }
 
-/// Which lock it is, in this process: clients have numbers that are not used twice.
+/// The identity of a lock within this process. No two clients have the same number.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Name {
     client: u64,
     key: Key,
 }
 
-/// What a thread has. A hold is its guards': here it is only found.
+/// The holds of a thread. The guards own a hold; this map only finds it.
 #[derive(Default)]
 struct Holds(RefCell<HashMap<Name, Weak<Hold>>>);
 
-/// A hold's place among those of its thread; dropped, it is not found there any more.
+/// The entry of a hold in the map of its thread. Its drop removes the entry.
 struct Entry(Name);
 
 thread_local! {
@@ -381,7 +378,7 @@ impl Hold {
             entry: Entry(name.clone()),
             guard,
         });
-        // Fails while the thread ends: what is taken then is not taken twice.
+        // Fails while the thread ends. A lock that is acquired then cannot be locked again.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().insert(name, Rc::downgrade(&hold)));
         hold
     }
@@ -394,13 +391,13 @@ impl Hold {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // Fails once the thread's list has gone, and this with it.
+        // Fails once the thread has dropped its map, and the entry with it.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().remove(&self.0));
     }
 }
 
 impl Drop for Holds {
-    /// At the end of the thread. No I/O, and nothing that may be gone already.
+    /// Runs when the thread ends. Does no I/O, and uses no other thread-local value: it may be dropped already.
     fn drop(&mut self) {
         for hold in self.0.get_mut().values().filter_map(Weak::upgrade) {
             hold.guard.stop_renewing(LossReason::ThreadEnded);
@@ -419,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_remembered_of_what_was_let_go() {
+    fn released_locks_leave_no_entry() {
         for unlocked in [true, false] {
             let client = Client::memory().unwrap();
             let guards = ["a", "b"].map(|key| client.reentrant_mutex(key).lock().unwrap());

@@ -1,4 +1,4 @@
-//! What the feature `serde` writes and reads of plain data, where a derive would not do.
+//! Implementations for the feature `serde` that cannot be derived.
 
 use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use serde::ser::{Serialize, SerializeStruct, Serializer};

@@ -18,8 +18,9 @@ use crate::util::fork::Process;
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
-/// What a transaction that Redis has carried out leaves: from [`MutexGuard::transaction`](crate::MutexGuard::transaction)
-/// and [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If there is one, everything was written.
+/// The outcome of a transaction that Redis has carried out, from
+/// [`MutexGuard::transaction`](crate::MutexGuard::transaction) and
+/// [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If there is one, everything was written.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -47,9 +48,9 @@ pub struct Committed<T> {
 }
 
 impl<T> Committed<T> {
-    /// The replies to the commands in the pipeline, but those marked with `ignore`, in the order of the commands. `R` is
-    /// what [`redis::Pipeline::query`] could return: a tuple with one member for each reply, or a `Vec` of replies of one
-    /// type.
+    /// The replies to the commands in the pipeline, but those marked with `ignore`, in the order of the commands. `R`
+    /// is what [`redis::Pipeline::query`] could return: a tuple with one member for each reply, or a `Vec` of replies
+    /// of one type.
     ///
     /// # Errors
     /// Everything was written in any case. `Protocol` if the replies are no `R`. `TooLarge` if one of them is longer
@@ -116,8 +117,8 @@ pub(crate) struct Transactions {
     /// A channel with one message for each running transaction. Its capacity is the most at a time.
     begin: Sender<()>,
     end: Receiver<()>,
-    /// How long to wait until another transaction ends.
-    outage_timeout: Duration,
+    /// How long to wait for the end of another transaction.
+    permit_timeout: Duration,
 }
 
 /// The permission to run a transaction. Its drop removes a message from the channel.
@@ -133,16 +134,16 @@ impl Transactions {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         watchdog: Arc<Watchdog>,
-        at_once: usize,
-        outage_timeout: Duration,
+        max_running: usize,
+        permit_timeout: Duration,
     ) -> Self {
-        let (begin, end) = bounded(at_once);
+        let (begin, end) = bounded(max_running);
         Self {
             store,
             watchdog,
             begin,
             end,
-            outage_timeout,
+            permit_timeout,
         }
     }
 
@@ -192,7 +193,9 @@ impl Transactions {
         }
         // If the lock was lost, return that error and not the conflict.
         self.look(lease, connection)?.unwatch();
-        let message = format!("watched keys changed {MAX_TRIES} times in a row");
+        let message = format!(
+            "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"
+        );
         Err(Error::new(ErrorKind::Conflict, message).into())
     }
 
@@ -216,7 +219,7 @@ impl Transactions {
             conn = self.store.transaction_connection()?;
             seen = conn.watch_and_get(&grant.key);
         }
-        let value = seen.map_err(nothing_asked)?;
+        let value = seen.map_err(as_unavailable)?;
         if value
             .as_ref()
             .is_some_and(|value| is_held_by(value, grant.id))
@@ -226,7 +229,7 @@ impl Transactions {
         conn.unwatch();
         // This connection may lead to an old primary, so a pipeline has to confirm the loss.
         self.watchdog.confirm(lease)?;
-        let message = "its connection does not lead to the primary";
+        let message = "the connection of the transaction does not lead to the primary";
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
@@ -243,10 +246,12 @@ impl Transactions {
         select! {
             send(self.begin, ()) -> _ => Ok(Permit(&self.end)),
             recv(lost) -> reason => Err(Error::lost(reason.unwrap_or(LossReason::Shutdown))),
-            default(self.outage_timeout) => {
+            default(self.permit_timeout) => {
                 let limit = self.begin.capacity().unwrap_or_default();
-                let outage_timeout = self.outage_timeout;
-                let message = format!("all {limit} transactions of the client are busy after {outage_timeout:?}");
+                let waited = self.permit_timeout;
+                let message = format!(
+                    "all {limit} transactions of the client (max_transactions) were still running after {waited:?}"
+                );
                 Err(Error::new(ErrorKind::Unavailable, message))
             }
         }
@@ -254,7 +259,7 @@ impl Transactions {
 }
 
 /// Turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is unknown.
-fn nothing_asked(error: Error) -> Error {
+fn as_unavailable(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Timeout => {
             Error::new(ErrorKind::Unavailable, "no reply in time").with_source(error)

@@ -1,12 +1,12 @@
-//! Single parts of the library, and a whole acquire for scale: the wheel, the line of waiting threads, the
-//! encoder, the reader of replies beside the parser of redis-rs, one lock on a real server. Nothing is contended here.
+//! Measures single parts of the library without contention: the timer wheel, a local queue, the encoder, and the parser
+//! of replies beside that of redis-rs. For scale, it also measures a lock and its release on a server.
 
 use std::error::Error;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput};
 use leasehold::Client;
-use leasehold::internals::{Batch, Line, Reader, Wheel};
+use leasehold::internals::{Batch, LocalQueue, Reader, Wheel};
 use leasehold::redis;
 use leasehold_testbed::Server;
 
@@ -27,9 +27,9 @@ pub fn measure() -> Result<(), Box<dyn Error>> {
     group.bench_function("wheel: insert, cancel", |bencher| {
         bencher.iter(|| wheel.insert_and_cancel());
     });
-    let line = Line::new();
-    group.bench_function("line: join, leave", |bencher| {
-        bencher.iter(|| black_box(&line).join_and_leave());
+    let queue = LocalQueue::new();
+    group.bench_function("queue: join, leave", |bencher| {
+        bencher.iter(|| black_box(&queue).join_and_leave());
     });
     for keys in [1, VECTOR] {
         let mut batch = Batch::of_acquires(keys);

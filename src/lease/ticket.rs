@@ -77,7 +77,7 @@ impl Ticket {
         if ttl.min(max_hold.unwrap_or(ttl)) < MIN_TTL {
             let error = Error::new(
                 ErrorKind::NotHeld,
-                format!("less than {MIN_TTL:?} was left of it"),
+                format!("less than {MIN_TTL:?} was left of its ttl"),
             );
             return Err(attach(error));
         }
