@@ -1,7 +1,7 @@
-//! A program that is told to end while its worker waits for a lock.
+//! A program that ends while its worker waits for a lock.
 //!
-//! `lock()` waits for as long as others hold it. What ends the wait is a channel, so that any number of
-//! waits can be ended at once, from a signal handler's thread or wherever else the end is decided.
+//! `lock()` waits for as long as another holder has the lock. A channel cancels the wait. One channel can cancel any
+//! number of waits, for example from the thread of a signal handler.
 //!
 //! `cargo run --example cancellation`, with the address of your Redis in `REDIS_URL`.
 
@@ -17,26 +17,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
     let client = Client::open(&url)?;
 
-    // Somebody else has the lock, and keeps it.
+    // Another client holds the lock.
     let other = Client::open(&url)?;
     let held = other.mutex("example:import").lock()?;
 
-    // Nothing is ever sent: that the sender has gone tells everybody who listens, now and later.
+    // Dropping the sender cancels all waits, those of now and those that begin later. No message is ever sent.
     let (stop, stopped) = bounded(0);
     let worker = thread::spawn({
         let client = client.clone();
         move || work(&client, stopped)
     });
 
-    // The program is to end. With the crate `ctrlc` this would stand in the handler of Ctrl-C, which
-    // owns `stop`.
-    println!("told to stop");
+    // The program is to end. With the crate `ctrlc`, the handler of Ctrl-C would own `stop` and do this.
+    println!("stopping");
     drop(stop);
     worker.join().expect("it does not panic")?;
 
-    // Writes what is still to be written, and ends the client's threads.
+    // Waits until Redis has confirmed all releases, and ends the client's threads.
     client.shutdown(Duration::from_secs(2))?;
-    held.unlock()?; // still the other's: to give up waiting has taken nothing from it
+    held.unlock()?; // the cancelled wait has not affected the holder
     println!("ended");
     Ok(())
 }
@@ -45,7 +44,7 @@ fn work(client: &Client, stopped: Receiver<()>) -> Result<(), leasehold::Error> 
     let mutex = client.mutex("example:import").cancelled_by(stopped);
     match mutex.lock() {
         Ok(guard) => guard.unlock().map(drop),
-        // What the wait has left in Redis, its place in line, is taken back.
+        // The client has left the queue of the lock in Redis.
         Err(error) if error.kind() == ErrorKind::Cancelled => {
             println!("the worker gives up waiting: {error}");
             Ok(())

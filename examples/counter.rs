@@ -1,7 +1,7 @@
-//! A counter that is raised by reading and writing: right only if nobody comes in between.
+//! A counter that is raised by a read and a write. The lock keeps other writers out between the two.
 //!
-//! Two clients stand for two processes here; each is shared by two threads. Start the example several
-//! times at once, on as many machines as you like: no update is lost.
+//! Two clients stand for two processes here, and two threads share each client. Start the example several times at
+//! once, on as many machines as you like: no update is lost.
 //!
 //! `cargo run --example counter`, with the address of your Redis in `REDIS_URL`.
 
@@ -41,8 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn raise(client: Client, url: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut redis = redis::Client::open(url)?.get_connection()?;
     for _ in 0..ROUNDS {
-        // Waits, runs the closure, lets go; also if it panics. The first `?` is the lock's: had it
-        // been lost meanwhile, that would be `LeaseLost`. The second one is the closure's own.
+        // Waits for the lock, runs the closure, and releases the lock, even if the closure panics. The first `?` is for
+        // errors of the lock: `LeaseLost` if it was lost meanwhile. The second one is for the errors of the closure.
         client.with_lock("counter", || {
             let online: Option<u64> = redis.get("example:counter")?;
             redis.set::<_, _, ()>("example:counter", online.unwrap_or(0) + 1)

@@ -1,8 +1,8 @@
 //! A report that is sent once a day, by one of many machines on which the same timer fires.
 //!
-//! A lock alone is not enough: it keeps two from sending *at the same time*. The machine whose clock is
-//! late finds the lock free again, and would send a second report. So it is written down, under the
-//! lock, which day is done.
+//! A lock alone is not enough: it only prevents that two machines send the report *at the same time*. A machine whose
+//! clock is late would find the lock free, and send a second report. So the machine that sends the report also writes
+//! down the day, under the lock.
 //!
 //! `cargo run --example daily_job [day]`, with the address of your Redis in `REDIS_URL`. Run it twice.
 
@@ -31,10 +31,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn timer_fires(client: &Client, machine: u32, day: u64) -> Result<(), leasehold::Error> {
-    // `lock`, not `try_lock`: should the machine that has it crash, the next one does the work.
+    // `lock` instead of `try_lock`: if the machine that holds the lock crashes, the next one sends the report.
     let guard = client
         .mutex("daily-report")
-        .max_hold(Duration::from_secs(600)) // one that hangs is not to cost us the day
+        .max_hold(Duration::from_secs(600)) // if a machine hangs, another one sends the report
         .lock()?;
     let done = client.fenced_value("daily-report:last-day");
     let last: Option<u64> = match done.read()? {
@@ -47,9 +47,9 @@ fn timer_fires(client: &Client, machine: u32, day: u64) -> Result<(), leasehold:
         return Ok(());
     }
     println!("machine {machine}: sends the report of day {day}");
-    // The mark carries the token: a machine that slept through the end of its lease cannot undo
-    // what its successor has written. (It may have sent the report, though. What must not be done
-    // twice even then needs a key of its own where it is done: send it with the mail as its id.)
+    // Write the day under the fencing token: a machine whose lease ended while it slept cannot overwrite the day of the
+    // next holder. (But it may still send its report. If even that must not happen twice, send an id such as the day
+    // with the mail, and let the receiver accept each id once.)
     done.write(guard.fencing_token(), day.to_string())?;
     guard.unlock()?; // also if Redis does not confirm it: the report is sent
     Ok(())

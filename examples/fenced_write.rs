@@ -1,8 +1,8 @@
-//! A holder that comes too late, and a storage that refuses it.
+//! A write that comes after the lock was lost, and a storage that refuses it.
 //!
-//! A process can be stopped (by its garbage collector, its hypervisor, somebody's debugger) after it has
-//! looked at its lock and before it writes. When it goes on, the lock may be another's. No lock can help
-//! there; the storage can, if it is told the fencing token of the lock with every write.
+//! A process can be stopped (by its garbage collector, its hypervisor, a debugger) after it has checked its lock and
+//! before it writes. When it continues, another process may hold the lock. No lock can prevent this write. The storage
+//! can refuse it, if every write carries the fencing token of the lock.
 //!
 //! `cargo run --example fenced_write`, with the address of your Redis in `REDIS_URL`.
 
@@ -17,18 +17,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (one, two) = (Client::open(&url)?, Client::open(&url)?);
     let total = "example:invoice:42:total";
 
-    // The first holder takes the lock for a moment, and is "stopped" until that has passed.
+    // The first holder has the lock for 100 ms, and does nothing until the lock is lost.
     let mutex = one.mutex("example:invoice:42");
     let late = mutex.fixed_ttl(Duration::from_millis(100)).lock()?;
     let reason = late.lost_signal().recv()?;
 
-    // The next one has the lock now, and writes.
+    // The next holder acquires the lock, and writes.
     let guard = two.mutex("example:invoice:42").lock()?;
     two.fenced_value(total).write(guard.fencing_token(), "17")?;
 
-    // The first one goes on where it was. (It could know better by now: `late.check()`. But whoever is
-    // stopped between the check and the write does not.)
-    println!("the late one has lost its lock: {reason}");
+    // The first holder continues, and writes late. (`late.check()` would report the loss. But a process that is stopped
+    // between the check and the write does not see it.)
+    println!("the first holder lost its lock: {reason}");
     match one.fenced_value(total).write(late.fencing_token(), "4") {
         Err(error) if error.kind() == ErrorKind::StaleToken => println!("refused: {error}"),
         other => println!("this must not happen: {other:?}"),
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     //     UPDATE invoice SET total = :total, token = :token
     //      WHERE id = 42 AND token <= :token;
     //
-    // One row changed: written. None: somebody with a greater token was there before, so stop.
-    // (`<=` and not `<`: one holder may write several times. A token fits a signed 64-bit column.)
+    // If one row changed, the write was accepted. If no row changed, a holder with a greater token wrote before, so
+    // stop. (`<=` since one holder may write several times. A token fits into a signed 64-bit column.)
     Ok(())
 }

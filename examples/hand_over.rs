@@ -1,8 +1,8 @@
 //! A lock that passes from one process to another without being free in between.
 //!
-//! A service that is replaced by its new version, or a job that is begun here and ended there: the
-//! parent takes the lock, begins, and hands over to a child; the token stays the same, so whatever is
-//! fenced takes both for one holder.
+//! For a service that is replaced by its new version, or a job that one process begins and another one ends. Here the
+//! parent acquires the lock, and transfers it to a child. The token stays the same, so a fenced storage accepts the
+//! writes of both.
 //!
 //! `cargo run --example hand_over`, with the address of your Redis in `REDIS_URL`.
 
@@ -22,14 +22,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let guard = client.mutex("example:deploy").lock()?;
     println!("parent: begins, with token {}", guard.fencing_token());
-    // From here on the lock is nobody's, but nobody else can have it. It waits for its ttl (30 s), and is
-    // free then if the child has not come.
+    // From here on no process renews the lock, and only the adopter of the ticket can take it. If the child does not
+    // adopt it within its ttl (30 s), the lock is free.
     let ticket = guard.into_ticket()?;
     let mut child = Command::new(env::current_exe()?)
         .arg("child")
         .stdin(Stdio::piped())
         .spawn()?;
-    // By stdin and not as an argument: who can read the ticket can take the lock.
+    // Send the ticket through stdin: other users of the machine can see arguments, and a ticket is enough to take the
+    // lock.
     let mut stdin = child.stdin.take().expect("it is piped");
     writeln!(stdin, "{ticket}")?;
     let status = child.wait()?;
@@ -42,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn child(client: &Client) -> Result<(), Box<dyn Error>> {
     let mut ticket = String::new();
     io::stdin().read_line(&mut ticket)?;
-    // Renewed from now on by this process; a ticket is good once.
+    // From now on, this process renews the lock. The ticket is used up.
     let guard = client.adopt(ticket.trim_end())?;
     println!("child: goes on, with token {}", guard.fencing_token());
     guard.unlock()?;

@@ -1,8 +1,8 @@
-//! One of several candidates leads. Each stands again when it has lost the lead, so there is a leader
-//! again soon after one has crashed, was cut off, or was deposed.
+//! Leader election among several candidates. A leader that loses the lock becomes a candidate again. So there is a new
+//! leader soon after the old one crashed, was cut off, or was deposed.
 //!
-//! The candidates are threads with a client each here; they would be processes on several machines.
-//! `main` plays the operator who deposes three leaders, and then ends it all.
+//! Here the candidates are threads, each with its own client; in production they would be processes on several
+//! machines. `main` plays an operator: it deposes three leaders, and then ends the election.
 //!
 //! `cargo run --example leader`, with the address of your Redis in `REDIS_URL`.
 
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
     let client = || {
         Client::builder(&url)
-            .ttl(Duration::from_secs(5)) // for so long nobody leads after a crash
+            .ttl(Duration::from_secs(5)) // after a crash there is no leader for this long at most
             .build()
     };
     let (stop, stopped) = bounded(0);
@@ -52,8 +52,7 @@ fn stand(
 ) -> Result<(), leasehold::Error> {
     let mutex = client.mutex("leader");
     loop {
-        // With `lock()` it would be told at once when the place is free. To ask now and then is kinder
-        // to many candidates, and shows how not to block.
+        // `lock()` would return as soon as there is no leader. Polling instead leaves the thread free for other work.
         let Some(guard) = mutex.try_lock()? else {
             select! {
                 recv(stopped) -> _ => return Ok(()),
@@ -65,15 +64,15 @@ fn stand(
         let lost = guard.lost_signal();
         loop {
             select! {
-                // Told at the end of the validity at the latest, also when Redis cannot be reached:
-                // by then nobody else can lead yet.
+                // The channel is ready at the end of the validity at the latest, even if Redis cannot be reached. At
+                // that time no other candidate can lead yet.
                 recv(lost) -> reason => {
                     println!("{name} steps down: {}", reason.expect("its channel is kept open"));
                     break;
                 }
-                recv(stopped) -> _ => return Ok(()), // dropping the guard lets go
+                recv(stopped) -> _ => return Ok(()), // dropping the guard releases the lock
                 default(Duration::from_millis(50)) => {
-                    // A small piece of the leader's work, so that a loss is noticed soon.
+                    // A small piece of the leader's work. Short pieces let the leader notice a loss soon.
                 }
             }
         }

@@ -1,7 +1,7 @@
-//! A service object whose methods each take care of their lock themselves, and call one another.
+//! A service object whose methods lock the same lock and call one another.
 //!
-//! With a plain mutex, `deposit_less_fee` would wait for itself for ever. A reentrant one counts: the
-//! methods inside ask nobody, and the lock is let go when the outermost is done.
+//! With a plain mutex, `deposit_less_fee` would wait for itself for ever. With a reentrant mutex, the inner methods
+//! lock again without a request to Redis, and the lock is released when the outermost method returns.
 //!
 //! `cargo run --example reentrant`, with the address of your Redis in `REDIS_URL`.
 
@@ -30,19 +30,19 @@ impl Account {
         }
     }
 
-    /// Reads, adds, writes: nobody may come in between.
+    /// Reads the balance, adds `amount`, and writes the sum. No other process may write in between.
     fn deposit(&self, amount: i64) -> Result<(), Box<dyn Error>> {
         self.mutex.with(|guard| {
             println!("  {amount:+}, with the lock taken {} times", guard.depth());
             let after = self.balance()? + amount;
-            // A guard that came late would be refused here.
+            // If this guard has lost its lock, and a later holder has written, this write is refused.
             self.balance
                 .write(guard.fencing_token(), after.to_string())?;
             Ok(())
         })?
     }
 
-    /// Two steps that are seen together or not at all, by everybody who asks for the lock.
+    /// Does two steps under one lock: other holders of the lock see both or neither.
     fn deposit_less_fee(&self, amount: i64, fee: i64) -> Result<(), Box<dyn Error>> {
         self.mutex.with(|_| {
             self.deposit(amount)?;

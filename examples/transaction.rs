@@ -1,7 +1,7 @@
 //! Money that is moved between two accounts in Redis, only while the lock is held.
 //!
-//! What lies in the same Redis as the lock needs no fencing token: Redis itself looks, at the moment of
-//! writing, whether the lock is still this holder's. All is written or nothing.
+//! Data in the same Redis server as the lock needs no fencing token: when it writes, Redis itself checks that the lock
+//! is still held. It writes everything or nothing.
 //!
 //! `cargo run --example transaction`, with the address of your Redis in `REDIS_URL`.
 
@@ -11,11 +11,11 @@ use std::error::Error;
 use leasehold::redis::{self, Commands, cmd};
 use leasehold::{Client, MutexGuard};
 
-/// What is left after it; `None` if there is too little.
+/// Moves `amount`, and returns the rest; `None` if the account has too little.
 fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold::Error> {
     let moved = guard.transaction(|conn, pipe| {
-        // For writers that do not ask for the lock: if one of them changes the balance before ours is
-        // written, this closure runs again. So it should do nothing but read and fill `pipe`.
+        // For writers that do not take the lock: if one of them changes the balance before Redis executes `pipe`, this
+        // closure runs again. So it should only read and fill `pipe`.
         cmd("WATCH").arg("example:money:a").exec(conn)?;
         let there: i64 = conn.get::<_, Option<i64>>("example:money:a")?.unwrap_or(0);
         if there < amount {
@@ -28,7 +28,7 @@ fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold:
     if !moved.value {
         return Ok(None);
     }
-    // The replies to what is in `pipe`, but the one to ignore.
+    // The replies to the commands in `pipe`, without that of the command marked with `ignore`.
     let (left,) = moved.replies()?;
     Ok(Some(left))
 }
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("first: {:?}", move_money(&guard, 50)?);
     println!("second: {:?}", move_money(&guard, 50)?);
 
-    // Somebody takes the lock away. Whatever this holder knows of it, it writes nothing.
+    // An operator takes the lock away. The transaction writes nothing, even if this client has not noticed the loss.
     client.mutex("example:money").force_unlock()?;
     match move_money(&guard, 5) {
         Err(error) if error.is_lease_lost() => println!("third: {error}"),

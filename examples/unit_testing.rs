@@ -1,7 +1,7 @@
 //! How to test code that uses locks: without a server, and without waiting.
 //!
-//! `MemoryStore` keeps locks as Redis does, in this process. Its clock can be moved, it can forget everything, and it
-//! can fail; so what happens once a year in production happens here in a microsecond.
+//! `MemoryStore` keeps locks in this process, as Redis would. A test can move its clock, delete its keys, and let it
+//! fail. So a test of a rare outage takes microseconds.
 //!
 //! `cargo run --example unit_testing` (in your project these are `#[test]`s).
 
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use leasehold::{Client, ErrorKind, LossReason, MemoryStore};
 
-/// The code under test: takes a client, does not make one. Imports all rows, or as many as it may.
+/// The code under test. It gets its client from the caller. It imports all rows, or stops when the lock is lost.
 fn import(client: &Client, rows: &mut dyn Iterator<Item = u32>) -> Result<u32, leasehold::Error> {
     let guard = client.mutex("import").lock()?;
     let mut sum = 0;
     for row in rows {
-        guard.check()?; // between two rows, so that a lost lock does little harm
+        guard.check()?; // before each row, so little work happens after a loss
         sum += row;
     }
     guard.unlock()?;
@@ -25,7 +25,7 @@ fn import(client: &Client, rows: &mut dyn Iterator<Item = u32>) -> Result<u32, l
 fn imports_all_rows() -> Result<(), Box<dyn Error>> {
     let client = Client::memory()?;
     assert_eq!(import(&client, &mut [1, 2, 3].into_iter())?, 6);
-    assert!(!client.mutex("import").is_locked()?, "let go at the end");
+    assert!(!client.mutex("import").is_locked()?, "released at the end");
     Ok(())
 }
 
@@ -36,10 +36,10 @@ fn stops_when_the_process_slept_for_longer_than_the_ttl() -> Result<(), Box<dyn 
             memory.advance(Duration::from_secs(60)); // the ttl is 30 s
         }
     });
-    let error = import(&memory.client()?, &mut rows).expect_err("it slept for too long");
+    let error = import(&memory.client()?, &mut rows).expect_err("the process slept for too long");
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
-    assert_eq!(rows.next(), Some(3), "left alone");
+    assert_eq!(rows.next(), Some(3), "the third row is not imported");
     Ok(())
 }
 
@@ -75,7 +75,7 @@ fn stops_when_an_outage_lasts_for_longer_than_the_ttl() -> Result<(), Box<dyn Er
             memory.advance(Duration::from_secs(60));
         }
     });
-    let error = import(&memory.client()?, &mut rows).expect_err("nobody renewed its lock");
+    let error = import(&memory.client()?, &mut rows).expect_err("the lock was not renewed");
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
     Ok(())
 }
@@ -85,9 +85,9 @@ fn does_nothing_without_redis() -> Result<(), Box<dyn Error>> {
     let client = memory.builder().outage_timeout(Duration::ZERO).build()?;
     memory.fail(ErrorKind::Unavailable);
     let mut rows = [1, 2, 3].into_iter();
-    let error = import(&client, &mut rows).expect_err("there is no lock to be had");
+    let error = import(&client, &mut rows).expect_err("the store fails");
     assert!(error.is_unavailable());
-    assert_eq!(rows.next(), Some(1), "left alone");
+    assert_eq!(rows.next(), Some(1), "no row is imported");
     Ok(())
 }
 
