@@ -440,9 +440,9 @@ impl Mutex {
     /// if the lock was free, or was released at the same moment.
     ///
     /// For operators only: the holder may still be working, and continues until its client detects the loss. A client
-    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked) within
-    /// milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the grant is
-    /// less than a second old, `force_unlock` waits until the holder's client is subscribed. A client without
+    /// that is subscribed to notifications reports [`LossReason::ForceUnlocked`](crate::LossReason::ForceUnlocked)
+    /// within milliseconds. A client subscribes when it has held a lock for 30 ms or has to wait for a lock. So if the
+    /// grant is less than a second old, `force_unlock` waits until the holder's client is subscribed. A client without
     /// notifications detects the loss at its next renewal at the latest, and reports `Deleted` or `TakenOver`. Fencing
     /// tokens refuse the late writes of the holder.
     ///
