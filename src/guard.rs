@@ -322,8 +322,8 @@ impl MutexGuard {
     /// So a holder that lost the lock writes nothing, even if it has not noticed the loss. `body` may `WATCH` more keys
     /// on `conn` before it reads them: then Redis also writes nothing if one of these keys has changed.
     ///
-    /// If a watched key has changed and the lock is still held, `body` runs again with an empty pipeline, up to 100
-    /// times. That happens when the lock is renewed, when the first waiter joins its queue, or when another client
+    /// If a watched key has changed and the lock is still held, `body` runs again with an empty pipeline, up to
+    /// 100 times. That happens when the lock is renewed, when the first waiter joins its queue, or when another client
     /// writes to a key that `body` watches. So `body` should only read and fill `pipe`: its other effects, and writes
     /// on `conn`, are not undone. If `pipe` stays empty, nothing is written, and everything that `body` read was read
     /// while the lock was held. [`Committed`] has the value that `body` returned, and the replies to the commands in

@@ -107,8 +107,8 @@ impl Mutex {
     }
 
     /// Sets a ttl at whose end the lock ends, since the client does not renew it. A holder that still works then loses
-    /// the lock with [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) the lock. 10
-    /// ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
+    /// the lock with [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) the lock.
+    /// 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
     ///
     /// ```
     /// # use std::time::Duration;
