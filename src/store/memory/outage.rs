@@ -104,16 +104,13 @@ impl Outage {
             match state.mode {
                 None => return Ok(()),
                 Some(Mode::Fails(kind)) => {
-                    return Err(Error::new(
-                        kind,
-                        "the memory store fails, as it was told to",
-                    ));
+                    return Err(Error::new(kind, "MemoryStore::fail was called"));
                 }
                 Some(Mode::Hangs) => {}
             }
             let left = deadline.map(|deadline| deadline.since(clock.now()));
             let Some(left) = left.filter(|left| !left.is_zero()) else {
-                let message = "the memory store hangs, as it was told to";
+                let message = "no reply in time, since MemoryStore::hang was called";
                 return Err(Error::new(ErrorKind::Timeout, message));
             };
             self.changed.wait_for(&mut state, left);

@@ -326,7 +326,7 @@ fn not_allowed_error(what: &str) -> Error {
 
 /// The error of a transaction that was sent, at least in part, and whose reply did not come.
 fn outcome_unknown(error: Error) -> Error {
-    let message = "what was to be written may be written or not";
+    let message = "no reply to EXEC: either everything was or will be written, or nothing";
     Error::new(ErrorKind::Timeout, message).with_source(error)
 }
 
