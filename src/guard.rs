@@ -269,7 +269,7 @@ impl MutexGuard {
     /// # Errors
     /// `LeaseLost` if the lock was lost; `InvalidConfig` if `duration` is out of the bounds of a ttl or goes beyond
     /// `max_hold`. `Timeout` or `Unavailable` if Redis did not reply: the lock is held for as long as before, and Redis
-    /// may keep the key for longer. `Denied`, `Protocol` and `Shutdown` at once; `Forked` in a child of the process
+    /// may keep the key for longer. `Denied` and `Protocol` at once; `Forked` in a child of the process
     /// that holds the lock.
     ///
     /// ```
