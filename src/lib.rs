@@ -1,4 +1,4 @@
-//! Locks in Redis for services made of threads.
+//! Locks in Redis for multi-threaded services.
 //!
 //! A [`Client`] acquires a lock that all processes and machines respect, and blocks the calling thread until it has it.
 //! The client renews each held lock in the background. It notifies the holder when a lock is lost. Each grant has a
