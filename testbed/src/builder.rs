@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::provide::{Install, provide_server};
 use crate::{Error, Server};
 
-/// The longest path that fits a unix socket address everywhere, its final NUL not counted.
+/// The longest path that fits a unix socket address on every system, without its final NUL.
 const SOCKET_PATH_LIMIT: usize = 103;
 
 /// Settings of a [`Server`]; made by [`Server::builder`].
@@ -21,14 +21,14 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Adds a line to redis.conf, after the server's own: `arg("maxmemory", "2mb")`. The value is
-    /// written as it is, so one with blanks in it needs quotes where redis.conf wants them.
+    /// Adds a line to redis.conf, after the server's own: `arg("maxmemory", "2mb")`. The value is written
+    /// unchanged, so a value with blanks needs quotes where redis.conf wants them.
     pub fn arg(mut self, directive: impl Into<String>, value: impl Into<String>) -> Self {
         self.directives.push((directive.into(), value.into()));
         self
     }
 
-    /// Asks every client for this password.
+    /// Requires this password from every client.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
         self
@@ -40,10 +40,10 @@ impl ServerBuilder {
         self
     }
 
-    /// Starts the server and waits until it answers.
+    /// Starts the server and waits until it replies.
     ///
     /// # Errors
-    /// As [`Server::start`]; a directive that the server does not know, or a line feed in one.
+    /// As [`Server::start`]; a directive that the server does not know, or a line feed in a directive.
     pub fn start(self) -> Result<Server, Error> {
         for (directive, value) in &self.directives {
             if directive.contains(['\n', '\r']) || value.contains(['\n', '\r']) {
@@ -85,7 +85,7 @@ impl ServerBuilder {
         self.unix_socket.then(|| directory.join("redis.sock"))
     }
 
-    /// Writes redis.conf into `directory` and gives back its path.
+    /// Writes redis.conf into `directory` and returns its path.
     pub(crate) fn write(&self, directory: &Path, port: u16) -> Result<PathBuf, Error> {
         let path = directory.join("redis.conf");
         std::fs::write(&path, self.text(directory, port))
@@ -117,7 +117,7 @@ impl ServerBuilder {
     }
 }
 
-/// As redis.conf reads a text in quotes.
+/// The text in quotes, as redis.conf reads it.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for byte in text.bytes() {

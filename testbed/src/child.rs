@@ -1,10 +1,9 @@
-//! The child's side of the protocol between a process and the one that started it: [`Process`](crate::Process)
-//! is the parent's. Ends the child when its input ends, so that none is left behind whatever becomes of the
-//! parent.
+//! The child's side of the protocol between a process and its parent; [`Process`](crate::Process) is the
+//! parent's side. Ends the child when its input ends, so that no child outlives its parent.
 //!
-//! A message is one line. To the child: a JSON value, its assignment first, then orders. From the child: [`MARK`]
-//! and `{"Ok": message}`, or `{"Err": reason}` before it fails. The parent ignores other text on the child's
-//! standard output, such as that of a test harness.
+//! A message is one line. To the child: a JSON value, its assignment first, then orders. From the child:
+//! [`MARK`] and `{"Ok": message}`, or `{"Err": reason}` before it fails. The parent ignores other text on the
+//! child's standard output, such as that of a test harness.
 
 use std::io::{self, Write as _};
 use std::process::{self, ExitCode};
@@ -15,10 +14,10 @@ use crossbeam_channel::{Receiver, unbounded};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Stands before each message of a child.
+/// Precedes each message of a child.
 pub const MARK: &str = "@ ";
 
-/// Does `work` with its assignment and the orders that follow. A failure is reported to the parent.
+/// Runs `work` with its assignment and the orders that follow. A failure is reported to the parent.
 pub fn run<A, O>(work: impl FnOnce(A, Receiver<O>) -> anyhow::Result<()>) -> ExitCode
 where
     A: DeserializeOwned,
@@ -28,7 +27,7 @@ where
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Without a parent there is nobody left to hear it.
+            // Without a parent nobody reads the message.
             let _ = write(&Err::<(), _>(format!("{error:#}")));
             ExitCode::FAILURE
         }
@@ -54,7 +53,7 @@ where
 /// Sends the parent a message.
 ///
 /// # Errors
-/// The parent does not listen any more.
+/// The parent does not read any more.
 pub fn say(message: &impl Serialize) -> anyhow::Result<()> {
     write(&Ok::<_, String>(message))
 }

@@ -1,8 +1,8 @@
-//! What went wrong, in words that say what to do next. Never a bare error code.
+//! Errors as text that says what to do next. Never a bare error code.
 
 use std::{fmt, io};
 
-/// Why a server, a proxy or a command could not do what was asked.
+/// The reason why a server, a proxy or a command failed.
 #[derive(Debug)]
 pub struct Error {
     message: String,

@@ -1,22 +1,22 @@
-//! One direction of one proxied connection: bytes in, the same bytes out, possibly later. Never
-//! waits, never drops or changes a byte that can still be delivered.
+//! One direction of one proxied connection: passes bytes on unchanged, possibly later. Never waits, and never
+//! drops or changes a byte that can still be delivered.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Bytes held back per direction before the sender is no longer read from.
+/// The most bytes held back per direction; beyond that, the proxy does not read from the sender.
 const HOLD_LIMIT: usize = 64 << 20;
-/// The same while nothing is held back on purpose: the receiver is merely slow.
+/// The same while no fault holds bytes back: the receiver is merely slow.
 const FLOW_LIMIT: usize = 1 << 20;
-/// Reads in a row before others have their turn.
+/// Reads in a row before other connections have their turn.
 const TURN_LIMIT: usize = 16;
 
 struct Chunk {
     arrived: Instant,
     bytes: Vec<u8>,
-    /// How many of `bytes` are delivered already.
+    /// The number of `bytes` that are delivered already.
     sent: usize,
 }
 
@@ -60,8 +60,8 @@ impl Flow {
             .and_then(|chunk| chunk.arrived.checked_add(delay))
     }
 
-    /// Reads what has arrived. Gives back whether the sender broke the connection, rather than
-    /// ended its direction of it.
+    /// Reads what has arrived. Returns whether the sender broke the connection, instead of ending its
+    /// direction.
     pub(crate) fn fill(&mut self, mut from: &TcpStream, held: bool, buffer: &mut [u8]) -> bool {
         for _ in 0..TURN_LIMIT {
             if !self.wants_bytes(held) {
@@ -90,8 +90,8 @@ impl Flow {
         false
     }
 
-    /// Writes what is due, `budget` bytes at most, and then the end when there is nothing more to
-    /// come. Gives back how many bytes went out.
+    /// Writes what is due, `budget` bytes at most, and then the end when no more bytes will come. Returns the
+    /// number of bytes written.
     pub(crate) fn drain(&mut self, to: &TcpStream, delay: Duration, budget: usize) -> usize {
         let now = Instant::now();
         let mut written = 0;
@@ -109,7 +109,7 @@ impl Flow {
         }
         if self.ended && self.queued == 0 && !self.closed {
             self.closed = true;
-            // Fails when the receiver has gone, who then needs not be told.
+            // Fails when the receiver has gone, which then needs no notice.
             let _ = to.shutdown(Shutdown::Write);
         }
         written

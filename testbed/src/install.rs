@@ -1,5 +1,5 @@
-//! The package managers that can install a server. Never leaves more behind than the package: no
-//! service is started or left enabled, no policy is written.
+//! The package managers that can install a server. Leaves nothing behind but the package: no service is
+//! started or left enabled, and no policy is written.
 
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
@@ -45,9 +45,9 @@ const APK: &str = "apk add --no-cache redis || apk add --no-cache valkey";
 pub(crate) struct Manager {
     program: &'static str,
     script: &'static str,
-    /// What a person would type.
+    /// The command for a person to type.
     by_hand: &'static str,
-    /// Whether it wants to be root; the others refuse to be.
+    /// Whether it must run as root; the others refuse to run as root.
     as_root: bool,
 }
 
@@ -78,7 +78,7 @@ const MANAGERS: [Manager; 4] = [
     },
 ];
 
-/// The first package manager that can be used, or why there is none.
+/// The first package manager that can be used, or the reason why there is none.
 pub(crate) fn choose(environment: &Environment) -> Result<&'static Manager, String> {
     let mut reason = "none of the package managers apt-get, brew, dnf and apk is on PATH";
     for manager in &MANAGERS {
@@ -120,7 +120,7 @@ impl Manager {
         self.program
     }
 
-    /// Runs the package manager and shows what it says.
+    /// Runs the package manager and shows its output.
     pub(crate) fn install(&self, environment: &Environment) -> Result<(), String> {
         let with_sudo = self.as_root && !environment.is_root;
         let by = if with_sudo { "sudo and " } else { "" };
@@ -142,12 +142,15 @@ impl Manager {
             .env("PATH", &environment.path)
             .stdin(Stdio::null());
         if let Ok(stderr) = std::io::stderr().as_fd().try_clone_to_owned() {
-            // Stdout belongs to whoever asked for a server.
+            // Stdout belongs to the program that needs the server.
             command.stdout(stderr);
         }
         match command.status() {
             Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(format!("{} could not install it ({status})", self.program)),
+            Ok(status) => Err(format!(
+                "{} could not install redis-server ({status})",
+                self.program
+            )),
             Err(error) => Err(format!("{} could not be started: {error}", self.program)),
         }
     }

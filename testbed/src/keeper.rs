@@ -1,5 +1,5 @@
-//! The process that owns a server and outlives nobody: it ends the server when asked to, and when
-//! the program that started it is gone, however that ended. Never speaks to the server.
+//! The process that owns a server and never outlives its program: it ends the server on request, and when the
+//! program that started it ends in any way. Never speaks to the server.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
@@ -75,7 +75,8 @@ impl Keeper {
         if let Some(stdout) = self.child.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;
         }
-        let complaint = || io::Error::other(format!("/bin/sh told no process id but {line:?}"));
+        let complaint =
+            || io::Error::other(format!("/bin/sh wrote {line:?} instead of a process id"));
         line.trim().parse().map_err(|_| complaint())
     }
 
@@ -93,7 +94,7 @@ impl Drop for Keeper {
     /// Ends the server by SIGKILL and waits for its end.
     fn drop(&mut self) {
         if let Some(mut stdin) = self.stdin.take() {
-            // Fails when the server has ended by itself, and with it the keeper.
+            // Fails when the server, and with it the keeper, has ended by itself.
             let _ = stdin.write_all(b"end\n");
         }
         let _ = self.child.wait();

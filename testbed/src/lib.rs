@@ -1,6 +1,6 @@
-//! Private servers and faults for leasehold's tests, benches and demo: real processes and real
-//! sockets; and a protocol between a process and those that it starts. Knows nothing of leasehold, and never
-//! touches a server it did not start.
+//! Private servers and faults for leasehold's tests, benches and demo: real processes and real sockets; and a
+//! protocol between a process and its children. Knows nothing of leasehold, and never touches a server that
+//! it did not start.
 
 mod builder;
 pub mod child;

@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Below the ports that Linux and macOS hand out to outgoing connections. A client that keeps
-/// dialling a dead server there could be given that very port as its own, be connected to itself,
-/// and so keep the server from coming back.
+/// Below the ports that Linux and macOS give to outgoing connections. A client that keeps dialling a dead
+/// server on such a port could get this very port as its own, connect to itself, and so keep the server from
+/// coming back.
 const RANGE: Range<u16> = 10_000..32_000;
 
 /// Each port is tried once per process before any is tried again: a server that is down for a
@@ -34,7 +34,7 @@ pub(crate) fn listen() -> io::Result<TcpListener> {
     outcome
 }
 
-/// A port that was free a moment ago; whoever starts a server there may still come second.
+/// A port that was free a moment ago; another program may still take it first.
 pub(crate) fn free() -> io::Result<u16> {
     Ok(listen()?.local_addr()?.port())
 }

@@ -1,5 +1,5 @@
-//! The parent's side of the protocol between a process and the one that started it: [`child`](crate::child)
-//! is the other, and describes the protocol. A [`Process`] that is dropped is killed.
+//! The parent's side of the protocol between a process and its parent; [`child`](crate::child) is the other
+//! side, and describes the protocol. Dropping a [`Process`] kills it.
 
 use std::env;
 use std::fmt::Debug;
@@ -18,10 +18,10 @@ use serde::de::DeserializeOwned;
 use crate::child::MARK;
 use crate::eventually;
 
-/// For the end of a process that takes no orders any more.
+/// How long to wait for the last message of a process that accepts no more orders.
 const LAST_WORDS: Duration = Duration::from_secs(60);
 
-/// A process that sends `M`. Dropped, it is killed.
+/// A process that sends messages of type `M`. Dropping it kills the process.
 pub struct Process<M> {
     name: String,
     child: Child,
@@ -43,12 +43,12 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
         Self::start(name, Command::new(program).args(arguments), assignment)
     }
 
-    /// Starts `command` in a process group of its own: Ctrl-C is for the parent, which ends its processes itself.
-    /// The assignment goes to its input: everybody on the machine can read a command line, and a URL may hold a
-    /// password.
+    /// Starts `command` in a process group of its own: Ctrl-C is for the parent, which ends its processes
+    /// itself. The assignment goes to its input: every user of the machine can read a command line, and a URL
+    /// may contain a password.
     ///
     /// # Errors
-    /// It cannot be started, or ends at once.
+    /// The command cannot be started, or ends at once.
     pub fn start(
         name: impl Into<String>,
         command: &mut Command,
@@ -82,24 +82,24 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
         let Err(error) = self.orders.write_all(line.as_bytes()) else {
             return Ok(());
         };
-        // Why it ended is in its last message.
+        // The last message says why the process ended.
         while self.hear(LAST_WORDS)?.is_some() {}
-        Err(error).with_context(|| format!("{} takes no orders", self.name))
+        Err(error).with_context(|| format!("{} accepts no orders", self.name))
     }
 
-    /// Its next message, which must come within `limit`.
+    /// The next message of the process, which must come within `limit`.
     ///
     /// # Errors
-    /// It says nothing for so long, reports a failure, or has ended.
+    /// No message comes within `limit`, or the process reports a failure, or has ended.
     pub fn message(&self, limit: Duration) -> anyhow::Result<M> {
         let message = self.hear(limit)?;
-        message.with_context(|| format!("{} said nothing for {limit:?}", self.name))
+        message.with_context(|| format!("{} sent nothing for {limit:?}", self.name))
     }
 
-    /// Its next message, if one comes within `limit`.
+    /// The next message of the process, if one comes within `limit`.
     ///
     /// # Errors
-    /// It reports a failure, or has ended.
+    /// The process reports a failure, or has ended.
     pub fn hear(&self, limit: Duration) -> anyhow::Result<Option<M>> {
         match self.messages.recv_timeout(limit) {
             Ok(message) => message.map(Some).with_context(|| self.name.clone()),
@@ -108,15 +108,16 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
         }
     }
 
-    /// Its messages, to wait for beside other things. The last one is an error.
+    /// The channel of the process's messages, to wait for beside other channels. The last message is an
+    /// error.
     pub fn messages(&self) -> &Receiver<anyhow::Result<M>> {
         &self.messages
     }
 
-    /// Waits for the process to end by itself, and well.
+    /// Waits for the process to end by itself, with success.
     ///
     /// # Errors
-    /// It fails, or does not end within `limit`.
+    /// The process fails, or does not end within `limit`.
     pub fn finish(mut self, limit: Duration) -> anyhow::Result<()> {
         let status = self.status(limit)?;
         ensure!(status.success(), "{} failed: {status}", self.name);
@@ -126,7 +127,7 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     /// Waits for the process to end.
     ///
     /// # Errors
-    /// It does not end within `limit`.
+    /// The process does not end within `limit`.
     pub fn status(&mut self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let mut status = None;
         let ended = eventually(limit, || {
@@ -142,12 +143,12 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     where
         M: Debug,
     {
-        anyhow!("{} said {got:?} where it should say {wanted}", self.name)
+        anyhow!("{} sent {got:?} instead of {wanted}", self.name)
     }
 }
 
 impl<M> Process<M> {
-    /// Ends it with SIGKILL: when this returns, it does nothing more.
+    /// Ends the process with SIGKILL, and returns when it has ended.
     ///
     /// # Errors
     /// The system refuses it.
@@ -157,21 +158,21 @@ impl<M> Process<M> {
         Ok(())
     }
 
-    /// Sends it a signal.
+    /// Sends the process a signal.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let signalled = kill_process(Pid::from_child(&self.child), signal);
         signalled.with_context(|| format!("{} has ended by itself", self.name))
     }
 
-    /// What errors call it.
+    /// The name of the process in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -196,13 +197,13 @@ fn listen<M: DeserializeOwned + Send + 'static>(
                     Some((_, message)) => read(message),
                     None => continue,
                 },
-                Err(error) => Err(anyhow!("cannot read what it says: {error}")),
+                Err(error) => Err(anyhow!("cannot read its output: {error}")),
             };
             if sender.send(message).is_err() {
                 return;
             }
         }
-        // The parent may have stopped listening: then nobody misses this.
+        // The parent may have stopped listening: then nobody needs this message.
         let _ = sender.send(Err(anyhow!("has ended by itself")));
     });
     messages
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn its_last_message_says_why_it_takes_no_orders() -> anyhow::Result<()> {
+    fn a_failed_order_reports_the_last_message() -> anyhow::Result<()> {
         let mut process =
             script(r#"read assignment; echo '@ {"Ok": 1}'; echo '@ {"Err": "no luck"}'"#)?;
         let refusal = loop {
@@ -236,11 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn it_may_be_silent_for_as_long_as_it_lives() -> anyhow::Result<()> {
+    fn a_silent_running_process_is_no_error() -> anyhow::Result<()> {
         let mut process = script("read assignment; read order")?;
         assert_eq!(process.hear(Duration::ZERO)?, None);
         process.order(&())?;
-        let end = process.hear(LAST_WORDS).expect_err("it has said nothing");
+        let end = process
+            .hear(LAST_WORDS)
+            .expect_err("a running process without messages");
         assert_eq!(format!("{end:#}"), "it: has ended by itself");
         Ok(())
     }
@@ -255,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_fails_or_goes_on_does_not_finish() -> anyhow::Result<()> {
+    fn finish_fails_if_the_process_fails_or_continues() -> anyhow::Result<()> {
         let failed = script("read assignment; exit 3")?
             .finish(LAST_WORDS)
             .expect_err("it failed");
         assert_eq!(format!("{failed}"), "it failed: exit status: 3");
         let limit = Duration::from_millis(50);
         let hung = script("read assignment; read order")?.finish(limit);
-        let hung = hung.expect_err("it waits for an order");
+        let hung = hung.expect_err("the process waits for an order");
         assert_eq!(format!("{hung}"), "it still runs after 50ms");
         Ok(())
     }

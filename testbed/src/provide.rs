@@ -1,5 +1,5 @@
-//! Where the server program comes from: the environment, PATH, or the system's package manager.
-//! Never chooses another program than the one the environment names.
+//! Finds or installs the server program: from the environment, PATH, or the system's package manager. Never
+//! chooses another program than the one that the environment names.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
@@ -11,13 +11,13 @@ use crate::install;
 
 /// Names of the server program; the first one found is taken.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
-/// Names a program to use instead of those on PATH.
+/// The variable that names a program to use instead of those on PATH.
 const VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
-/// Where package managers put programs; PATH may lack the one of a manager just used.
+/// The directories of package managers; PATH may lack that of a manager just used.
 const PACKAGE_DIRECTORIES: &str =
     "/usr/bin:/usr/local/bin:/opt/homebrew/bin:/home/linuxbrew/.linuxbrew/bin";
 
-/// What this process installed, in case PATH does not lead there.
+/// The program that this process installed, in case PATH does not lead there.
 static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
 
 /// Whether a missing server may be installed.
@@ -25,28 +25,28 @@ static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
 pub enum Install {
     /// With the system's package manager.
     Allowed,
-    /// Not at all: a missing server is an error that says what to do.
+    /// Never: a missing server is an error that says what to do.
     Forbidden,
 }
 
-/// The server program: `LEASEHOLD_REDIS_SERVER` if set, else `redis-server`, else `valkey-server`
-/// on PATH, else what [`provide_server`] installed. `None` also when the variable names something
-/// that cannot be run.
+/// The server program: `LEASEHOLD_REDIS_SERVER` if set, else `redis-server`, else `valkey-server` on PATH,
+/// else the one that [`provide_server`] installed. `None` also when the variable names something that cannot
+/// be run.
 pub fn find_server() -> Option<PathBuf> {
     Environment::current()
         .find()
         .or_else(|| INSTALLED.get().cloned())
 }
 
-/// As [`find_server`]; a missing server is installed with apt-get, brew, dnf or apk if that is
-/// allowed. Prints each step to stderr. No service is started or left enabled.
+/// As [`find_server`]; a missing server is installed with apt-get, brew, dnf or apk if that is allowed.
+/// Prints each step to stderr. No service is started or left enabled.
 ///
-/// Give the path to child processes that start servers, as `LEASEHOLD_REDIS_SERVER`: PATH need not
-/// lead to what was just installed.
+/// Give the path to child processes that start servers, as `LEASEHOLD_REDIS_SERVER`: PATH need not lead to
+/// the new program.
 ///
 /// # Errors
-/// There is no server and none may or can be installed, or `LEASEHOLD_REDIS_SERVER` names something
-/// that cannot be run; the error says what to do.
+/// There is no server and none may or can be installed, or `LEASEHOLD_REDIS_SERVER` names something that
+/// cannot be run; the error says what to do.
 pub fn provide_server(install: Install) -> Result<PathBuf, Error> {
     let environment = Environment::current();
     if environment.chosen.is_none()
@@ -61,7 +61,7 @@ pub fn provide_server(install: Install) -> Result<PathBuf, Error> {
     Ok(provided)
 }
 
-/// What the answer depends on, so that tests can make it up.
+/// The inputs of the search; tests replace them.
 pub(crate) struct Environment {
     /// `LEASEHOLD_REDIS_SERVER`, unless empty.
     pub(crate) chosen: Option<OsString>,
@@ -99,9 +99,8 @@ impl Environment {
         }
         if let Some(chosen) = &self.chosen {
             return Err(Error::new(format!(
-                "{VARIABLE} is set to {chosen:?}, but that is not a program that can be run: \
-                 set it to the path of redis-server or valkey-server, or unset it \
-                 to use the one on PATH"
+                "{VARIABLE} is set to {chosen:?}, which is not a program that can be run: set it to the path \
+                of redis-server or valkey-server, or unset it to use the one on PATH"
             )));
         }
         match install {
@@ -113,7 +112,8 @@ impl Environment {
     fn install(&self) -> Result<PathBuf, Error> {
         let manager = install::choose(self).map_err(|reason| self.missing(&reason))?;
         let outcome = manager.install(self);
-        // Looked for whatever the outcome: a package may be complete but for its service.
+        // Searched whether the installation succeeded or not: a package may be complete except for its
+        // service.
         let found = resolve_any(&self.path).or_else(|| resolve_any(&self.package_directories));
         match (found, outcome) {
             (Some(found), _) => {
@@ -174,12 +174,12 @@ mod tests {
 
     use super::*;
 
-    /// A PATH of one directory, with made-up programs that write down what they were asked.
-    struct Stage(TempDir);
+    /// A PATH of one directory, with fake programs that log their arguments.
+    struct FakePath(TempDir);
 
-    impl Stage {
-        fn new() -> Stage {
-            Stage(TempDir::new().unwrap())
+    impl FakePath {
+        fn new() -> FakePath {
+            FakePath(TempDir::new().unwrap())
         }
 
         fn file(&self, name: &str) -> PathBuf {
@@ -205,7 +205,7 @@ mod tests {
             file
         }
 
-        /// The command that puts `name` on this stage, for the script of a package manager.
+        /// The command that puts `name` into this PATH, for the script of a package manager.
         fn putting(&self, name: &str) -> String {
             let file = self.file(name).display().to_string();
             format!("/bin/cp /bin/sh '{file}'")
@@ -231,44 +231,44 @@ mod tests {
 
     #[test]
     fn redis_comes_before_valkey_and_both_before_nothing() {
-        let stage = Stage::new();
-        assert_eq!(stage.environment().find(), None);
-        let valkey = stage.program("valkey-server", "");
-        assert_eq!(stage.environment().find(), Some(valkey));
-        let redis = stage.program("redis-server", "");
-        assert_eq!(stage.environment().find(), Some(redis));
+        let path = FakePath::new();
+        assert_eq!(path.environment().find(), None);
+        let valkey = path.program("valkey-server", "");
+        assert_eq!(path.environment().find(), Some(valkey));
+        let redis = path.program("redis-server", "");
+        assert_eq!(path.environment().find(), Some(redis));
     }
 
     #[test]
-    fn what_cannot_be_run_is_not_a_program() {
-        let stage = Stage::new();
-        fs::create_dir(stage.file("redis-server")).unwrap();
-        fs::write(stage.file("valkey-server"), "").unwrap();
-        assert_eq!(stage.environment().find(), None);
+    fn files_that_cannot_run_are_skipped() {
+        let path = FakePath::new();
+        fs::create_dir(path.file("redis-server")).unwrap();
+        fs::write(path.file("valkey-server"), "").unwrap();
+        assert_eq!(path.environment().find(), None);
         let environment = Environment {
             path: OsString::new(),
-            ..stage.environment()
+            ..path.environment()
         };
         assert_eq!(environment.find(), None);
         let environment = Environment {
             path: "/nowhere::".into(),
-            ..stage.environment()
+            ..path.environment()
         };
         assert_eq!(environment.find(), None);
     }
 
     #[test]
-    fn the_variable_decides_by_path_or_by_name_and_a_wrong_one_is_told() {
-        let stage = Stage::new();
-        let redis = stage.program("redis-server", "");
-        let mine = stage.program("mine", "");
+    fn the_variable_names_a_path_or_program() {
+        let path = FakePath::new();
+        let redis = path.program("redis-server", "");
+        let mine = path.program("mine", "");
         let choose = |chosen: &OsStr| Environment {
             chosen: Some(chosen.to_owned()),
-            ..stage.environment()
+            ..path.environment()
         };
         assert_eq!(choose(mine.as_os_str()).find(), Some(mine.clone()));
         assert_eq!(choose(OsStr::new("mine")).find(), Some(mine));
-        assert_eq!(stage.environment().find(), Some(redis));
+        assert_eq!(path.environment().find(), Some(redis));
         let wrong = choose(OsStr::new("/nowhere/redis-server"));
         assert_eq!(wrong.find(), None);
         for install in [Install::Allowed, Install::Forbidden] {
@@ -279,9 +279,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_installed_when_that_is_forbidden_and_the_error_says_how_to() {
-        let stage = Stage::new();
-        let message = complaint(&stage.environment(), Install::Forbidden);
+    fn forbidden_installation_fails_with_the_command_to_run() {
+        let path = FakePath::new();
+        let message = complaint(&path.environment(), Install::Forbidden);
         for part in [
             "apt-get install",
             "brew install",
@@ -290,30 +290,30 @@ mod tests {
         ] {
             assert!(message.contains(part), "{message}");
         }
-        stage.program("dnf", &stage.putting("redis-server"));
-        let message = complaint(&stage.environment(), Install::Forbidden);
+        path.program("dnf", &path.putting("redis-server"));
+        let message = complaint(&path.environment(), Install::Forbidden);
         assert!(message.contains("`dnf install redis`"), "{message}");
         assert!(!message.contains("brew"), "{message}");
-        assert_eq!(stage.log(), "");
+        assert_eq!(path.log(), "");
     }
 
     #[test]
     fn apt_get_updates_its_lists_only_when_it_must() {
-        let stage = Stage::new();
-        stage.program("apt-get", &stage.putting("redis-server"));
-        assert!(stage.environment().install().is_ok());
-        assert_eq!(stage.log().lines().count(), 1, "{}", stage.log());
-        assert!(stage.log().ends_with(" redis-server\n"), "{}", stage.log());
+        let path = FakePath::new();
+        path.program("apt-get", &path.putting("redis-server"));
+        assert!(path.environment().install().is_ok());
+        assert_eq!(path.log().lines().count(), 1, "{}", path.log());
+        assert!(path.log().ends_with(" redis-server\n"), "{}", path.log());
 
-        let stage = Stage::new();
-        let fresh = stage.file("fresh").display().to_string();
+        let path = FakePath::new();
+        let fresh = path.file("fresh").display().to_string();
         let script = format!(
             "case \"$*\" in *update) : >'{fresh}';; *) [ -e '{fresh}' ] && {};; esac",
-            stage.putting("redis-server")
+            path.putting("redis-server")
         );
-        stage.program("apt-get", &script);
-        assert!(stage.environment().install().is_ok());
-        let log = stage.log();
+        path.program("apt-get", &script);
+        assert!(path.environment().install().is_ok());
+        let log = path.log();
         let lines: Vec<&str> = log.lines().collect();
         assert_eq!(lines.len(), 3, "{log}");
         assert!(lines[1].ends_with(" update"), "{log}");
@@ -321,76 +321,76 @@ mod tests {
 
     #[test]
     fn apt_get_asks_nothing_and_starts_no_service() {
-        let stage = Stage::new();
+        let path = FakePath::new();
         let check = "[ \"$DEBIAN_FRONTEND/$RUNLEVEL\" = noninteractive/1 ]";
-        stage.program(
+        path.program(
             "apt-get",
-            &format!("{check} && {}", stage.putting("valkey-server")),
+            &format!("{check} && {}", path.putting("valkey-server")),
         );
-        assert!(stage.environment().install().is_ok());
-        assert!(stage.log().contains(" -y ") && stage.log().contains("--no-install-recommends"));
+        assert!(path.environment().install().is_ok());
+        assert!(path.log().contains(" -y ") && path.log().contains("--no-install-recommends"));
     }
 
     #[test]
     fn apt_get_leaves_no_new_service_enabled() {
-        let package_of = |stage: &Stage| {
-            let files = stage.0.path().display().to_string();
+        let package_of = |path: &FakePath| {
+            let files = path.0.path().display().to_string();
             format!("[ ! -e '{files}/'$3 ] || echo installed")
         };
-        let stage = Stage::new();
-        stage.program("apt-get", &stage.putting("redis-server"));
-        stage.program("dpkg-query", &package_of(&stage));
-        stage.program("update-rc.d", "");
-        assert!(stage.environment().install().is_ok());
-        let log = stage.log();
+        let path = FakePath::new();
+        path.program("apt-get", &path.putting("redis-server"));
+        path.program("dpkg-query", &package_of(&path));
+        path.program("update-rc.d", "");
+        assert!(path.environment().install().is_ok());
+        let log = path.log();
         assert_eq!(log.matches("update-rc.d").count(), 1, "{log}");
         assert!(log.contains("update-rc.d redis-server disable\n"), "{log}");
-        // It was there before, so its owner decides.
+        // The package was there before, so its owner decides.
         let log = log.len();
-        assert!(stage.environment().install().is_ok());
-        let log = &stage.log()[log..];
+        assert!(path.environment().install().is_ok());
+        let log = &path.log()[log..];
         assert!(log.contains("apt-get"), "{log}");
         assert!(!log.contains("update-rc.d"), "{log}");
     }
 
     #[test]
     fn a_failed_installation_leaves_no_service_enabled() {
-        let stage = Stage::new();
-        stage.program("apt-get", &format!("{}; exit 1", stage.putting("mark")));
-        stage.program(
+        let path = FakePath::new();
+        path.program("apt-get", &format!("{}; exit 1", path.putting("mark")));
+        path.program(
             "dpkg-query",
             &format!(
                 "[ ! -e '{}' ] || echo installed",
-                stage.file("mark").display()
+                path.file("mark").display()
             ),
         );
-        stage.program("update-rc.d", "");
-        assert!(stage.environment().install().is_err());
-        let log = stage.log();
+        path.program("update-rc.d", "");
+        assert!(path.environment().install().is_err());
+        let log = path.log();
         assert!(log.contains("update-rc.d redis-server disable"), "{log}");
     }
 
     #[test]
-    fn sudo_is_used_unless_root_and_brew_never_by_root() {
-        let stage = Stage::new();
-        stage.program("apk", &stage.putting("redis-server"));
+    fn root_needs_no_sudo_and_never_runs_brew() {
+        let path = FakePath::new();
+        path.program("apk", &path.putting("redis-server"));
         let user = || Environment {
             is_root: false,
-            ..stage.environment()
+            ..path.environment()
         };
         let message = complaint(&user(), Install::Allowed);
         assert!(message.contains("sudo"), "{message}");
-        stage.program("sudo", "exec \"$@\"");
+        path.program("sudo", "exec \"$@\"");
         assert!(user().install().is_ok());
-        let log = stage.log();
+        let log = path.log();
         assert!(
             log.starts_with("sudo ") && log.contains("\napk add"),
             "{log}"
         );
 
-        let stage = Stage::new();
-        stage.program("brew", &stage.putting("redis-server"));
-        let message = complaint(&stage.environment(), Install::Allowed);
+        let path = FakePath::new();
+        path.program("brew", &path.putting("redis-server"));
+        let message = complaint(&path.environment(), Install::Allowed);
         assert!(
             message.contains("brew") && message.contains("root"),
             "{message}"
@@ -398,44 +398,44 @@ mod tests {
         assert!(
             Environment {
                 is_root: false,
-                ..stage.environment()
+                ..path.environment()
             }
             .install()
             .is_ok()
         );
-        assert_eq!(stage.log(), "brew install redis\n");
+        assert_eq!(path.log(), "brew install redis\n");
     }
 
     #[test]
-    fn the_second_package_is_tried_and_a_failure_is_told() {
-        let stage = Stage::new();
-        let second = format!("[ \"$3\" = valkey ] && {}", stage.putting("valkey-server"));
-        stage.program("dnf", &second);
-        assert!(stage.environment().install().is_ok());
-        assert_eq!(stage.log(), "dnf install -y redis\ndnf install -y valkey\n");
+    fn a_second_package_is_tried_and_failures_reported() {
+        let path = FakePath::new();
+        let second = format!("[ \"$3\" = valkey ] && {}", path.putting("valkey-server"));
+        path.program("dnf", &second);
+        assert!(path.environment().install().is_ok());
+        assert_eq!(path.log(), "dnf install -y redis\ndnf install -y valkey\n");
 
-        let stage = Stage::new();
-        stage.program("dnf", "exit 3");
-        let message = complaint(&stage.environment(), Install::Allowed);
+        let path = FakePath::new();
+        path.program("dnf", "exit 3");
+        let message = complaint(&path.environment(), Install::Allowed);
         assert!(
             message.contains("dnf") && message.contains("`dnf install redis`"),
             "{message}"
         );
-        stage.program("dnf", "");
-        let message = complaint(&stage.environment(), Install::Allowed);
+        path.program("dnf", "");
+        let message = complaint(&path.environment(), Install::Allowed);
         assert!(message.contains("reports success"), "{message}");
-        let message = complaint(&Stage::new().environment(), Install::Allowed);
+        let message = complaint(&FakePath::new().environment(), Install::Allowed);
         assert!(message.contains("apt-get, brew, dnf and apk"), "{message}");
     }
 
     #[test]
-    fn what_was_installed_off_path_is_found() {
-        let (stage, elsewhere) = (Stage::new(), Stage::new());
-        stage.program("dnf", &elsewhere.putting("redis-server"));
+    fn programs_installed_outside_path_are_found() {
+        let (path, elsewhere) = (FakePath::new(), FakePath::new());
+        path.program("dnf", &elsewhere.putting("redis-server"));
         let package_directories = elsewhere.0.path().as_os_str().to_owned();
         let environment = Environment {
             package_directories,
-            ..stage.environment()
+            ..path.environment()
         };
         assert_eq!(
             environment.install().unwrap(),

@@ -1,5 +1,4 @@
-//! A TCP proxy whose network can be made to fail. Never changes, drops or reorders a byte that it
-//! delivers.
+//! A TCP proxy that can make the network fail. Never changes, drops or reorders a byte that it delivers.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -8,9 +7,9 @@ use std::time::Duration;
 use crate::relay::{Faults, Relay};
 use crate::{Error, port};
 
-/// A TCP proxy on 127.0.0.1 in front of a server: real sockets, a thread of its own, and faults
-/// that can be switched at any time. A fault is in force for every byte that has not passed yet
-/// when its setter returns. Dropping the proxy closes everything.
+/// A TCP proxy on 127.0.0.1 in front of a server: real sockets, a thread of its own, and faults that can be
+/// switched at any time. When a setter returns, its fault applies to every byte that has not passed yet.
+/// Dropping the proxy closes everything.
 pub struct Proxy {
     relay: Arc<Relay>,
     thread: Option<JoinHandle<()>>,
@@ -18,8 +17,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of the server at `upstream_port` on 127.0.0.1. That server need not
-    /// be there yet: a client that comes without it has its connection closed.
+    /// Starts a proxy in front of the server at `upstream_port` on 127.0.0.1. The server need not run yet:
+    /// until then the proxy closes each connection.
     ///
     /// # Errors
     /// The system gives no port or no thread.
@@ -39,7 +38,7 @@ impl Proxy {
         })
     }
 
-    /// `redis://127.0.0.1:PORT`. The proxy knows no password: put it in where one is needed.
+    /// `redis://127.0.0.1:PORT`. The proxy knows no password: add it where the server requires one.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -49,59 +48,58 @@ impl Proxy {
         self.port
     }
 
-    /// Delivers every chunk this much later, in each direction; zero switches that off, also for
-    /// what is under way.
+    /// Delivers every chunk this much later, in each direction; zero ends the delay, also for bytes in
+    /// flight.
     pub fn delay(&self, each_way: Duration) {
         self.fault(|faults| faults.delay = each_way);
     }
 
-    /// Holds back the bytes of both directions, and the end of either. Connections are accepted.
-    /// Switched off again, everything held is delivered in order, also when the client has closed
-    /// its end meanwhile.
+    /// Holds back the bytes of both directions, and the end of either. Connections are accepted. When this is
+    /// switched off, the proxy delivers everything in order, also if the client has closed its end meanwhile.
     pub fn black_hole(&self, on: bool) {
         self.fault(|faults| faults.black_hole = on);
     }
 
-    /// As [`black_hole`](Proxy::black_hole), for what goes to the server only.
+    /// As [`black_hole`](Proxy::black_hole), for the direction to the server only.
     pub fn hold_requests(&self, on: bool) {
         self.fault(|faults| faults.hold_requests = on);
     }
 
-    /// As [`black_hole`](Proxy::black_hole), for what comes from the server only.
+    /// As [`black_hole`](Proxy::black_hole), for the direction from the server only.
     pub fn hold_replies(&self, on: bool) {
         self.fault(|faults| faults.hold_replies = on);
     }
 
-    /// Once exactly so many more bytes have been passed to the server, whoever sent them, closes
-    /// both ends of the connection that sent the last one; then it is off. With `Some(0)` the next
-    /// bytes that are sent are not passed on. `None` calls it off.
+    /// After exactly this many more bytes to the server, from whichever client, closes both ends of the
+    /// connection that sent the last one; this happens once. With `Some(0)` the next bytes are not passed on.
+    /// `None` cancels it.
     pub fn cut_after(&self, bytes_to_server: Option<usize>) {
         self.fault(|faults| faults.cut_after = bytes_to_server);
     }
 
-    /// Closes every live connection, both ends of it. What was held back is lost.
+    /// Closes both ends of every live connection. Bytes held back are lost.
     pub fn cut_all(&self) {
         self.relay.with(|state| state.cut_all());
     }
 
-    /// Closes new connections at once; those that are there stay.
+    /// Closes new connections at once; existing ones stay.
     pub fn refuse(&self, on: bool) {
         self.fault(|faults| faults.refuse = on);
     }
 
-    /// Passes new connections to the server at `upstream_port` from now on; those that are there stay where
-    /// they are.
+    /// Passes new connections to the server at `upstream_port` from now on; existing ones stay where they
+    /// are.
     pub fn redirect(&self, upstream_port: u16) {
         self.relay.with(|state| state.upstream_port = upstream_port);
     }
 
-    /// How many connections are live. One whose client has gone still is while bytes of it are held
+    /// The number of live connections. A connection whose client has gone is live while bytes of it are held
     /// back.
     pub fn connections(&self) -> usize {
         self.relay.with(|state| state.connections())
     }
 
-    /// How many bytes are inside the proxy: held back, delayed, or not taken by the receiver.
+    /// The number of bytes inside the proxy: held back, delayed, or not accepted by the receiver.
     pub fn held_bytes(&self) -> usize {
         self.relay.with(|state| state.held_bytes())
     }
@@ -115,7 +113,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.relay.close();
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed, and a panic here would hide the test's own.
+            // The panic has been printed, and a panic here would hide the test's own.
             let _ = thread.join();
         }
     }

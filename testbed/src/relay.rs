@@ -1,6 +1,5 @@
-//! The thread behind a proxy, and what it shares with the test that steers it. Every byte moves
-//! under the one mutex, so a fault holds from the moment its setter returns. Never blocks on a
-//! socket.
+//! The thread of a proxy, and the state that it shares with the test. Every byte moves under one mutex, so a
+//! fault applies from the moment when its setter returns. Never blocks on a socket.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +13,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::flow::Flow;
 
-/// What is wrong with the network at the moment.
+/// The current faults of the network.
 #[derive(Default)]
 pub(crate) struct Faults {
     pub(crate) delay: Duration,
@@ -34,7 +33,7 @@ impl Faults {
         self.black_hole || self.hold_replies
     }
 
-    /// Counts what went to the server; true once, when the connection is to be cut.
+    /// Counts the bytes to the server; returns true once, when the connection is to be cut.
     fn is_cut(&mut self, written: usize, wanted: bool) -> bool {
         let Some(left) = &mut self.cut_after else {
             return false;
@@ -48,7 +47,7 @@ impl Faults {
     }
 }
 
-/// One client's connection and the one made to the server for it.
+/// A client's connection, and the connection to the server for it.
 struct Pair {
     id: u64,
     client: Arc<TcpStream>,
@@ -64,7 +63,7 @@ enum Side {
     Server,
 }
 
-/// A socket to be watched, and for what.
+/// A socket to watch, and the events of interest.
 struct Interest {
     id: u64,
     side: Side,
@@ -98,7 +97,7 @@ impl Pair {
         })
     }
 
-    /// Moves what can be moved; false when the connection is over.
+    /// Moves the bytes that can move; returns false when the connection is over.
     fn advance(&mut self, faults: &mut Faults, ready: [bool; 2], buffer: &mut [u8]) -> bool {
         let [client_ready, server_ready] = ready;
         if server_ready && !self.connected {
@@ -132,7 +131,7 @@ impl Pair {
         !self.replies.is_over()
     }
 
-    /// True when the connection is to be cut.
+    /// Returns true when the connection is to be cut.
     fn send_requests(&mut self, faults: &mut Faults) -> bool {
         let wanted = self
             .requests
@@ -143,7 +142,7 @@ impl Pair {
         faults.is_cut(written, wanted)
     }
 
-    /// What to wait for. Sockets of no interest are left out: a closed one is always ready.
+    /// The events to wait for. Sockets without interest are left out: a closed one is always ready.
     fn interests(&self, faults: &Faults) -> impl Iterator<Item = Interest> {
         let when = |condition, flags| if condition { flags } else { PollFlags::empty() };
         let (requests_held, replies_held) = (faults.requests_held(), faults.replies_held());
@@ -168,7 +167,7 @@ impl Pair {
         })
     }
 
-    /// When delayed bytes are to go out.
+    /// The time at which delayed bytes are due.
     fn next_due(&self, faults: &Faults) -> Option<Instant> {
         let requests_wait = !self.connected || faults.requests_held() || self.requests.is_blocked();
         let replies_wait = faults.replies_held() || self.replies.is_blocked();
@@ -181,8 +180,8 @@ impl Pair {
         requests.into_iter().chain(replies).min()
     }
 
-    /// Not left to the end of the last reference, which the watching thread may still hold. An
-    /// error means that the other end was faster.
+    /// Not left to the drop of the last reference, which the watching thread may still hold. An error means
+    /// that the other end was faster.
     fn cut(&self) {
         let _ = self.server.shutdown(Shutdown::Both);
         let _ = self.client.shutdown(Shutdown::Both);
@@ -199,14 +198,14 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Takes in whoever has connected.
+    /// Accepts new connections.
     fn accept(&mut self) {
         while let Ok((client, _)) = self.listener.accept() {
             if self.faults.refuse {
                 continue;
             }
             self.last_id += 1;
-            // Failed when there is no server: the client sees its connection closed.
+            // Fails when there is no server: the client sees its connection closed.
             self.pairs
                 .extend(Pair::open(self.last_id, client, self.upstream_port));
         }
@@ -275,7 +274,7 @@ impl Relay {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads or changes the state; the thread then acts on it.
+    /// Reads or changes the state, and wakes the thread.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let outcome = change(&mut self.lock());
         // Full only when the thread is about to be woken anyway.
@@ -288,13 +287,13 @@ impl Relay {
         self.with(|state| {
             state.cut_all();
             state.closing = true;
-            // A process just being started elsewhere in the program has a copy of the listener
-            // until it executes its own. macOS refuses this: there the port lives on as long.
+            // A process that the program is just starting has a copy of the listener until it executes its
+            // own program. macOS refuses this call: there the port lives on as long.
             let _ = SockRef::from(&*state.listener).shutdown(Shutdown::Both);
         });
     }
 
-    /// The thread's whole life.
+    /// The thread's main loop.
     pub(crate) fn run(&self) {
         let mut buffer = vec![0; 64 << 10];
         let mut ready = Vec::new();
@@ -342,7 +341,7 @@ impl Relay {
             let left = due.saturating_duration_since(Instant::now());
             Timespec::try_from(left).expect("a delay is shorter than 292 billion years")
         });
-        // An error is EINTR, or too little memory: nothing is ready then, the next turn asks again.
+        // An error is EINTR, or too little memory: nothing is ready then, and the next round asks again.
         let _ = poll(&mut fds, limit.as_ref());
         let mut bytes = [0; 64];
         while (&self.woken)

@@ -1,9 +1,9 @@
-//! What a server answers, read from RESP2. Never sends anything.
+//! Reads a server's replies in RESP2. Never sends anything.
 
 use std::fmt;
 use std::io::{self, BufRead};
 
-/// One answer of a server.
+/// One reply of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// No value.
@@ -12,11 +12,11 @@ pub enum Reply {
     Int(i64),
     /// A value; bytes that are not UTF-8 are shown as `U+FFFD`.
     Text(String),
-    /// A simple answer such as `OK`.
+    /// A simple reply such as `OK`.
     Status(String),
     /// The server refused the command; the text begins with its error code.
     Error(String),
-    /// Several answers.
+    /// Several replies.
     Array(Vec<Reply>),
 }
 
@@ -29,7 +29,7 @@ impl Reply {
         }
     }
 
-    /// The number of an `Int`, or of a `Text` that is one (as `GET` on a counter answers).
+    /// The number of an `Int`, or of a `Text` that is a number (the reply to `GET` on a counter).
     pub fn as_int(&self) -> Option<i64> {
         match self {
             Reply::Int(number) => Some(*number),
@@ -86,7 +86,7 @@ fn read_line(from: &mut impl BufRead) -> io::Result<String> {
     let mut line = Vec::new();
     from.read_until(b'\n', &mut line)?;
     if !line.ends_with(b"\r\n") {
-        let reason = "the connection was closed before the answer";
+        let reason = "the connection was closed before the reply";
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
     }
     line.truncate(line.len() - 2);
@@ -107,7 +107,7 @@ fn number(text: &str) -> io::Result<i64> {
 fn not_resp(line: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("{line:?} is not an answer of a Redis server"),
+        format!("{line:?} is not a reply of a Redis server"),
     )
 }
 

@@ -1,4 +1,4 @@
-//! A private server for one test or one demo. Never touches a server it did not start.
+//! A private server for a test or a demo. Never touches a server that it did not start.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,18 +14,18 @@ use crate::keeper::Keeper;
 use crate::reply::Reply;
 use crate::{Error, eventually, port};
 
-/// How long a server may take to answer after its start, on the busiest of machines.
+/// How long a server may take to reply after its start, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Per step of [`Server::command`].
+/// The limit for each step of [`Server::command`].
 const COMMAND_LIMIT: Duration = Duration::from_secs(10);
-/// Ports tried for one new server.
+/// The number of ports that are tried for a new server.
 const PORT_LIMIT: usize = 20;
-/// How long a restarted server's own port may be in use by something else.
+/// How long another program may use the port of a server that restarts.
 const PORT_BACK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A redis-server (or valkey-server) of its own: a free port on 127.0.0.1, no persistence, a
-/// temporary directory. Dropping it ends the process and removes the directory; the same happens
-/// when the program that holds it is killed.
+/// A redis-server (or valkey-server) of its own: a free port on 127.0.0.1, no persistence, a temporary
+/// directory. Dropping it ends the process and removes the directory; the same happens when the program that
+/// holds it is killed.
 pub struct Server {
     // Before the directory, so that it ends first.
     keeper: Option<Keeper>,
@@ -42,11 +42,11 @@ enum Failure {
 }
 
 impl Server {
-    /// Starts a server and waits until it answers.
+    /// Starts a server and waits until it replies.
     ///
     /// # Errors
-    /// No server program is installed (see [`provide_server`](crate::provide_server)), or it ends
-    /// at once or does not answer within 20 s; the error then quotes its log.
+    /// No server program is installed (see [`provide_server`](crate::provide_server)), or it ends at once or
+    /// does not reply within 20 s; the error then quotes its log.
     pub fn start() -> Result<Server, Error> {
         Server::builder().start()
     }
@@ -91,8 +91,8 @@ impl Server {
         format!("redis://{login}127.0.0.1:{}", self.port)
     }
 
-    /// `unix:///PATH`, with `?pass=password` when one is set; `None` unless the builder was asked
-    /// for a socket.
+    /// `unix:///PATH`, with `?pass=password` when one is set; `None` unless [`ServerBuilder::unix_socket`]
+    /// was called.
     pub fn unix_url(&self) -> Option<String> {
         let path = self.config.socket_path(self.directory.path())?;
         let login = match self.config.password_in_url() {
@@ -107,13 +107,13 @@ impl Server {
         self.port
     }
 
-    /// The process id of the server itself; after [`kill`](Server::kill) of the one that was.
+    /// The process id of the server itself; after [`kill`](Server::kill), the former one.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Stops the process with SIGSTOP, and returns once it stands still: connections stay open,
-    /// new ones are accepted by the kernel, and nothing is answered.
+    /// Stops the process with SIGSTOP, and returns once it is stopped: connections stay open, the kernel
+    /// accepts new ones, and nothing is answered.
     ///
     /// # Panics
     /// When the process is not running.
@@ -131,16 +131,16 @@ impl Server {
         self.signal(Signal::CONT);
     }
 
-    /// Ends the process with SIGKILL, and returns once it is gone. Nothing happens when it is.
+    /// Ends the process with SIGKILL, and returns once it is gone. Does nothing if it has ended.
     pub fn kill(&mut self) {
         self.keeper = None;
     }
 
-    /// Starts the server again, empty, on the same port and directory, and waits until it answers.
-    /// One that still runs is killed first.
+    /// Starts the server again, empty, on the same port and directory, and waits until it replies. A running
+    /// server is killed first.
     ///
     /// # Errors
-    /// As [`start`](Server::start); also when something else has taken the port for 10 s.
+    /// As [`start`](Server::start); also when another program has used the port for 10 s.
     pub fn restart(&mut self) -> Result<(), Error> {
         self.kill();
         let start = Instant::now();
@@ -153,11 +153,11 @@ impl Server {
         }
     }
 
-    /// Sends one command over a connection of its own and gives back the answer. A refusal is
+    /// Sends one command over a connection of its own and returns the reply. A refusal is
     /// `Ok(Reply::Error(..))`.
     ///
     /// # Errors
-    /// The server is not running, or does not answer within 10 s.
+    /// The server is not running, or does not reply within 10 s.
     pub fn command(&self, args: &[&str]) -> Result<Reply, Error> {
         Connection::open(self.port, self.config.password_text(), COMMAND_LIMIT)
             .and_then(|mut connection| connection.command(args))
@@ -167,14 +167,13 @@ impl Server {
             })
     }
 
-    /// How often the server has carried out `command`, in small letters, since its start; what scripts call
-    /// included.
+    /// How often the server has run `command`, in lower case, since its start, including calls by scripts.
     ///
     /// # Errors
     /// As those of [`command`](Self::command).
     ///
     /// # Panics
-    /// The answer is not that of a Redis.
+    /// The reply is not that of a Redis.
     pub fn calls(&self, command: &str) -> Result<u64, Error> {
         let stats = self.command(&["INFO", "commandstats"])?;
         let text = stats.as_text().expect("INFO answers with text");
@@ -196,7 +195,7 @@ impl Server {
         outcome.expect("the server has not ended by itself: restart() starts it again");
     }
 
-    /// One try on the port chosen.
+    /// One attempt on the chosen port.
     fn run(&mut self) -> Result<(), Failure> {
         let directory = self.directory.path();
         let config = self
@@ -216,7 +215,7 @@ impl Server {
         }
         if !answers {
             return Err(Failure::Other(
-                self.complaint("gave no answer after its start"),
+                self.complaint("gave no reply after its start"),
             ));
         }
         self.pid = keeper.server_pid();
@@ -224,7 +223,7 @@ impl Server {
         Ok(())
     }
 
-    /// The process id is compared because another server may have come first on this port.
+    /// Compares the process id, because another server may have taken this port first.
     fn answers_as(&self, pid: u32) -> bool {
         let limit = Duration::from_secs(1);
         let info = Connection::open(self.port, self.config.password_text(), limit)
@@ -267,11 +266,11 @@ fn is_stopped(pid: u32) -> bool {
     state(pid).is_some_and(|state| state == 'T')
 }
 
-/// The one-letter state of a process, from /proc where there is one and else from `ps`.
+/// The one-letter state of a process, from /proc if there is one, else from `ps`.
 fn state(pid: u32) -> Option<char> {
     if Path::new("/proc/self/stat").exists() {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // After the name, which stands in brackets and may itself hold brackets and spaces.
+        // The state comes after the name, which stands in brackets and may contain brackets and spaces.
         return stat.rsplit(')').next()?.trim_start().chars().next();
     }
     let output = Command::new("ps")

@@ -1,15 +1,15 @@
-//! Waiting for what sends no event, such as the state of another process. Never waits for longer
-//! than it was told.
+//! Waits for changes that send no event, such as the state of another process. Never waits for longer than
+//! `limit`.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Asks `condition` every millisecond until it is true or `limit` has passed; false at the limit.
+/// Checks `condition` every millisecond until it is true or `limit` has passed; returns false at the limit.
 #[must_use = "false means that the condition never came true"]
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        // Asked before the clock: a late wake-up of this thread alone is no failure.
+        // Checked before the clock: a late wake-up of this thread alone is no failure.
         if condition() {
             return true;
         }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
-/// For what takes milliseconds on an idle machine.
+/// The limit for what takes milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A proxy, and the listener that stands behind it.
+/// A proxy, and the listener behind it.
 fn proxy() -> (Proxy, TcpListener) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let proxy = Proxy::start(listener.local_addr().unwrap().port()).unwrap();
@@ -40,7 +40,7 @@ fn receive(mut stream: &TcpStream, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// All that comes until the connection is closed, gently or not.
+/// All bytes until the connection is closed, gracefully or not.
 fn receive_until_closed(mut stream: &TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -136,7 +136,7 @@ fn delay_is_added_each_way_and_can_be_switched_off() {
 }
 
 #[test]
-fn a_held_request_is_delivered_after_its_client_has_gone() {
+fn a_held_request_survives_its_client() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = connect(&proxy);
@@ -160,7 +160,7 @@ fn a_held_request_is_delivered_after_its_client_has_gone() {
 }
 
 #[test]
-fn a_held_request_is_delivered_after_its_client_left_replies_unread() {
+fn held_requests_survive_clients_with_unread_replies() {
     let server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = connect(&proxy);
@@ -194,7 +194,7 @@ fn held_replies_leave_requests_alone() {
 }
 
 #[test]
-fn a_black_hole_takes_everything_and_gives_it_back_in_order() {
+fn a_black_hole_delivers_everything_in_order_afterwards() {
     let (proxy, listener) = proxy();
     let client = connect(&proxy);
     let server = accept(&listener);
@@ -233,7 +233,7 @@ fn much_more_than_the_kernel_buffers_can_be_held() {
 }
 
 #[test]
-fn the_cut_comes_after_exactly_so_many_bytes_and_only_once() {
+fn a_cut_happens_once_after_the_given_bytes() {
     let (proxy, listener) = proxy();
     for count in [1, 5, 9] {
         let client = connect(&proxy);
@@ -255,7 +255,7 @@ fn the_cut_comes_after_exactly_so_many_bytes_and_only_once() {
 }
 
 #[test]
-fn a_cut_after_no_bytes_waits_for_the_first_and_can_be_called_off() {
+fn a_cut_after_zero_bytes_can_be_cancelled() {
     let (proxy, listener) = proxy();
     let client = connect(&proxy);
     let server = accept(&listener);
@@ -301,7 +301,7 @@ fn refused_connections_are_closed_and_the_others_stay() {
 }
 
 #[test]
-fn without_a_server_a_connection_is_closed_and_with_it_back_accepted() {
+fn connections_are_accepted_again_when_the_server_returns() {
     let mut server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     server.kill();
@@ -313,7 +313,7 @@ fn without_a_server_a_connection_is_closed_and_with_it_back_accepted() {
 }
 
 #[test]
-fn a_server_that_was_killed_takes_its_connections_along() {
+fn a_killed_server_closes_its_proxied_connections() {
     let mut server = Server::start().unwrap();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = connect(&proxy);
@@ -354,7 +354,7 @@ fn a_dropped_proxy_closes_everything() {
 }
 
 #[test]
-fn new_connections_go_to_another_server_and_the_others_stay() {
+fn redirected_proxies_keep_old_connections_on_their_server() {
     let (proxy, first) = proxy();
     let before = connect(&proxy);
     let mut from_before = accept(&first);

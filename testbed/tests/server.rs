@@ -1,4 +1,4 @@
-//! Servers are started, stopped, killed and restarted for real, and none outlives its program.
+//! Servers are really started, stopped, killed and restarted, and none outlives its program.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,9 +18,9 @@ use rustix::process::{Pid, test_kill_process};
 
 use child::{Child, Parent};
 
-/// For what takes milliseconds on an idle machine.
+/// The limit for what takes milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(20);
-/// For a process to start on the busiest of machines.
+/// The limit for starting a process on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
 fn exists(pid: u32) -> bool {
@@ -32,7 +32,7 @@ fn text(server: &Server, args: &[&str]) -> String {
     server.command(args).unwrap().to_string()
 }
 
-/// The directory of a server, from the server itself.
+/// The directory of a server, as the server itself reports it.
 fn directory(server: &Server) -> PathBuf {
     let Reply::Array(pair) = server.command(&["CONFIG", "GET", "dir"]).unwrap() else {
         panic!("CONFIG GET answers with a pair");
@@ -88,7 +88,7 @@ fn a_stopped_server_answers_after_it_is_resumed() {
     server.stop();
     thread::scope(|scope| {
         let late = scope.spawn(|| server.command(&["INCR", "n"]));
-        // No event says that a stopped process goes on not answering.
+        // There is no event for a stopped process that stays silent.
         thread::sleep(Duration::from_millis(50));
         assert!(!late.is_finished());
         server.resume();
@@ -120,7 +120,7 @@ fn a_server_that_ends_by_itself_can_be_restarted() {
 }
 
 #[test]
-fn password_directives_and_socket_are_as_asked() {
+fn password_directives_and_socket_are_applied() {
     let password = "p \"ss\\@:/%é";
     let server = Server::builder()
         .password(password)
@@ -146,11 +146,11 @@ fn password_directives_and_socket_are_as_asked() {
     stream.write_all(b"PING\r\n").unwrap();
     let mut answer = [0; 7];
     stream.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"-NOAUTH", "the password is asked for");
+    assert_eq!(&answer, b"-NOAUTH", "the password is required");
 }
 
 #[test]
-fn a_wrong_directive_is_told_with_the_servers_own_words() {
+fn a_wrong_directive_fails_with_the_servers_message() {
     let start = Instant::now();
     let error = Server::builder()
         .arg("no-such-directive", "1")
@@ -185,9 +185,9 @@ fn many_start_at_the_same_time() {
     assert_eq!(distinct.len(), ports.len());
 }
 
-/// The bodies of processes that tests start; see `child`.
+/// Runs the bodies of processes that tests start; see `child`.
 #[test]
-fn a_process_of_its_own_runs_the_named_body() {
+fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![
         child::echo,
         hold_servers,
@@ -208,7 +208,7 @@ fn lack_a_server(parent: &Parent) {
 }
 
 #[test]
-fn a_missing_server_is_an_error_that_says_what_to_do() {
+fn a_missing_server_is_an_error_with_advice() {
     let lines = |variable: &str, value: &str| -> [String; 2] {
         let child = child_with(variable, value, lack_a_server);
         let lines = [(); 2].map(|()| child.told(START));
@@ -231,7 +231,7 @@ fn start_what_is_no_server(parent: &Parent) {
 }
 
 #[test]
-fn a_program_that_is_no_server_is_told() {
+fn a_program_that_is_no_server_is_reported() {
     let child = child_with(
         "LEASEHOLD_REDIS_SERVER",
         "/bin/cat",
@@ -242,7 +242,7 @@ fn a_program_that_is_no_server_is_told() {
     child.finish(START);
 }
 
-/// Starts `body` with one variable in the place of the one that names the server.
+/// Starts `body` with this environment variable in the place of the one that names the server.
 fn child_with<F: Fn(&Parent)>(variable: &str, value: &str, body: F) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -262,9 +262,9 @@ fn hold_servers(parent: &Parent) {
     parent.wait_for_end();
 }
 
-/// Sends `signal` to a process that holds servers; gives back their ids and directories.
+/// Sends `signal` to a process that holds servers; returns their ids and directories.
 fn servers_of_a_process_ended_by(signal: rustix::process::Signal) -> Vec<(u32, PathBuf)> {
-    // A shell makes what it starts in the background ignore Ctrl-C, and programs pass that on.
+    // A shell makes its background processes ignore Ctrl-C, and their programs inherit that.
     let mut command = Command::new("env");
     command
         .arg("--default-signal=INT")
