@@ -1,5 +1,5 @@
-//! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and
-//! what does it cost? Says nothing about how fast locks are taken.
+//! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and what
+//! does it cost? Does not measure how fast locks are acquired.
 //!
 //! Exits with an error if a lock was lost or left behind, or if holding locks took more threads. With
 //! `--features metrics` it also prints how late renewals are.
@@ -21,7 +21,7 @@ use leasehold::{Client, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
-/// Counts what is allocated: more exact than the pages of the process.
+/// Counts allocations: more exact than the pages of the process.
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
@@ -29,14 +29,14 @@ const PREFIX: &str = "leasehold:";
 /// Threads that take the locks.
 const TAKERS: usize = 64;
 /// How long the releases of dropped guards may take.
-const LET_GO_WITHIN: Duration = Duration::from_secs(60);
+const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
 struct Options {
-    /// For how long the locks are held
+    /// Seconds for which the locks are held
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How many are held
+    /// Number of locks
     #[arg(long, default_value_t = 10_000)]
     locks: usize,
     /// Their ttl, in seconds: they are renewed after a third of it
@@ -47,14 +47,14 @@ struct Options {
     bench: bool,
 }
 
-/// What stands at a moment.
+/// The figures of a moment.
 struct Reading {
     at: Instant,
     own_cpu: Duration,
     server_cpu: Duration,
-    /// Each renewal is one PEXPIRE, and nothing else here is.
+    /// Each renewal is one PEXPIRE, and nothing else sends that here.
     renewals: u64,
-    /// What script calls have taken of Redis, and how many there were.
+    /// The time that script calls took in Redis, and their number.
     scripts: [u64; 2],
     allocated: u64,
     resident: u64,
@@ -90,7 +90,7 @@ impl Reading {
     }
 }
 
-/// Bytes of this process in memory; nothing where the system has no /proc.
+/// Bytes of this process in memory; `None` where the system has no /proc.
 fn resident() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let kilobytes = support::field(&status, "VmRSS")?;
@@ -100,13 +100,13 @@ fn resident() -> Option<u64> {
 
 fn bar(length: u64, what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len}");
-    let style = style.expect("it is a good template");
+    let style = style.expect("a valid template");
     ProgressBar::new(length)
         .with_style(style)
         .with_message(what)
 }
 
-/// The names of locks, as short as their numbers.
+/// Takes locks whose names are as short as their numbers.
 fn take(client: &Client, locks: usize) -> Result<Vec<MutexGuard>, leasehold::Error> {
     let bar = bar(locks as u64, "taken");
     let next = AtomicUsize::new(0);
@@ -142,15 +142,15 @@ fn hold(seconds: u64) {
     bar.finish_and_clear();
 }
 
-/// How many of our locks stand in Redis: all there is but the fence counter.
+/// The number of the locks in Redis: all keys except the fence counter.
 fn in_redis(server: &Server) -> Result<usize, Box<dyn Error>> {
     match server.command(&["DBSIZE"])? {
         Reply::Int(keys) => Ok(usize::try_from(keys)?.saturating_sub(1)),
-        other => Err(format!("unexpected answer to DBSIZE: {other}").into()),
+        other => Err(format!("unexpected reply to DBSIZE: {other}").into()),
     }
 }
 
-/// The bytes of all keys as they stand in Redis.
+/// The bytes of all keys in Redis.
 fn key_bytes(guards: &[MutexGuard]) -> u64 {
     let bytes = guards.iter().map(|guard| PREFIX.len() + guard.key().len());
     bytes.sum::<usize>() as u64
@@ -206,7 +206,7 @@ fn costs(options: &Options, [start, end]: [&Reading; 2]) -> Table {
     table
 }
 
-/// How late renewals are, by the library's own metrics.
+/// How late renewals are, from the library's own metrics.
 #[cfg(feature = "metrics")]
 mod lateness {
     use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -261,14 +261,14 @@ mod lateness {
     /// Records from now on.
     pub fn record() {
         LATE.get_or_init(|| Arc::new(Late(Mutex::new(support::histogram()))));
-        metrics::set_global_recorder(OnlyLate).expect("it is the only one");
+        metrics::set_global_recorder(OnlyLate).expect("the only recorder");
     }
 
     pub fn print() {
         let late = LATE.get().expect("recorded since the start");
         let late = late.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut table = support::table(["ms", "p50", "p99", "max", "count"]);
-        let what = "from when a renewal was due to its answer";
+        let what = "from when a renewal was due to its reply";
         table.add_row(support::spread(what, &late));
         println!("{table}\n");
     }
@@ -283,14 +283,14 @@ mod lateness {
     }
 }
 
-/// Drops all guards; returns how long that took, how long until Redis had forgotten the locks, and how
-/// many it has not forgotten.
-fn let_go(guards: Vec<MutexGuard>, server: &Server) -> (Duration, Duration, usize) {
+/// Drops all guards; returns how long that took, how long until the locks had gone from Redis, and how many
+/// are left there.
+fn release_all(guards: Vec<MutexGuard>, server: &Server) -> (Duration, Duration, usize) {
     let start = Instant::now();
     let mut left = guards.len();
     drop(guards);
     let dropped = start.elapsed();
-    let _ = eventually(LET_GO_WITHIN, || {
+    let _ = eventually(RELEASE_LIMIT, || {
         left = in_redis(server).unwrap_or(left);
         left == 0
     });
@@ -300,7 +300,7 @@ fn let_go(guards: Vec<MutexGuard>, server: &Server) -> (Duration, Duration, usiz
 fn main() -> Result<(), Box<dyn Error>> {
     let mut options = Options::parse();
     if !options.bench {
-        // Run as a test: only whether it works.
+        // Run as a test: checks only that the bench works.
         (options.seconds, options.locks) = (options.seconds.min(2), options.locks.min(500));
     }
     lateness::record();
@@ -311,7 +311,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .prefix(PREFIX)
         .ttl(ttl)
         .build()?;
-    // What every client has, however many locks.
+    // A client has this many threads, however many locks it holds.
     client.mutex("first").lock()?.unlock()?;
     let threads_before = support::thread_count();
     let empty = Reading::take(&server)?;
@@ -329,16 +329,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     lateness::print();
     println!("{}\n", memory(&options, key_bytes(&guards), [&empty, &end]));
 
-    let (dropping, letting_go, left) = let_go(guards, &server);
+    let (dropping, releasing, left) = release_all(guards, &server);
     println!(
         "lost: {lost}; in Redis at the end: {present}; taken in {taking:.1?} by {TAKERS} threads"
     );
     println!(
-        "dropped in {dropping:.1?}, gone from Redis after {letting_go:.1?}; left there: {left}"
+        "dropped in {dropping:.1?}, gone from Redis after {releasing:.1?}; left there: {left}"
     );
     println!("threads before the first lock and at the end: {threads:?}");
     if lost > 0 || present != options.locks {
-        return Err(format!("{lost} locks are lost, {present} stand in Redis").into());
+        return Err(format!("{lost} locks are lost, {present} are in Redis").into());
     }
     if threads[0] != threads[1] {
         return Err(format!("the number of threads changed: {threads:?}").into());

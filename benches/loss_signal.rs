@@ -1,8 +1,8 @@
-//! Redis stands still for longer than the ttl: how late does each holder learn that its lock is
-//! lost, and does everything work again afterwards? Says nothing about locks in good times.
+//! Redis is stopped for longer than the ttl: how late does each holder learn that its lock is lost, and does
+//! everything work again afterwards? Does not measure locks without faults.
 //!
-//! Exits with an error if a signal came more than 50 ms late or not at all, if somebody else had a
-//! lock before its holder knew, or if a key stayed held by nobody.
+//! Exits with an error if a signal came more than 50 ms late or not at all, if another client had a lock
+//! before its holder knew of the loss, or if a lock leaked.
 
 mod support;
 
@@ -18,19 +18,19 @@ use leasehold::{Client, LostSignal, MutexGuard};
 use leasehold_testbed::{Reply, Server, eventually};
 
 const TTL: Duration = Duration::from_secs(1);
-/// For how long Redis stands still.
+/// How long Redis is stopped.
 const STOP: Duration = Duration::from_millis(1600);
-/// The most that a signal may come after the end of validity.
+/// The latest time of a signal after the end of validity.
 const LIMIT: Duration = Duration::from_millis(50);
-/// Others wait for every so manieth lock.
+/// One lock in this many has a waiter.
 const WANTED: usize = 25;
 
 #[derive(Parser)]
 struct Options {
-    /// How many locks are held, each with a thread that waits for its signal
+    /// Number of held locks, each with a thread that waits for its signal
     #[arg(long, default_value_t = 200)]
     holders: usize,
-    /// How often Redis is stopped
+    /// Number of times that Redis is stopped
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Given by `cargo bench`
@@ -38,14 +38,14 @@ struct Options {
     bench: bool,
 }
 
-/// What all rounds together showed.
+/// The results of all rounds.
 struct Findings {
     late: Histogram<u64>,
     sleep: Histogram<u64>,
     first_lock: Histogram<u64>,
     all_locks: Histogram<u64>,
     entered_by_others: usize,
-    /// What must not happen, in words.
+    /// Violations, as text.
     wrong: Vec<String>,
 }
 
@@ -55,15 +55,15 @@ fn await_loss(lost: &LostSignal) -> Option<Instant> {
     reason.is_ok().then(Instant::now)
 }
 
-/// When the validity of each lock ends, as its holder can know it. To be asked after the server
-/// has stopped: for a little while, as answers from before may still be on their way, and not for
-/// long, as asking near the end is itself a way for the loss to be noticed.
+/// When the validity of each lock ends, as far as its holder knows. Read this after the server has stopped:
+/// some time after, because earlier replies may still be in flight, and not too late, because reading near
+/// the end can itself detect the loss.
 fn ends(guards: &[MutexGuard]) -> Vec<Instant> {
     let stop_asking = Instant::now() + TTL / 10;
     let mut ends = vec![Instant::now(); guards.len()];
     while Instant::now() < stop_asking {
         for (end, guard) in ends.iter_mut().zip(guards) {
-            // The clock first: the end may come out too early by this, never too late.
+            // Reads the clock first: the end may come out too early by this, never too late.
             let now = Instant::now();
             *end = (*end).max(now + guard.remaining());
         }
@@ -81,7 +81,7 @@ fn take_all(client: &Client, holders: usize) -> Result<Vec<MutexGuard>, leasehol
     keys.map(|key| client.mutex(&key).lock()).collect()
 }
 
-/// Stops the server while everything is held, and lets it run again.
+/// Stops the server while all locks are held, and resumes it.
 fn round(
     server: &Server,
     client: &Client,
@@ -103,12 +103,12 @@ fn round(
             let entered = entered.clone();
             scope.spawn(move || {
                 let guard = others.mutex(key(number)).lock();
-                // Who cannot be told has gone with an error of its own.
+                // A parent that has gone has an error of its own.
                 let _ = entered.send((number, Instant::now(), guard));
             });
         }
         drop(entered);
-        // Long enough for renewals to be under way.
+        // Long enough for renewals to be in flight.
         thread::sleep(TTL);
         let sleeper = scope.spawn(|| support::oversleep(Duration::from_millis(1), &over));
         server.stop();
@@ -124,9 +124,9 @@ fn round(
         findings.judge(&ends, &signals);
         let early = entries.try_iter().count();
         if early > 0 {
-            findings.wrong.push(format!(
-                "{early} locks were had from a server that stands still"
-            ));
+            findings
+                .wrong
+                .push(format!("{early} locks were granted by a stopped server"));
         }
         drop(guards);
 
@@ -139,9 +139,9 @@ fn round(
             findings.entered_by_others += 1;
             if signals[number].is_none_or(|signal| at < signal) {
                 let key = key(number);
-                findings
-                    .wrong
-                    .push(format!("{key} was had before its holder knew"));
+                findings.wrong.push(format!(
+                    "{key} was granted to another client before its holder knew of the loss"
+                ));
             }
         }
         drop(take_all(client, holders)?);
@@ -191,18 +191,18 @@ impl Findings {
         for (what, histogram) in [
             ("signal after the end of validity", &self.late),
             ("a sleep of 1 ms on this machine, too long by", &self.sleep),
-            ("first lock after Redis runs again", &self.first_lock),
+            ("first lock after Redis was resumed", &self.first_lock),
             ("all locks taken once more after that", &self.all_locks),
         ] {
             table.add_row(support::spread(what, histogram));
         }
         println!("{table}\n");
-        println!("{} locks went to others who waited", self.entered_by_others);
+        println!("{} locks went to waiters", self.entered_by_others);
     }
 }
 
-/// Nothing but the counter of fencing tokens is left, once all have let go.
-fn leftovers(server: &Server) -> Vec<String> {
+/// Only the fence counter is left once all locks are released.
+fn leaked_keys(server: &Server) -> Vec<String> {
     let mut left = Vec::new();
     let _ = eventually(Duration::from_secs(10), || {
         if let Ok(Reply::Array(keys)) = server.command(&["KEYS", "leasehold:[^~]*"]) {
@@ -217,7 +217,7 @@ fn leftovers(server: &Server) -> Vec<String> {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut options = Options::parse();
     if !options.bench {
-        // Run as a test: only whether it works.
+        // Run as a test: checks only that the bench works.
         options.rounds = options.rounds.min(1);
     }
     let server = Server::start()?;
@@ -227,15 +227,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         options.holders
     );
     let client = Client::builder(server.url()).ttl(TTL).build()?;
-    // They give up their locks at once, so nothing of theirs can outlive its ttl.
+    // The waiters release their locks at once, so none can outlive its ttl.
     let others = Client::builder(server.url()).ttl(TTL).build()?;
     let mut findings = Findings::new();
     for _ in 0..options.rounds {
         round(&server, &client, &others, options.holders, &mut findings)?;
-        let left = leftovers(&server);
+        let left = leaked_keys(&server);
         if !left.is_empty() {
             let keys = left.join(", ");
-            findings.wrong.push(format!("held by nobody: {keys}"));
+            findings.wrong.push(format!("leaked keys: {keys}"));
         }
     }
     findings.print();

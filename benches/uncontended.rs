@@ -1,8 +1,8 @@
-//! One thread, a lock nobody else wants: lock+unlock pairs per second beside the raw commands that
-//! anybody could send. Says nothing about contention.
+//! One thread, a lock that nobody else wants: lock+unlock pairs per second beside the raw commands. Does not
+//! measure contention.
 //!
-//! Criterion measures each way for itself. The table after it is what to compare: many short
-//! rounds of all ways in turn, so that whatever else the machine does hits all alike.
+//! Criterion measures each way by itself. Compare the ways in the table after it: many short rounds of all
+//! ways in turn, so that other load on the machine affects all alike.
 
 mod support;
 
@@ -20,15 +20,15 @@ const WAYS: [&str; 3] = ["raw, both awaited", "guard dropped", "unlock()"];
 
 fn pair(raw: &mut Raw) {
     assert!(raw.try_lock().expect("the server runs"));
-    raw.unlock().expect("nobody else wants it");
+    raw.unlock().expect("nobody else wants the lock");
 }
 
 fn dropped(mutex: &Mutex) {
-    drop(mutex.lock().expect("nobody else wants it"));
+    drop(mutex.lock().expect("nobody else wants the lock"));
 }
 
 fn unlocked(mutex: &Mutex) {
-    let guard = mutex.lock().expect("nobody else wants it");
+    let guard = mutex.lock().expect("nobody else wants the lock");
     guard.unlock().expect("the server runs");
 }
 
@@ -44,8 +44,8 @@ fn rate(mut pair: impl FnMut(), last: impl FnOnce()) -> f64 {
     f64::from(pairs) / start.elapsed().as_secs_f64()
 }
 
-/// One round of one of [`WAYS`]. What is dropped is awaited once at the end: a round pays for all
-/// that it has started.
+/// One round of one of [`WAYS`]. Releases of dropped guards are awaited once at the end: a round includes all
+/// work that it has started.
 fn round(way: usize, raw: &mut Raw, mutex: &Mutex) -> f64 {
     match way {
         0 => {
@@ -110,7 +110,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     group.finish();
     criterion.final_summary();
 
-    // Criterion's own modes (--test, --list, --profile-time ..) want nothing but what they name.
+    // Criterion's own modes (--test, --list, --profile-time ..) print only their own results.
     if std::env::args().skip(1).ne(["--bench".to_owned()]) {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! Makes a test of each block of Rust in README.md and docs/: the text as it stands there, with the
-//! address of a private server in the place of the usual one. Judges nothing.
+//! Makes a test of each Rust block in README.md and docs/: its text unchanged, except that the address of a
+//! private server replaces the usual one. Judges nothing.
 
 use std::env;
 use std::error::Error;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The tests of one page, each named after it and its line.
+/// The tests of one page, each named after the page and the line.
 fn tests_of(page: &Path) -> Result<String, Box<dyn Error>> {
     let name = page.file_stem().unwrap_or_default().to_string_lossy();
     let name = name.to_lowercase().replace('-', "_");

@@ -1,5 +1,5 @@
-//! A holder is killed: how long after the end of its ttl does a waiter have the lock? Nobody lets
-//! go here.
+//! A holder is killed: how long after the end of its ttl does a waiter have the lock? Nothing is released
+//! here.
 
 use std::error::Error;
 use std::time::{Duration, SystemTime};
@@ -10,12 +10,12 @@ use leasehold::crossbeam_channel::Receiver;
 use leasehold_testbed::Server;
 use serde::{Deserialize, Serialize};
 
+use crate::report::Report;
 use crate::role::{self, Role};
-use crate::sheet::Sheet;
 use crate::{beside_a_sleeper, support};
 
 const TTL: Duration = Duration::from_millis(300);
-/// About as seldom as anything happens here.
+/// About as rarely as anything happens in this case.
 const SLEEP: Duration = Duration::from_millis(20);
 const LIMIT: f64 = 5.0;
 
@@ -25,7 +25,7 @@ pub struct Assignment {
     key: String,
 }
 
-/// The role: takes the lock, not to be renewed, and does nothing more.
+/// The role of the holder: takes the lock without renewal, and does nothing more.
 pub fn hold(Assignment { url, key }: Assignment, orders: Receiver<()>) -> anyhow::Result<()> {
     let client = Client::open(&url)?;
     let _guard = client.mutex(&key).fixed_ttl(TTL).lock()?;
@@ -37,7 +37,7 @@ pub fn hold(Assignment { url, key }: Assignment, orders: Receiver<()>) -> anyhow
 struct Entries {
     late: Histogram<u64>,
     early: usize,
-    /// Locks whose ttl had ended before anybody waited.
+    /// Locks whose ttl had ended before a waiter waited.
     left_out: usize,
 }
 
@@ -58,7 +58,7 @@ impl Entries {
             };
             let mut holder = Role::<()>::start("holder", &assignment)?;
             let ends = server.command(&["PEXPIRETIME", &format!("leasehold:{key}")])?;
-            let ends = ends.as_int().ok_or("PEXPIRETIME answers no number")?;
+            let ends = ends.as_int().ok_or("PEXPIRETIME replies with no number")?;
             holder.kill()?;
             // Negative if the key is gone.
             let ends = SystemTime::UNIX_EPOCH + Duration::from_millis(ends.try_into().unwrap_or(0));
@@ -77,17 +77,18 @@ impl Entries {
     }
 }
 
-pub fn measure(server: &Server, count: usize) -> Result<Sheet, Box<dyn Error>> {
+pub fn measure(server: &Server, count: usize) -> Result<Report, Box<dyn Error>> {
     let (entries, late) = beside_a_sleeper(SLEEP, || Entries::see(server, count));
     let entries = entries?;
 
-    let mut sheet = Sheet::new();
-    sheet.spread("from the end of the ttl to the entry", &entries.late);
-    sheet.sleep(&late);
+    let mut report = Report::new();
+    report.spread("from the end of the ttl to the grant", &entries.late);
+    report.sleep(&late);
     let p50 = entries.late.value_at_quantile(0.5) as f64 / 1000.0;
-    sheet.at_most("p50, ms", p50, LIMIT);
-    sheet.never("entries before the end of the ttl", entries.early);
-    sheet.figure("left out: nobody waited yet", entries.left_out as f64);
-    sheet.note("Redis ends a ttl on the millisecond after it, so up to 1 ms is its own".to_owned());
-    Ok(sheet)
+    report.at_most("p50, ms", p50, LIMIT);
+    report.never("grants before the end of the ttl", entries.early);
+    report.figure("left out: no waiter yet", entries.left_out as f64);
+    report
+        .note("Redis ends a ttl on the millisecond after it, so up to 1 ms is its own".to_owned());
+    Ok(report)
 }

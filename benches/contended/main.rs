@@ -1,21 +1,21 @@
-//! Several threads and several processes that want one key: how often it changes hands, how fairly,
-//! and how soon each learns what it waits for. Says nothing about locks that nobody else wants.
+//! Several threads and several processes that want one key: how often it changes hands, how fairly, and how
+//! soon each is notified. Does not measure uncontended locks.
 //!
-//! Exits with an error if a limit was missed. The other processes are this program again, started
-//! in one of its hidden roles.
+//! Exits with an error if a limit was missed. The other processes are this program again, started in one of
+//! its hidden roles.
 
-mod alarms;
-mod crowd;
+mod contention;
 mod expiry;
-mod member;
+mod false_losses;
+mod loss_latency;
 mod monitor;
 mod queue;
+mod report;
 mod role;
-mod sheet;
-mod stolen;
 #[path = "../support/mod.rs"]
 mod support;
 mod wake_up;
+mod worker;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -27,33 +27,33 @@ use clap::{Parser, Subcommand, ValueEnum};
 use hdrhistogram::Histogram;
 use leasehold_testbed::{Server, child};
 
-use sheet::Sheet;
+use report::Report;
 
-/// How long to look at what else the machine does, before and after each case.
+/// How long to measure the machine's other load, before and after each case.
 const QUIET: Duration = Duration::from_millis(300);
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Options {
-    /// What to measure; everything unless named
+    /// Cases to run [default: all]
     #[arg(value_enum)]
     cases: Vec<Case>,
-    /// For how long threads and processes compete, per case
+    /// Seconds for which threads and processes compete, per case
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// For how long they do so once more while requests are counted
+    /// Seconds for which they compete once more while requests are counted
     #[arg(long, default_value_t = 2.0)]
     counted_seconds: f64,
-    /// How often `wake-up` lets go
+    /// Number of releases in `wake-up`
     #[arg(long, default_value_t = 250)]
     notifications: usize,
-    /// How many holders `expiry` kills
+    /// Number of holders that `expiry` kills
     #[arg(long, default_value_t = 50)]
     expiries: usize,
-    /// How many locks `stolen` takes away
+    /// Number of locks that `loss-latency` overwrites
     #[arg(long, default_value_t = 200)]
-    thefts: usize,
-    /// How many renewals `stolen` waits for, while nothing is taken away
+    overwrites: usize,
+    /// Number of renewals that `loss-latency` waits for, while nothing is overwritten
     #[arg(long, default_value_t = 30_000)]
     renewals: u64,
     /// Given by `cargo bench`
@@ -65,9 +65,9 @@ struct Options {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Case {
-    /// From one process letting go to another, which waits, having it
+    /// From a release in one process to the grant of a waiter in another
     WakeUp,
-    /// From the end of a dead holder's ttl to another having it
+    /// From the end of a dead holder's ttl to the grant of a waiter
     Expiry,
     /// 16 threads of one process
     Threads,
@@ -80,17 +80,17 @@ enum Case {
     /// 4 processes of 4 threads each
     #[value(name = "processes-4x4")]
     ManyThreads,
-    /// From a lock being taken away to its holder being told; and never a word without cause
-    Stolen,
+    /// From overwriting a lock to the signal of its holder; and no signal without a cause
+    LossLatency,
 }
 
-// What another process is started for. (A doc comment would be shown for the whole program.)
+// The role of a child process. (A doc comment would be shown as the help of the whole program.)
 #[derive(Subcommand)]
 enum Role {
-    /// Wants the key all the time, with some threads, for some time
+    /// Wants the key all the time, with several threads, for some time
     #[command(hide = true)]
-    Member,
-    /// Waits for the key when told to
+    Worker,
+    /// Waits for the key on request
     #[command(hide = true)]
     Waiter,
     /// Takes a key, to be killed
@@ -99,23 +99,23 @@ enum Role {
 }
 
 impl Options {
-    /// Enough to see whether it works.
+    /// Small enough to check only that the bench works.
     fn reduced(self) -> Self {
         Self {
             seconds: self.seconds.min(0.2),
             counted_seconds: self.counted_seconds.min(0.2),
             notifications: self.notifications.min(4),
             expiries: self.expiries.min(2),
-            thefts: self.thefts.min(8),
+            overwrites: self.overwrites.min(8),
             renewals: self.renewals.min(1000),
             ..self
         }
     }
 
-    fn measure(&self, case: Case, server: &Server) -> Result<Sheet, Box<dyn Error>> {
+    fn measure(&self, case: Case, server: &Server) -> Result<Report, Box<dyn Error>> {
         let window = Duration::from_secs_f64(self.seconds);
         let counted = Duration::from_secs_f64(self.counted_seconds);
-        let limits = crowd::Limits {
+        let limits = contention::Limits {
             rate: 9_000.0,
             longest_wait: Some(Duration::from_millis(50)),
             requests: Some(5.0),
@@ -123,27 +123,27 @@ impl Options {
         match case {
             Case::WakeUp => wake_up::measure(server, self.notifications),
             Case::Expiry => expiry::measure(server, self.expiries),
-            Case::Threads => crowd::threads(server, 16, window),
-            Case::FourProcesses => crowd::processes(server, [4, 1], window, counted, limits),
-            Case::EightProcesses => crowd::processes(server, [8, 1], window, counted, limits),
+            Case::Threads => contention::threads(server, 16, window),
+            Case::FourProcesses => contention::processes(server, [4, 1], window, counted, limits),
+            Case::EightProcesses => contention::processes(server, [8, 1], window, counted, limits),
             Case::ManyThreads => {
-                let limits = crowd::Limits {
+                let limits = contention::Limits {
                     rate: 40_000.0,
                     longest_wait: None,
                     requests: None,
                 };
-                crowd::processes(server, [4, 4], window, counted, limits)
+                contention::processes(server, [4, 4], window, counted, limits)
             }
-            Case::Stolen => {
-                let mut sheet = stolen::measure(server, self.thefts)?;
-                alarms::measure(server, self.renewals, &mut sheet)?;
-                Ok(sheet)
+            Case::LossLatency => {
+                let mut report = loss_latency::measure(server, self.overwrites)?;
+                false_losses::measure(server, self.renewals, &mut report)?;
+                Ok(report)
             }
         }
     }
 }
 
-/// Does `work`, and says how late this machine woke a thread that slept for `pause` meanwhile.
+/// Runs `work`, and measures how late this machine wakes a thread that sleeps for `pause` meanwhile.
 fn beside_a_sleeper<T>(pause: Duration, work: impl FnOnce() -> T) -> (T, Histogram<u64>) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn beside_a_sleeper<T>(pause: Duration, work: impl FnOnce() -> T) -> (T, Histogr
 fn main() -> ExitCode {
     let options = Options::parse();
     match &options.role {
-        Some(Role::Member) => child::run(member::work),
+        Some(Role::Worker) => child::run(worker::work),
         Some(Role::Waiter) => child::run(wake_up::wait),
         Some(Role::Holder) => child::run(expiry::hold),
         None => match run(options) {
@@ -173,7 +173,7 @@ fn main() -> ExitCode {
 
 fn run(mut options: Options) -> Result<(), Box<dyn Error>> {
     if !options.bench {
-        // Run as a test: only whether it works.
+        // Run as a test: checks only that the bench works.
         options = options.reduced();
     }
     let cases = match options.cases.as_slice() {
@@ -185,15 +185,15 @@ fn run(mut options: Options) -> Result<(), Box<dyn Error>> {
     for case in cases {
         let name = case.to_possible_value().expect("no case is skipped");
         let name = name.get_name();
-        // One each, so that no case finds what another left behind.
+        // One server for each case, so that no case finds data of another.
         let server = Server::start()?;
         let busy_before = support::busy(QUIET);
-        let sheet = options.measure(*case, &server)?;
+        let report = options.measure(*case, &server)?;
         let others = [busy_before, support::busy(QUIET)];
         let [before, after] = others.map(|busy| busy.map_or("?".into(), |b| format!("{b:.0}")));
-        println!("== {name} (machine busy with other work before: {before} %, after: {after} %)");
-        println!("{sheet}\n");
-        failures.extend(sheet.failures(options.bench, name));
+        println!("== {name} (other load on the machine before: {before} %, after: {after} %)");
+        println!("{report}\n");
+        failures.extend(report.failures(options.bench, name));
     }
     if failures.is_empty() {
         return Ok(());

@@ -1,6 +1,6 @@
-//! Counts the requests that clients send, by Redis' own MONITOR: commands inside scripts are told
-//! apart there, and nowhere else. It slows the server down, so it has a round of its own; what Redis
-//! counts at no cost (`leasehold_load::Served`) is less exact.
+//! Counts the requests that clients send, with Redis' MONITOR, which alone tells them apart from commands
+//! inside scripts. MONITOR slows the server down, so it has a round of its own; what Redis counts at no cost
+//! (`leasehold_load::ServerStats`) is less exact.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -9,14 +9,14 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use leasehold_testbed::Server;
 
-/// Ends the counting, sent over another connection.
+/// The command that ends the count, sent over another connection.
 const END: &str = "counted-until-here";
 
-/// How many requests were sent, by command.
+/// The number of requests, by command.
 pub type Requests = BTreeMap<String, u64>;
 
-/// Counts from its start to its end. Redis keeps the lines until then: read as they come, they
-/// would cost it a write, and the machine a thread's wake-up, for every few commands.
+/// Counts from its start to its end. Redis keeps the lines until then: reading them as they come would cost
+/// the server a write, and the machine a thread's wake-up, for every few commands.
 pub struct Monitor(BufReader<TcpStream>);
 
 impl Monitor {
@@ -27,7 +27,7 @@ impl Monitor {
         let mut answer = String::new();
         lines.read_line(&mut answer)?;
         if answer.trim_end() != "+OK" {
-            return Err(io::Error::other(format!("MONITOR was answered {answer:?}")));
+            return Err(io::Error::other(format!("MONITOR replied {answer:?}")));
         }
         Ok(Self(lines))
     }

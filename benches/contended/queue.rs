@@ -1,5 +1,5 @@
-//! What a hand-off among threads costs without any lock of ours: a plain queue, first come, first
-//! served, that parks whoever waits. Knows nothing of Redis.
+//! The cost of a hand-off among threads without leasehold: a plain FIFO queue that parks its waiters. Knows
+//! nothing of Redis.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Queue {
         }
     }
 
-    /// Hands it to the next in line: it stays taken if there is one.
+    /// Passes the lock to the next waiter: it stays taken if there is one.
     fn unlock(&self) {
         let next = {
             let mut line = self.0.lock();
@@ -70,7 +70,7 @@ pub fn rate(threads: usize, window: Duration) -> f64 {
         }
         grants
     };
-    // Nobody has it to himself for the time that the others take to start.
+    // No thread has it alone while the others start.
     queue.lock();
     thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(compete)).collect();

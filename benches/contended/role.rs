@@ -1,4 +1,4 @@
-//! A process in a role: this program again. It says when it is ready, then what it has to report.
+//! A process in a role: this program again. It sends a message when it is ready, and then its reports.
 
 use std::error::Error;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leasehold_testbed::{Process, child};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// How long a process may say nothing, beyond what it was told to take.
+/// How long a process may be silent, beyond the time of its work.
 const SILENCE: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize)]
@@ -16,7 +16,7 @@ enum Said<T> {
     Report(T),
 }
 
-/// The parent's side of a process that reports `T`. Dropped, it is killed.
+/// The parent's side of a process that reports `T`. Dropping it kills the process.
 pub struct Role<T>(Process<Said<T>>);
 
 impl<T: DeserializeOwned + Send + 'static> Role<T> {
@@ -33,7 +33,7 @@ impl<T: DeserializeOwned + Send + 'static> Role<T> {
         Ok(self.0.order(order)?)
     }
 
-    /// Its next report.
+    /// The next report of the process.
     pub fn report(&self) -> Result<T, Box<dyn Error>> {
         match self.0.message(SILENCE)? {
             Said::Report(report) => Ok(report),
@@ -46,12 +46,12 @@ impl<T: DeserializeOwned + Send + 'static> Role<T> {
     }
 }
 
-/// In a role: tells the parent that all is set up.
+/// In a role: tells the parent that everything is set up.
 pub fn ready() -> anyhow::Result<()> {
     child::say(&Said::<()>::Ready)
 }
 
-/// In a role.
+/// In a role: sends a report.
 pub fn report(report: impl Serialize) -> anyhow::Result<()> {
     child::say(&Said::Report(report))
 }

@@ -1,5 +1,5 @@
-//! One process holds, another waits: how long after the first lets go does the second have it, in
-//! round trips of this machine? Only ever two at a time.
+//! One process holds, another waits: how long after the release does the waiter have the lock, in round trips
+//! of this machine? Never more than two processes.
 
 use std::error::Error;
 use std::thread;
@@ -11,21 +11,21 @@ use leasehold::crossbeam_channel::Receiver;
 use leasehold_testbed::Server;
 use redis::{ConnectionLike, IntoConnectionInfo, Value, io::tcp::TcpSettings};
 
+use crate::report::Report;
 use crate::role::{self, Role};
-use crate::sheet::Sheet;
 use crate::{beside_a_sleeper, support};
 
 const KEY: &str = "passed";
-/// For how long the lock is held, and for how long nothing happens before a spaced round trip.
+/// How long the lock is held, and how long nothing happens before a spaced round trip.
 const PAUSE: [Duration; 2] = [Duration::from_millis(15), Duration::from_millis(25)];
-/// Whoever asked later than this before the release had not settled down to wait.
+/// A waiter that asked less than this before the release was not waiting yet.
 const SETTLED: Duration = Duration::from_millis(5);
 const LIMIT: f64 = 3.0;
 
 /// When a waiter asked for the lock, and when it got it, in ns on the clock of all processes.
 type Turn = (u64, u64);
 
-/// The role: asks for the lock of the server at `url` at each order, and reports its turn.
+/// The role of the waiter: requests the lock of the server at `url` at each order, and reports its times.
 pub fn wait(url: String, orders: Receiver<()>) -> anyhow::Result<()> {
     let client = Client::open(&url)?;
     let mutex = client.mutex(KEY);
@@ -41,7 +41,7 @@ pub fn wait(url: String, orders: Receiver<()>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a request and its answer take, without any lock.
+/// The time of a request and its reply, without any lock.
 struct RoundTrip {
     connection: redis::Connection,
     ping: Vec<u8>,
@@ -65,7 +65,7 @@ impl RoundTrip {
         let lasted = start.elapsed();
         match answer {
             Value::SimpleString(pong) if pong == "PONG" => Ok(lasted),
-            other => Err(format!("unexpected answer to PING: {other:?}").into()),
+            other => Err(format!("unexpected reply to PING: {other:?}").into()),
         }
     }
 }
@@ -73,10 +73,10 @@ impl RoundTrip {
 struct Times {
     after_unlock: Histogram<u64>,
     after_drop: Histogram<u64>,
-    /// Round trips after a pause as long as the lock is held: whatever fell asleep has to wake up.
+    /// Round trips after a pause as long as the lock is held: everything that sleeps has to wake up.
     spaced: Histogram<u64>,
     back_to_back: Histogram<u64>,
-    /// Releases that nobody was waiting for yet.
+    /// Releases for which no waiter waited yet.
     too_early: usize,
 }
 
@@ -124,35 +124,35 @@ impl Times {
     }
 }
 
-pub fn measure(server: &Server, count: usize) -> Result<Sheet, Box<dyn Error>> {
+pub fn measure(server: &Server, count: usize) -> Result<Report, Box<dyn Error>> {
     let (times, late) = beside_a_sleeper(PAUSE[1], || Times::take(server, count));
     let times = times?;
     let mut both = times.after_unlock.clone();
     both += &times.after_drop;
 
-    let mut sheet = Sheet::new();
-    sheet.spread("from unlock() to the waiter's lock()", &times.after_unlock);
-    sheet.spread("from drop to the waiter's lock()", &times.after_drop);
-    sheet.spread("both", &both);
-    sheet.spread("a round trip after a pause", &times.spaced);
-    sheet.spread("a round trip after another", &times.back_to_back);
-    sheet.sleep(&late);
+    let mut report = Report::new();
+    report.spread("from unlock() to the waiter's lock()", &times.after_unlock);
+    report.spread("from drop to the waiter's lock()", &times.after_drop);
+    report.spread("both", &both);
+    report.spread("a round trip after a pause", &times.spaced);
+    report.spread("a round trip after another", &times.back_to_back);
+    report.sleep(&late);
     let ratio = |quantile: f64, to: &Histogram<u64>| {
         both.value_at_quantile(quantile) as f64 / to.value_at_quantile(0.5) as f64
     };
-    sheet.at_most(
+    report.at_most(
         "p50, in round trips after a pause",
         ratio(0.5, &times.spaced),
         LIMIT,
     );
-    sheet.figure(
+    report.figure(
         "p50, in round trips after another",
         ratio(0.5, &times.back_to_back),
     );
-    sheet.figure(
+    report.figure(
         "p99, in round trips after a pause",
         ratio(0.99, &times.spaced),
     );
-    sheet.figure("left out: nobody waited yet", times.too_early as f64);
-    Ok(sheet)
+    report.figure("left out: no waiter yet", times.too_early as f64);
+    Ok(report)
 }

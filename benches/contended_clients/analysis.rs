@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::workers::Career;
 
-/// How many grants to one other client may come before a request that is still in order: that client may have been
-/// ahead, and it may have asked again before the request reached the server.
+/// The number of grants to one other client that may come before a request and still be in order: that client
+/// may have been ahead, and may have asked again before the request reached the server.
 pub const IN_ORDER: usize = 2;
 
 /// Times are in ns.
@@ -19,13 +19,13 @@ pub struct Analysis {
     pub longest_wait: u64,
     /// Waiting workers x mean time between grants.
     pub fair_wait: f64,
-    /// How often one other client was granted during one wait, at most.
+    /// The most grants to one other client during one wait.
     pub most_grants_to_another: usize,
-    /// How many requests that came later were granted first, at most for one wait.
+    /// The most later requests that were granted first, for one wait.
     pub most_overtaken: usize,
     /// From the end of a hold to the next grant, sorted.
     pub gaps: Vec<u64>,
-    /// Workers that had no grant, and waited for longer than they should.
+    /// Workers without a grant that waited for longer than they should.
     pub without_grant: usize,
     pub holders_together: usize,
     pub tokens_out_of_order: usize,
@@ -41,7 +41,7 @@ struct Grant {
     token: u64,
 }
 
-/// `waiting` workers take part all the time; none of them should wait for longer than `bound`.
+/// `waiting` workers compete all the time; none should wait for longer than `bound`.
 pub fn analyse(
     careers: &[Career],
     window: &Range<u64>,
@@ -129,7 +129,8 @@ fn order(grants: &[Grant], window: &Range<u64>, workers: usize, analysis: &mut A
     }
 }
 
-/// Waits without an end in the window, and workers without a grant. Stopped workers cannot be served.
+/// Counts waits without an end in the window, and workers without a grant. A stopped worker cannot be granted
+/// the lock.
 fn starvation(careers: &[Career], window: &Range<u64>, bound: Duration, analysis: &mut Analysis) {
     analysis.longest_wait = analysis.waits.last().copied().unwrap_or(0);
     for career in careers.iter().filter(|career| !career.was_stopped) {

@@ -1,5 +1,5 @@
-//! The events of one worker, a line each: `<event> <ns> [<token or error>]`. A line is written when its event
-//! happens, so the log of a killed worker is complete.
+//! The events of one worker, a line each: `<event> <ns> [<token or error>]`. The worker writes a line when
+//! its event happens, so the log of a killed worker is complete.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -18,7 +18,7 @@ pub struct Turn {
     pub asked: u64,
     pub entered: Option<u64>,
     pub token: u64,
-    /// Nothing for a holder that was killed.
+    /// `None` for a holder that was killed.
     pub left: Option<u64>,
     /// The wait was cancelled at the end of the run, or failed.
     pub gave_up: bool,
@@ -68,7 +68,7 @@ impl Log {
         self.write("error", error)
     }
 
-    /// One write per line: a line is there as a whole or not at all.
+    /// One write per line: a line is complete or missing.
     fn write(&mut self, event: &str, more: impl Display) -> io::Result<()> {
         let now = support::nanoseconds();
         self.0
@@ -107,7 +107,7 @@ impl Turns {
         Ok(read)
     }
 
-    /// Whether the worker is inside, or just about to be.
+    /// Whether the worker is inside, or about to be.
     pub fn is_holding(&self) -> bool {
         let last = self.turns.last();
         last.is_some_and(|turn| turn.entered.is_some() && turn.left.is_none())

@@ -1,5 +1,5 @@
-//! Faults that the workers meet during the run, and looks at the key on the server meanwhile. Counts its own
-//! commands, so that they can be left out of what the workers cost.
+//! The faults of the run, and looks at the key on the server meanwhile. Counts its own commands, so that they
+//! are not counted as the workers'.
 
 use std::error::Error;
 use std::thread;
@@ -20,7 +20,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// `lh1`, a space, and the lease id.
 const LEASE: [&str; 2] = ["0", "35"];
 
-/// How often each fault happens; never, if nothing is named.
+/// How often each fault happens; `None` means never.
 #[derive(Clone, Copy)]
 pub struct Plan {
     pub kill_period: Option<Duration>,
@@ -35,11 +35,11 @@ pub struct Faults<'a> {
     notification_connections: Vec<String>,
     listed: Instant,
     grant: Option<(String, Instant)>,
-    /// The longest time that the key was seen to hold the same lease.
+    /// The longest time for which the key had the same lease.
     pub longest_lease: Duration,
     pub killed: u64,
     pub cut: u64,
-    /// Its own commands.
+    /// The commands of this process.
     pub requests: Requests,
     /// Bytes of the replies to them.
     pub bytes: u64,
@@ -51,7 +51,7 @@ struct Timer {
 }
 
 impl<'a> Faults<'a> {
-    /// `sampled`: whether the key is looked at, which costs a request each time.
+    /// `sampled`: whether to look at the key, which costs a request each time.
     pub fn new(server: &'a Server, plan: Plan, sampled: bool) -> Self {
         Self {
             server,
@@ -132,7 +132,7 @@ impl<'a> Faults<'a> {
             (Some(lease), Some((seen, since))) if lease == seen => {
                 self.longest_lease = self.longest_lease.max(asked - *since);
             }
-            // Counted from the reply: never longer than it was.
+            // Counted from the reply: never longer than in fact.
             (lease, _) => self.grant = lease.map(|lease| (lease.to_owned(), Instant::now())),
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Timer {
         }
     }
 
-    /// Whether its time has come; a late one does not make up for what it missed.
+    /// Whether the fault is due; a late one does not make up for missed ones.
     fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = now >= self.next;
@@ -168,7 +168,7 @@ impl Timer {
     }
 }
 
-/// All keys but the counter of the fencing tokens.
+/// All keys except the fence counter.
 pub fn keys_left(server: &Server) -> Result<Vec<String>, Box<dyn Error>> {
     let Reply::Array(keys) = server.command(&["KEYS", "*"])? else {
         return Err("KEYS answers no array".into());

@@ -1,8 +1,9 @@
-//! Hundreds of clients, each a process with one thread, compete for one key: what a grant costs, how long they wait,
-//! whether they are served in the order they asked, and what stays in Redis. On request clients are killed and
-//! replaced, stopped, or lose their notification connection meanwhile.
+//! Hundreds of clients, each a process with one thread, compete for one key: the cost of a grant, the waits,
+//! whether clients are served in the order in which they asked, and what stays in Redis. On request, clients
+//! are killed and replaced, stopped, or lose their notification connection meanwhile.
 //!
-//! Exits with an error if a limit was missed. The other processes are this program again, started in a hidden role.
+//! Exits with an error if a limit was missed. The other processes are this program again, started in a hidden
+//! role.
 
 mod analysis;
 mod events;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold_load::Served;
+use leasehold_load::ServerStats;
 use leasehold_testbed::{Server, child};
 
 use analysis::{Analysis, IN_ORDER, analyse, mean, quantile};
@@ -31,49 +32,50 @@ use monitor::{Monitor, Requests};
 use report::Report;
 use workers::{Setup, Workers};
 
-/// Connections for each client and more: its pipelines, renewals, transactions and notifications.
+/// Connections for each client and some more: its pipelines, renewals, transactions and notifications.
 const CONNECTIONS: usize = 16;
 /// Requests, and KB in and out, for each grant.
 const REQUESTS: f64 = 5.0;
 const KB: f64 = 4.0;
 /// Longest wait to fair wait.
 const UNFAIRNESS: f64 = 2.0;
-/// After how many rounds of holds a client without a grant was left out. (A stopped client delays them by a ttl.)
+/// The number of rounds of holds after which a client without a grant counts as starved. (A stopped client
+/// delays the others by a ttl.)
 const ROUNDS: f64 = 3.0;
-/// How much longer than its ttl a lease may be seen in a key: the sampler may be late.
+/// How much longer than its ttl a key may show one lease: the sampler may be late.
 const TTL_TOLERANCE: f64 = 1.25;
 
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Options {
-    /// How many clients compete, each a process of its own
+    /// Number of clients that compete, each a process of its own
     #[arg(long, default_value_t = 100)]
     clients: usize,
-    /// For how long they are measured
+    /// Seconds of measurement
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// For how long they go on while MONITOR counts requests
+    /// Seconds for which they go on while MONITOR counts requests
     #[arg(long, default_value_t = 3.0)]
     counted_seconds: f64,
-    /// For how long they compete before they are measured [default: a second, and two holds per client]
+    /// Seconds for which they compete before the measurement [default: a second, and two holds per client]
     #[arg(long)]
     warm_up: Option<f64>,
     /// How long a client holds the lock, in ms
     #[arg(long, default_value_t = 5)]
     hold: u64,
-    /// In ms
+    /// The ttl, in ms
     #[arg(long, default_value_t = 1000)]
     ttl: u64,
-    /// How many clients are killed and replaced each second
+    /// Number of clients that are killed and replaced each second
     #[arg(long, default_value_t = 0.0)]
     kill: f64,
-    /// How many waiting clients are stopped (SIGSTOP) before the measurement, for the rest of the run
+    /// Number of waiting clients that are stopped (SIGSTOP) before the measurement, for the rest of the run
     #[arg(long, default_value_t = 0)]
     stop: usize,
-    /// Every how many ms the notification connection of a random client is closed
+    /// Interval in ms at which the notification connection of a random client is closed
     #[arg(long)]
     cut: Option<u64>,
-    /// The report as one line of JSON on the standard output, and the table on the standard error
+    /// Print the report as one line of JSON on the standard output, and the table on the standard error
     #[arg(long)]
     json: bool,
     /// Given by `cargo bench`
@@ -83,7 +85,7 @@ struct Options {
     role: Option<Role>,
 }
 
-// What another process is started for. (A doc comment would be shown for the whole program.)
+// The role of a child process. (A doc comment would be shown as the help of the whole program.)
 #[derive(Subcommand)]
 enum Role {
     /// Locks and releases the key all the time
@@ -93,16 +95,16 @@ enum Role {
 
 /// The server's own counts.
 struct Counts {
-    /// During the window that is measured.
-    served: Served,
+    /// During the measured window.
+    stats: ServerStats,
     faults_bytes: u64,
-    /// During the one after that: requests of the workers, grants, whether they were counted at all.
+    /// During the window after that: requests of the workers, grants, whether they were counted at all.
     requests: Requests,
     counted: std::ops::Range<u64>,
 }
 
 impl Options {
-    /// Enough to see whether it works.
+    /// Small enough to check only that the bench works.
     fn reduced(self) -> Self {
         Self {
             clients: self.clients.min(4),
@@ -161,16 +163,16 @@ impl Options {
         let counted = Duration::from_secs_f64(self.counted_seconds);
         let bar = progress(
             (window + counted).as_millis() as usize,
-            "{bar:30} {eta} to go",
+            "{bar:30} {eta} left",
         );
         let begun = Instant::now();
         let show = || bar.set_position(begun.elapsed().as_millis() as u64);
 
-        let before = Served::until_now(&server)?;
+        let before = ServerStats::until_now(&server)?;
         let start = support::nanoseconds();
         faults.inject(&mut workers, begun + window, show)?;
         let end = support::nanoseconds();
-        let served = Served::until_now(&server)?.since(&before);
+        let stats = ServerStats::until_now(&server)?.since(&before);
         let faults_bytes = faults.bytes;
 
         faults.requests.clear();
@@ -194,7 +196,7 @@ impl Options {
         let left = keys_left(&server)?;
 
         let counts = Counts {
-            served,
+            stats,
             faults_bytes,
             requests,
             counted: counted_start..counted_end,
@@ -226,23 +228,23 @@ impl Options {
 
     fn costs(&self, report: &mut Report, analysis: &Analysis, counts: &Counts, counted: usize) {
         let grants = analysis.grants as f64;
-        let served = &counts.served;
+        let stats = &counts.stats;
         let each = |count: u64| count as f64 / grants;
         report.figure("grants", grants);
         let sent: u64 = counts.requests.values().sum();
         let requests = sent as f64 / counted as f64;
         report.at_most("requests per grant", requests, REQUESTS);
-        report.figure("scripts per grant", each(served.scripts()));
-        let mget = served.calls.get("mget").copied().unwrap_or(0);
+        report.figure("scripts per grant", each(stats.scripts()));
+        let mget = stats.calls.get("mget").copied().unwrap_or(0);
         report.figure("MGET per grant", each(mget));
-        let out = served.sent.saturating_sub(counts.faults_bytes);
-        let [received, sent] = [served.received, out].map(|bytes| each(bytes) / 1000.0);
+        let out = stats.sent.saturating_sub(counts.faults_bytes);
+        let [received, sent] = [stats.received, out].map(|bytes| each(bytes) / 1000.0);
         report.figure("KB received by Redis per grant", received);
         report.figure("KB sent by Redis per grant", sent);
         report.at_most("KB per grant", received + sent, KB);
-        let cpu = served.cpu.as_secs_f64() * 1e6 / grants;
+        let cpu = stats.cpu.as_secs_f64() * 1e6 / grants;
         report.figure("CPU of Redis per grant us", cpu);
-        report.figure("connections", served.connections as f64);
+        report.figure("connections", stats.connections as f64);
         report.note(by_command(&counts.requests, counted));
     }
 
@@ -276,7 +278,7 @@ impl Options {
         report.figure("gap p99 ms", ms(quantile(gaps, 0.99) as f64));
         report.figure("gap longest ms", ms(quantile(gaps, 1.0) as f64));
         report.never("clients without a grant", analysis.without_grant);
-        report.never("holders beside another", analysis.holders_together);
+        report.never("holds during another hold", analysis.holders_together);
         report.never("tokens out of order", analysis.tokens_out_of_order);
         report.never("leases lost", analysis.leases_lost);
         report.never("errors", analysis.errors.len());
@@ -319,7 +321,7 @@ fn main() -> ExitCode {
 
 fn run(mut options: Options) -> Result<(), Box<dyn Error>> {
     if !options.bench {
-        // Run as a test: only whether it works.
+        // Run as a test: checks only that the bench works.
         options = options.reduced();
     }
     if options.stop >= options.clients {

@@ -76,7 +76,7 @@ impl Report {
 }
 
 impl Line {
-    /// A ratio to nothing is no figure, and keeps no limit.
+    /// An infinite ratio is no figure, and keeps no limit.
     fn is_kept(&self) -> bool {
         self.at_most.is_none_or(|limit| self.measured <= limit)
     }

@@ -1,5 +1,5 @@
-//! One worker: a process with one client, whose one thread locks the key, holds it and releases it until it
-//! is ordered to end. Judges nothing; logs every event.
+//! One worker: a process with one client, whose one thread locks the key, holds it and releases it until the
+//! parent ends it. Judges nothing; logs every event.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -15,16 +15,16 @@ use serde::{Deserialize, Serialize};
 use crate::events::Log;
 
 pub const KEY: &str = "wanted";
-/// In the folder of the logs: locked by the holder with `flock`, which knows nothing of leasehold.
+/// A file in the folder of the logs: the holder locks it with `flock`, which knows nothing of leasehold.
 pub const GATE: &str = "gate";
-/// A machine that starts 1,000 processes on two cores must not fail for its slowness.
+/// Long enough for a machine that starts 1,000 processes on two cores.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
 pub struct Assignment {
     pub url: String,
-    /// Where the logs and the gate are.
+    /// The folder of the logs and the gate.
     pub folder: PathBuf,
     pub number: usize,
     pub hold: Duration,
@@ -37,7 +37,7 @@ pub enum Order {
     End,
 }
 
-/// The role: says that it is there once it is connected, and begins and ends when it is ordered to.
+/// The role of the worker: reports when it is connected, and begins and ends on request.
 pub fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let folder = &assignment.folder;
     let log = Log::create(&folder.join(assignment.number.to_string()))?;

@@ -1,4 +1,5 @@
-//! The worker processes: started in steps, killed and replaced, stopped, ended. Measures nothing.
+//! The worker processes: starts them in steps, kills and replaces them, stops and ends them. Measures
+//! nothing.
 
 use std::error::Error;
 use std::fs::File;
@@ -15,15 +16,15 @@ use crate::events::Turns;
 use crate::support;
 use crate::worker::{Assignment, GATE, Order};
 
-/// How many are started before the first of them must be ready.
+/// How many processes are started before the first of them must be ready.
 const STEP: usize = 8;
-/// How long one may take to be connected.
+/// How long a process may take to connect.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long all of them may take to end.
+/// How long all processes may take to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The settings that all workers start with.
+/// The settings of all workers.
 pub struct Setup {
     pub url: String,
     pub hold: Duration,
@@ -65,7 +66,7 @@ impl Workers {
         })
     }
 
-    /// Starts `count` workers, which are connected then and wait for [`go`](Self::go).
+    /// Starts `count` workers, which connect and wait for [`go`](Self::go).
     pub fn start(&mut self, count: usize, show: impl Fn(usize)) -> Result<(), Box<dyn Error>> {
         while self.running.len() < count {
             let step = STEP.min(count - self.running.len());
@@ -81,7 +82,7 @@ impl Workers {
         Ok(())
     }
 
-    /// All of them begin.
+    /// Starts the work of all workers.
     pub fn go(&mut self) -> Result<(), Box<dyn Error>> {
         let mut workers = self.running.iter_mut();
         Ok(workers.try_for_each(|worker| worker.process.order(&Order::Go))?)
@@ -103,7 +104,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Stops a random worker that waits, for the rest of the run. (A stopped holder would keep the gate.)
+    /// Stops a random waiting worker for the rest of the run. (A stopped holder would keep the gate.)
     pub fn stop(&mut self) -> Result<(), Box<dyn Error>> {
         loop {
             let at = self.random().ok_or("no worker is left to be stopped")?;
@@ -120,7 +121,7 @@ impl Workers {
         }
     }
 
-    /// Ends all of them, and returns what every worker did that ever ran.
+    /// Ends all workers, and returns what every worker of the run did.
     pub fn end(mut self) -> Result<Vec<Career>, Box<dyn Error>> {
         for worker in &mut self.running {
             match worker.is_stopped {
@@ -169,7 +170,7 @@ impl Workers {
 
     fn career(&self, worker: &Worker, killed: Option<u64>) -> Result<Career, Box<dyn Error>> {
         let log = log(self.folder.path(), worker.number);
-        // One that was killed at once has no log.
+        // A worker that was killed at once has no log.
         let turns = match log.exists() {
             true => Turns::read(&log)?,
             false => Turns::default(),

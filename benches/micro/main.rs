@@ -1,5 +1,6 @@
-//! Single parts of the library. They are not public, so this measures them only where the library is built with
-//! `--cfg leasehold_internals`: `RUSTFLAGS="--cfg leasehold_internals" cargo bench --bench micro`.
+//! Benchmarks of single parts of the library. The parts are not public, so this runs only where the library
+//! is built with `--cfg leasehold_internals`: `RUSTFLAGS="--cfg leasehold_internals" cargo bench --bench
+//! micro`.
 
 #[cfg(leasehold_internals)]
 mod parts;

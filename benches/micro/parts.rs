@@ -10,9 +10,9 @@ use leasehold::internals::{Batch, LocalQueue, Reader, Wheel};
 use leasehold::redis;
 use leasehold_testbed::Server;
 
-/// As many as one batch carries at most among 64 threads.
+/// The largest batch among 64 threads.
 const VECTOR: usize = 64;
-/// A client that holds that many locks.
+/// The number of locks that the client holds.
 const TIMERS: usize = 100_000;
 
 pub fn measure() -> Result<(), Box<dyn Error>> {
@@ -59,7 +59,7 @@ pub fn measure() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The reply to a script call for so many acquires, if one of them is answered otherwise than the others.
+/// The reply to a script call for `count` acquires, one of which has another result than the others.
 fn grants(count: usize) -> Vec<u8> {
     let one = "$16\r\n1795263780943818\r\n";
     match count {

@@ -1,5 +1,4 @@
-//! What the benches share, beside what is in the crate load/: how busy the machine is, tables. Measures no
-//! lock.
+//! Code that the benches share, beside the crate load/: how busy the machine is, tables. Measures no lock.
 #![allow(
     dead_code,
     unused_imports,
@@ -20,14 +19,14 @@ use leasehold_load::{cores_by_preference, pin};
 pub use leasehold_load::{description as machine, field, info, nanoseconds, own_cpu};
 use leasehold_testbed::Server;
 
-/// A duration drawn at random.
+/// A random duration.
 pub fn between(low: Duration, high: Duration) -> Duration {
     // Each state is a new one, so its hash of nothing is a random number.
     let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
     low + (high - low).mul_f64(part)
 }
 
-/// A random index of a list with `length` items; nothing if it is empty.
+/// A random index of a list with `length` items; `None` if it is empty.
 pub fn index(length: usize) -> Option<usize> {
     let random = RandomState::new().hash_one(()) as usize;
     random.checked_rem(length)
@@ -44,7 +43,7 @@ pub fn oversleep(pause: Duration, until: &AtomicBool) -> Histogram<u64> {
     late
 }
 
-/// How busy all cores together are from now on, in percent; nothing where the system has no /proc.
+/// How busy all cores together are from now on, in percent; `None` where the system has no /proc.
 pub fn busy(during: Duration) -> Option<f64> {
     let ticks = || -> Option<[u64; 2]> {
         let stat = read("/proc/stat");
@@ -69,13 +68,13 @@ pub fn server_cpu(server: &Server) -> Result<Duration, Box<dyn Error>> {
     Ok(leasehold_load::server_cpu(&info(server, "cpu")?)?)
 }
 
-/// The threads of this process; nothing where the system has no /proc.
+/// The number of threads of this process; `None` where the system has no /proc.
 pub fn thread_count() -> Option<usize> {
     field(&read("/proc/self/status"), "Threads")?.parse().ok()
 }
 
-/// Pins every thread of this process and of `other` to the last core that this one may use, and
-/// says which; nothing where threads cannot be pinned.
+/// Pins every thread of this process and of `other` to the last core that this process may use, and returns
+/// the core; `None` where threads cannot be pinned.
 pub fn pin_to_one_core(other: u32) -> io::Result<Option<usize>> {
     let core = cores_by_preference()?.first().copied();
     if let Some(core) = core {
@@ -85,7 +84,7 @@ pub fn pin_to_one_core(other: u32) -> io::Result<Option<usize>> {
     Ok(core)
 }
 
-/// Durations in µs up to a minute, to three digits.
+/// A histogram of durations in µs up to a minute, to three digits.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000, 3).expect("these bounds are valid")
 }
@@ -94,7 +93,7 @@ pub fn record(into: &mut Histogram<u64>, duration: Duration) {
     into.saturating_record(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
 }
 
-/// A row: what it is, then median, 99th percentile, maximum and count.
+/// A row: its name, then median, 99th percentile, maximum and count.
 pub fn spread(what: &str, of: &Histogram<u64>) -> [String; 5] {
     let ms = |micros: u64| format!("{:.3}", micros as f64 / 1000.0);
     [
@@ -106,7 +105,7 @@ pub fn spread(what: &str, of: &Histogram<u64>) -> [String; 5] {
     ]
 }
 
-/// A table whose first column is text and whose others are figures.
+/// A table whose first column is text and whose other columns are figures.
 pub fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header);

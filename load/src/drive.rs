@@ -1,4 +1,5 @@
-//! The loop of one thread or task under load: ask, have, hold, let go, and when to ask again.
+//! The loop of one thread or task under load: request, acquire, hold, release, and the time of the next
+//! request.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,27 +8,28 @@ use crate::machine::nanoseconds;
 use crate::messages::{Round, Tally};
 use crate::waits::Waits;
 
-/// One thread's way to its lock. What blocks does so within its first poll.
+/// How one thread uses its lock. An implementation that blocks does so within its first poll.
 pub trait Locker: Send {
-    /// Returns with the lock.
+    /// Acquires the lock.
     fn take(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Lets it go.
+    /// Releases the lock.
     fn give(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// Lets time pass.
+    /// Lets `time` pass.
     fn pause(&mut self, time: Duration) -> impl Future<Output = ()> + Send;
 }
 
-/// Takes and gives the lock for a round; `seat` is the thread's number among all of its crew.
+/// Acquires and releases the lock for a round; `seat` is the thread's number among all threads of all
+/// processes.
 ///
-/// A wait counts from the moment of asking. In a round with a pace that is the moment that was meant,
-/// if an earlier lock took until after it: else whoever is slow would be asked less while it is slow
-/// (coordinated omission). Woken late by the system alone, the thread counts from when it woke: the
-/// lateness of its own timer is nobody's lock.
+/// A wait counts from the request. In a round with a pace it counts from the time at which the request was
+/// due, if an earlier lock took longer than that: otherwise a slow lock would be requested less often while
+/// it is slow (coordinated omission). If only the system woke the thread late, the wait counts from the
+/// wake-up: the lateness of the thread's own timer is not the lock's.
 ///
 /// # Errors
-/// The lock's own; the first ends the round.
+/// Those of the lock; the first one ends the round.
 pub async fn drive(
     locker: &mut impl Locker,
     hold: Duration,
@@ -68,7 +70,7 @@ pub async fn drive(
     Ok(tally)
 }
 
-/// When a thread is to ask for the `turn`-th time, if its round has a pace.
+/// The time of the thread's request number `turn`, if its round has a pace.
 fn meant(round: &Round, seat: usize, turn: u64) -> Option<u64> {
     let pace = round.pace?;
     let interval = nanos(pace.interval);
@@ -76,7 +78,7 @@ fn meant(round: &Round, seat: usize, turn: u64) -> Option<u64> {
     Some(round.start + first + turn * interval)
 }
 
-/// Whether there was anything to wait for.
+/// Returns whether the time was still to come.
 async fn pause_until(locker: &mut impl Locker, moment: u64) -> bool {
     let left = moment.saturating_sub(nanoseconds());
     if left > 0 {
@@ -95,7 +97,7 @@ mod tests {
     use crate::messages::Pace;
     use crate::serve::at_once;
 
-    /// Stalls once, long enough for many turns to pass.
+    /// A lock that stalls once, for the time of many turns.
     struct Stalling {
         stall: Option<Duration>,
         taken: u64,
@@ -140,10 +142,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_counted_by_everyone_who_was_to_ask_meanwhile() -> anyhow::Result<()> {
+    fn a_stall_counts_for_every_thread_due_meanwhile() -> anyhow::Result<()> {
         let (tally, waits) = driven(100, 60, Some(1))?;
         assert_eq!((tally.pairs, tally.left_out), (100, 0));
-        // Sixty were to ask during the stall; the middle one of them waited for half of it.
+        // Sixty requests were due during the stall; the middle one waited for half of it.
         let median_of_the_late = waits.quantile(0.7);
         let half = Duration::from_millis(25);
         assert!(median_of_the_late >= Some(half), "{median_of_the_late:?}");
@@ -151,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_that_cannot_be_kept_leaves_turns_out_and_ends() -> anyhow::Result<()> {
+    fn a_pace_too_fast_skips_turns_and_ends() -> anyhow::Result<()> {
         let (tally, _) = driven(20, 60, Some(1))?;
         assert_eq!((tally.pairs, tally.left_out), (1, 19));
         Ok(())
     }
 
     #[test]
-    fn without_a_pace_nobody_asks_during_a_stall_or_after_the_end() -> anyhow::Result<()> {
+    fn unpaced_threads_stop_in_stalls_and_at_end() -> anyhow::Result<()> {
         let (tally, waits) = driven(20, 60, None)?;
         assert_eq!((tally.pairs, tally.in_time), (1, 0));
         assert_eq!(waits.times(), 1);

@@ -1,12 +1,12 @@
-//! Locks of any kind under load, and what they cost: one loop for all of them, so that none is measured
-//! in another way than the rest. Knows no lock but the raw commands, and judges nothing.
+//! Puts locks of any kind under load, and measures their cost: one loop for all of them, so that all are
+//! measured in the same way. Contains no lock but the raw commands, and judges nothing.
 
 mod drive;
 mod machine;
 mod messages;
 mod raw;
 mod serve;
-mod served;
+mod server_stats;
 mod waits;
 
 pub use drive::{Locker, drive};
@@ -15,6 +15,6 @@ pub use machine::{
 };
 pub use messages::{Assignment, Keys, Pace, Round, Tally, Way};
 pub use raw::Raw;
-pub use serve::{Crew, serve, sum, threads};
-pub use served::Served;
+pub use serve::{RunRound, serve, sum, threads};
+pub use server_stats::ServerStats;
 pub use waits::Waits;

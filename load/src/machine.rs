@@ -1,4 +1,4 @@
-//! The machine that something is measured on: what it is, its clock, CPU time, pinning. Measures no lock.
+//! The machine of a measurement: its description, its clock, CPU time, pinning. Measures no lock.
 
 use std::fs;
 use std::io;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use anyhow::Context as _;
 use leasehold_testbed::Server;
 
-/// The machine in one line, to stand above every figure.
+/// Describes the machine in one line, to print above the figures.
 ///
 /// # Errors
-/// The server does not answer.
+/// The server does not reply.
 pub fn description(server: &Server) -> anyhow::Result<String> {
     described(&info(server, "server")?)
 }
 
-/// The same for any server, by its `INFO server`.
+/// The same for any server, from its `INFO server`.
 ///
 /// # Errors
 /// The cores cannot be counted.
@@ -25,7 +25,7 @@ pub fn described(about: &str) -> anyhow::Result<String> {
     let cpu = field(&facts, "model name").unwrap_or(std::env::consts::ARCH.into());
     let system = rustix::system::uname();
     let (name, release) = (system.sysname(), system.release());
-    // Valkey tells the version of Redis that it is like, too.
+    // Valkey also reports the version of Redis that it is compatible with.
     let server = match field(about, "valkey_version") {
         Some(version) => format!("Valkey {version}"),
         None => {
@@ -43,14 +43,14 @@ pub fn described(about: &str) -> anyhow::Result<String> {
     ))
 }
 
-/// The monotonic clock in nanoseconds. All processes of a machine read the same one.
+/// The monotonic clock in nanoseconds. All processes of a machine read the same clock.
 pub fn nanoseconds() -> u64 {
     use rustix::time::{ClockId, clock_gettime};
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The CPU time that this process has used, all its threads together.
+/// The CPU time that all threads of this process have used.
 pub fn own_cpu() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     let used = clock_gettime(ClockId::ProcessCPUTime);
@@ -60,17 +60,17 @@ pub fn own_cpu() -> Duration {
 /// The CPU time that a server has used, from its `INFO cpu`.
 ///
 /// # Errors
-/// It does not say.
+/// The text does not contain it.
 pub fn server_cpu(info: &str) -> anyhow::Result<Duration> {
     let mut used = 0.0;
     for name in ["used_cpu_user", "used_cpu_sys"] {
-        let seconds = field(info, name).with_context(|| format!("INFO tells no {name}"))?;
+        let seconds = field(info, name).with_context(|| format!("INFO has no {name}"))?;
         used += seconds.parse::<f64>()?;
     }
     Ok(Duration::from_secs_f64(used))
 }
 
-/// The cores that this thread may use, the last first: the first one has more of other work to do.
+/// The cores that this thread may use, the last first: the system gives the first one more other work.
 ///
 /// # Errors
 /// Threads cannot be pinned here.
@@ -82,7 +82,7 @@ pub fn cores_by_preference() -> io::Result<Vec<usize>> {
     Ok(cores.filter(|core| allowed.is_set(*core)).collect())
 }
 
-/// Pins every thread that a process has to one core; those that it starts later are pinned with them.
+/// Pins all threads of a process to one core; threads that it starts later inherit this.
 ///
 /// # Errors
 /// The process has ended, or threads cannot be pinned here.
@@ -99,7 +99,7 @@ pub fn pin(process: u32, core: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// No core: threads cannot be pinned here.
+/// No core: threads cannot be pinned on this system.
 ///
 /// # Errors
 /// None.
@@ -108,7 +108,7 @@ pub fn cores_by_preference() -> io::Result<Vec<usize>> {
     Ok(Vec::new())
 }
 
-/// Refuses: threads cannot be pinned here.
+/// Fails: threads cannot be pinned on this system.
 ///
 /// # Errors
 /// Always.
@@ -117,13 +117,13 @@ pub fn pin(_process: u32, _core: usize) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// What the server tells of itself: one section, or `all`.
+/// The server's INFO: one section, or `all`.
 ///
 /// # Errors
-/// It does not answer.
+/// The server does not reply.
 pub fn info(server: &Server, section: &str) -> anyhow::Result<String> {
     let reply = server.command(&["INFO", section])?;
-    let text = reply.as_text().context("INFO answers no text")?;
+    let text = reply.as_text().context("INFO replies with no text")?;
     Ok(text.to_owned())
 }
 
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_called_what_it_is() -> anyhow::Result<()> {
+    fn the_server_name_is_read_from_its_info() -> anyhow::Result<()> {
         let redis = "# Server\r\nredis_version:7.0.15\r\n";
         assert!(described(redis)?.ends_with(", Redis 7.0.15"));
         let valkey = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.0\r\n";

@@ -1,25 +1,25 @@
-//! What a load process and whoever started it say to each other: one JSON value per line. The first that
-//! a process reads is its [`Assignment`], then come [`Round`]s. It answers each of them by a `Result` of a
-//! [`Tally`] (an empty one once it has set up). No behaviour.
+//! The messages between a load process and its parent: one JSON value per line. The process first reads its
+//! [`Assignment`], then [`Round`]s. It answers each of them with a `Result` of a [`Tally`] (an empty one once
+//! it has set up). No behaviour.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Whose locks, and how they are let go.
+/// The kind of lock, and how it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Way {
-    /// The commands themselves on a connection per thread, both awaited.
+    /// The raw commands on a connection per thread, both awaited.
     Raw,
-    /// Group commit with our scripts and nothing else, no answer to a release awaited.
+    /// Group commit with leasehold's scripts and nothing else; no reply to a release is awaited.
     Limit,
-    /// Ours, the guard dropped.
+    /// leasehold, dropping the guard.
     Drop,
-    /// Ours, `unlock()`.
+    /// leasehold, with `unlock()`.
     Unlock,
     /// rslock, a task per thread, one connection.
     Rslock {
-        /// How long it pauses at most before it asks again; its default is 200.
+        /// The longest pause before the next attempt; its default is 200.
         pause_ms: u32,
     },
     /// redlock, a connection for each request.
@@ -29,27 +29,27 @@ pub enum Way {
     },
 }
 
-/// Which keys the threads want.
+/// The keys that the threads want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Keys {
-    /// Each thread of each process its own.
+    /// Each thread of each process wants its own key.
     Own,
-    /// All of them one.
+    /// All threads want one key.
     One,
 }
 
-/// What a process does in every round.
+/// The work of a process in every round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Where Redis is.
+    /// The URL of Redis.
     pub url: String,
-    /// Whose locks.
+    /// The kind of lock.
     pub way: Way,
-    /// Which of its crew's processes it is, from 0.
+    /// The number of the process, from 0.
     pub process: usize,
-    /// How many threads (or tasks) it has.
+    /// The number of its threads (or tasks).
     pub threads: usize,
-    /// Which keys they want.
+    /// The keys that they want.
     pub keys: Keys,
     /// How long each lock is held.
     pub hold: Duration,
@@ -58,7 +58,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// The key that a thread wants. Ways do not share keys.
+    /// The key that a thread wants. Kinds of locks do not share keys.
     pub fn key(&self, thread: usize) -> String {
         match self.keys {
             Keys::Own => format!("{:?}-{}-{thread}", self.way, self.process),
@@ -67,41 +67,41 @@ impl Assignment {
     }
 }
 
-/// From when on, for how long, and how.
+/// The start, the length and the pace of a round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Round {
     /// On the clock of all processes, in ns.
     pub start: u64,
-    /// No lock is asked for when it has passed.
+    /// After this time no lock is requested.
     pub window: Duration,
-    /// Locks are asked for as fast as they are had, unless at times that are given.
+    /// The times of requests. Without a pace, each thread requests a lock as soon as it has released one.
     pub pace: Option<Pace>,
 }
 
-/// When locks are asked for, however long those before took: a rate that does not adapt.
+/// Requests at fixed times, however long earlier locks took: a rate that does not adapt.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Pace {
-    /// From one of a thread's locks to its next.
+    /// From one of a thread's requests to its next.
     pub interval: Duration,
-    /// How many threads there are in all processes together: their turns are spread evenly.
+    /// The number of threads in all processes: their requests are spread evenly.
     pub threads: usize,
 }
 
-/// What a thread, a process or a crew did in a round.
+/// The work of a thread, a process or a group of processes in a round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Locks had and let go.
+    /// Locks acquired and released.
     pub pairs: u64,
-    /// Those of them that were had within the window.
+    /// Locks acquired within the window.
     pub in_time: u64,
-    /// Locks that were to be asked for and never were: the pace could not be kept.
+    /// Requests that were due and never sent: the pace was too fast.
     pub left_out: u64,
-    /// What the thread had that got least, and the one that got most.
+    /// The locks of the thread that got the fewest.
     pub least: u64,
-    /// As for `least`.
+    /// The locks of the thread that got the most.
     pub most: u64,
-    /// From asking to having: ns, how often.
+    /// The time from the request to the lock: ns, how often.
     pub waits: Vec<(u64, u64)>,
-    /// CPU time of the process.
+    /// The CPU time of the process.
     pub cpu: Duration,
 }

@@ -1,5 +1,5 @@
-//! What a lock costs without a library: `SET NX PX`, and a script that deletes what is one's own. Nothing
-//! is built or drawn at random per pair, so any real use is slower than this.
+//! The cost of a lock without a library: `SET NX PX`, and a script that deletes the caller's own value.
+//! Nothing is built or drawn at random per pair, so any real use is slower than this.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// What it sleeps before it asks again for a key that is taken.
+    /// The pause before the next attempt at a key that is taken.
     pub const PAUSE: Duration = Duration::from_millis(1);
 
-    /// Connects. Each `owner` of a key needs another name.
+    /// Connects. Each owner of a key needs another `owner`.
     ///
     /// # Errors
-    /// There is no Redis.
+    /// Redis does not reply.
     pub fn new(url: &str, key: &str, owner: &str) -> anyhow::Result<Self> {
         let tcp = TcpSettings::default().set_nodelay(true);
         let info = url.into_connection_info()?.set_tcp_settings(tcp);
@@ -48,19 +48,19 @@ impl Raw {
         })
     }
 
-    /// Whether it was free.
+    /// Returns whether the key was free.
     ///
     /// # Errors
-    /// Redis' own.
+    /// Those of Redis.
     pub fn try_lock(&mut self) -> anyhow::Result<bool> {
         let answer = self.connection.req_packed_command(&self.take)?;
         Ok(answer == Value::Okay)
     }
 
-    /// Lets it go.
+    /// Releases the lock.
     ///
     /// # Errors
-    /// It was somebody else's.
+    /// The key had another owner.
     pub fn unlock(&mut self) -> anyhow::Result<()> {
         let answer = self.connection.req_packed_command(&self.give)?;
         ensure!(answer == Value::Int(1), "a lock was lost: {answer:?}");

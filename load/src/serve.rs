@@ -1,5 +1,5 @@
-//! What a load process does: it connects as assigned, then does round after round as it is told, by
-//! `leasehold_testbed::child`.
+//! The work of a load process: it connects as assigned, then runs the rounds that its parent orders, by the
+//! protocol of `leasehold_testbed::child`.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,20 +17,22 @@ use crate::machine;
 use crate::messages::{Assignment, Round, Tally};
 use crate::waits::Waits;
 
-/// All threads or tasks of a process, connected: does a round, and tells what each of them did.
-pub type Crew = Box<dyn FnMut(Round) -> anyhow::Result<Vec<Tally>>>;
+/// Runs one round with all threads or tasks of a process, which are connected, and returns what each of them
+/// did.
+pub type RunRound = Box<dyn FnMut(Round) -> anyhow::Result<Vec<Tally>>>;
 
-/// Does what it is told on its input until that ends. A failure is told, and ends it.
-pub fn serve(connect: impl FnOnce(&Assignment) -> anyhow::Result<Crew>) -> ExitCode {
+/// Carries out the orders on its input until that ends. A failure is reported to the parent, and ends the
+/// process.
+pub fn serve(connect: impl FnOnce(&Assignment) -> anyhow::Result<RunRound>) -> ExitCode {
     child::run(|assignment: Assignment, rounds: Receiver<Round>| {
         if let Some(core) = assignment.core {
             machine::pin(std::process::id(), core)?;
         }
-        let mut crew = connect(&assignment)?;
+        let mut run_round = connect(&assignment)?;
         say(&Tally::default())?;
         for round in rounds {
             let before = machine::own_cpu();
-            let mut tally = sum(&crew(round)?)?;
+            let mut tally = sum(&run_round(round)?)?;
             tally.cpu = machine::own_cpu().saturating_sub(before);
             say(&tally)?;
         }
@@ -38,7 +40,7 @@ pub fn serve(connect: impl FnOnce(&Assignment) -> anyhow::Result<Crew>) -> ExitC
     })
 }
 
-/// What all of them did together.
+/// The sum of all tallies.
 ///
 /// # Errors
 /// A wait cannot be recorded.
@@ -58,12 +60,12 @@ pub fn sum(tallies: &[Tally]) -> anyhow::Result<Tally> {
     Ok(sum)
 }
 
-/// A crew of threads, one for each locker.
+/// Runs one thread for each locker.
 pub fn threads<L: Locker + 'static>(
     mut lockers: Vec<L>,
     first_seat: usize,
     hold: Duration,
-) -> Crew {
+) -> RunRound {
     Box::new(move |round| {
         thread::scope(|scope| {
             let running: Vec<_> = lockers
@@ -81,7 +83,7 @@ pub fn threads<L: Locker + 'static>(
     })
 }
 
-/// The outcome of something that blocks where it would wait.
+/// The result of a future that blocks instead of waiting.
 pub(crate) fn at_once<T>(work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn together_they_did_what_each_did() -> anyhow::Result<()> {
+    fn tallies_of_threads_add_up() -> anyhow::Result<()> {
         let tally = |pairs, wait| Tally {
             pairs,
             in_time: pairs - 1,

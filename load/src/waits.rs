@@ -1,5 +1,5 @@
-//! How long locks were waited for, as a histogram that travels between processes. Never clamps: a wait
-//! too long to be recorded is an error, not a shorter wait.
+//! How long threads waited for locks, as a histogram that travels between processes. Never clamps: a wait too
+//! long to be recorded is an error.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const PRECISION: u8 = 3;
 pub struct Waits(Histogram<u64>);
 
 impl Waits {
-    /// None yet.
+    /// An empty histogram.
     ///
     /// # Errors
     /// None in practice.
@@ -22,7 +22,7 @@ impl Waits {
         Ok(Self(histogram))
     }
 
-    /// Adds one.
+    /// Adds one wait.
     ///
     /// # Errors
     /// The histogram cannot grow that far.
@@ -31,7 +31,7 @@ impl Waits {
         Ok(self.0.record(wait.as_nanos().try_into()?)?)
     }
 
-    /// Adds all that a message holds: ns, how often.
+    /// Adds all waits of a message: ns, how often.
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -42,7 +42,7 @@ impl Waits {
         Ok(())
     }
 
-    /// Adds all of another.
+    /// Adds all waits of another histogram.
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -50,24 +50,24 @@ impl Waits {
         Ok(self.0.add(&other.0)?)
     }
 
-    /// How many there are.
+    /// The number of waits.
     pub fn times(&self) -> u64 {
         self.0.len()
     }
 
-    /// Nothing when nothing was waited for.
+    /// The quantile; `None` without a wait.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         let wait = Duration::from_nanos(self.0.value_at_quantile(quantile));
         (!self.0.is_empty()).then_some(wait)
     }
 
-    /// Nothing when nothing was waited for.
+    /// The mean; `None` without a wait.
     pub fn mean(&self) -> Option<Duration> {
         let mean = Duration::from_secs_f64(self.0.mean() / 1e9);
         (!self.0.is_empty()).then_some(mean)
     }
 
-    /// As a message holds it: ns, how often.
+    /// The waits as in a message: ns, how often.
     pub fn to_steps(&self) -> Vec<(u64, u64)> {
         let steps = self.0.iter_recorded();
         steps
@@ -81,8 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_waits_are_kept_at_their_length_also_on_the_way_to_another_process() -> anyhow::Result<()>
-    {
+    fn long_waits_keep_their_length_between_processes() -> anyhow::Result<()> {
         let (short, long) = (Duration::from_micros(90), Duration::from_secs(7));
         let mut thread = Waits::new()?;
         (0..98).try_for_each(|_| thread.record(short))?;

@@ -1,24 +1,24 @@
-//! A load process with the locks of other crates, used as their documentation shows. Says what
-//! `xtask bench-process` says of ours.
+//! A load process with the locks of other crates, used as their documentation shows. Reports the same figures
+//! as `xtask bench-process` does for leasehold.
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use leasehold_load::{Assignment, Crew, Locker, Way, drive, serve, threads};
+use leasehold_load::{Assignment, Locker, RunRound, Way, drive, serve, threads};
 use redlock::RedLock;
 use rslock::{LockGuard, LockManager};
 
 const TTL: Duration = Duration::from_secs(30);
-/// Both crates' default.
+/// The default of both crates.
 const TRIES: u32 = 3;
 
 fn main() -> ExitCode {
     serve(connect)
 }
 
-fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
+fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
     let first_seat = assignment.process * assignment.threads;
     let (seats, hold) = (0..assignment.threads, assignment.hold);
     let url = assignment.url.as_str();
@@ -44,18 +44,18 @@ fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
             });
             Ok(threads(lockers.collect(), first_seat, hold))
         }
-        Way::Raw | Way::Limit | Way::Drop | Way::Unlock => bail!("no lock of a peer"),
+        Way::Raw | Way::Limit | Way::Drop | Way::Unlock => bail!("no lock of a competitor"),
     }
 }
 
-/// A crew of tasks, one for each locker.
-fn tasks(lockers: Vec<Rslock>, first_seat: usize, hold: Duration) -> anyhow::Result<Crew> {
+/// Runs one task for each locker.
+fn tasks(lockers: Vec<Rslock>, first_seat: usize, hold: Duration) -> anyhow::Result<RunRound> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.enable_all().build()?;
     let mut lockers = Some(lockers);
     Ok(Box::new(move |round| {
-        let crew = lockers.take().context("a round has failed before")?;
-        let running: Vec<_> = crew
+        let tasks = lockers.take().context("a round has failed before")?;
+        let running: Vec<_> = tasks
             .into_iter()
             .zip(first_seat..)
             .map(|(mut locker, seat)| {
@@ -72,8 +72,8 @@ fn tasks(lockers: Vec<Rslock>, first_seat: usize, hold: Duration) -> anyhow::Res
             }
             anyhow::Ok(ended)
         })?;
-        let (crew, tallies) = ended.into_iter().unzip();
-        lockers = Some(crew);
+        let (tasks, tallies) = ended.into_iter().unzip();
+        lockers = Some(tasks);
         Ok(tallies)
     }))
 }
@@ -91,7 +91,7 @@ impl Locker for Rslock {
     }
 
     async fn give(&mut self) -> anyhow::Result<()> {
-        let guard = self.guard.take().expect("it was taken before");
+        let guard = self.guard.take().expect("the lock was taken before");
         guard.release().await;
         Ok(())
     }
@@ -104,14 +104,14 @@ impl Locker for Rslock {
 struct Redlock {
     redlock: Arc<RedLock>,
     key: Vec<u8>,
-    /// Its guard borrows the manager: what it would tell it is kept instead.
+    /// The crate's guard borrows the manager, so this keeps the fields that a release needs.
     value: Option<Vec<u8>>,
 }
 
 impl Locker for Redlock {
     async fn take(&mut self) -> anyhow::Result<()> {
         let ttl = TTL.as_millis() as usize;
-        // As its own `acquire`.
+        // As the crate's own `acquire`.
         self.value = Some(loop {
             if let Some(lock) = self.redlock.lock(&self.key, ttl)? {
                 break lock.val;
@@ -123,7 +123,7 @@ impl Locker for Redlock {
     async fn give(&mut self) -> anyhow::Result<()> {
         self.redlock.unlock(&redlock::Lock {
             resource: self.key.clone(),
-            val: self.value.take().expect("it was taken before"),
+            val: self.value.take().expect("the lock was taken before"),
             validity_time: 0,
             lock_manager: &self.redlock,
         });

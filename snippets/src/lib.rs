@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use leasehold::Client;
 use leasehold_testbed::Server;
 
-/// One server for all of them.
+/// One server for all tests.
 static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start().unwrap());
 
 fn url() -> &'static str {
@@ -16,7 +16,7 @@ fn url() -> &'static str {
     &URL
 }
 
-/// What a snippet without a client of its own uses: under a prefix that is nobody else's.
+/// The client of snippets that make none, under a prefix of its own.
 fn client() -> Client {
     let prefix = format!("{:?}:", std::thread::current().id());
     Client::builder(url()).prefix(&prefix).build().unwrap()

@@ -1,23 +1,23 @@
-//! Many clients, one thread each, compete for one key: a grant costs the same however many wait, and they are served
-//! in the order they asked.
+//! Many clients with one thread each compete for one key: a grant costs the same however many wait, and
+//! clients are served in the order in which they asked.
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use leasehold_load::Served;
+use leasehold_load::ServerStats;
 use leasehold_testbed::{Reply, Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, Task, ask, server};
 
-/// For as much work as a test does, on the busiest of machines.
+/// Longer than the work of any test takes on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
-/// Long enough for every waiter that is notified to do what it does then.
+/// Long enough for every notified waiter to send the requests that follow a notification.
 const HOLD: Duration = Duration::from_millis(5);
-/// Grants per client that are measured.
+/// Measured grants per client.
 const ROUNDS: usize = 2;
-/// Commands that only scripts call here.
+/// Commands that only scripts call in this test.
 const SCRIPTED: [&str; 17] = [
     "append",
     "del",
@@ -38,7 +38,7 @@ const SCRIPTED: [&str; 17] = [
     "zscore",
 ];
 
-/// All grants, in order; written by holders only.
+/// All grants, in order; only holders write it.
 struct Contention {
     server: Server,
     clients: usize,
@@ -49,20 +49,20 @@ struct Contention {
 struct Log {
     /// The client of each grant.
     grants: Vec<usize>,
-    /// The grant's number, and how many grants there were when its client asked.
+    /// The number of the grant, and the number of grants when its client asked.
     waits: Vec<(usize, usize)>,
     measured: Option<Measured>,
 }
 
 struct Measured {
-    /// The grants before it.
+    /// The number of grants before the measurement.
     start: usize,
-    before: Served,
-    cost: Option<Served>,
+    before: ServerStats,
+    cost: Option<ServerStats>,
 }
 
 impl Contention {
-    /// Has a client lock and release the key until the measurement is over.
+    /// A client locks and releases the key until the measurement is over.
     fn compete(&self, client: usize, mutex: &leasehold::Mutex) {
         loop {
             let asked = self.log.lock().unwrap().grants.len();
@@ -76,13 +76,13 @@ impl Contention {
         }
     }
 
-    /// Called by the holder. Measures from the first moment at which every client has had a grant.
+    /// The holder calls this. The measurement begins when every client has had a grant.
     fn granted(&self, client: usize, asked: usize) -> bool {
         let mut log = self.log.lock().unwrap();
         let number = log.grants.len();
         log.grants.push(client);
         log.waits.push((number, asked));
-        let served = || Served::until_now(&self.server).unwrap();
+        let served = || ServerStats::until_now(&self.server).unwrap();
         match &mut log.measured {
             None => {
                 let mut seen = vec![false; self.clients];
@@ -129,7 +129,7 @@ fn compete(count: usize) {
     for task in tasks {
         task.within(WORK, "competing");
     }
-    // The counter of the fencing tokens stays.
+    // The fence counter stays.
     let free = || ask(&contention.server, &["DBSIZE"]) == Reply::Int(1);
     let keys = || ask(&contention.server, &["KEYS", "*"]);
     assert!(eventually(SOON, free), "left in Redis: {}", keys());
@@ -139,7 +139,7 @@ fn compete(count: usize) {
     assert_in_order(count, &log, measured.start);
 }
 
-fn assert_cheap(clients: usize, cost: &Served) {
+fn assert_cheap(clients: usize, cost: &ServerStats) {
     let grants = (ROUNDS * clients) as f64;
     let requests = cost.requests(&SCRIPTED) as f64 / grants;
     assert!(
@@ -154,8 +154,8 @@ fn assert_cheap(clients: usize, cost: &Served) {
     assert!(bytes <= 4096.0, "{bytes} bytes per grant: {:?}", cost.calls);
 }
 
-/// During a wait another client is granted once, if it was ahead; and once more if it asked again before the
-/// request of this one reached Redis.
+/// During a wait, another client is granted the lock once if it was ahead, and once more if its next request
+/// reached Redis before this one.
 fn assert_in_order(clients: usize, log: &Log, start: usize) {
     for (number, asked) in log.waits.iter().filter(|(_, asked)| *asked >= start) {
         let mut counts = vec![0; clients];

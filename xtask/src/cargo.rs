@@ -1,5 +1,4 @@
-//! Programs that the commands run to their end, cargo first of all, and what cargo builds and where. Reads
-//! none of their output.
+//! Runs programs to their end, cargo first of all; what cargo builds and where. Reads none of their output.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::stop::Stop;
 
-/// How long cargo and what it started may take to end on SIGINT.
+/// How long cargo and its child processes may take to end on SIGINT.
 const GRACE: Duration = Duration::from_secs(3);
 
 pub fn workspace_root() -> anyhow::Result<PathBuf> {
@@ -33,14 +32,14 @@ pub fn cargo() -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// That which this program was built into, wherever that is.
+/// The target folder of this program, wherever that is.
 pub fn target_folder() -> anyhow::Result<PathBuf> {
     let own = env::current_exe().context("cannot find this program's own file")?;
     let target = own.ancestors().nth(2).map(Path::to_owned);
-    target.context("this program lies in no target folder")
+    target.context("this program is in no target folder")
 }
 
-/// The program of a package, built to be fast. Builds what is missing or out of date.
+/// The program of a package, built with optimization. Builds it if it is missing or out of date.
 pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Result<PathBuf> {
     let mut build = cargo()?;
     build
@@ -49,20 +48,20 @@ pub fn optimized(package: &str, features: &[&str], stop: &Stop) -> anyhow::Resul
         .args(features)
         // Standard output is for results.
         .stdout(Stdio::null());
-    eprintln!("building {package}, optimized (some minutes when it is the first time)");
+    eprintln!("building {package} with optimization (this takes some minutes the first time)");
     let status = run_to_end(&mut build, stop)?;
     ensure!(status.success(), "{package} cannot be built: {status}");
-    // Both profiles' folders lie side by side.
+    // The folders of both profiles have the same parent.
     let program = target_folder()?.join("release").join(package);
     ensure!(program.exists(), "cargo has not made {}", program.display());
     Ok(program)
 }
 
-/// Runs `command` to its end, with its output on ours. It gets a process group of its own, so that
-/// whatever it started can be stopped with it.
+/// Runs `command` to its end, with its output on this program's. The command gets a process group of its own,
+/// so that its child processes can be stopped with it.
 pub fn run_to_end(command: &mut Command, stop: &Stop) -> anyhow::Result<ExitStatus> {
     let ended = run_within(Duration::MAX, command, stop)?;
-    ended.context("it has been waited for too long")
+    ended.context("the time limit has passed")
 }
 
 /// As [`run_to_end`]; stops `command` when `limit` passes, and returns `None` then.
@@ -83,7 +82,7 @@ pub fn run_within(
     if let Ok(Some(status)) = outcome {
         return Ok(Some(status.context("cannot wait for it")?));
     }
-    // It may just have ended: a signal to nobody is no error here.
+    // The process may just have ended: a signal to it is no error here.
     let _ = kill_process_group(group, Signal::INT);
     if ended.recv_timeout(GRACE).is_err() {
         let _ = kill_process_group(group, Signal::KILL);
@@ -104,13 +103,13 @@ mod tests {
 
     #[test]
     fn a_command_is_stopped_at_its_limit() -> anyhow::Result<()> {
-        // No other test installs it: there is one handler for a process.
+        // No other test installs it: a process has one handler.
         let stop = Stop::install()?;
         let shell = |script: &str, limit| {
             let mut command = Command::new("sh");
             run_within(limit, command.args(["-c", script]), &stop)
         };
-        let ended = shell("exit 3", GRACE)?.context("it ends by itself")?;
+        let ended = shell("exit 3", GRACE)?.context("the command ends by itself")?;
         assert_eq!(ended.code(), Some(3));
         let start = std::time::Instant::now();
         assert_eq!(shell("sleep 60", Duration::from_millis(50))?, None);

@@ -1,5 +1,5 @@
-//! The look of all charts, in SVG: named places side by side, lines or bars over them, and who is who to
-//! the right of them, where nothing is hidden. Measures nothing.
+//! The look of all charts, in SVG: named places side by side, lines or bars over them, and a legend to the
+//! right of them, where it hides nothing. Measures nothing.
 
 use std::ops::Range;
 
@@ -14,24 +14,24 @@ pub use plotters::style::RGBColor as Colour;
 const TITLE: (&str, i32) = ("sans-serif", 15);
 const LABEL: (&str, i32) = ("sans-serif", 12);
 const HEIGHT: u32 = 340;
-/// For the names of the series.
+/// The width for the names of the series.
 const LEGEND: u32 = 130;
-/// For what is written beside the axis, the margins included.
+/// The width for the labels of the axis, with the margins.
 const BESIDE: u32 = 84;
 const LINE_HEIGHT: i32 = 20;
-/// Of the room of a place, the part that its bars take.
+/// The share of a place's width that its bars take.
 const FILLED: f64 = 0.8;
-/// More marks on an axis than this cannot be read.
+/// More marks on an axis than this are unreadable.
 const MOST_MARKS: usize = 16;
-/// What is larger is not shown. (On an endless axis, plotters would draw for ever.)
+/// Larger figures are not shown. (On an endless axis, plotters would draw for ever.)
 const LARGEST: f64 = 1e12;
 
 pub struct Chart<'a> {
     pub title: &'a str,
-    /// What the places are.
+    /// The meaning of the places.
     pub across: &'a str,
     pub places: &'a [&'a str],
-    /// What the figures are, with their unit.
+    /// The meaning of the figures, with their unit.
     pub up: &'a str,
     pub series: Vec<Series<'a>>,
 }
@@ -44,7 +44,7 @@ pub struct Series<'a> {
 }
 
 impl Chart<'_> {
-    /// A line for each series.
+    /// Draws a line for each series.
     pub fn lines(&self) -> anyhow::Result<String> {
         let axis = Axis::over(self.figures());
         let last = self.places.len() as f64 - 1.0;
@@ -65,9 +65,9 @@ impl Chart<'_> {
         })
     }
 
-    /// A bar for each series at each place where it has a figure, up or down from 1.
+    /// Draws a bar for each series at each place where it has a figure, up or down from 1.
     pub fn ratios(&self) -> anyhow::Result<String> {
-        // Also when all are alike: how far above or below is what is looked for.
+        // Also if all figures are alike: the distance from 1 is what readers look for.
         let around = [Some(0.5), Some(2.0)];
         let axis = Axis::over(self.figures().chain(around));
         let count = self.places.len();
@@ -101,7 +101,7 @@ impl Chart<'_> {
         series.flat_map(|series| series.figures.iter().copied())
     }
 
-    /// All but what is painted over the places; these take `width` pixels.
+    /// Draws everything except what `paint` draws over the places; these take `width` pixels.
     fn drawn(
         &self,
         width: u32,
@@ -163,7 +163,7 @@ impl Chart<'_> {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Plot<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Marked, Marked>>;
 
-/// A range that is marked where we say. (That of plotters cannot be labelled.)
+/// A range with the marks that this module chooses. (Plotters cannot label its own as needed.)
 struct Marked {
     range: Range<f64>,
     marks: Vec<f64>,
@@ -189,14 +189,14 @@ impl Ranged for Marked {
     }
 }
 
-/// The figures' axis, from its first mark to its last. It is logarithmic: it shows figures above zero only. Plotters knows
-/// it as a plain one, of logarithms.
+/// The axis of the figures, from its first mark to its last. It is logarithmic, so it shows only figures
+/// above zero. For plotters it is a plain axis, of logarithms.
 struct Axis {
     marks: Vec<f64>,
 }
 
 impl Axis {
-    /// With room for all `figures` that can be shown.
+    /// An axis with room for all `figures` that can be shown.
     fn over(figures: impl Iterator<Item = Option<f64>>) -> Self {
         let shown: Vec<f64> = figures
             .flatten()
@@ -222,7 +222,7 @@ impl Axis {
         (first.log10(), last.log10())
     }
 
-    /// Where a figure is on it; nowhere if it cannot be shown.
+    /// The position of a figure; `None` if it cannot be shown.
     fn at(&self, figure: Option<f64>) -> Option<f64> {
         let figure = figure.filter(|figure| is_shown(*figure))?;
         let (low, high) = self.ends();
@@ -247,7 +247,7 @@ fn round_figures(digits: &[f64]) -> impl Iterator<Item = f64> {
     (-6..=12).flat_map(move |zeros| digits.iter().map(move |digit| digit * 10_f64.powi(zeros)))
 }
 
-/// A mark as it is read: `25,000`, `0.05`.
+/// A mark as text: `25,000`, `0.05`.
 fn written(mark: f64) -> String {
     let text = format!("{mark:.6}");
     let (whole, decimals) = text.split_once('.').expect("it has six decimals");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_has_round_marks_around_all_figures() {
+    fn axis_marks_are_round_and_enclose_all_figures() {
         let odd = [0.0, -1.0, f64::INFINITY, f64::NAN];
         let of = |figures: [f64; 2]| marks(&[&figures[..], &odd].concat());
         assert_eq!(of([0.03, 0.4]), ["0.02", "0.05", "0.1", "0.2", "0.5"]);

@@ -1,4 +1,5 @@
-//! `cargo xtask doc-links`: looks for dead links in the API docs that `cargo doc` has built. Follows none to the web.
+//! `cargo xtask doc-links`: looks for dead links in the API docs that `cargo doc` has built. Does not check
+//! links to the web.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -16,7 +17,7 @@ pub fn run() -> anyhow::Result<()> {
     let dead = dead_links(&pages);
     let dead: Vec<String> = dead.into_iter().collect();
     ensure!(dead.is_empty(), "dead links:\n  {}", dead.join("\n  "));
-    println!("{} pages, no dead link", pages.len());
+    println!("{} pages, no dead links", pages.len());
     Ok(())
 }
 
@@ -33,7 +34,7 @@ fn read_pages(folder: &Path, pages: &mut HashMap<PathBuf, String>) -> anyhow::Re
     Ok(())
 }
 
-/// Each relative link that leads to no file, or to a place that its page lacks.
+/// Each relative link that leads to no file, or to an anchor that its page lacks.
 fn dead_links(pages: &HashMap<PathBuf, String>) -> BTreeSet<String> {
     let places: HashMap<&Path, HashSet<&str>> = pages
         .iter()
@@ -50,7 +51,7 @@ fn dead_links(pages: &HashMap<PathBuf, String>) -> BTreeSet<String> {
                 "" => path.clone(),
                 file => joined(path.parent().unwrap_or(path), file),
             };
-            // Of other crates' pages and of sources, only the file is looked at.
+            // For pages of other crates and for sources, only the file is checked.
             let has_place = places
                 .get(target.as_path())
                 .is_none_or(|ids| place.is_empty() || ids.contains(place));
@@ -62,7 +63,7 @@ fn dead_links(pages: &HashMap<PathBuf, String>) -> BTreeSet<String> {
     dead
 }
 
-/// The values of an attribute, which `name` begins.
+/// The values of an attribute, whose text begins with `name`.
 fn attributes<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
     let parts = text.split(name).skip(1);
     parts.filter_map(|rest| rest.split('"').next())

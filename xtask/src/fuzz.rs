@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: runs the tests that generate inputs, again and again with other inputs, until the time is up
-//! or one of them fails. It runs all unit tests of the library whose names contain `fuzz_`; it has no list of them.
+//! `cargo xtask fuzz`: runs the tests that generate inputs again and again, with other inputs, until the time
+//! is up or a test fails. It runs all unit tests of the library whose names contain `fuzz_`.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -13,19 +13,19 @@ use crate::progress;
 use crate::soak::minutes;
 use crate::stop::Stop;
 
-/// How long a round should take: the progress is shown between rounds.
+/// How long a round should take: progress is shown between rounds.
 const ROUND: Duration = Duration::from_secs(10);
-/// A round that takes longer hangs: it is a failure, too.
+/// A longer round hangs: it is a failure, too.
 const LONGEST_ROUND: Duration = Duration::from_secs(300);
 /// Inputs of each test in the first round.
 const FIRST_CASES: u32 = 256;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// How long to go on
+    /// Minutes to run
     #[arg(long, default_value_t = 60.0, value_parser = minutes)]
     minutes: f64,
-    /// Run the tests whose names contain this
+    /// Run only tests whose names contain this
     #[arg(long, default_value = "fuzz_")]
     tests: String,
 }
@@ -45,7 +45,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             Ok(passed) => tests = passed,
             Err(error) => {
                 bar.finish_and_clear();
-                println!("{inputs} inputs before that: none fails.");
+                println!("{inputs} inputs passed before that.");
                 return Err(error);
             }
         }
@@ -56,13 +56,13 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         cases = next_cases(cases, began.elapsed(), left.min(ROUND));
     }
     bar.finish_and_clear();
-    println!("{inputs} inputs to {tests} tests: none fails.");
+    println!("{inputs} inputs to {tests} tests: no failures.");
     Ok(())
 }
 
 const TEST: [&str; 4] = ["test", "--locked", "--package=leasehold", "--lib"];
 
-/// Runs the tests with `cases` inputs each. Returns how many tests they are.
+/// Runs the tests with `cases` inputs each. Returns the number of tests.
 fn round(tests: &str, cases: u32, stop: &Stop) -> anyhow::Result<u64> {
     let mut output = tempfile::tempfile().context("cannot make a temporary file")?;
     let write = |output: &File| anyhow::Ok(Stdio::from(output.try_clone()?));
@@ -81,7 +81,8 @@ fn round(tests: &str, cases: u32, stop: &Stop) -> anyhow::Result<u64> {
     output.read_to_string(&mut text)?;
     match status {
         Some(status) if status.success() => {
-            let passed = passed(&text).with_context(|| format!("cargo said: {text}"))?;
+            let passed =
+                passed(&text).with_context(|| format!("the output of cargo was: {text}"))?;
             ensure!(passed > 0, "no test has {tests:?} in its name");
             Ok(passed)
         }
@@ -89,14 +90,14 @@ fn round(tests: &str, cases: u32, stop: &Stop) -> anyhow::Result<u64> {
             println!("{text}");
             let what = failed.map_or("a test hangs".to_owned(), |status| status.to_string());
             bail!(
-                "{what}; the failing input is above, its seed in proptest-regressions/: `cargo test --lib {tests}` tries \
-                 it first"
+                "{what}; the failing input is above, and its seed is in proptest-regressions/: `cargo test \
+                --lib {tests}` tries it first"
             )
         }
     }
 }
 
-/// How many tests passed, by the last line of their program.
+/// The number of passed tests, from the last line of their program.
 fn passed(text: &str) -> Option<u64> {
     let line = text
         .lines()
@@ -104,8 +105,8 @@ fn passed(text: &str) -> Option<u64> {
     line.split(' ').nth(3)?.parse().ok()
 }
 
-/// How many inputs to try in a round of `time`, after `cases` took `took`. Grows tenfold at most: the first round
-/// is short.
+/// The number of inputs for a round of `time`, after `cases` took `took`. Grows tenfold at most: the first
+/// round is short.
 fn next_cases(cases: u32, took: Duration, time: Duration) -> u32 {
     let factor = time.as_secs_f64() / took.as_secs_f64().max(0.001);
     (f64::from(cases) * factor.min(10.0)).clamp(1.0, 1e9) as u32

@@ -1,4 +1,4 @@
-//! The command line of `cargo xtask`. What the commands do is in their modules.
+//! The command line of `cargo xtask`. The commands are in the modules.
 
 mod bench;
 mod cargo;
@@ -7,12 +7,12 @@ mod demo;
 mod doc_links;
 mod fuzz;
 mod market;
+mod namespace;
 mod package;
 mod progress;
+mod provision;
 mod servers;
 mod soak;
-mod space;
-mod stage;
 mod stop;
 mod table;
 mod test;
@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 
 use crate::stop::Stop;
 
-/// What a shell reports for a program ended by Ctrl-C.
+/// The exit code that shells report for a program ended by Ctrl-C.
 const EXIT_STOPPED: u8 = 130;
 
 #[derive(Parser)]
@@ -39,32 +39,32 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Show what the lock does: lost updates without it, none with it, a crash, a theft
+    /// Show what the lock does: lost updates without it, none with it, a crash, an overwritten key
     Demo(demo::Options),
-    /// Sellers and buyers of a game's market: WATCH, one lock, a lock per item, compared
+    /// Compare WATCH, one lock and a lock per item for the sellers and buyers of a game's market
     Market(market::Options),
-    /// Use many locks in all ways while everything fails, and see that they keep their promises
+    /// Use many locks in all ways while servers, connections and processes fail, and check the promises
     Soak(soak::Options),
-    /// Try changed and random replies, values, messages and tickets on the code that reads them
+    /// Feed changed and random replies, values, messages and tickets to the code that reads them
     Fuzz(fuzz::Options),
     /// Check everything: format, clippy, unit, integration and doc tests, docs
     Test(test::Options),
-    /// Measure locks under load, ours and others, side by side
+    /// Measure locks under load: leasehold beside raw commands and other crates
     Bench(bench::Options),
     /// Build and test the package with the lowest and the highest redis, and check it with the oldest Rust
     Package,
     /// Check that each link in the API docs leads to a page that exists
     DocLinks,
-    /// One of the demo's own processes, told what to do on its standard input
+    /// A process of the demo, which gets its job on its standard input
     #[command(hide = true)]
     DemoProcess,
-    /// One of the market's sellers or buyers
+    /// A process of the market: a seller or a buyer
     #[command(hide = true)]
     MarketProcess,
-    /// One of the soak's own processes, told what to do on its standard input
+    /// A process of the soak, which gets its job on its standard input
     #[command(hide = true)]
     SoakProcess,
-    /// One of the bench's, likewise
+    /// A process of the bench, which gets its job on its standard input
     #[command(hide = true)]
     BenchProcess,
 }
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // Whatever else went wrong after Ctrl-C went wrong because of it.
+        // Any other error after Ctrl-C is a consequence of it.
         Err(error) if stop.requested() && !error.is::<soak::Broken>() => {
             eprintln!("stopped");
             ExitCode::from(EXIT_STOPPED)

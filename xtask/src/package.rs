@@ -1,5 +1,5 @@
-//! `cargo xtask package`: builds and tests what `cargo package` would publish, with the lowest and with the highest
-//! redis that its users may have, and with the oldest Rust. Publishes nothing.
+//! `cargo xtask package`: builds and tests the package that `cargo package` would publish, with the lowest
+//! and with the highest redis that its users may have, and with the oldest Rust. Publishes nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub fn run(stop: &Stop) -> anyhow::Result<()> {
     package.check_with_oldest_rust()
 }
 
-/// Makes the package, with what is not committed yet, and unpacks it below `folder`; returns its own folder.
+/// Makes the package, including uncommitted changes, and unpacks it below `folder`; returns its own folder.
 fn unpacked(folder: &Path, stop: &Stop) -> anyhow::Result<PathBuf> {
     let mut package = cargo()?;
     package
@@ -71,7 +71,7 @@ impl Package<'_> {
     fn cargo(&self, arguments: &[&str]) -> anyhow::Result<()> {
         let mut cargo = cargo()?;
         cargo.current_dir(self.folder).args(arguments);
-        // Dependencies that the workspace uses too are built already.
+        // Dependencies that the workspace uses, too, are built already.
         cargo.env("CARGO_TARGET_DIR", target_folder()?);
         succeed(&mut cargo, self.stop)
     }
@@ -109,7 +109,7 @@ fn succeed(command: &mut Command, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The version in the workspace's requirement of redis, which is the lowest one that it accepts.
+/// The version in the workspace's requirement of redis, which is the lowest that it accepts.
 fn lowest_redis(manifest: &str) -> anyhow::Result<String> {
     let lines = manifest.lines();
     let mut requirements = lines.filter_map(|line| {

@@ -1,5 +1,4 @@
-//! How far a command has come: a bar on standard error, and only where that is a terminal. Measures
-//! nothing.
+//! The progress of a command: a bar on standard error, only if that is a terminal. Measures nothing.
 
 use std::time::{Duration, Instant};
 
@@ -7,21 +6,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::stop::Stop;
 
-/// How often a bar moves.
+/// How often a bar is redrawn.
 const TICK: Duration = Duration::from_millis(100);
 
-/// With `words` behind it, in indicatif's template language.
+/// A bar with `words` behind it, in indicatif's template language.
 pub fn bar(length: u64, words: &str) -> anyhow::Result<ProgressBar> {
     let style = ProgressStyle::with_template(&format!("   {{bar:40}} {words}"))?;
     Ok(ProgressBar::new(length).with_style(style))
 }
 
-/// Of a time, in ms.
+/// A bar of a time, in ms.
 pub fn bar_of_time(time: Duration, words: &str) -> anyhow::Result<ProgressBar> {
     bar(time.as_millis().try_into()?, words)
 }
 
-/// Lets `time` pass and a bar of time advance by it; `message` is asked for where the bar is seen.
+/// Waits for `time` while a bar of time advances; calls `message` if the bar is visible.
 pub fn pass(
     time: Duration,
     bar: &ProgressBar,

@@ -1,5 +1,5 @@
-//! Ctrl-C as something to wait for beside anything else. Stops nothing by itself: whoever waits
-//! here returns an error, and what it owns cleans up as it is dropped.
+//! Ctrl-C as an event to wait for beside others. Stops nothing by itself: a wait returns an error, and the
+//! values of its caller clean up as they are dropped.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -39,7 +39,7 @@ impl Stop {
                 process::exit(i32::from(super::EXIT_STOPPED));
             }
         })
-        .context("cannot watch for Ctrl-C")?;
+        .context("cannot handle Ctrl-C")?;
         Ok(Stop { asked })
     }
 
@@ -55,7 +55,7 @@ impl Stop {
         }
     }
 
-    /// Lets time pass.
+    /// Waits for `time`.
     pub fn pause(&self, time: Duration) -> Result<(), Stopped> {
         match self.asked.recv_timeout(time) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
@@ -74,14 +74,14 @@ impl Stop {
         }
     }
 
-    /// The next message of a process; none within `limit` is a failure, and so is the end of the process.
+    /// The next message of a process; it is a failure if none comes within `limit`, or the process ends.
     pub fn message<M>(&self, process: &Process<M>, limit: Duration) -> anyhow::Result<M>
     where
         M: DeserializeOwned + Send + 'static,
     {
         match self.receive(process.messages(), limit)? {
             Some(message) => message.with_context(|| process.name().to_owned()),
-            None => bail!("{} said nothing for {limit:?}", process.name()),
+            None => bail!("{} sent nothing for {limit:?}", process.name()),
         }
     }
 }

@@ -1,15 +1,15 @@
-//! The look of tables on a terminal. Knows nothing of what is in them.
+//! The look of tables on a terminal. Knows nothing of their content.
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// Without lines, from the left edge on. Behind the first `names` columns are figures.
+/// Without lines, from the left edge on. The first `names` columns are text, the others are figures.
 pub fn plain(mut table: Table, names: usize) -> String {
     table.load_style(presets::NOTHING);
     align(&mut table, names);
     table.to_string()
 }
 
-/// In a frame, where it stands between a command's sentences.
+/// In a frame, between a command's sentences.
 pub fn framed(mut table: Table, names: usize) -> String {
     table.load_style(presets::UTF8_BORDERS_ONLY);
     align(&mut table, names);

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: every check there is, in order, up to the first that fails. Runs cargo and
-//! shows its output as it is; judges nothing itself. With `--servers`, the integration tests on other servers.
+//! `cargo xtask test`: runs every check, in order, up to the first that fails. Runs cargo and shows its
+//! output unchanged; judges nothing itself. With `--servers`, runs the integration tests on other servers.
 
 use std::env;
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail, ensure};
 use comfy_table::Table;
 
 use crate::cargo::{cargo, run_to_end, run_within, workspace_root};
+use crate::provision::Provision;
 use crate::servers::Release;
-use crate::stage::Provision;
 use crate::stop::{Stop, Stopped};
 use crate::table::plain;
 
@@ -19,7 +19,7 @@ const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Run the integration tests only, on each of these servers. They are downloaded into the target folder,
+    /// Run only the integration tests, on each of these servers. They are downloaded into the target folder,
     /// not installed
     #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
     servers: Vec<Release>,
@@ -43,7 +43,7 @@ const fn check(name: &'static str, arguments: &'static [&'static str]) -> Check 
     }
 }
 
-/// Needs no server. Clippy's `--all-targets` compiles examples and benches too.
+/// These need no server. Clippy's `--all-targets` compiles examples and benches too.
 #[rustfmt::skip]
 const STATIC_CHECKS: [Check; 4] = [
     check("format", &["fmt", "--all", "--check"]),
@@ -52,18 +52,18 @@ const STATIC_CHECKS: [Check; 4] = [
         "clippy, features",
         &[
             "clippy", "--locked", "--all-features", "--all-targets", "--", "-D", "warnings",
-            // What benches/micro measures.
+            // The parts that benches/micro measures.
             "--cfg", "leasehold_internals",
         ],
     ),
-    // Not run: only that it would still build for `cargo xtask bench`.
+    // Compiled only, not run: `cargo xtask bench` must still build.
     check(
         "clippy, peers",
         &["clippy", "--locked", "--package", "leasehold-peers", "--features", "peers", "--", "-D", "warnings"],
     ),
 ];
 
-/// Run where cargo-deny is installed. The first one downloads what other platforms depend on.
+/// Runs where cargo-deny is installed. The first command downloads the dependencies of other platforms.
 const DEPENDENCIES: Check = check(
     "dependencies",
     &[
@@ -77,7 +77,7 @@ const DEPENDENCIES: Check = check(
     ],
 );
 
-/// Reads the copy of the advisory database that is there.
+/// Reads the local copy of the advisory database.
 const ADVISORIES: Check = check(
     "advisories",
     &[
@@ -99,20 +99,20 @@ const EXAMPLES: Check = check(
     &["build", "--locked", "--workspace", "--examples"],
 );
 
-/// What is run on each of the servers that were named.
+/// The command for each of the named servers.
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
 const CHECKS: [Check; 10] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
-    // Most of what they do is to wait for time-outs and ttls: more of them than cores at a time.
+    // These tests mostly wait for time-outs and ttls: so run more of them than there are cores.
     check(
         "integration tests",
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
     check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
-    // With another seed each time, which it tells.
+    // With another seed each time, which it prints.
     check(
         "soak",
         &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--minutes", "2"],
@@ -132,15 +132,15 @@ const CHECKS: [Check; 10] = [
             "test", "--locked", "--package", "leasehold", "--lib", "--target-dir", "target/models", "model",
         ],
         environment: &[
-            // Unlike RUSTFLAGS, nothing that is set elsewhere takes its place.
+            // Unlike RUSTFLAGS, nothing that is set elsewhere replaces it.
             ("CARGO_ENCODED_RUSTFLAGS", "--cfg=shuttle"),
-            // Everything is built anew for it: so it is a third less of work.
+            // Everything is built anew for this step: without debug information that is a third less work.
             ("CARGO_PROFILE_DEV_DEBUG", "0"),
         ],
     },
 ];
 
-/// What cargo needs beside itself: the component, the command that comes with it, Debian's package.
+/// The tools that cargo needs besides itself: the component, the command that comes with it, Debian's package.
 const COMPONENTS: [(&str, &str, &str); 2] = [
     ("rustfmt", "fmt", "rustfmt"),
     ("clippy", "clippy", "rust-clippy"),
@@ -229,13 +229,13 @@ impl Session<'_> {
             return self.check(&ADVISORIES);
         }
         println!(
-            "\n==> {}: skipped, their database cannot be reached and no copy is here",
+            "\n==> {}: skipped, the advisory database cannot be reached and there is no copy of it here",
             ADVISORIES.name
         );
         Ok(())
     }
 
-    /// Runs the integration tests on all `servers`, also where some fail.
+    /// Runs the integration tests on all `servers`, even if some fail.
     fn check_on_each(&mut self, servers: &[Release]) -> anyhow::Result<()> {
         let mut provided = Vec::new();
         for server in servers {
@@ -261,7 +261,7 @@ impl Session<'_> {
     fn provide_server(&mut self, options: &Options) -> anyhow::Result<()> {
         const NAME: &str = "redis-server";
         self.stop.check()?;
-        println!("\n==> {NAME}: looking for it");
+        println!("\n==> {NAME}: looking for a server");
         let start = Instant::now();
         let server = options.provision.redis();
         let server = server.with_context(|| format!("the step `{NAME}` failed"))?;
@@ -283,8 +283,8 @@ impl Session<'_> {
             return Ok(());
         }
         let by_hand = format!(
-            "run `rustup component add {component}`, or install the package of your system that \
-             brings `cargo {command}` (Debian: {package}), then run this again"
+            "run `rustup component add {component}`, or install the package of your system that contains \
+            `cargo {command}` (Debian: {package}), then run this again"
         );
         if options.provision.no_install {
             bail!(

@@ -1,5 +1,5 @@
-//! The load generator measures what it says: run in its quick form, without the peers, and not built to be
-//! fast. Looks at no speed.
+//! The load generator measures correctly: run in its quick form, without the competitors, and without
+//! optimization. Checks no speed.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Output, Stdio};
@@ -47,8 +47,8 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
         assert!(figure(row, "pairs_per_second") >= 0.0, "{row}");
     }
     assert_eq!(figure(&rows[0], "ratio"), 1.0);
-    // A lock and its release are two requests of anybody who has no one to share them with. (Held for long
-    // on a busy machine, it is watched: a few more.)
+    // A lock and its release are two requests of a thread that shares them with no other. (Held for long on a
+    // busy machine, the key is tracked: a few more.)
     for way in ["raw", "limit", "drop", "unlock"] {
         let requests = figure(
             row(&rows, &format!("own-key-1-pinned/{way}")),
@@ -56,14 +56,15 @@ fn every_row_has_a_name_and_a_ratio_to_the_raw_commands() {
         );
         assert!((1.9..3.0).contains(&requests), "{way}: {requests}");
     }
-    // Each holds it for a millisecond: a hundred fit into the window, and one that begins at its end.
+    // Each thread holds the lock for a millisecond: a hundred holds fit into the window, and one that begins
+    // at its end.
     for row in &rows[own.len()..] {
         assert!(figure(row, "pairs_per_second") <= 1010.0, "{row}");
     }
 }
 
 #[test]
-fn a_case_that_does_not_exist_is_told_with_those_that_do() {
+fn an_unknown_case_lists_the_known_ones() {
     let output = bench(&["no-such-case"]);
     assert!(!output.status.success());
     let told = String::from_utf8_lossy(&output.stderr);
@@ -72,7 +73,7 @@ fn a_case_that_does_not_exist_is_told_with_those_that_do() {
 }
 
 #[test]
-fn a_load_process_ends_with_its_input_in_the_midst_of_a_round() {
+fn a_load_process_ends_with_its_input() {
     let server = Server::start().expect("Redis is installed");
     let mut process = Command::new(env!("CARGO_BIN_EXE_xtask"))
         .arg("bench-process")
@@ -95,15 +96,17 @@ fn a_load_process_ends_with_its_input_in_the_midst_of_a_round() {
         pace: None,
     };
     let mut input = process.stdin.take().expect("it is piped");
-    writeln!(input, "{}\n{}", json!(assignment), json!(round)).expect("it listens");
+    writeln!(input, "{}\n{}", json!(assignment), json!(round)).expect("it accepts its assignment");
     let mut output = BufReader::new(process.stdout.take().expect("it is piped"));
     let mut connected = String::new();
-    output.read_line(&mut connected).expect("it speaks");
+    output
+        .read_line(&mut connected)
+        .expect("it sends a message");
     assert!(connected.starts_with(r#"@ {"Ok":"#), "{connected}");
 
     drop(input);
     let ended = || process.try_wait().is_ok_and(|status| status.is_some());
     let has_ended = eventually(Duration::from_secs(60), ended);
     let _ = process.kill();
-    assert!(has_ended, "it goes on without anybody");
+    assert!(has_ended, "it goes on without its parent");
 }

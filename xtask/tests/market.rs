@@ -10,7 +10,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_xtask");
-const PATIENCE: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn keys(server: &Server) -> i64 {
     match server.command(&["DBSIZE"]) {
@@ -20,7 +20,7 @@ fn keys(server: &Server) -> i64 {
 }
 
 #[test]
-fn all_ways_keep_the_books_right_and_the_page_is_written() {
+fn all_methods_pass_and_the_page_is_written() {
     let server = Server::start().expect("Redis is installed");
     let target = Path::new(PROGRAM).ancestors().nth(2).expect("a folder");
     let page = target.join("market/index.html");
@@ -56,21 +56,21 @@ fn all_ways_keep_the_books_right_and_the_page_is_written() {
 }
 
 #[test]
-fn stopped_by_ctrl_c_it_leaves_nothing_behind() {
+fn ctrl_c_leaves_nothing_behind() {
     let server = Server::start().expect("Redis is installed");
     let mut market = Command::new(PROGRAM)
         .args(["market", "--seconds", "600", "--url", &server.url()])
-        // What cargo starts is built anew, optimized.
+        // The optimized build that cargo would make is left out.
         .env_remove("CARGO")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it runs");
-    // Not before it has begun: the first thing that it says.
+    // After the start: its first message has come.
     let mut output = BufReader::new(market.stdout.take().expect("it is piped"));
     output.read_line(&mut String::new()).expect("it speaks");
-    // Two accounts, an inventory, and what is on the market.
-    assert!(eventually(PATIENCE, || keys(&server) >= 4), "no trade");
+    // Two accounts, an inventory, and the market.
+    assert!(eventually(LIMIT, || keys(&server) >= 4), "no trade");
 
     let pid = Pid::from_child(&market);
     kill_process(pid, Signal::INT).expect("it is running");
@@ -85,7 +85,7 @@ fn stopped_by_ctrl_c_it_leaves_nothing_behind() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_password_is_in_no_list_of_processes() {
+fn passwords_never_appear_in_process_lists() {
     const PASSWORD: &str = "of-a-trader";
     let server = Server::start().expect("Redis is installed");
     let user = [
@@ -112,7 +112,7 @@ fn a_password_is_in_no_list_of_processes() {
         .stderr(Stdio::null())
         .spawn()
         .expect("it runs");
-    assert!(eventually(PATIENCE, || keys(&server) >= 4), "no trade");
+    assert!(eventually(LIMIT, || keys(&server) >= 4), "no trade");
     let arguments = arguments_of_family(market.id());
     kill_process(Pid::from_child(&market), Signal::INT).expect("it is running");
     assert_eq!(market.wait().expect("it ends").code(), Some(130));
@@ -121,13 +121,13 @@ fn a_password_is_in_no_list_of_processes() {
     assert_eq!(shown, None);
 }
 
-/// The arguments of the process `parent` and of those that it started, as `ps` shows them.
+/// The arguments of the process `parent` and of its child processes, as `ps` shows them.
 #[cfg(target_os = "linux")]
 fn arguments_of_family(parent: u32) -> Vec<String> {
     let processes = fs::read_dir("/proc").expect("Linux has it").flatten();
     let member = |folder: &Path| {
         let stat = fs::read_to_string(folder.join("stat")).ok()?;
-        // The name before it, in brackets, may hold anything.
+        // The name before it, in brackets, may contain anything.
         let (_, numbers) = stat.rsplit_once(')')?;
         let started_by = numbers.split_whitespace().nth(1)?.parse();
         let is_parent = folder.ends_with(parent.to_string());

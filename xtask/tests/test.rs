@@ -1,4 +1,4 @@
-//! `cargo xtask test` with a made-up cargo: which checks it runs, and which it skips.
+//! `cargo xtask test` with a fake cargo: which checks it runs, and which it skips.
 
 use std::fs;
 use std::path::Path;
@@ -7,14 +7,15 @@ use std::process::{Command, Output};
 use leasehold_testbed::find_server;
 use tempfile::TempDir;
 
-/// Runs all checks with a cargo that writes down its arguments, answers by `script`, and ends with success. What
-/// it was asked, one call per line.
+/// Runs all checks with a cargo that logs its arguments, runs `script`, and succeeds. Returns the calls, one
+/// per line.
 fn run_with(script: &str, home: &Path) -> (Output, String) {
     let folder = TempDir::new().expect("there is room");
     let [program, log] = ["cargo", "log"].map(|name| folder.path().join(name));
     let text = format!("echo \"$*\" >>'{}'\n{script}", log.display());
     fs::write(&program, text).expect("there is room");
-    // A program that was just written may not be executable yet, since another test's child may have it open.
+    // A program that was just written may not be executable yet, because the child of another test may have
+    // it open.
     let cargo = folder.path().join("cargo.sh");
     let line = format!("#!/bin/sh\nexec /bin/sh '{}' \"$@\"\n", program.display());
     let written = Command::new("/bin/sh")
@@ -37,7 +38,7 @@ fn run_with(script: &str, home: &Path) -> (Output, String) {
         )
         .output()
         .expect("it runs");
-    let asked = fs::read_to_string(&log).expect("it was asked");
+    let asked = fs::read_to_string(&log).expect("cargo was called");
     (output, asked)
 }
 
@@ -70,7 +71,7 @@ fn unreachable_advisories_are_skipped() {
     assert!(said.contains("advisories: skipped"), "{said}");
     assert_eq!(checks_of(&asked), ["licenses bans sources"]);
 
-    // A copy from before is better than nothing.
+    // An old copy is better than none.
     let copy = home
         .path()
         .join("advisory-dbs/advisory-db-3157b0e258782691/crates");

@@ -1,4 +1,4 @@
-//! The repository's own rules, held by tests. Reads files, changes none.
+//! Tests of the repository's own rules. Reads files, changes none.
 
 mod documented;
 mod layers;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use walkdir::{DirEntry, WalkDir};
 
-/// Where people keep their checkouts: an absolute path into one of these names somebody's machine.
+/// Usual places of checkouts: an absolute path into one of these names the machine of one person.
 const HOMES: [&str; 5] = ["root", "home", "Users", "work", "workspace"];
 /// Homebrew's folder on Linux is the same on every machine.
 const NO_HOME: &str = "linuxbrew/";
@@ -22,11 +22,11 @@ fn root() -> PathBuf {
 
 fn is_ours(entry: &DirEntry) -> bool {
     let name = entry.file_name().to_string_lossy();
-    // In a work tree of its own, `.git` is a file.
+    // In a linked work tree, `.git` is a file.
     !(name == ".git" || name == "target" && entry.file_type().is_dir())
 }
 
-/// All files under `folder` of the workspace with their paths from its root, text only.
+/// All text files under `folder` of the workspace with their paths from its root.
 fn files(folder: &str) -> Vec<(PathBuf, String)> {
     let root = root();
     WalkDir::new(root.join(folder))
@@ -50,7 +50,7 @@ fn files_ending(folder: &str, extension: &str) -> Vec<(PathBuf, String)> {
     files.retain(|(path, _)| path.extension().is_some_and(|found| found == extension));
     assert!(
         !files.is_empty(),
-        "no .{extension} file under {folder:?}: the test looks elsewhere"
+        "no .{extension} file under {folder:?}: the test looks in the wrong place"
     );
     files
 }
@@ -82,11 +82,11 @@ fn the_library_never_sleeps() {
     for (path, text) in files_ending("src", "rs") {
         sleepers.extend(layers::sleeps(&path, &text));
     }
-    none(&sleepers, "thread::sleep; wait on what you wait for");
+    none(&sleepers, "thread::sleep; wait for the event instead");
 }
 
 #[test]
-fn every_public_item_is_seen_in_use_in_its_docs() {
+fn every_public_item_has_an_example() {
     let lib = fs::read_to_string(root().join("src/lib.rs")).expect("the library has a lib.rs");
     let public = layers::reexports(&lib);
     let mut silent = Vec::new();
@@ -107,12 +107,12 @@ fn every_public_item_is_seen_in_use_in_its_docs() {
 }
 
 #[test]
-fn every_page_of_the_guide_is_in_the_readme_and_in_the_api_docs() {
+fn every_guide_page_is_linked() {
     let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
     let (readme, guide) = (text("README.md"), text("src/guide.rs"));
     let mut forgotten = Vec::new();
     for (path, _) in files_ending("docs", "md") {
-        // Records of runs: no pages.
+        // Records of runs: no pages of the guide.
         if path.starts_with("docs/performance") {
             continue;
         }
@@ -124,7 +124,7 @@ fn every_page_of_the_guide_is_in_the_readme_and_in_the_api_docs() {
             forgotten.push(format!("{page}: not in src/guide.rs"));
         }
     }
-    none(&forgotten, "a page that nobody finds");
+    none(&forgotten, "a page without a link to it");
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn every_setting_is_on_the_page_of_settings() {
 }
 
 #[test]
-fn the_guide_tells_of_every_error_and_every_loss() {
+fn the_guide_lists_every_error_and_loss() {
     let text = |path| fs::read_to_string(root().join(path)).expect("it is there");
     let page = text("docs/failures.md");
     for (file, name) in [("src/error.rs", "ErrorKind"), ("src/loss.rs", "LossReason")] {
@@ -154,7 +154,7 @@ fn the_guide_tells_of_every_error_and_every_loss() {
 }
 
 #[test]
-fn every_script_says_its_purpose_keys_arguments_and_results() {
+fn every_script_has_a_complete_header() {
     let mut silent = Vec::new();
     for (path, text) in files_ending("lua", "lua") {
         let header: Vec<_> = text
@@ -189,10 +189,7 @@ fn every_example_is_listed_and_run_by_a_test() {
             forgotten.push(format!("{name}: not run by tests/it/examples.rs"));
         }
     }
-    none(
-        &forgotten,
-        "an example that nobody finds, or that may not work",
-    );
+    none(&forgotten, "an example that is not listed, or not tested");
 }
 
 #[test]
@@ -225,7 +222,7 @@ fn cargo_xtask_uses_the_locked_dependencies() {
     assert!(alias.contains(" --locked "), "{alias}");
 }
 
-/// One of the `HOMES` at the start of a path: not in the middle of one, nor of a URL.
+/// One of the `HOMES` at the start of a path: not in the middle of a path, nor of a URL.
 fn names_a_home(line: &str) -> bool {
     HOMES.iter().any(|home| {
         line.match_indices(&format!("/{home}/")).any(|(at, _)| {
@@ -257,7 +254,7 @@ fn every_test_that_a_page_names_exists() {
         let rows = text.lines().filter(|line| line.starts_with('|'));
         let quoted = rows.flat_map(|line| line.split('`').skip(1).step_by(2));
         let names: Vec<&str> = quoted.filter(|word| is_path_of_a_test(word)).collect();
-        assert!(names.len() >= fewest, "{page} is read wrongly: {names:?}");
+        assert!(names.len() >= fewest, "{page} is parsed wrongly: {names:?}");
         let missing = names.into_iter().filter(|name| !is_a_test(name, &sources));
         let missing: Vec<String> = missing.map(str::to_owned).collect();
         none(

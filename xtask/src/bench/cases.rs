@@ -1,4 +1,4 @@
-//! What is measured: which locks, by how many threads and processes, on which keys, held for how long.
+//! The cases of the bench: which locks, by how many threads and processes, on which keys, held for how long.
 //! Data only.
 
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use leasehold_load::{Keys, Way};
 
 pub struct Case {
-    /// Its first word says whose keys: `own` or `one`.
+    /// The first word says which keys: `own` or `one`.
     pub name: &'static str,
     pub processes: usize,
-    /// In each process.
+    /// Threads of each process.
     pub threads: usize,
     pub keys: Keys,
     pub hold: Duration,
@@ -52,10 +52,10 @@ pub const CASES: [Case; 10] = [
     },
 ];
 
-/// By default both pause for up to 200 ms before they ask again.
+/// By default both crates pause for up to 200 ms before the next attempt.
 const RSLOCK: Way = Way::Rslock { pause_ms: 200 };
 const REDLOCK: Way = Way::Redlock { pause_ms: 200 };
-/// Set to ask soon: what somebody would do who wants throughput of them.
+/// Short pauses, as a user would choose for throughput.
 const EAGER_RSLOCK: Way = Way::Rslock { pause_ms: 5 };
 const EAGER_REDLOCK: Way = Way::Redlock { pause_ms: 5 };
 
@@ -78,7 +78,7 @@ const CONTENDED: [Way; 7] = [
 ];
 
 impl Case {
-    /// The raw commands first: all else is compared with them.
+    /// The raw commands come first: all other ways are compared with them.
     pub fn ways(&self) -> &'static [Way] {
         match self.keys {
             Keys::Own => &UNCONTENDED,
@@ -90,12 +90,12 @@ impl Case {
         self.name.contains(part)
     }
 
-    /// Threads of all processes.
+    /// The threads of all processes.
     pub fn seats(&self) -> usize {
         self.processes * self.threads
     }
 
-    /// In words.
+    /// The case in words.
     pub fn title(&self) -> String {
         let who = match (self.processes, self.threads) {
             (1, 1) => "1 thread".to_owned(),
@@ -104,11 +104,11 @@ impl Case {
             (processes, threads) => format!("{processes} processes of {threads} threads"),
         };
         let keys = match self.keys {
-            Keys::Own => "a key each",
+            Keys::Own => "one key per thread",
             Keys::One => "one key",
         };
         let held = match self.hold {
-            Duration::ZERO => "let go at once".to_owned(),
+            Duration::ZERO => "released at once".to_owned(),
             hold => format!("held for {hold:?}"),
         };
         let pinned = if self.pinned {
@@ -120,7 +120,7 @@ impl Case {
     }
 }
 
-/// As rows are named.
+/// The name of a way in the rows.
 pub fn way_name(way: Way) -> String {
     match way {
         Way::Raw => "raw".to_owned(),
@@ -134,7 +134,7 @@ pub fn way_name(way: Way) -> String {
     }
 }
 
-/// The commands that only scripts do, of a way: Redis counts these beside the calls of the scripts.
+/// The commands of a way that only scripts call: Redis counts them beside the script calls.
 pub fn scripted(way: Way) -> &'static [&'static str] {
     match way {
         Way::Limit | Way::Drop | Way::Unlock => &[
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_have_names_of_their_own_and_raw_comes_first() {
+    fn rows_are_unique_and_raw_comes_first() {
         let mut names = BTreeSet::new();
         for case in &CASES {
             assert_eq!(case.ways().first(), Some(&Way::Raw));

@@ -1,4 +1,4 @@
-//! Today's date, as folders are named. Knows UTC only.
+//! Today's date (UTC), for the names of folders.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ pub fn today() -> anyhow::Result<String> {
     Ok(date(since.as_secs() / SECONDS_PER_DAY))
 }
 
-/// The date so many days after 1970-01-01.
+/// The date `days` days after 1970-01-01.
 fn date(mut days: u64) -> String {
     let leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
@@ -34,7 +34,7 @@ mod tests {
     use super::date;
 
     #[test]
-    fn dates_are_right_around_leap_days_and_ends_of_years() {
+    fn dates_are_right_around_leap_days() {
         let days = [0, 364, 365, 11_016, 11_017, 20_512, 20_513];
         let dates = [
             "1970-01-01",

@@ -52,22 +52,25 @@ impl Document {
         format!(
             "{machine}, over loopback. Made by `cargo xtask bench`.
 
-Compare ratios: they are of one run, whose rounds take all ways in turn. The rest is this machine's.
+Compare ratios: they are of one run, whose rounds take all ways in turn. The other figures depend on this machine.
 
-- `raw`: `SET NX PX` and a script that deletes what is one's own, both awaited, on a connection per thread, \
-asking again after 1 ms. `limit`: ours without the library, two connections that threads share and our scripts, \
-and no care for anything that could go wrong. `drop`, `unlock`: ours, with and without waiting for the release. `rslock` \
-(a task per thread), `redlock`: as they are, so they ask again after up to 200 ms; `-5ms`: after up to 5 ms.
-- *ratio*: pairs of lock and release per second to those of `raw` in the same round. Median of {rounds} rounds \
-of {window:?} ({contended_window:?} where all want one key), and the middle half of them.
-- *fairness*: pairs of the thread that got least, to those of the one that got most. Where all want one key, \
-whoever lets go and takes it again before anybody else has heard of it has many pairs and little fairness.
-- *wait*: p50 / p99 / p99.9 / max from asking to having. At full speed a thread asks when it has let go: who is \
-slow is asked less often meanwhile. So once more at a fixed rate, {PACE} of `raw`'s, for {paced_rounds} x \
-{paced_window:?}: a thread that comes late counts from when it was to ask, and no turn is left out. \
-Whoever was not {ROOM} times as fast as that rate has no figure.
+- `raw`: `SET NX PX` and a script that deletes the caller's own value, both awaited, on a connection per thread, \
+         with a pause of 1 ms before the next attempt. `limit`: leasehold's scripts without the library, on two \
+         connections that threads share, without any handling of faults. `drop`, `unlock`: leasehold, without and \
+         with waiting for the release. `rslock` (a task per thread), `redlock`: with their defaults, which pause \
+         for up to 200 ms before the next attempt; `-5ms`: for up to 5 ms.
+- *ratio*: pairs of lock and release per second, divided by those of `raw` in the same round. Median of {rounds} \
+         rounds of {window:?} ({contended_window:?} where all want one key), and the middle half of them.
+- *fairness*: pairs of the thread with the fewest, divided by those of the thread with the most. Where all want \
+         one key, a way that takes the lock again before other threads notice its release has many pairs and \
+         little fairness.
+- *wait*: p50 / p99 / p99.9 / max from the request to the lock. At full speed a thread requests the next lock \
+         when it has released the last: a slow way gets fewer requests. So each way is measured once more at a \
+         fixed rate, {PACE} of `raw`'s, for {paced_rounds} x {paced_window:?}: a late request counts from the \
+         time at which it was due, and no request is left out. A way that was not {ROOM} times as fast as that \
+         rate has no figure.
 - *connections* that stay open; *requests*, *bytes* (both ways) and *CPU* per pair, at full speed. One request \
-can carry many locks.",
+         can carry many locks.",
             machine = self.machine
         )
     }

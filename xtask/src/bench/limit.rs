@@ -1,7 +1,7 @@
-//! How fast our scripts can be had: group commit on two connections, as the library does it, and nothing
-//! else. No deadlines, timers, renewals or tracking; tokens are not looked at, and a lock of it is one only
-//! while nothing goes wrong. It writes and reads by itself: redis-rs is part of what the library costs. What it
-//! is faster by than ours is that cost.
+//! The speed limit of leasehold's scripts: group commit on two connections, as the library does it, and
+//! nothing else. No deadlines, timers, renewals or tracking; tokens are not read, and exclusion holds only
+//! without faults. It writes and reads by itself, because redis-rs is part of the library's cost. The
+//! difference to the library is that cost.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -20,17 +20,17 @@ use parts::whole;
 
 const ACQUIRE: &str = include_str!("../../../lua/acquire.lua");
 const RELEASE: &str = include_str!("../../../lua/release.lua");
-/// The keys of queues begin with this.
+/// The prefix of the queues' keys.
 const QUEUE: &[u8] = b"limit:~queue:";
 
-/// As the library has them.
+/// As many as the library has.
 const LANES: usize = 2;
 const MAX_BATCH: usize = 128;
 const MAX_OWED: usize = 64;
-/// How long an answer may take.
+/// How long a reply may take.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What all threads of a process share.
+/// The state that all threads of a process share.
 pub struct Limit {
     lanes: [Mutex<Lane>; LANES],
     acquire: String,
@@ -38,7 +38,7 @@ pub struct Limit {
 }
 
 struct Lane {
-    /// Somebody has it to write and to read.
+    /// A thread writes and reads here.
     led: bool,
     wire: Option<Wire>,
     queue: Vec<Request>,
@@ -47,7 +47,7 @@ struct Lane {
 struct Request {
     key: Arc<str>,
     lease: [u8; 32],
-    /// Who waits for its answer: nobody for that of a release.
+    /// The waiter for the reply; `None` for a release.
     waiter: Option<Arc<Waiter>>,
 }
 
@@ -68,8 +68,8 @@ impl Waiter {
                 NOTHING => thread::park_timeout(SILENCE),
                 told => return Ok(told),
             }
-            // Who led has failed, and says why.
-            ensure!(started.elapsed() < SILENCE, "nobody answered");
+            // The error of a leader that failed.
+            ensure!(started.elapsed() < SILENCE, "no reply came");
         }
     }
 
@@ -96,7 +96,7 @@ impl Limit {
     }
 
     fn acquire(&self, lane: &Mutex<Lane>, request: Request) -> anyhow::Result<()> {
-        let own = request.waiter.clone().context("nobody waits for it")?;
+        let own = request.waiter.clone().context("no thread waits for it")?;
         let mut state = locked(lane);
         state.queue.push(request);
         let is_led = std::mem::replace(&mut state.led, true);
@@ -107,7 +107,7 @@ impl Limit {
         self.lead(lane, &own)
     }
 
-    /// Writes and reads until `own` is answered, and appoints the next.
+    /// Writes and reads until `own` has its reply, and appoints the next leader.
     fn lead(&self, lane: &Mutex<Lane>, own: &Arc<Waiter>) -> anyhow::Result<()> {
         let mut is_over = false;
         while !is_over {
@@ -141,7 +141,7 @@ impl Limit {
         self.write_releases(&mut state)
     }
 
-    /// Nobody waits for their answers; whoever writes next reads them.
+    /// No thread waits for these replies; the next leader reads them.
     fn write_releases(&self, lane: &mut Lane) -> anyhow::Result<()> {
         let wire = lane.wire.as_mut().context("nobody leads")?;
         if lane.queue.is_empty() || wire.owed >= MAX_OWED {
@@ -187,7 +187,7 @@ struct Wire {
     stream: BufReader<TcpStream>,
     buffer: Vec<u8>,
     line: Vec<u8>,
-    /// Answers that have not been read.
+    /// Replies that have not been read.
     owed: usize,
 }
 
@@ -259,7 +259,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Leaves its last line in `line`.
+    /// Leaves the last line in `line`.
     fn read(&mut self) -> anyhow::Result<()> {
         self.read_line()?;
         let said = || String::from_utf8_lossy(&self.line);
@@ -280,7 +280,7 @@ impl Wire {
     }
 }
 
-/// One thread's lock.
+/// The lock of one thread.
 pub struct Limited {
     limit: Arc<Limit>,
     lane: usize,

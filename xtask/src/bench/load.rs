@@ -1,4 +1,5 @@
-//! A load process with our locks or with the raw commands. The peers' locks are in the crate peers/.
+//! A load process with leasehold's locks or with the raw commands. The competitors' locks are in the crate
+//! peers/.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use leasehold::{Client, Mutex, MutexGuard};
-use leasehold_load::{Assignment, Crew, Locker, Raw, Way, serve, threads};
+use leasehold_load::{Assignment, Locker, Raw, RunRound, Way, serve, threads};
 
 use super::limit::{Limit, Limited};
 
@@ -14,7 +15,7 @@ pub fn main() -> ExitCode {
     serve(connect)
 }
 
-fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
+fn connect(assignment: &Assignment) -> anyhow::Result<RunRound> {
     let first_seat = assignment.process * assignment.threads;
     let (seats, hold) = (0..assignment.threads, assignment.hold);
     match assignment.way {
@@ -45,14 +46,14 @@ fn connect(assignment: &Assignment) -> anyhow::Result<Crew> {
                 .collect();
             Ok(threads(ours, first_seat, hold))
         }
-        Way::Rslock { .. } | Way::Redlock { .. } => bail!("no lock of ours"),
+        Way::Rslock { .. } | Way::Redlock { .. } => bail!("no lock of leasehold"),
     }
 }
 
 struct Ours {
     mutex: Mutex,
     guard: Option<MutexGuard>,
-    /// Whether its release is waited for.
+    /// Whether to wait for the release.
     confirmed: bool,
 }
 
@@ -63,7 +64,7 @@ impl Locker for Ours {
     }
 
     async fn give(&mut self) -> anyhow::Result<()> {
-        let guard = self.guard.take().expect("it was taken before");
+        let guard = self.guard.take().expect("the lock was taken before");
         if self.confirmed {
             guard.unlock()?;
         }

@@ -1,14 +1,14 @@
-//! `cargo xtask bench`: locks of several kinds under the same load, side by side in one run. Every claim
-//! is a ratio to the raw commands of that run. Judges nothing, and writes below `target/` only, unless
-//! told to keep what it found.
+//! `cargo xtask bench`: locks of several kinds under the same load, side by side in one run. All results are
+//! ratios to the raw commands of that run. Judges nothing, and writes below `target/` only, unless `--keep`
+//! is given.
 
 mod cases;
-mod crew;
 mod date;
 mod document;
 mod limit;
 mod load;
 mod plot;
+mod process_group;
 mod programs;
 mod row;
 mod run;
@@ -24,7 +24,7 @@ use indicatif::ProgressBar;
 
 use crate::cargo::{target_folder, workspace_root};
 use crate::progress;
-use crate::stage::Provision;
+use crate::provision::Provision;
 use crate::stop::Stop;
 use cases::{CASES, Case};
 use programs::Programs;
@@ -32,23 +32,24 @@ use run::Effort;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Cases to run, by any part of their names; all unless named
+    /// Cases to run: each case whose name contains one of these words [default: all]
     cases: Vec<String>,
-    /// Print nothing but one JSON object per row
+    /// Print only one JSON object per row
     #[arg(long)]
     json: bool,
-    /// Half a minute instead of some: enough to see whether it works, too little to quote
+    /// Measure for half a minute instead of several: enough to check that the bench works, too little to
+    /// quote
     #[arg(long)]
     quick: bool,
-    /// Leave out rslock and redlock, and so the time to build them
+    /// Leave out rslock and redlock, and the time to build them
     #[arg(long)]
     no_peers: bool,
-    /// Write the report into docs/performance/ too, under today's date
+    /// Write the report into docs/performance/ too, in a folder with today's date
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
     provision: Provision,
-    /// Load with this very program, though it was not built to be fast
+    /// Use this build of the program as it is, without optimization
     #[arg(long, hide = true)]
     as_built: bool,
 }
@@ -62,7 +63,7 @@ impl Options {
         let all: Vec<_> = CASES.iter().map(|case| case.name).collect();
         ensure!(
             !chosen.is_empty(),
-            "no such case; there are {}",
+            "no such case; the cases are {}",
             all.join(", ")
         );
         Ok(chosen)
@@ -125,7 +126,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of all rounds of all cases.
+/// The progress of all rounds of all cases.
 fn bar(cases: &[&Case], programs: &Programs, effort: &Effort) -> anyhow::Result<ProgressBar> {
     let rounds: usize = cases
         .iter()

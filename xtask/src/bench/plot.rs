@@ -3,7 +3,7 @@
 use super::run::Outcome;
 use crate::chart::{Chart, Colour, Series};
 
-/// The ratio of each way in each case; raw's is 1 everywhere.
+/// The ratio of each way in each case; that of `raw` is 1 everywhere.
 pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {
     let names: Vec<_> = results.iter().map(|result| result.name).collect();
     let longest = results.iter().max_by_key(|result| result.rows.len());
@@ -21,16 +21,16 @@ pub fn ratios(results: &[Outcome]) -> anyhow::Result<String> {
         }
     });
     let chart = Chart {
-        title: "Pairs of lock and release per second, to those of the raw commands",
+        title: "Pairs of lock and release per second, divided by those of the raw commands",
         across: "case",
         places: &names,
-        up: "times as many as raw",
+        up: "ratio to raw",
         series: series.collect(),
     };
     chart.ratios()
 }
 
-/// How long each way waited at one rate for all; at full speed where there is none of that.
+/// The waits of each way at one rate for all; at full speed where a way could not keep that rate.
 pub fn waits(result: &Outcome) -> anyhow::Result<String> {
     let is_paced = result.rows.iter().any(|row| row.paced.is_some());
     let pace = if is_paced {
@@ -48,16 +48,16 @@ pub fn waits(result: &Outcome) -> anyhow::Result<String> {
         })
     });
     let chart = Chart {
-        title: &format!("{}: how long locks were waited for, at {pace}", result.name),
+        title: &format!("{}: waits for locks, at {pace}", result.name),
         across: "quantile of all locks",
         places: &["p50", "p99", "p99.9", "max"],
-        up: "from asking to having, µs",
+        up: "wait from request to lock, µs",
         series: series.collect(),
     };
     chart.lines()
 }
 
-/// A way's in every chart: the dark ones as they come, the light ones set differently.
+/// The colour of a way in every chart: dark ways keep plotters' colours, light ones get others.
 fn colour(way: &str) -> Colour {
     match way {
         "drop" => Colour(0x1b, 0x5e, 0xa8),

@@ -1,5 +1,5 @@
-//! The programs that put locks under load, built to be fast. The peers' is apart: what it depends on is
-//! no dependency of ours.
+//! The programs that put locks under load, built with optimization. The competitors have a program of their
+//! own, so that their dependencies are not leasehold's.
 
 use std::env;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// This very program, and no peers.
+    /// Uses this program as it is, and no competitors.
     pub fn as_built() -> anyhow::Result<Self> {
         let own = env::current_exe().context("cannot find this program's own file")?;
         Ok(Self { own, peers: None })
@@ -35,7 +35,7 @@ impl Programs {
         })
     }
 
-    /// Those of a case that there is a program for.
+    /// The ways of a case that there is a program for.
     pub fn ways(&self, case: &Case) -> impl Iterator<Item = Way> + use<> {
         let has_peers = self.peers.is_some();
         let ways = case.ways().iter().copied();

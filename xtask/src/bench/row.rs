@@ -1,5 +1,5 @@
-//! What a way of locking came to in a case: figures per pair of lock and release. Prints one as JSON, and
-//! nothing else.
+//! The results of one way of locking in a case: figures per pair of lock and release. Only formats itself as
+//! JSON.
 
 use std::time::Duration;
 
@@ -7,27 +7,29 @@ use leasehold_load::{Waits, Way};
 use serde::Serialize;
 
 use super::cases::{scripted, way_name};
-use super::crew::{Crew, Measured};
+use super::process_group::{Measured, ProcessGroup};
 use super::statistics::Spread;
 
 #[derive(Serialize)]
 pub struct Row {
-    /// The case's and the way's.
+    /// The names of the case and the way.
     pub name: String,
-    /// Pairs per second, to those of the raw commands in the same rounds: the median round.
+    /// Pairs per second, divided by those of the raw commands in the same rounds: the median round.
     pub ratio: f64,
     /// The middle half of the rounds' ratios.
     pub ratio_low: f64,
     pub ratio_high: f64,
     /// Pairs per second, in the median round.
     pub pairs_per_second: f64,
-    /// What the thread got that got least, by what the one got that got most: the median round.
+    /// The locks of the thread that got the fewest, divided by those of the thread that got the most: the
+    /// median round.
     pub fairness: f64,
-    /// From asking to having, each thread asking as soon as it has let go; nothing if none was had.
+    /// The wait from request to lock, with each thread requesting as soon as it has released; `None` if no
+    /// lock was acquired.
     pub wait: Option<Quantiles>,
-    /// The same at one rate for all ways; nothing where it cannot be kept.
+    /// The same at one rate for all ways; `None` for a way that cannot keep the rate.
     pub paced: Option<Paced>,
-    /// That it keeps, all processes together.
+    /// Connections that stay open, of all processes together.
     pub connections: u64,
     pub requests_per_pair: f64,
     pub reads_per_pair: f64,
@@ -37,10 +39,10 @@ pub struct Row {
     pub server_cpu_per_pair: f64,
 }
 
-/// How long locks were waited for at a rate that was given.
+/// The waits at a fixed rate.
 #[derive(Serialize)]
 pub struct Paced {
-    /// Pairs per second that were asked for.
+    /// Requested pairs per second.
     pub rate: f64,
     pub wait: Quantiles,
 }
@@ -55,7 +57,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of all rounds together; nothing if nothing was waited for.
+    /// Of all rounds together; `None` without a wait.
     pub fn of(rounds: &[Measured]) -> anyhow::Result<Option<Self>> {
         let mut waits = Waits::new()?;
         for round in rounds {
@@ -81,18 +83,18 @@ impl Quantiles {
 impl Row {
     pub fn new(
         case: &str,
-        crew: &Crew,
+        group: &ProcessGroup,
         rounds: &[Measured],
         rate: f64,
         ratio: Spread,
     ) -> anyhow::Result<Self> {
         let pairs: u64 = rounds.iter().map(|round| round.tally.pairs).sum();
         let per_pair = |figure: fn(&Measured, Way) -> f64| {
-            let all: f64 = rounds.iter().map(|round| figure(round, crew.way)).sum();
+            let all: f64 = rounds.iter().map(|round| figure(round, group.way)).sum();
             all / pairs as f64
         };
         Ok(Self {
-            name: format!("{case}/{}", way_name(crew.way)),
+            name: format!("{case}/{}", way_name(group.way)),
             ratio: ratio.median,
             ratio_low: ratio.low,
             ratio_high: ratio.high,
@@ -100,12 +102,12 @@ impl Row {
             fairness: Spread::of(rounds.iter().map(Measured::fairness)).median,
             wait: Quantiles::of(rounds)?,
             paced: None,
-            connections: crew.connections,
-            requests_per_pair: per_pair(|round, way| round.served.requests(scripted(way)) as f64),
-            reads_per_pair: per_pair(|round, _| round.served.reads as f64),
-            bytes_per_pair: per_pair(|round, _| round.served.bytes() as f64),
+            connections: group.connections,
+            requests_per_pair: per_pair(|round, way| round.stats.requests(scripted(way)) as f64),
+            reads_per_pair: per_pair(|round, _| round.stats.reads as f64),
+            bytes_per_pair: per_pair(|round, _| round.stats.bytes() as f64),
             client_cpu_per_pair: per_pair(|round, _| micros(round.tally.cpu)),
-            server_cpu_per_pair: per_pair(|round, _| micros(round.served.cpu)),
+            server_cpu_per_pair: per_pair(|round, _| micros(round.stats.cpu)),
         })
     }
 

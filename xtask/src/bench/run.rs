@@ -1,5 +1,5 @@
-//! One case: all ways in turn, round by round, so that whatever else the machine does hits all alike.
-//! First as fast as each can, then at one rate for all, which every one of them can keep.
+//! Runs one case: all ways in turn, round by round, so that other load on the machine affects all alike.
+//! First as fast as each way can, then at one rate for all, which every way can keep.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use leasehold_load::{Keys, Pace, cores_by_preference, description, pin};
 use leasehold_testbed::Server;
 
 use super::cases::Case;
-use super::crew::{Crew, Measured};
+use super::process_group::{Measured, ProcessGroup};
 use super::programs::Programs;
 use super::row::{Paced, Quantiles, Row};
 use super::statistics::{Spread, ratios};
 use crate::stop::Stop;
 
-/// The rate of the second part, by the raw commands' own in the first.
+/// The rate of the second part, as a share of the raw commands' rate in the first.
 pub const PACE: f64 = 0.5;
-/// Who was not that much faster than the rate would be measured beyond its limit: all wait longer and
-/// longer there.
+/// A way that was not this much faster than the rate would be measured beyond its limit, where waits grow
+/// without end.
 pub const ROOM: f64 = 1.25;
 
-/// How much is measured.
+/// How much to measure.
 #[derive(Clone, Copy)]
 pub struct Effort {
     pub rounds: usize,
     pub window: Duration,
-    /// Where threads sleep in between for up to 200 ms, a round has to last longer.
+    /// Where threads sleep for up to 200 ms in between, a round has to last longer.
     pub contended_window: Duration,
     pub paced_rounds: usize,
     pub paced_window: Duration,
@@ -61,7 +61,7 @@ impl Effort {
     }
 }
 
-/// What a case showed.
+/// The results of a case.
 pub struct Outcome {
     pub title: String,
     pub name: &'static str,
@@ -69,7 +69,7 @@ pub struct Outcome {
     pub rows: Vec<Row>,
 }
 
-/// The rounds of each crew, in the crews' order.
+/// The rounds of each group, in the groups' order.
 type Rounds = Vec<Vec<Measured>>;
 
 pub fn case(
@@ -79,21 +79,21 @@ pub fn case(
     progress: &ProgressBar,
     stop: &Stop,
 ) -> anyhow::Result<Outcome> {
-    // One of its own, so that no case finds what another left behind. It outlives its clients.
+    // A server for each case, so that no case finds data of another. It outlives its clients.
     let server = Server::start()?;
     let core = case.pinned.then(|| one_core(&server)).transpose()?;
-    let mut crews = programs
+    let mut groups = programs
         .ways(case)
-        .map(|way| Crew::start(case, way, core, &server, programs, stop))
+        .map(|way| ProcessGroup::start(case, way, core, &server, programs, stop))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let window = effort.window(case);
-    let all = vec![true; crews.len()];
+    let all = vec![true; groups.len()];
     let turns = Turns {
         server: &server,
         progress,
         stop,
     };
-    let free = turns.take(&mut crews, &all, effort.rounds, window, None)?;
+    let free = turns.take(&mut groups, &all, effort.rounds, window, None)?;
 
     let rates: Vec<Vec<f64>> = free
         .iter()
@@ -112,11 +112,11 @@ pub fn case(
         threads: case.seats(),
     };
     let window = effort.paced_window;
-    let paced = turns.take(&mut crews, &able, effort.paced_rounds, window, Some(pace))?;
+    let paced = turns.take(&mut groups, &able, effort.paced_rounds, window, Some(pace))?;
 
-    let rows = crews.iter().enumerate().map(|(at, crew)| {
+    let rows = groups.iter().enumerate().map(|(at, group)| {
         let ratio = Spread::of(ratios(&rates[at], &rates[0]));
-        let row = Row::new(case.name, crew, &free[at], medians[at], ratio)?;
+        let row = Row::new(case.name, group, &free[at], medians[at], ratio)?;
         let paced = match paced[at].as_slice() {
             [] => None,
             rounds => paced_waits(rounds, rate)?,
@@ -138,7 +138,7 @@ fn one_core(server: &Server) -> anyhow::Result<usize> {
     Ok(core)
 }
 
-/// All rounds of one way together; nothing if it could not keep the rate after all.
+/// All rounds of one way together; `None` if it could not keep the rate after all.
 fn paced_waits(rounds: &[Measured], rate: f64) -> anyhow::Result<Option<Paced>> {
     let mut kept = true;
     for round in rounds {
@@ -155,21 +155,21 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// In each round another crew begins.
+    /// In each round another group begins.
     fn take(
         &self,
-        crews: &mut [Crew],
+        groups: &mut [ProcessGroup],
         of: &[bool],
         count: usize,
         window: Duration,
         pace: Option<Pace>,
     ) -> anyhow::Result<Rounds> {
-        let mut rounds: Rounds = crews.iter().map(|_| Vec::new()).collect();
+        let mut rounds: Rounds = groups.iter().map(|_| Vec::new()).collect();
         for turn in 0..count {
-            for place in 0..crews.len() {
-                let at = (turn + place) % crews.len();
+            for place in 0..groups.len() {
+                let at = (turn + place) % groups.len();
                 if of[at] {
-                    let round = crews[at].round(self.server, window, pace, self.stop)?;
+                    let round = groups[at].round(self.server, window, pace, self.stop)?;
                     rounds[at].push(round);
                 }
                 self.progress.inc(1);

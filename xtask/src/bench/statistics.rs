@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The middle of some figures, and the middle half of them.
+/// The median of some figures, and the middle half of them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     pub low: f64,
@@ -11,10 +11,10 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of at least one figure.
+    /// Needs at least one figure.
     pub fn of(figures: impl IntoIterator<Item = f64>) -> Self {
         let mut figures: Vec<_> = figures.into_iter().collect();
-        assert!(!figures.is_empty(), "no figure has no middle");
+        assert!(!figures.is_empty(), "at least one figure");
         figures.sort_by(f64::total_cmp);
         let at = |part| between(&figures, part);
         Self {
@@ -25,7 +25,7 @@ impl Spread {
     }
 }
 
-/// What stands at a part of the way through sorted figures, between two of them if need be.
+/// The value at this share of the way through sorted figures, interpolated between two of them if necessary.
 fn between(sorted: &[f64], part: f64) -> f64 {
     let place = part * (sorted.len() - 1) as f64;
     let (below, above) = (
@@ -35,8 +35,8 @@ fn between(sorted: &[f64], part: f64) -> f64 {
     below + (above - below) * place.fract()
 }
 
-/// Each figure by the one in the same place of another row: what drifts between rounds drifts in both. A
-/// round whose floor is nothing (the machine did something else) compares with nothing, and is left out.
+/// Each figure divided by the figure at the same index of another row: what drifts between rounds drifts in
+/// both. A round whose baseline is zero (the machine did something else) is left out.
 pub fn ratios<'a>(figures: &'a [f64], to: &'a [f64]) -> impl Iterator<Item = f64> + 'a {
     assert_eq!(figures.len(), to.len(), "every round has both");
     let pairs = figures.iter().zip(to).filter(|(_, floor)| **floor > 0.0);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_figures_lies_what_is_between_them() {
+    fn values_between_two_figures_are_interpolated() {
         let spread = Spread::of([10.0, 20.0]);
         assert_eq!((spread.low, spread.median, spread.high), (12.5, 15.0, 17.5));
         let alone = Spread::of([7.0]);
@@ -68,21 +68,21 @@ mod tests {
 
     #[test]
     fn rounds_are_compared_one_by_one() {
-        // The machine was twice as slow in the second round: the ratio does not care.
+        // The machine was twice as slow in the second round: the ratio stays the same.
         let (floor, figures) = ([100.0, 50.0, 100.0], [200.0, 100.0, 300.0]);
         let spread = Spread::of(ratios(&figures, &floor));
         assert_eq!((spread.low, spread.median, spread.high), (2.0, 2.0, 2.5));
     }
 
     #[test]
-    fn a_round_in_which_the_floor_got_nothing_is_left_out() {
+    fn a_round_with_an_empty_baseline_is_skipped() {
         let ratios: Vec<_> = ratios(&[1.0, 0.0, 6.0], &[0.0, 2.0, 2.0]).collect();
         assert_eq!(ratios, [0.0, 3.0]);
     }
 
     #[test]
     #[should_panic(expected = "every round has both")]
-    fn a_round_without_its_floor_is_not_compared() {
+    fn a_round_without_its_baseline_is_not_compared() {
         let _ = ratios(&[1.0], &[]);
     }
 }

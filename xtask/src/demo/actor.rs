@@ -4,26 +4,26 @@ use std::time::Duration;
 
 use leasehold_testbed::Process;
 
-use super::PATIENCE;
+use super::STEP_LIMIT;
 use super::messages::{Assignment, Job, Message, Order};
-use crate::space::Space;
+use crate::namespace::Namespace;
 use crate::stop::Stop;
 
 /// A process of the demo.
 pub struct Actor(pub Process<Message>);
 
 impl Actor {
-    pub fn start(name: impl Into<String>, space: &Space, job: Job) -> anyhow::Result<Self> {
+    pub fn start(name: impl Into<String>, namespace: &Namespace, job: Job) -> anyhow::Result<Self> {
         let assignment = Assignment {
-            url: space.url().to_owned(),
-            prefix: space.lock_prefix(),
+            url: namespace.url().to_owned(),
+            prefix: namespace.lock_prefix(),
             job,
         };
         let process = Process::again(name, &["demo-process"], &assignment)?;
         Ok(Self(process))
     }
 
-    /// For a process that holds, or will soon: the token of its grant.
+    /// The fencing token of the process's grant, which exists or will soon.
     pub fn grant(&self, stop: &Stop, limit: Duration) -> anyhow::Result<u64> {
         match stop.message(&self.0, limit)? {
             Message::Held { token } => Ok(token),
@@ -31,19 +31,19 @@ impl Actor {
         }
     }
 
-    /// What the guard says of itself: whether it is lost, and what `check()` objects to.
+    /// Whether the guard is lost, and the error of `check()`.
     pub fn condition(&mut self, stop: &Stop) -> anyhow::Result<(bool, Option<String>)> {
         self.0.order(&Order::Report)?;
-        match stop.message(&self.0, PATIENCE)? {
+        match stop.message(&self.0, STEP_LIMIT)? {
             Message::Condition { lost, objection } => Ok((lost, objection)),
             other => Err(self.0.unexpected("Condition", &other)),
         }
     }
 
-    /// Lets it unlock: what `unlock()` objects to.
+    /// Makes the process unlock; returns the error of `unlock()`.
     pub fn release(&mut self, stop: &Stop) -> anyhow::Result<Option<String>> {
         self.0.order(&Order::Release)?;
-        match stop.message(&self.0, PATIENCE)? {
+        match stop.message(&self.0, STEP_LIMIT)? {
             Message::Released { objection } => Ok(objection),
             other => Err(self.0.unexpected("Released", &other)),
         }

@@ -1,5 +1,4 @@
-//! Scene three: a holder that dies without a word. The next waiter gets in when the ttl has passed,
-//! and not before.
+//! Scene three: a holder is killed. The next waiter gets the lock when the ttl has passed, and not before.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -8,21 +7,21 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::actor::Actor;
 use super::messages::{Job, Message};
-use super::{PATIENCE, TTL};
-use crate::space::Space;
+use super::{STEP_LIMIT, TTL};
+use crate::namespace::Namespace;
 use crate::stop::Stop;
 
 const LOCK: &str = "crash";
-/// It dies about half-way between two renewals: right after one, the whole ttl would still be left,
-/// and to be within it the waiter would have to come in the same instant.
+/// The holder is killed about half-way between two renewals: right after one, the whole ttl would still be
+/// left, and the waiter could not be within it by any measure.
 const LEFT_AT_DEATH: RangeInclusive<Duration> =
     Duration::from_millis(2_300)..=Duration::from_millis(2_600);
-/// How often the ttl is looked at.
+/// How often to read the ttl.
 const LOOK: Duration = Duration::from_millis(10);
-/// How far the two clocks' readings of one moment may lie apart.
+/// How far two clocks' readings of one moment may be apart.
 const READING: Duration = Duration::from_millis(20);
 
-pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
+pub fn show(namespace: &Namespace, stop: &Stop) -> anyhow::Result<()> {
     println!(
         "\n3. A holder with a ttl of {TTL:?} is killed (SIGKILL) while another process waits."
     );
@@ -30,48 +29,50 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Actor::start("the holder", space, job())?;
-    let token = holder.grant(stop, PATIENCE)?;
-    let mut waiter = Actor::start("the waiter", space, job())?;
-    match stop.message(&waiter.0, PATIENCE)? {
+    let mut holder = Actor::start("the holder", namespace, job())?;
+    let token = holder.grant(stop, STEP_LIMIT)?;
+    let mut waiter = Actor::start("the waiter", namespace, job())?;
+    match stop.message(&waiter.0, STEP_LIMIT)? {
         Message::Waiting => {}
         other => bail!(waiter.0.unexpected("Waiting", &other)),
     }
     let start = Instant::now();
-    while !LEFT_AT_DEATH.contains(&ttl_left(space)?) {
+    while !LEFT_AT_DEATH.contains(&ttl_left(namespace)?) {
         ensure!(
-            start.elapsed() < PATIENCE,
-            "the holder's ttl never was between {LEFT_AT_DEATH:.1?}: it is not renewed as it should"
+            start.elapsed() < STEP_LIMIT,
+            "the holder's ttl never was between {LEFT_AT_DEATH:.1?}: renewal does not work as it should"
         );
         stop.pause(LOOK)?;
     }
 
     holder.0.kill()?;
     let killed = Instant::now();
-    let left = ttl_left(space)?;
-    let next = waiter.grant(stop, TTL + PATIENCE);
+    let left = ttl_left(namespace)?;
+    let next = waiter.grant(stop, TTL + STEP_LIMIT);
     let next = next.context("the waiter did not get the killed holder's lock")?;
     let waited = killed.elapsed();
 
     ensure!(
         waited + READING >= left,
-        "the waiter got in {waited:.2?} after the kill, while the lock was still kept for {left:.2?}"
+        "the waiter got the lock {waited:.2?} after the kill, while {left:.2?} of the ttl were left"
     );
     ensure!(
         waited <= TTL,
-        "the waiter got in only {waited:.2?} after the kill, not within {TTL:?}"
+        "the waiter got the lock only {waited:.2?} after the kill, not within {TTL:?}"
     );
     ensure!(
         next > token,
         "the next fencing token {next} is not above {token}"
     );
     waiter.release(stop)?;
-    println!("   The waiter got in {waited:.2?} after the kill; {left:.2?} of the ttl were left.");
+    println!(
+        "   The waiter got the lock {waited:.2?} after the kill; {left:.2?} of the ttl were left then."
+    );
     Ok(())
 }
 
-fn ttl_left(space: &Space) -> anyhow::Result<Duration> {
-    let left: i64 = space.ask(redis::cmd("PTTL").arg(space.lock_key(LOCK)))?;
+fn ttl_left(namespace: &Namespace) -> anyhow::Result<Duration> {
+    let left: i64 = namespace.ask(redis::cmd("PTTL").arg(namespace.lock_key(LOCK)))?;
     let left = u64::try_from(left).ok().map(Duration::from_millis);
-    left.context("the lock is not kept in Redis with a ttl")
+    left.context("the lock's key has no ttl in Redis")
 }

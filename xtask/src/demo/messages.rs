@@ -1,13 +1,13 @@
-//! What the demo and its processes say to each other: one JSON value per line. No behaviour.
+//! The messages between the demo and its processes: one JSON value per line. No behaviour.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The first line a process reads: where it works, and at what.
+/// The first line that a process reads: its server and its job.
 #[derive(Serialize, Deserialize)]
 pub struct Assignment {
-    /// Not on the command line, where everybody on the machine could read its password.
+    /// Not on the command line, where every user of the machine could read its password.
     pub url: String,
     /// The library's prefix.
     pub prefix: String,
@@ -16,22 +16,22 @@ pub struct Assignment {
 
 #[derive(Serialize, Deserialize)]
 pub enum Job {
-    Raise(Raise),
-    /// Hold the lock `key` until told otherwise, with a renewed ttl.
+    Increment(Increment),
+    /// Hold the lock `key` until the release order, with a renewed ttl.
     Hold {
         key: String,
         ttl: Duration,
     },
 }
 
-/// Raise a counter by reading it and then writing it.
+/// Increment a counter by reading it and then writing it.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Raise {
-    /// Where the counter is kept, the prefix included.
+pub struct Increment {
+    /// The key of the counter, with the prefix.
     pub counter: String,
-    /// Where the fencing token of the last raise is kept.
+    /// The key with the fencing token of the last increment.
     pub last_token: String,
-    /// The lock to raise it in, if any.
+    /// The lock to hold for each increment, if any.
     pub lock: Option<String>,
     pub threads: usize,
     pub time: Duration,
@@ -50,36 +50,36 @@ pub enum Order {
 pub enum Message {
     /// Connected: waits for `Order::Go`.
     Ready,
-    Raised(Tally),
-    /// The lock is somebody else's: waits for it.
+    Incremented(Tally),
+    /// Another process has the lock: waits for it.
     Waiting,
     Held {
         token: u64,
     },
-    /// What the guard says of itself.
+    /// The state of the guard.
     Condition {
         lost: bool,
-        /// What `check()` said, when it did not say yes.
+        /// The error of `check()`, if it returned one.
         objection: Option<String>,
     },
-    /// The guard's signal.
+    /// The guard's signal came.
     Lost {
         reason: String,
     },
-    /// What `unlock()` said, when it did not say yes.
+    /// The error of `unlock()`, if it returned one.
     Released {
         objection: Option<String>,
     },
 }
 
-/// What one process did to the counter.
+/// The work of one process on the counter.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    pub raises: u64,
-    /// From the start to the end of the last raise.
+    pub increments: u64,
+    /// From the start to the end of the last increment.
     pub took: Duration,
-    /// Grants whose token was not above the one before it.
+    /// Grants whose token was not above the one before.
     pub out_of_order: u64,
-    /// How long the grants were waited for: ns, how often.
+    /// The waits for the lock: ns, how often.
     pub waits: Vec<(u64, u64)>,
 }

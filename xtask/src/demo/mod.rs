@@ -1,55 +1,55 @@
-//! `cargo xtask demo`: what the lock promises, shown on a real Redis in a few seconds. Every claim
-//! printed here is measured first; one that does not hold ends the demo as a failure.
+//! `cargo xtask demo`: shows the lock's promises on a real Redis in a few seconds. Each line that it prints
+//! is measured first; a promise that does not hold ends the demo as a failure.
 
 mod actor;
 mod counter;
 mod crash;
 mod messages;
-mod part;
+mod overwrite;
+mod renewal;
 mod report;
-mod theft;
-mod watchdog;
+mod worker;
 
-pub use part::main as process;
+pub use worker::main as process;
 
 use std::time::Duration;
 
-use crate::stage::{Place, Stage};
+use crate::provision::{Environment, ServerOptions};
 use crate::stop::Stop;
 
 /// The ttl of every lock held in the last three scenes.
 const TTL: Duration = Duration::from_secs(3);
-/// How long anything may take that should take no time at all.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The limit for steps that should take no time.
+const STEP_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
 pub struct Options {
     #[command(flatten)]
-    place: Place,
-    /// How long the counter is raised, without the lock and again with it
+    server: ServerOptions,
+    /// How many seconds the counter is incremented, without the lock and again with it
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    let stage = Stage::open(&options.place, "demo", stop)?;
-    let space = &stage.space;
-    match stage.is_private() {
+    let environment = Environment::open(&options.server, "demo", stop)?;
+    let namespace = &environment.namespace;
+    match environment.is_private() {
         true => println!(
             "leasehold demo: locks in Redis, on a private server at {}.",
-            space.address()
+            namespace.address()
         ),
         false => println!(
-            "leasehold demo: locks in Redis, on the server at {}, under {}.",
-            space.address(),
-            space.root()
+            "leasehold demo: locks in Redis, on the server at {}, under the prefix {}.",
+            namespace.address(),
+            namespace.root()
         ),
     }
-    counter::show(space, Duration::from_secs(options.seconds), stop)?;
-    watchdog::show(space, stop)?;
-    crash::show(space, stop)?;
-    theft::show(space, stop)?;
-    stage.close()?;
-    println!("\nAll of it holds. Nothing is left in Redis.");
+    counter::show(namespace, Duration::from_secs(options.seconds), stop)?;
+    renewal::show(namespace, stop)?;
+    crash::show(namespace, stop)?;
+    overwrite::show(namespace, stop)?;
+    environment.close()?;
+    println!("\nAll checks passed. No keys are left in Redis.");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What the counter's two runs came to, as sentences and a table. Measures nothing.
+//! The results of the counter's two runs, as sentences and a table. Measures nothing.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use leasehold_load::Waits;
 use super::messages::Tally;
 use crate::table::framed;
 
-/// All processes raising the counter once, with the lock or without.
+/// One run of all processes, with the lock or without.
 pub struct Run {
     /// One per process.
     pub tallies: Vec<Tally>,
-    /// What the counter says at the end.
+    /// The counter at the end.
     pub counted: u64,
 }
 
 impl Run {
     pub fn made(&self) -> u64 {
-        self.tallies.iter().map(|tally| tally.raises).sum()
+        self.tallies.iter().map(|tally| tally.increments).sum()
     }
 
     pub fn lost(&self) -> u64 {
@@ -32,14 +32,14 @@ impl Run {
             0 => "none lost".to_owned(),
             lost => format!("{lost} updates lost"),
         };
-        format!("{made} raises made, the counter says {counted}: {lost}.")
+        format!("{made} increments, the counter is {counted}: {lost}.")
     }
 
-    /// Over the time that the slowest process took, the last grants it waited for included.
-    fn per_second(&self, raises: u64) -> String {
+    /// Over the time of the slowest process, including its last waits.
+    fn per_second(&self, increments: u64) -> String {
         let took = self.tallies.iter().map(|tally| tally.took).max();
         let took = took.unwrap_or_default().as_secs_f64();
-        format!("{:.0}", raises as f64 / took)
+        format!("{:.0}", increments as f64 / took)
     }
 }
 
@@ -47,7 +47,7 @@ pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
     let mut table = Table::new();
     table.set_header([
         "",
-        "raises",
+        "increments",
         "per second",
         "lost",
         "wait p50",
@@ -67,13 +67,13 @@ pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
         let mut waits = Waits::new()?;
         waits.add(&tally.waits)?;
         ensure!(
-            waits.times() == tally.raises,
+            waits.times() == tally.increments,
             "a grant's wait was not recorded"
         );
         all.merge(&waits)?;
         rows.push(row(
             &format!("  process {}", n + 1),
-            tally.raises,
+            tally.increments,
             with,
             Some(&waits),
             None,
@@ -92,7 +92,7 @@ pub fn table(without: &Run, with: &Run) -> anyhow::Result<String> {
 
 fn row(
     name: &str,
-    raises: u64,
+    increments: u64,
     run: &Run,
     waits: Option<&Waits>,
     lost: Option<u64>,
@@ -103,8 +103,8 @@ fn row(
     };
     [
         name.to_owned(),
-        raises.to_string(),
-        run.per_second(raises),
+        increments.to_string(),
+        run.per_second(increments),
         lost.map_or_else(String::new, |lost| lost.to_string()),
         waited(0.5),
         waited(0.99),

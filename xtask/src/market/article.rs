@@ -1,8 +1,8 @@
-//! The article's figures: sixty seconds on the article's machine. Nothing of ours.
+//! The figures of the article: sixty seconds on the article's machine. No figures of leasehold.
 
 use std::fmt;
 
-/// A number, or a bound ("less than") where the article has no number.
+/// A number, or an upper bound ("less than") where the article has no number.
 #[derive(Clone, Copy)]
 pub struct Figure {
     pub number: f64,
@@ -28,7 +28,7 @@ impl fmt::Display for Figure {
 }
 
 impl Figure {
-    /// Its ratio to `other`, as text: where one of them is a bound, so is the ratio.
+    /// The ratio to `other`, as text: if one of the two is a bound, so is the ratio.
     pub fn over(self, other: Figure) -> String {
         let ratio = self.number / other.number;
         match (self.less, other.less) {
@@ -40,7 +40,7 @@ impl Figure {
     }
 }
 
-/// How long each of its runs took.
+/// The length of each of its runs.
 pub const SECONDS: f64 = 60.0;
 
 pub struct Row {
@@ -60,7 +60,7 @@ const fn row(listed: f64, bought: Figure, retries: Figure, wait: Figure) -> Row 
     }
 }
 
-/// Of each load (1x1, 5x1, 5x5), its three ways, as in `Way::ALL`; it has no fourth.
+/// For each load (1x1, 5x1, 5x5) its three ways, as in `Way::ALL`; it has no fourth.
 #[rustfmt::skip]
 pub const TABLE: [[Row; 3]; 3] = [
     [

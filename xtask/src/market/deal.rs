@@ -1,5 +1,5 @@
-//! A deal on the market: what it reads, how it decides, what it writes. The same for every way of
-//! keeping others out meanwhile; keeps nobody out itself.
+//! A deal on the market: what it reads, how it decides, what it writes. The same for every way of exclusion;
+//! excludes nobody itself.
 
 use redis::{Cmd, ConnectionLike, Pipeline, RedisResult, Value, from_redis_value};
 
@@ -12,11 +12,11 @@ pub enum Deal<'a> {
     Buy { offer: &'a Offer, buyer: &'a str },
 }
 
-/// What was read makes of a deal.
+/// The result of what a deal has read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Good,
-    /// The item is not, or no longer, where it should be for this, or not at this price.
+    /// The item is not (any longer) in the right place for this deal, or not at this price.
     Gone,
     /// The buyer cannot pay.
     TooDear,
@@ -29,8 +29,8 @@ impl Deal<'_> {
         }
     }
 
-    /// The keys that must not change between reading and writing. As in the article: a buyer watches
-    /// the whole market, a sorted set is one key.
+    /// The keys that must not change between reading and writing. As in the article, a buyer watches the
+    /// whole market: a sorted set is one key.
     pub fn watched(&self, keys: &Keys) -> Vec<String> {
         match self {
             Deal::List(offer) => vec![keys.inventory(&offer.seller)],
@@ -38,7 +38,7 @@ impl Deal<'_> {
         }
     }
 
-    /// In one round trip, behind the commands of `before`, whose answers are not looked at.
+    /// In one round trip, behind the commands of `before`, whose replies are ignored.
     pub fn read(
         &self,
         keys: &Keys,

@@ -1,5 +1,5 @@
-//! The page of `cargo xtask market`: each figure here beside the article's, on one scale, and the tables. Measures
-//! nothing.
+//! The page of `cargo xtask market`: each figure of this machine beside the article's, on one scale, and the
+//! tables. Measures nothing.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,10 +10,10 @@ use comfy_table::{Row, Table};
 
 use super::article;
 use super::load::Run;
+use super::methods::Way;
 use super::report::Scene;
-use super::ways::Way;
 
-/// The loads, as the article names them and in words.
+/// The loads, with the article's names and in words.
 const LOADS: [(&str, &str); 3] = [
     ("1x1", "1 seller and 1 buyer"),
     ("5x1", "5 sellers and 1 buyer"),
@@ -39,12 +39,12 @@ struct Quantity {
     title: &'static str,
     /// The unit of the scale.
     unit: &'static str,
-    here: Vec<Place>,
-    article: Vec<Place>,
+    here: Vec<Point>,
+    article: Vec<Point>,
 }
 
-/// A way's figure under one of the `LOADS`.
-struct Place {
+/// The figure of one way under one of the `LOADS`.
+struct Point {
     load: usize,
     way: Way,
     figure: Option<f64>,
@@ -60,23 +60,23 @@ pub fn page(
     tables: &[(String, Table)],
 ) -> anyhow::Result<PathBuf> {
     let mut page = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>The market</title>\
-         <style>{STYLE}</style></head><body>\n<h1>The market</h1>\n\
-         <p>Sellers and buyers on a market in Redis, on this machine and in the article. \
-         Scales are logarithmic: each line to the right is ten times the one before.</p>\n<p>{}</p>\n",
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>The \
+        market</title><style>{STYLE}</style></head><body>\n<h1>The market</h1>\n<p>Sellers and buyers \
+        trade on a market in Redis: on this machine, and in the article. Scales are logarithmic: each \
+        vertical line is ten times the one to its left.</p>\n<p>{}</p>\n",
         escaped(machine)
     );
     for quantity in quantities(scenes) {
         let Quantity { title, unit, .. } = quantity;
         let scale = Scale::over(quantity.here.iter().chain(&quantity.article));
         write!(page, "<h2>{title}</h2>\n<div class=\"pair\">\n")?;
-        for (whose, places) in [("here", &quantity.here), ("article", &quantity.article)] {
+        for (whose, points) in [("here", &quantity.here), ("article", &quantity.article)] {
             let heading = match whose {
                 "here" => "Here",
                 _ => "The article, on its machine",
             };
-            let chart = chart(heading, unit, &scale, places)?;
-            let sentence = escaped(&sentence(title, places));
+            let chart = chart(heading, unit, &scale, points)?;
+            let sentence = escaped(&sentence(title, points));
             writeln!(
                 page,
                 "<figure>{chart}<figcaption>{sentence}</figcaption></figure>"
@@ -102,20 +102,20 @@ fn quantities(scenes: &[Scene]) -> [Quantity; 3] {
     let here = |figure: fn(&Run) -> Option<f64>| {
         let runs = (0..).zip(scenes);
         let runs = runs.flat_map(|(load, scene)| scene.runs.iter().map(move |run| (load, run)));
-        let place = |(load, run): (usize, &Run)| Place {
+        let point = |(load, run): (usize, &Run)| Point {
             load,
             way: run.way,
             figure: figure(run),
             less: false,
         };
-        runs.map(place).collect()
+        runs.map(point).collect()
     };
     let article = |figure: fn(&article::Row) -> article::Figure, divisor: f64| {
-        let mut places = Vec::new();
+        let mut points = Vec::new();
         for (load, rows) in article::TABLE.iter().enumerate() {
             for (row, way) in rows.iter().zip(Way::ALL) {
                 let figure = figure(row);
-                places.push(Place {
+                points.push(Point {
                     load,
                     way,
                     figure: Some(figure.number / divisor),
@@ -123,7 +123,7 @@ fn quantities(scenes: &[Scene]) -> [Quantity; 3] {
                 });
             }
         }
-        places
+        points
     };
     [
         Quantity {
@@ -147,19 +147,20 @@ fn quantities(scenes: &[Scene]) -> [Quantity; 3] {
     ]
 }
 
-/// Says what a chart shows: the figures of a lock per item and of WATCH, written as the article's, under the last load.
-fn sentence(title: &str, places: &[Place]) -> String {
+/// The caption of a chart: the figures of a lock per item and of WATCH under the last load.
+fn sentence(title: &str, points: &[Point]) -> String {
     let last = LOADS.len() - 1;
     let find = |way| {
-        let mut places = places.iter();
-        places.find(|place| place.load == last && place.way == way)
+        let mut points = points.iter();
+        points.find(|point| point.load == last && point.way == way)
     };
-    // Our charts have both kinds of WATCH; the article has one, which is like the plain one.
+    // The charts of this machine have both kinds of WATCH; the article has one kind, which is like the plain
+    // one.
     let (watch, name) = match find(Way::PlainWatch) {
         Some(plain) => (Some(plain), "plain WATCH"),
         None => (find(Way::Watch), "WATCH"),
     };
-    let [watch, lock] = [watch, find(Way::ItemLock)].map(|place| place.map_or_else(unknown, text));
+    let [watch, lock] = [watch, find(Way::ItemLock)].map(|point| point.map_or_else(unknown, text));
     let load = LOADS[last].1;
     match title {
         BOUGHT => {
@@ -174,15 +175,15 @@ fn sentence(title: &str, places: &[Place]) -> String {
     }
 }
 
-/// Powers of ten that lie around all figures above zero.
+/// Powers of ten around all figures above zero.
 struct Scale {
     lowest: i32,
     highest: i32,
 }
 
 impl Scale {
-    fn over<'a>(places: impl Iterator<Item = &'a Place>) -> Self {
-        let figures = places.filter_map(|place| place.figure);
+    fn over<'a>(points: impl Iterator<Item = &'a Point>) -> Self {
+        let figures = points.filter_map(|point| point.figure);
         let shown: Vec<f64> = figures.filter(|figure| is_shown(*figure)).collect();
         let lowest = shown.iter().copied().fold(f64::MAX, f64::min);
         let highest = shown.iter().copied().fold(0.0, f64::max);
@@ -197,7 +198,7 @@ impl Scale {
         Self { lowest, highest }
     }
 
-    /// Where a figure is; at the left edge if it is too small for a logarithm.
+    /// The position of a figure; at the left edge if it is too small for a logarithm.
     fn at(&self, figure: f64) -> f64 {
         let (left, right) = PLOT;
         if !is_shown(figure) {
@@ -213,8 +214,9 @@ fn is_shown(figure: f64) -> bool {
     figure > 1e-6 && figure < 1e12
 }
 
-/// A chart in SVG: under each load a line for each way, with its name to the left and its figure beside the dot.
-fn chart(heading: &str, unit: &str, scale: &Scale, places: &[Place]) -> anyhow::Result<String> {
+/// A chart in SVG: under each load a line for each way, with its name to the left and its figure beside the
+/// dot.
+fn chart(heading: &str, unit: &str, scale: &Scale, points: &[Point]) -> anyhow::Result<String> {
     let mut body = String::new();
     let mut y = TOP;
     for (load, (name, words)) in LOADS.iter().enumerate() {
@@ -224,12 +226,12 @@ fn chart(heading: &str, unit: &str, scale: &Scale, places: &[Place]) -> anyhow::
             "<text x=\"8\" y=\"{}\" font-weight=\"bold\">{name}: {words}</text>",
             y - 7.0
         )?;
-        for place in places.iter().filter(|place| place.load == load) {
+        for point in points.iter().filter(|point| point.load == load) {
             let (left, middle) = (PLOT.0, y + LINE / 2.0);
-            let (name, colour, text) = (place.way.name(), colour(place.way), text(place));
-            let right = scale.at(place.figure.unwrap_or(0.0));
-            // Neither a line nor a dot says "unknown".
-            let radius = if is_known(place) { 5 } else { 0 };
+            let (name, colour, text) = (point.way.name(), colour(point.way), text(point));
+            let right = scale.at(point.figure.unwrap_or(0.0));
+            // A missing figure has neither a line nor a dot.
+            let radius = if is_known(point) { 5 } else { 0 };
             let baseline = middle + 4.0;
             writeln!(
                 body,
@@ -263,22 +265,22 @@ fn chart(heading: &str, unit: &str, scale: &Scale, places: &[Place]) -> anyhow::
     Ok(svg)
 }
 
-fn is_known(place: &Place) -> bool {
-    place.figure.is_some_and(f64::is_finite)
+fn is_known(point: &Point) -> bool {
+    point.figure.is_some_and(f64::is_finite)
 }
 
 fn unknown() -> String {
     "unknown".to_owned()
 }
 
-/// A figure as it is read: `4,680`, `less than 10`.
-fn text(place: &Place) -> String {
-    let less = if place.less { "less than " } else { "" };
-    let figure = place.figure.filter(|figure| figure.is_finite());
+/// A figure as text: `4,680`, `less than 10`.
+fn text(point: &Point) -> String {
+    let less = if point.less { "less than " } else { "" };
+    let figure = point.figure.filter(|figure| figure.is_finite());
     figure.map_or_else(unknown, |figure| format!("{less}{}", number(figure)))
 }
 
-/// Three digits at least, as far as there are that many before the point; thousands apart.
+/// At least three digits, as far as there are that many before the point, and commas between thousands.
 fn number(figure: f64) -> String {
     if figure == 0.0 {
         return "0".to_owned();
@@ -315,7 +317,7 @@ fn colour(way: Way) -> &'static str {
     }
 }
 
-/// A table of the terminal, for a page. The bar that parts two halves of it there is left out.
+/// A terminal's table, for a page. Leaves out the bar that separates the table's two halves.
 fn html(table: &Table) -> String {
     let row = |row: &Row, kind: &str| {
         let cells = row.cell_iter().map(|cell| {
@@ -339,8 +341,8 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn place(way: Way, figure: Option<f64>) -> Place {
-        Place {
+    fn point(way: Way, figure: Option<f64>) -> Point {
+        Point {
             load: 2,
             way,
             figure,
@@ -350,15 +352,15 @@ mod tests {
 
     #[test]
     fn a_chart_labels_each_dot_with_its_figure() -> anyhow::Result<()> {
-        let places = [
-            place(Way::Watch, Some(0.0)),
-            place(Way::ItemLock, Some(4_680.4)),
-            place(Way::Transaction, Some(f64::NAN)),
-            place(Way::MarketLock, None),
+        let points = [
+            point(Way::Watch, Some(0.0)),
+            point(Way::ItemLock, Some(4_680.4)),
+            point(Way::Transaction, Some(f64::NAN)),
+            point(Way::MarketLock, None),
         ];
-        let scale = Scale::over(places.iter());
+        let scale = Scale::over(points.iter());
         assert_eq!((scale.lowest, scale.highest), (3, 4));
-        let svg = chart("Here", "items per second", &scale, &places)?;
+        let svg = chart("Here", "items per second", &scale, &points)?;
         for label in [
             ">0<",
             ">less than 4,680<",
@@ -375,14 +377,14 @@ mod tests {
 
     #[test]
     fn sentences_name_the_figures_of_the_last_load() {
-        let places = [
-            place(Way::Watch, Some(14.0)),
-            place(Way::ItemLock, Some(2.5)),
+        let points = [
+            point(Way::Watch, Some(14.0)),
+            point(Way::ItemLock, Some(2.5)),
         ];
         let words = "With 5 sellers and 5 buyers, a lock per item buys less than 2.5 items per second and WATCH 14.";
-        assert_eq!(sentence(BOUGHT, &places), words);
+        assert_eq!(sentence(BOUGHT, &points), words);
         let words = "With 5 sellers and 5 buyers, the mean wait in ms is less than 2.5 with a lock per item and 14 with WATCH.";
-        assert_eq!(sentence(WAIT, &places), words);
+        assert_eq!(sentence(WAIT, &points), words);
     }
 
     #[test]

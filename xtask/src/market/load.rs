@@ -1,5 +1,5 @@
-//! Who trades with whom, and one run of that: a process each for every seller and buyer, so that no two
-//! share a connection or a client of the lock library. Checks the books of every run; prints nothing.
+//! A load of sellers and buyers, and one run of it: a process for each seller and buyer, so that no two share
+//! a connection or a client of the lock library. Checks the books of every run; prints nothing.
 
 use std::time::Duration;
 
@@ -9,43 +9,43 @@ use leasehold_load::Waits;
 use leasehold_testbed::Process;
 
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
-use super::ways::Way;
+use super::methods::Way;
 use super::world::{Keys, World};
+use crate::namespace::Namespace;
 use crate::progress;
-use crate::space::Space;
 use crate::stop::Stop;
 
-/// How long a process may take that should take no time at all.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Items on a market without sellers, for each second: more than is bought.
+/// The limit for steps that should take no time.
+const STEP_LIMIT: Duration = Duration::from_secs(20);
+/// Items on a market without sellers, for each second: more than buyers can buy.
 const STOCK_PER_SECOND: f64 = 25_000.0;
 const LARGEST_STOCK: f64 = 1_000_000.0;
 
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// Without any, the market is stocked from the start.
+    /// Without sellers, the market is stocked from the start.
     pub sellers: usize,
     pub buyers: usize,
-    /// Buyers want one of this many, the cheapest; without it any item will do.
+    /// Buyers want one of this many cheapest items; without it any item.
     pub among: Option<u32>,
     /// How long a buyer works between reading and writing.
     pub length: Duration,
 }
 
-/// What all processes of a run did.
+/// The work of all processes of a run.
 pub struct Run {
     pub way: Way,
     pub listed: u64,
     pub bought: u64,
     pub retries: u64,
     pub late: u64,
-    /// From wanting something to having it.
+    /// From the wish to buy to the purchase.
     pub waits: Waits,
-    /// Of the purchases that were given up at the end, the one that was tried for the longest.
+    /// Of the purchases that were given up at the end, the one with the most time spent on it.
     pub unfinished: Option<Duration>,
-    /// The slowest process' time.
+    /// The time of the slowest process.
     pub took: Duration,
-    /// What the buyer bought that got the least, and the one that got the most.
+    /// The purchases of the buyer with the fewest, and of the buyer with the most.
     pub shares: (u64, u64),
 }
 
@@ -61,16 +61,16 @@ impl Load {
         format!("{}, {}", self.name(), way.name())
     }
 
-    /// Founds a market, lets them trade for `time`, checks the books, and leaves nothing of it.
+    /// Founds a market, runs the trade for `time`, checks the books, and deletes everything.
     pub fn run(&self, floor: &Floor<'_>, way: Way) -> anyhow::Result<Run> {
         let run = self.run_unnamed(floor, way);
         run.with_context(|| self.name_with(way))
     }
 
     fn run_unnamed(&self, floor: &Floor<'_>, way: Way) -> anyhow::Result<Run> {
-        let space = floor.space;
-        let mut connection = space.connect()?;
-        let keys = Keys::new(space.value_key(""));
+        let namespace = floor.namespace;
+        let mut connection = namespace.connect()?;
+        let keys = Keys::new(namespace.value_key(""));
         let world = World::found(
             &mut connection,
             keys.clone(),
@@ -84,10 +84,10 @@ impl Load {
             sum(|tally| tally.listed),
             sum(|tally| tally.bought),
         );
-        let stock = world.take_stock(&mut connection, &space.lock_prefix())?;
+        let stock = world.take_stock(&mut connection, &namespace.lock_prefix())?;
         stock.check(&books)?;
         // The next run uses the same keys.
-        space.wipe()?;
+        namespace.wipe()?;
         self.sum_up(way, &tallies)
     }
 
@@ -104,13 +104,13 @@ impl Load {
         if self.sellers > 0 {
             return 0;
         }
-        // A buyer that works on each deal makes no more of them than fit in.
+        // The longer a buyer works on each deal, the fewer deals fit in.
         let most = self.buyers as f64 / self.length.as_secs_f64();
         let stock = STOCK_PER_SECOND.min(most) * time.as_secs_f64();
         stock.min(LARGEST_STOCK) as u64
     }
 
-    /// What each process did, sellers first.
+    /// The work of each process, sellers first.
     fn trade(&self, floor: &Floor<'_>, way: Way, keys: &Keys) -> anyhow::Result<Vec<Tally>> {
         let (sellers, buyers) = self.traders();
         let sellers = sellers.into_iter().take(self.sellers);
@@ -125,8 +125,8 @@ impl Load {
         for (who, part) in sellers.chain(buyers) {
             floor.stop.check()?;
             let assignment = Assignment {
-                url: floor.space.url().to_owned(),
-                locks: floor.space.lock_prefix(),
+                url: floor.namespace.url().to_owned(),
+                locks: floor.namespace.lock_prefix(),
                 keys: keys.clone(),
                 who: who.clone(),
                 way,
@@ -136,7 +136,7 @@ impl Load {
             processes.push(Process::again(who, &["market-process"], &assignment)?);
         }
         for process in &processes {
-            match floor.stop.message(process, PATIENCE)? {
+            match floor.stop.message(process, STEP_LIMIT)? {
                 Message::Ready => {}
                 other => bail!(process.unexpected("Ready", &other)),
             }
@@ -149,7 +149,7 @@ impl Load {
         let tallies =
             processes
                 .iter()
-                .map(|process| match floor.stop.message(process, PATIENCE)? {
+                .map(|process| match floor.stop.message(process, STEP_LIMIT)? {
                     Message::Traded(tally) => Ok(tally),
                     other => Err(process.unexpected("Traded", &other)),
                 });
@@ -183,17 +183,17 @@ impl Load {
 }
 
 impl Run {
-    /// Over the time that the slowest process took.
+    /// Over the time of the slowest process.
     pub fn per_second(&self) -> f64 {
         self.bought as f64 / self.took.as_secs_f64()
     }
 }
 
-/// Where and for how long runs are made, and who can stop them.
+/// Where and for how long runs are made, and how to stop them.
 pub struct Floor<'a> {
-    pub space: &'a Space,
+    pub namespace: &'a Namespace,
     pub time: Duration,
     pub stop: &'a Stop,
-    /// Of all runs together, in ms.
+    /// The progress of all runs together, in ms.
     pub bar: &'a ProgressBar,
 }

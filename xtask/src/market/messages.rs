@@ -1,20 +1,20 @@
-//! What the market and its processes say to each other. No behaviour.
+//! The messages between the market and its processes. No behaviour.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::ways::Way;
+use super::methods::Way;
 use super::world::Keys;
 
-/// A seller or a buyer: where it trades, and how.
+/// The place and the task of a seller or a buyer.
 #[derive(Serialize, Deserialize)]
 pub struct Assignment {
     pub url: String,
     /// The library's prefix.
     pub locks: String,
     pub keys: Keys,
-    /// Its name, as in `Keys::inventory`.
+    /// The name of the trader, as in `Keys::inventory`.
     pub who: String,
     pub way: Way,
     pub part: Part,
@@ -31,9 +31,9 @@ pub enum Part {
 /// How a buyer buys.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Buying {
-    /// It wants one of this many, the cheapest; without it any item will do.
+    /// The buyer wants one of this many cheapest items; without it any item.
     pub among: Option<u32>,
-    /// How long it works between reading and writing.
+    /// How long the buyer works between reading and writing.
     pub length: Duration,
     /// Whether an empty market will fill again; if not, the buyer ends.
     pub restocked: bool,
@@ -53,21 +53,21 @@ pub enum Message {
     Traded(Tally),
 }
 
-/// What one process did.
+/// The work of one process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Items that came into being.
+    /// Items that were made.
     pub made: u64,
     pub listed: u64,
     pub bought: u64,
-    /// Transactions that failed because something had changed, and were tried again.
+    /// Transactions that failed because something had changed, and were retried.
     pub retries: u64,
     /// Purchases that found the item sold.
     pub late: u64,
     /// From the start to the end of the last deal.
     pub took: Duration,
-    /// How long it took to buy, from wanting something to having it: ns, how often.
+    /// How long purchases took, from the wish to buy: ns, how often.
     pub waits: Vec<(u64, u64)>,
-    /// How long the purchase had been tried that was given up when time was over.
+    /// The time spent on the purchase that was given up at the end.
     pub unfinished: Option<Duration>,
 }

@@ -1,18 +1,18 @@
-//! `cargo xtask market`: sellers and buyers of a game's market, kept apart by WATCH, by one lock, by a
-//! lock per item, and by that with its transaction; beside the figures of the article that compared the
-//! first three. After every run the books are checked: a way that is wrong ends it as a failure.
+//! `cargo xtask market`: sellers and buyers of a game's market, kept apart by WATCH, by one lock, by a lock
+//! per item, and by a lock per item with its transaction; beside the figures of the article that compared the
+//! first three. The books are checked after every run: a wrong result ends the command as a failure.
 
 mod article;
 mod deal;
 mod figures;
 mod load;
 mod messages;
-mod part;
+mod methods;
 mod report;
-mod ways;
+mod worker;
 mod world;
 
-pub use part::main as process;
+pub use worker::main as process;
 
 use std::env;
 use std::os::unix::process::CommandExt as _;
@@ -25,33 +25,33 @@ use comfy_table::Table;
 use leasehold_load::described;
 
 use crate::cargo::{optimized, target_folder};
+use crate::namespace::Namespace;
 use crate::progress;
-use crate::space::Space;
-use crate::stage::{Place, Stage};
+use crate::provision::{Environment, ServerOptions};
 use crate::stop::Stop;
 use crate::table::framed;
 use load::{Floor, Load};
+use methods::Way;
 use report::Scene;
-use ways::Way;
 
-/// A run with `--quick`: enough to see that all of it works, too little to compare.
+/// The length of a run with `--quick`: enough to check that everything works, too little to compare.
 const QUICK: Duration = Duration::from_millis(60);
 
 #[derive(clap::Args)]
 pub struct Options {
     #[command(flatten)]
-    place: Place,
-    /// How long each of the runs takes; the article's took 60
+    server: ServerOptions,
+    /// Seconds of each run; the article's runs took 60
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// A fraction of a second for each run: shows that all of it works, compares nothing
+    /// Run each for a fraction of a second: checks that everything works, compares nothing
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
 }
 
-/// The article's three.
+/// The article's three loads.
 const LOADS: [Load; 3] = [trade(1, 1), trade(5, 1), trade(5, 5)];
-/// Buyers that wait for one another: on a stocked market, the fewer items they want the more.
+/// Buyers in contention: on a stocked market, the fewer items they want, the more they wait for each other.
 const WAITING: [Load; 3] = [after(None), after(Some(8)), after(Some(1))];
 /// The longer a transaction, the more others overlap with it.
 const DOGPILE: [Load; 4] = [lasting(0), lasting(1), lasting(5), lasting(20)];
@@ -80,40 +80,45 @@ const fn lasting(milliseconds: u64) -> Load {
 }
 
 pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
-    // Where cargo did not start it, it goes on as it is.
+    // A program that cargo did not start goes on as it is.
     if cfg!(debug_assertions) && !options.quick && env::var_os("CARGO").is_some() {
         begin_anew_optimized(stop)?;
     }
-    let stage = Stage::open(&options.place, "market", stop)?;
+    let environment = Environment::open(&options.server, "market", stop)?;
     let time = match options.quick {
         true => QUICK,
         false => Duration::from_secs(options.seconds),
     };
-    let machine = machine(&stage.space)?;
+    let machine = machine(&environment.namespace)?;
     println!("{machine}\n");
-    let page = compare(&stage.space, time, &machine, stop)?;
-    stage.close()?;
+    let page = compare(&environment.namespace, time, &machine, stop)?;
+    environment.close()?;
     println!(
-        "After every run no money was made or lost, each item was in one place, and no lock was left.\n\
-         Figures: {}",
+        "After every run no money was made or lost, each item was in one place, and no lock was \
+        left.\nFigures: {}",
         page.display()
     );
     Ok(())
 }
 
-/// Becomes an optimized build of itself: in a debug build, most of what is compared is the build.
+/// Replaces this process by an optimized build of itself: a debug build would mostly measure itself.
 fn begin_anew_optimized(stop: &Stop) -> anyhow::Result<()> {
     let mut again = Command::new(optimized("xtask", &[], stop)?);
     let error = again.args(env::args_os().skip(1)).exec();
-    Err(error).context("cannot begin anew")
+    Err(error).context("cannot start the optimized build")
 }
 
-fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow::Result<PathBuf> {
+fn compare(
+    namespace: &Namespace,
+    time: Duration,
+    machine: &str,
+    stop: &Stop,
+) -> anyhow::Result<PathBuf> {
     let runs = Way::ALL.len() * LOADS.len() + Way::CAREFUL.len() * (WAITING.len() + DOGPILE.len());
     let words = "{elapsed} of about {duration}: {msg}";
     let bar = progress::bar_of_time(time * runs as u32, words)?;
     let floor = Floor {
-        space,
+        namespace,
         time,
         stop,
         bar: &bar,
@@ -137,35 +142,35 @@ fn compare(space: &Space, time: Duration, machine: &str, stop: &Stop) -> anyhow:
     let trading = scenes(&LOADS, &Way::ALL)?;
     show(
         &format!(
-            "Sellers x buyers: ours, {time:?} each | the article's, {}s each on the article's machine",
+            "Sellers x buyers: this machine, {time:?} each | the article, {}s each on its machine",
             article::SECONDS
         ),
         report::compared(&trading),
     );
-    show("What a lock per item gains", report::ratios(&trading));
+    show("Gain of a lock per item", report::ratios(&trading));
     show(
-        "Buyers that wait for one another, on a market that is stocked",
+        "Buyers in contention for the same items, on a stocked market",
         report::waiting(&scenes(&WAITING, &Way::CAREFUL)?),
     );
     show(
-        "The dogpile effect: 8 buyers after any item, the longer a deal the more overlap",
+        "The dogpile effect: 8 buyers want any item; the longer a deal, the more overlap",
         report::dogpile(&scenes(&DOGPILE, &Way::CAREFUL)?),
     );
     bar.finish_and_clear();
     figures::page(&target_folder()?.join("market"), machine, &trading, &tables)
 }
 
-/// What the figures depend on.
-fn machine(space: &Space) -> anyhow::Result<String> {
-    let about: String = space.ask(redis::cmd("INFO").arg("server"))?;
+/// The machine and the build, on which the figures depend.
+fn machine(namespace: &Namespace) -> anyhow::Result<String> {
+    let about: String = namespace.ask(redis::cmd("INFO").arg("server"))?;
     let build = if cfg!(debug_assertions) {
-        "a debug build: its figures compare little"
+        "a debug build: do not compare its figures"
     } else {
         "a release build"
     };
     Ok(format!(
-        "{} at {}, every seller and buyer a process; {build}",
+        "{} at {}, one process for each seller and buyer; {build}",
         described(&about)?,
-        space.address()
+        namespace.address()
     ))
 }

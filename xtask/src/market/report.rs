@@ -1,4 +1,5 @@
-//! What the runs came to, as tables beside the article's: for the terminal and for the page. Measures nothing.
+//! The results of the runs, as tables beside the article's: for the terminal and for the page. Measures
+//! nothing.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use comfy_table::Table;
 
 use super::article;
 use super::load::{Load, Run};
-use super::ways::Way;
+use super::methods::Way;
 
 /// A load, and one run for each way, as in `Way::ALL`.
 pub struct Scene {
@@ -14,7 +15,7 @@ pub struct Scene {
     pub runs: Vec<Run>,
 }
 
-/// The article's three loads: ours, and behind the bar its own figures.
+/// The article's three loads: the figures of this machine, and behind the bar the article's.
 pub fn compared(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "load",
@@ -57,11 +58,11 @@ pub fn compared(scenes: &[Scene]) -> Table {
     table
 }
 
-/// How much better a lock per item is than WATCH, there and here.
+/// How much better a lock per item is than WATCH, in the article and here.
 pub fn ratios(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "load",
-        "lock per item against",
+        "lock per item compared with",
         "article",
         "WATCH, plain",
         "WATCH",
@@ -78,7 +79,7 @@ pub fn ratios(scenes: &[Scene]) -> Table {
         };
         table.add_row([
             scene.load.name(),
-            "bought, times as many".to_owned(),
+            "bought, ratio".to_owned(),
             theirs_item.bought.over(theirs.bought),
             bought(Way::ItemLock, Way::PlainWatch),
             bought(Way::ItemLock, Way::Watch),
@@ -87,7 +88,7 @@ pub fn ratios(scenes: &[Scene]) -> Table {
         let wait = |way| Some(run(way)?.waits.mean()?.as_secs_f64());
         table.add_row([
             scene.load.name(),
-            "mean wait, times as short".to_owned(),
+            "mean wait, ratio".to_owned(),
             theirs.wait.over(theirs_item.wait),
             ratio(wait(Way::PlainWatch), wait(Way::ItemLock)),
             ratio(wait(Way::Watch), wait(Way::ItemLock)),
@@ -97,10 +98,10 @@ pub fn ratios(scenes: &[Scene]) -> Table {
     table
 }
 
-/// Buyers that are after the same things.
+/// Buyers that want the same items.
 pub fn waiting(scenes: &[Scene]) -> Table {
     let mut table = table(&[
-        "buyers after",
+        "buyers want",
         "way",
         "bought/s",
         "retries",
@@ -108,7 +109,7 @@ pub fn waiting(scenes: &[Scene]) -> Table {
         "mean wait",
         "p50",
         "p99",
-        "bought by one",
+        "bought by one buyer",
     ]);
     for scene in scenes {
         for run in &scene.runs {
@@ -118,7 +119,7 @@ pub fn waiting(scenes: &[Scene]) -> Table {
                 None => "any item".to_owned(),
             };
             table.add_row([
-                format!("{} after {after}", scene.load.buyers),
+                format!("{} want {after}", scene.load.buyers),
                 run.way.name().to_owned(),
                 format!("{:.0}", run.per_second()),
                 run.retries.to_string(),
@@ -133,17 +134,17 @@ pub fn waiting(scenes: &[Scene]) -> Table {
     table
 }
 
-/// Transactions that get longer and longer.
+/// Transactions that take longer and longer.
 pub fn dogpile(scenes: &[Scene]) -> Table {
     let mut table = table(&[
         "work in a deal",
         "way",
         "bought/s",
         "retries",
-        "tries for each bought",
+        "attempts per purchase",
         "mean wait",
         "p99",
-        "longest given up",
+        "longest unfinished",
     ]);
     for scene in scenes {
         for run in &scene.runs {
@@ -179,7 +180,7 @@ fn milliseconds(time: Option<Duration>) -> String {
     })
 }
 
-/// As text; a dash where there is none.
+/// As text; a dash if one of the two is missing.
 fn ratio(number: Option<f64>, of: Option<f64>) -> String {
     let ratio = number.zip(of).map(|(number, of)| number / of);
     match ratio.filter(|ratio| ratio.is_finite()) {

@@ -1,5 +1,5 @@
-//! The market's data in Redis, as in the article, and what has to be true of it at the end: no money
-//! made or lost, each item in exactly one place, no lock left. Knows nothing of how deals are made.
+//! The market's data in Redis, as in the article, and what must be true of it at the end: no money made or
+//! lost, each item in exactly one place, no lock left. Knows nothing of how deals are made.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use anyhow::bail;
 use redis::{Connection, FromRedisValue};
 use serde::{Deserialize, Serialize};
 
-use crate::space::keys_under;
+use crate::namespace::keys_under;
 
-/// What a buyer begins with: more than it can spend.
+/// The funds of a buyer at the start: more than it can spend.
 const FUNDS: i64 = 1_000_000_000;
 /// Elements read or written at a time: keeps a user's server responsive.
 const STEP: usize = 1_000;
@@ -40,7 +40,7 @@ impl Keys {
     }
 }
 
-/// An item that is for sale, as a buyer has seen it.
+/// An item for sale, as a buyer has read it.
 #[derive(Clone)]
 pub struct Offer {
     pub item: String,
@@ -49,7 +49,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// A new one, at any price.
+    /// A new offer, at any price.
     pub fn new(item: String, seller: &str) -> Offer {
         Offer {
             item,
@@ -58,7 +58,7 @@ impl Offer {
         }
     }
 
-    /// As the market names it.
+    /// The member of the sorted set.
     pub fn member(&self) -> String {
         format!("{}.{}", self.item, self.seller)
     }
@@ -68,13 +68,13 @@ impl Offer {
         Some(Offer {
             item: item.to_owned(),
             seller: seller.to_owned(),
-            // Prices are small whole numbers, which a sorted set keeps as they are.
+            // Prices are small whole numbers, which a sorted set keeps exactly.
             price: price as i64,
         })
     }
 }
 
-/// Who trades, and what must come out in the end.
+/// The traders, and the totals that must come out at the end.
 pub struct World {
     keys: Keys,
     sellers: Vec<String>,
@@ -84,7 +84,7 @@ pub struct World {
 }
 
 impl World {
-    /// `stock` items are for sale from the start, by the first seller.
+    /// Puts `stock` items of the first seller on the market.
     pub fn found(
         connection: &mut Connection,
         keys: Keys,
@@ -121,7 +121,7 @@ impl World {
         })
     }
 
-    /// What the market must come to, after the deals that its traders say they made.
+    /// The totals that the market must have, after the deals that its traders report.
     pub fn books(&self, made: u64, listed: u64, bought: u64) -> Books {
         Books {
             funds: FUNDS * self.buyers.len() as i64,
@@ -131,14 +131,14 @@ impl World {
         }
     }
 
-    /// Reads all of it; nobody may trade meanwhile. `locks` is the library's prefix.
+    /// Reads everything; no trade may run meanwhile. `locks` is the library's prefix.
     pub fn take_stock(&self, connection: &mut Connection, locks: &str) -> anyhow::Result<Stock> {
         let mut stock = Stock::default();
         let offers: Vec<(String, f64)> = scan(connection, "ZSCAN", &self.keys.market())?;
         for (member, price) in offers {
             match Offer::from_market(&member, price) {
                 Some(offer) => stock.offered.push(offer.item),
-                None => bail!("{member:?} is on the market, and no offer"),
+                None => bail!("{member:?} is on the market, but is no offer"),
             }
         }
         for who in self.sellers.iter().chain(&self.buyers) {
@@ -157,13 +157,13 @@ impl World {
             kept.push((who.clone(), items));
         }
         stock.locks = keys_under(connection, locks)?;
-        // The counter that fencing tokens are made of stays.
+        // The fence counter stays.
         stock.locks.retain(|key| *key != format!("{locks}~fence"));
         Ok(stock)
     }
 }
 
-/// What must be found at the end.
+/// The totals that must be found at the end.
 pub struct Books {
     funds: i64,
     items: u64,
@@ -171,7 +171,7 @@ pub struct Books {
     bought: u64,
 }
 
-/// What was found at the end.
+/// The data that was found at the end.
 #[derive(Default)]
 pub struct Stock {
     funds: Vec<(String, i64)>,
@@ -184,13 +184,13 @@ pub struct Stock {
 }
 
 impl Stock {
-    /// Everything that is wrong with it.
+    /// Fails with a list of everything that is wrong.
     pub fn check(&self, books: &Books) -> anyhow::Result<()> {
         let mut wrong = Vec::new();
         let funds: i64 = self.funds.iter().map(|(_, funds)| funds).sum();
         match funds - books.funds {
             0 => {}
-            more if more > 0 => wrong.push(format!("{more} of money came from nowhere")),
+            more if more > 0 => wrong.push(format!("{more} of money was made out of nothing")),
             less => wrong.push(format!("{} of money is missing", -less)),
         }
         for (who, funds) in self.funds.iter().filter(|(_, funds)| *funds < 0) {
@@ -199,14 +199,14 @@ impl Stock {
         let places = self.places(&mut wrong);
         if places != books.items {
             let items = books.items;
-            wrong.push(format!("{items} items were made, {places} are there"));
+            wrong.push(format!("{items} items were made, {places} were found"));
         }
         let bought: usize = self.bought.iter().map(|(_, items)| items.len()).sum();
         let offered = self.offered.len() as u64;
         if (bought as u64, offered) != (books.bought, books.offered) {
             wrong.push(format!(
-                "buyers have {bought} items and say they bought {}; {offered} are on the market, \
-                 where {} should be",
+                "buyers have {bought} items and report {} purchases; {offered} items are on the market \
+                instead of {}",
                 books.bought, books.offered
             ));
         }
@@ -221,7 +221,7 @@ impl Stock {
         }
     }
 
-    /// How many items there are; those in two places are told.
+    /// The number of items; items in two places are reported in `wrong`.
     fn places(&self, wrong: &mut Vec<String>) -> u64 {
         let held = self.unlisted.iter().chain(&self.bought);
         let held = held.flat_map(|(who, items)| items.iter().map(move |item| (item, who.as_str())));
@@ -263,7 +263,7 @@ fn scan<T: FromRedisValue + PartialOrd>(
             break;
         }
     }
-    // Redis may tell of one more than once.
+    // SCAN may return an element more than once.
     elements.sort_by(|a, b| a.partial_cmp(b).expect("prices are numbers"));
     elements.dedup();
     Ok(elements)

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail, ensure};
 use crate::cargo::{run_to_end, target_folder};
 use crate::stop::{Stop, Stopped};
 
-/// A server and the version that it has to be of.
+/// A server and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Release {
     #[value(name = "redis-6.2")]
@@ -49,20 +49,20 @@ impl Release {
         }
     }
 
-    /// Its program, which is downloaded unless that was done before.
+    /// The server's program, which is downloaded unless that was done before.
     pub fn provide(self, stop: &Stop) -> anyhow::Result<PathBuf> {
         let folder = target_folder()?.join("servers").join(self.name());
         let program = folder.join("redis-server");
         if self.is_version_of(&program).is_err() {
-            println!("\n==> {}: downloading it", self.name());
+            println!("\n==> {}: downloading", self.name());
             let downloaded = self.download(&folder, stop);
             downloaded.map_err(|error| {
                 if error.is::<Stopped>() {
                     return error;
                 }
                 error.context(format!(
-                    "{} cannot be had here: it needs the network, and {}. Where you have such a server, name \
-                     its program in LEASEHOLD_REDIS_SERVER and run `cargo test --test it`",
+                    "cannot download {}: it needs the network, and {}. If you have such a server, put the \
+                    path of its program into LEASEHOLD_REDIS_SERVER and run `cargo test --test it`",
                     self.name(),
                     match self.source().0 {
                         DEBIAN => "apt-get and dpkg-deb of a Debian",
@@ -76,7 +76,7 @@ impl Release {
         Ok(program)
     }
 
-    /// Makes the folder anew, whole or not at all.
+    /// Makes the folder anew: complete, or not at all.
     fn download(self, folder: &Path, stop: &Stop) -> anyhow::Result<()> {
         let unfinished = folder.with_file_name(format!("{}.unfinished", self.name()));
         for old in [folder, &unfinished] {
@@ -93,10 +93,10 @@ impl Release {
         let status = run_to_end(shell.args(arguments), stop)?;
         ensure!(status.success(), "the download failed ({status})");
         self.is_version_of(&unfinished.join("redis-server"))?;
-        fs::rename(&unfinished, folder).context("cannot move what was downloaded to its place")
+        fs::rename(&unfinished, folder).context("cannot move the download to its place")
     }
 
-    /// What `program` says of its version, if that is the wanted one.
+    /// The version text of `program`, if it is the wanted version.
     fn is_version_of(self, program: &Path) -> anyhow::Result<String> {
         let output = Command::new(program).arg("--version").output();
         let output = output.with_context(|| format!("cannot run {}", program.display()))?;
@@ -108,7 +108,10 @@ impl Release {
         };
         let wanted = self.name();
         let Some(number) = number else {
-            bail!("{} is no server: it says {kind:?}", program.display());
+            bail!(
+                "{} is no server: its version text is {kind:?}",
+                program.display()
+            );
         };
         let found = format!("{}-{number}", kind.to_lowercase());
         ensure!(

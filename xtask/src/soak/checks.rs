@@ -1,20 +1,19 @@
-//! What must hold of a round, whatever was done to it. Each finding names what contradicts what.
+//! The checks of a round's records. Each finding names the records that contradict each other.
 //!
-//! What can be claimed: a guard is believed in from its grant until the end that its last look gave, or
-//! until it told of its loss, or was let go. All that is on one clock, so no machine is too slow for it:
+//! A guard counts as held from its grant until the end of validity that its last look gave, or until it
+//! reported its loss, or was released. All times are on one clock, so no machine is too slow for the checks:
 //!
-//! - No two beliefs in one key overlap. Except where Redis forgot the first grant (`Excuse`) between the
-//!   asking for the first and the grant of the second.
-//! - A forgotten grant is believed in no longer than its ttl after it was forgotten.
-//! - Nobody is told before its time that Redis forgot a grant, unless it did.
-//! - A lock with a limit (its own ttl, `max_hold`) is not believed in beyond that.
-//! - A request after a grant was seen to be valid gets a greater token, without exception; and so does
-//!   a holder that is seen later, unless a grant was forgotten meanwhile. A lock that is adopted keeps
-//!   its token.
-//! - Neither a switch-over, for which the replica catches up while writes are held up, nor guards dropped in
-//!   an outage, nor a crowd on one key excuses anything.
-//! - Calls end by their deadlines, plus what the library says and `SLACK`, less the time that their
-//!   process stood still; and all do end.
+//! - No two holds of one key overlap. Except where Redis lost the first grant (`Excuse`) between the request
+//!   of the first and the grant of the second.
+//! - A lost grant is held no longer than its ttl after Redis lost it.
+//! - No loss is reported before its time, unless Redis did lose the grant.
+//! - A lock with a limit (a fixed ttl, `max_hold`) is not held beyond that.
+//! - A request that comes after a valid hold gets a greater token, without exception; and so does a hold that
+//!   is seen later, unless a grant was lost meanwhile. An adopted lock keeps its token.
+//! - Three faults excuse nothing: a switch-over, for which the replica catches up while writes are paused;
+//!   guards dropped in an outage; and contention on one key.
+//! - Calls end by their deadlines, plus what the library documents and `SLACK`, less the time for which their
+//!   process was stopped; and all calls do end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,14 +23,14 @@ use super::history::{Call, Excuse, History, Hold, Stops};
 use super::messages::{COMMAND_TIMEOUT, CONNECT_TIMEOUT};
 use super::records::{Doing, Outcome};
 
-/// How late anything may be on a busy machine.
+/// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
-/// Nobody waits for longer, with so many others and such faults as there are.
+/// The longest wait, with the number of competitors and the faults of a round.
 const STARVED: Duration = Duration::from_secs(60);
 /// Reasons that only Redis can give.
 const TOLD_BY_REDIS: [&str; 3] = ["Deleted", "TakenOver", "ForceUnlocked"];
 
-/// A promise that was not kept, and when it shows.
+/// A broken promise, and the time at which it shows.
 #[derive(Debug)]
 pub struct Violation {
     pub text: String,
@@ -89,10 +88,10 @@ fn of_hold(text: &str, hold: &Hold) -> Violation {
 
 /// `holds` are of one key, by the time of their grants.
 fn exclusion(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
-    let mut believed: Vec<&Hold> = Vec::new();
+    let mut held: Vec<&Hold> = Vec::new();
     for &hold in holds.iter().filter(|hold| hold.seen.is_some()) {
-        believed.retain(|earlier| earlier.end() > hold.granted);
-        for &other in &believed {
+        held.retain(|earlier| earlier.end() > hold.granted);
+        for &other in &held {
             if hold.end() <= hold.granted {
                 continue;
             }
@@ -108,14 +107,14 @@ fn exclusion(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violation>) {
                     && first.end() <= excuse.to + first.ttl
             };
             if !excuses.iter().any(is_excused) {
-                found.push(of_holds("two believed in one lock", first, second));
+                found.push(of_holds("two holders at the same time", first, second));
             }
         }
-        believed.push(hold);
+        held.push(hold);
     }
 }
 
-/// Whether `after` may have this token after `before` had its.
+/// Whether `after` may have this token after `before` had its own.
 fn rises(before: &Hold, after: &Hold) -> bool {
     before.token < after.token || after.adopted && before.token == after.token
 }
@@ -137,7 +136,11 @@ fn order_of_asking(holds: &[&Hold], found: &mut Vec<Violation>) {
             }
         }
         if let Some(before) = greatest.filter(|before| !rises(before, hold)) {
-            found.push(of_holds("a token fell for who asked later", before, hold));
+            found.push(of_holds(
+                "a later request got a smaller token",
+                before,
+                hold,
+            ));
         }
     }
 }
@@ -155,12 +158,12 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
         if rises(before, after) {
             continue;
         }
-        // The one with the smaller token was forgotten, and did not know it yet.
+        // The holder with the smaller token had lost its grant, and did not know it yet.
         let is_excused = |excuse: &Excuse| {
             excuse.is_for(after) && excuse.to >= after.asked && excuse.from <= *at
         };
         if !excuses.iter().any(is_excused) {
-            found.push(of_holds("a token fell", before, after));
+            found.push(of_holds("a later hold had a smaller token", before, after));
         }
     }
 }
@@ -168,20 +171,20 @@ fn order_of_holding(holds: &[&Hold], excuses: &[Excuse], found: &mut Vec<Violati
 fn limits(hold: &Hold, found: &mut Vec<Violation>) {
     let limit = hold.at_most.map(|most| hold.granted + most);
     if limit.is_some_and(|limit| hold.until > limit) {
-        found.push(of_hold("believed in beyond its limit", hold));
+        found.push(of_hold("held beyond its limit", hold));
     }
 }
 
 fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
     for excuse in excuses.iter().filter(|excuse| excuse.is_for(hold)) {
-        // One that was granted later on was not forgotten, unless it is known to be the one.
+        // A grant that came later was not lost, unless it is known to be the lost one.
         let was_forgotten = hold.granted < excuse.from || excuse.lease.is_some();
         let was_certain = excuse.lease.is_some() || excuse.key.is_none();
         if was_certain && was_forgotten && hold.end() > excuse.to + hold.ttl {
-            found.push(of_hold("forgotten, and believed in beyond its ttl", hold));
+            found.push(of_hold("held beyond its ttl after Redis lost it", hold));
         }
     }
-    let Some((at, reason)) = &hold.told else {
+    let Some((at, reason)) = &hold.reported else {
         return;
     };
     if !TOLD_BY_REDIS.contains(&reason.as_str()) || *at >= hold.until {
@@ -190,15 +193,15 @@ fn losses(hold: &Hold, excuses: &[Excuse], found: &mut Vec<Violation>) {
     let is_excused =
         |excuse: &Excuse| excuse.is_for(hold) && excuse.to >= hold.asked && excuse.from <= *at;
     if !excuses.iter().any(is_excused) {
-        found.push(of_hold("told of a loss that was none", hold));
+        found.push(of_hold("a loss was reported without a cause", hold));
     }
 }
 
-/// How much longer a call took than it was to wait, standing still not counted.
+/// How much longer a call took than its limit, without the time for which its process was stopped.
 pub fn overrun(call: &Call, stops: &Stops<'_>) -> Option<Duration> {
     let (to, _) = call.returned.as_ref()?;
-    let stood = stops.within(call.who.process, call.from, *to);
-    let took = (to - call.from).saturating_sub(stood);
+    let stopped = stops.within(call.who.process, call.from, *to);
+    let took = (to - call.from).saturating_sub(stopped);
     Some(Duration::from_nanos(took.saturating_sub(call.allowed?)))
 }
 
@@ -218,27 +221,28 @@ fn call_ends(call: &Call, stops: &Stops<'_>, found: &mut Vec<Violation>) {
         return;
     };
     let answers = match call.doing {
-        // To look, and to end it; to end a renewal under way, and to extend (as who hands over does).
+        // For the check of the wait, and its end; for the end of a renewal in flight, and an extension (as a
+        // transfer does).
         Doing::ForceUnlock | Doing::Extend | Doing::HandOver => 2,
         _ => 1,
     };
     let bound = answers * (COMMAND_TIMEOUT + CONNECT_TIMEOUT) + SLACK;
     if let Some(overrun) = overrun(call, stops).filter(|overrun| *overrun > bound) {
-        add(format!("its deadline was overrun by {overrun:?}"), *to);
+        add(format!("the deadline was overrun by {overrun:?}"), *to);
     }
-    let stood = stops.within(call.who.process, call.from, *to);
-    let took = Duration::from_nanos((to - call.from).saturating_sub(stood));
+    let stopped = stops.within(call.who.process, call.from, *to);
+    let took = Duration::from_nanos((to - call.from).saturating_sub(stopped));
     if call.allowed.is_none() && took > STARVED {
         add(format!("waited for {took:?}"), *to);
     }
     if let Outcome::Failed(kind) = outcome
         && !may_fail(call.doing, kind)
     {
-        add(format!("an error that nothing explains: {kind}"), *to);
+        add(format!("an unexplained error: {kind}"), *to);
     }
 }
 
-/// What faults, contention and the ends of clients explain.
+/// The errors that faults, contention and the ends of clients explain.
 fn may_fail(doing: Doing, kind: &str) -> bool {
     match kind {
         "Unavailable" | "Timeout" => doing != Doing::Drop,

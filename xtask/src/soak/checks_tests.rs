@@ -1,4 +1,4 @@
-//! Each check on records made by hand: what must be found, and what must not.
+//! Each check on records made by hand: what it must find, and what it must not.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::records::{Doing, Grant, Outcome, Record, What, Who};
 const MILLI: u64 = 1_000_000;
 const TTL: u64 = 1000;
 
-/// What one thread writes down; times are in ms.
+/// The records of one thread; times are in ms.
 struct Thread {
     who: Who,
     records: Vec<Record>,
@@ -58,7 +58,7 @@ impl Thread {
             .at(granted, What::Held(grant))
     }
 
-    /// Asks, and holds at once what it may believe in for `TTL`.
+    /// Requests the lock, and holds it at once for as long as `TTL` allows.
     fn holds(self, from: u64, token: u64) -> Self {
         self.granted(from, from, grant(token)).sees(from, TTL)
     }
@@ -69,10 +69,10 @@ impl Thread {
     }
 
     fn lets_go(self, millis: u64) -> Self {
-        self.at(millis, What::LettingGo)
+        self.at(millis, What::Releasing)
     }
 
-    fn told(self, millis: u64, reason: &str) -> Self {
+    fn reported(self, millis: u64, reason: &str) -> Self {
         let reason = reason.to_owned();
         self.at(millis, What::Lost { reason })
     }
@@ -98,14 +98,14 @@ fn fault(from: u64, to: u64, effect: Effect) -> Fault {
     }
 }
 
-fn forgets(from: u64, to: u64, lease: u64) -> Fault {
+fn loses(from: u64, to: u64, lease: u64) -> Fault {
     let (key, lease) = (Some(0), Some(lease));
-    fault(from, to, Effect::Forgets { key, lease })
+    fault(from, to, Effect::Loses { key, lease })
 }
 
-fn forgets_all(from: u64, to: u64) -> Fault {
+fn loses_all(from: u64, to: u64) -> Fault {
     let (key, lease) = (None, None);
-    fault(from, to, Effect::Forgets { key, lease })
+    fault(from, to, Effect::Loses { key, lease })
 }
 
 fn history<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> History {
@@ -113,7 +113,7 @@ fn history<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> History {
     History::new(&records, faults)
 }
 
-/// The first lines of what is found.
+/// The first lines of the findings.
 fn found<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> Vec<String> {
     let violations = all(&history(threads, faults), faults);
     let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
@@ -121,34 +121,34 @@ fn found<const N: usize>(threads: [Thread; N], faults: &[Fault]) -> Vec<String> 
 }
 
 const NOTHING: [&str; 0] = [];
-const OVERLAP: &str = "two believed in one lock:";
+const OVERLAP: &str = "two holders at the same time:";
 
 #[test]
-fn one_after_another_is_as_it_should_be() {
+fn consecutive_holds_are_correct() {
     let one = thread(0).holds(0, 1).lets_go(10);
     let two = thread(1).holds(10, 2).lets_go(20).holds(25, 3);
     assert_eq!(found([one, two], &[]), NOTHING);
 }
 
 #[test]
-fn two_who_believe_in_one_lock_are_found() {
+fn two_overlapping_holds_are_found() {
     let one = thread(0).holds(0, 1).lets_go(10);
     let two = thread(1).holds(9, 2).lets_go(20);
     assert_eq!(found([one, two], &[]), [OVERLAP]);
 }
 
 #[test]
-fn a_belief_lasts_as_long_as_its_last_look_said() {
+fn a_hold_lasts_until_its_last_known_validity() {
     let stopped = || thread(0).holds(0, 1).sees(500, TTL);
     let two = |at| thread(1).holds(at, 2);
     assert_eq!(found([stopped(), two(1499)], &[]), [OVERLAP]);
     assert_eq!(found([stopped(), two(1500)], &[]), NOTHING);
-    let told = stopped().told(1200, "Expired");
-    assert_eq!(found([told, two(1300)], &[]), NOTHING);
+    let reported = stopped().reported(1200, "Expired");
+    assert_eq!(found([reported, two(1300)], &[]), NOTHING);
 }
 
 #[test]
-fn a_long_belief_is_found_behind_short_ones() {
+fn a_long_overlap_is_found_behind_short_holds() {
     let long = thread(0).holds(0, 1).lets_go(100);
     let short = thread(1).holds(20, 2).lets_go(30);
     let last = thread(2).holds(90, 3).lets_go(95);
@@ -156,10 +156,10 @@ fn a_long_belief_is_found_behind_short_ones() {
 }
 
 #[test]
-fn who_was_never_seen_to_hold_believes_in_nothing() {
+fn a_grant_never_observed_is_no_hold() {
     let late = thread(0)
         .granted(0, 50, grant(1))
-        .told(51, "Expired")
+        .reported(51, "Expired")
         .lets_go(52);
     let other = thread(1).holds(40, 2).lets_go(60);
     assert_eq!(found([late, other], &[]), NOTHING);
@@ -167,24 +167,29 @@ fn who_was_never_seen_to_hold_believes_in_nothing() {
 
 #[test]
 fn a_grant_that_was_deleted_excuses_the_next_one() {
-    let one = || thread(0).holds(0, 1).sees(60, TTL - 60).told(80, "Deleted");
+    let one = || {
+        thread(0)
+            .holds(0, 1)
+            .sees(60, TTL - 60)
+            .reported(80, "Deleted")
+    };
     let two = || thread(1).holds(50, 2).lets_go(70);
-    assert_eq!(found([one(), two()], &[forgets(40, 41, 1)]), NOTHING);
-    assert_eq!(found([one(), two()], &[forgets_all(40, 41)]), NOTHING);
-    // Another grant was deleted, or it was too late for the next one to come by it.
-    assert!(found([one(), two()], &[forgets(40, 41, 7)]).contains(&OVERLAP.to_owned()));
-    assert!(found([one(), two()], &[forgets(51, 52, 1)]).contains(&OVERLAP.to_owned()));
+    assert_eq!(found([one(), two()], &[loses(40, 41, 1)]), NOTHING);
+    assert_eq!(found([one(), two()], &[loses_all(40, 41)]), NOTHING);
+    // Another grant was deleted, or it was too late to allow the next one.
+    assert!(found([one(), two()], &[loses(40, 41, 7)]).contains(&OVERLAP.to_owned()));
+    assert!(found([one(), two()], &[loses(51, 52, 1)]).contains(&OVERLAP.to_owned()));
 }
 
 #[test]
-fn who_takes_a_lock_by_force_excuses_the_next_one() {
+fn a_forced_unlock_excuses_the_next_grant() {
     let (key, since, lease) = (0, 20 * MILLI, Some(1));
     let forced = || thread(2).at(30, What::Forced { key, since, lease });
     let one = || {
         thread(0)
             .holds(0, 1)
             .sees(60, TTL - 60)
-            .told(80, "ForceUnlocked")
+            .reported(80, "ForceUnlocked")
     };
     let two = |at| thread(1).holds(at, 2).lets_go(70);
     assert_eq!(found([one(), two(50), forced()], &[]), NOTHING);
@@ -192,31 +197,31 @@ fn who_takes_a_lock_by_force_excuses_the_next_one() {
 }
 
 #[test]
-fn what_was_forgotten_is_not_believed_in_beyond_its_ttl() {
-    let late = "forgotten, and believed in beyond its ttl:";
+fn a_forgotten_guard_holds_at_most_its_ttl() {
+    let late = "held beyond its ttl after Redis lost it:";
     let one = |renewed| thread(0).holds(0, 1).sees(renewed, TTL);
-    for forgotten in [forgets(40, 41, 1), forgets_all(40, 41)] {
-        assert_eq!(found([one(41)], std::slice::from_ref(&forgotten)), NOTHING);
-        assert_eq!(found([one(42)], &[forgotten]), [late]);
+    for lost in [loses(40, 41, 1), loses_all(40, 41)] {
+        assert_eq!(found([one(41)], std::slice::from_ref(&lost)), NOTHING);
+        assert_eq!(found([one(42)], &[lost]), [late]);
     }
 }
 
 #[test]
-fn a_grant_that_came_after_all_was_forgotten_is_not_bound_by_that() {
+fn a_grant_after_a_data_loss_still_counts() {
     let one = thread(0).holds(45, 1).sees(900, TTL);
-    assert_eq!(found([one], &[forgets_all(40, 50)]), NOTHING);
+    assert_eq!(found([one], &[loses_all(40, 50)]), NOTHING);
 }
 
 #[test]
-fn a_loss_that_nobody_caused_is_found() {
-    let told = |reason| thread(0).holds(0, 1).told(80, reason);
-    let none = "told of a loss that was none:";
-    assert_eq!(found([told("Deleted")], &[]), [none]);
-    assert_eq!(found([told("TakenOver")], &[]), [none]);
-    assert_eq!(found([told("Expired")], &[]), NOTHING);
-    assert_eq!(found([told("Deleted")], &[forgets(40, 41, 1)]), NOTHING);
-    assert_eq!(found([told("Deleted")], &[forgets(81, 82, 1)]), [none]);
-    let in_time = thread(0).holds(0, 1).told(TTL, "Deleted");
+fn an_unexplained_loss_is_found() {
+    let reported = |reason| thread(0).holds(0, 1).reported(80, reason);
+    let none = "a loss was reported without a cause:";
+    assert_eq!(found([reported("Deleted")], &[]), [none]);
+    assert_eq!(found([reported("TakenOver")], &[]), [none]);
+    assert_eq!(found([reported("Expired")], &[]), NOTHING);
+    assert_eq!(found([reported("Deleted")], &[loses(40, 41, 1)]), NOTHING);
+    assert_eq!(found([reported("Deleted")], &[loses(81, 82, 1)]), [none]);
+    let in_time = thread(0).holds(0, 1).reported(TTL, "Deleted");
     assert_eq!(found([in_time], &[]), NOTHING, "its time had passed");
 }
 
@@ -224,22 +229,28 @@ fn a_loss_that_nobody_caused_is_found() {
 fn tokens_that_fall_are_found() {
     let one = || thread(0).holds(0, 5).lets_go(10);
     let two = |token| thread(1).holds(20, token).lets_go(30);
-    let fell = ["a token fell for who asked later:", "a token fell:"];
+    let fell = [
+        "a later request got a smaller token:",
+        "a later hold had a smaller token:",
+    ];
     assert_eq!(found([one(), two(4)], &[]), fell);
     assert_eq!(found([one(), two(5)], &[]), fell);
-    // No excuse for who asked later, be it that all was forgotten.
-    assert_eq!(found([one(), two(4)], &[forgets_all(15, 25)]), fell[..1]);
+    // No excuse for a later request, even if Redis lost everything.
+    assert_eq!(found([one(), two(4)], &[loses_all(15, 25)]), fell[..1]);
 }
 
 #[test]
-fn tokens_rise_by_the_time_of_holding_too() {
+fn tokens_must_rise_with_the_hold_times() {
     let early = thread(0).granted(0, 0, grant(5)).sees(0, TTL).lets_go(10);
     let waited = thread(1).granted(0, 20, grant(4)).sees(20, TTL).lets_go(30);
-    assert_eq!(found([early, waited], &[]), ["a token fell:"]);
+    assert_eq!(
+        found([early, waited], &[]),
+        ["a later hold had a smaller token:"]
+    );
 }
 
 #[test]
-fn who_adopts_a_lock_keeps_its_token() {
+fn an_adopter_keeps_the_token() {
     let one = || thread(0).holds(0, 5).lets_go(10);
     let adopted = |token| {
         let grant = Grant {
@@ -253,7 +264,7 @@ fn who_adopts_a_lock_keeps_its_token() {
 }
 
 #[test]
-fn a_belief_beyond_what_was_asked_for_is_found() {
+fn a_hold_beyond_its_ttl_is_found() {
     let limited = |left| {
         let grant = Grant {
             at_most: Some(100),
@@ -262,17 +273,17 @@ fn a_belief_beyond_what_was_asked_for_is_found() {
         thread(0).granted(0, 10, grant).sees(20, left)
     };
     assert_eq!(found([limited(90)], &[]), NOTHING);
-    assert_eq!(found([limited(91)], &[]), ["believed in beyond its limit:"]);
+    assert_eq!(found([limited(91)], &[]), ["held beyond its limit:"]);
 }
 
 #[test]
-fn a_deadline_overrun_by_too_much_is_found_unless_its_process_stood_still() {
+fn a_deadline_overrun_is_found_unless_stopped() {
     let slow = || {
         thread(0)
             .calls(0, Doing::TryLockFor, Some(400))
             .returns(0, 12_000, Outcome::Done)
     };
-    assert_eq!(found([slow()], &[]), ["its deadline was overrun by 11.6s:"]);
+    assert_eq!(found([slow()], &[]), ["the deadline was overrun by 11.6s:"]);
     let stopped = |process| fault(1000, 4000, Effect::Stops { process });
     assert_eq!(found([slow()], &[stopped(0)]), NOTHING);
     assert_eq!(found([slow()], &[stopped(1)]).len(), 1);
@@ -283,7 +294,7 @@ fn a_deadline_overrun_by_too_much_is_found_unless_its_process_stood_still() {
 }
 
 #[test]
-fn who_starves_is_found() {
+fn a_starved_waiter_is_found() {
     let waits = |millis| {
         thread(0)
             .calls(0, Doing::Lock, None)
@@ -294,7 +305,7 @@ fn who_starves_is_found() {
 }
 
 #[test]
-fn a_call_that_never_ends_is_found_unless_its_process_was_killed() {
+fn an_endless_call_is_found_unless_killed() {
     let hangs = || thread(0).calls(0, Doing::Lock, None);
     let killed = |life| fault(5, 6, Effect::Kills { process: 0, life });
     assert_eq!(found([hangs()], &[]), ["a call never ended:"]);
@@ -329,17 +340,25 @@ fn an_error_that_no_fault_explains_is_found() {
 }
 
 #[test]
-fn what_a_thread_saw_itself_is_found() {
+fn an_error_noted_by_a_thread_is_found() {
     let saw = thread(0).at(1, What::Wrong("pigs fly".to_owned()));
     assert!(found([saw], &[])[0].ends_with("saw that pigs fly"));
 }
 
-/// A switch-over, guards dropped in an outage, a crowd: none of them makes Redis forget anything.
+/// A switch-over, guards dropped in an outage, contention: none of them makes Redis lose anything.
 #[test]
 fn a_fault_without_an_effect_excuses_nothing() {
-    let one = || thread(0).holds(0, 1).sees(60, TTL - 60).told(80, "Deleted");
+    let one = || {
+        thread(0)
+            .holds(0, 1)
+            .sees(60, TTL - 60)
+            .reported(80, "Deleted")
+    };
     let two = || thread(1).holds(50, 2).lets_go(70);
     let none = || [fault(40, 90, Effect::None)];
-    assert_eq!(found([one()], &none()), ["told of a loss that was none:"]);
+    assert_eq!(
+        found([one()], &none()),
+        ["a loss was reported without a cause:"]
+    );
     assert!(found([one(), two()], &none()).contains(&OVERLAP.to_owned()));
 }

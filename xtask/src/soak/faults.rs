@@ -1,5 +1,5 @@
-//! What is done to the server, the connections and the processes while they work, drawn from the seed.
-//! Each fault is noted with its time and with what it excuses; judges nothing.
+//! The faults of the server, the connections and the processes during the work, drawn from the seed. Each
+//! fault is recorded with its time and what it excuses; judges nothing.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +8,12 @@ use clap::ValueEnum;
 use leasehold_testbed::{Proxy, Reply, Server};
 use rustix::process::Signal;
 
-use super::chance::Chance;
 use super::checks::Violation;
+use super::inject::Defect;
 use super::messages::{KEYS, hot_keys, key_name};
-use super::plant::Plant;
 use super::process::Process;
 use super::race;
+use super::random::Random;
 use super::records::now;
 use super::servers::Servers;
 use crate::stop::Stop;
@@ -38,23 +38,23 @@ pub enum Kind {
     /// Many guards of one client are dropped while the server is stopped.
     DroppedInOutage,
     /// Hundreds of clients want one key.
-    Crowded,
+    Contention,
     /// New clients want one key, with a long ttl, while single connections are killed.
     Raced,
-    /// In a race.
+    /// Only in a race.
     #[value(skip)]
     PipelineKilled,
-    /// In a race.
+    /// Only in a race.
     #[value(skip)]
     NotificationsKilled,
 }
 
 /// Guards that are dropped in one outage.
 const MASS: usize = 20_000;
-/// Clients that want one key, of all processes together.
-const CROWD: usize = 200;
-/// For how long a crowd competes.
-const CROWD_TIME: Duration = Duration::from_secs(3);
+/// Clients of all processes that want one key.
+const CONTENDERS: usize = 200;
+/// For how long they compete.
+const CONTENTION_TIME: Duration = Duration::from_secs(3);
 
 /// The weight of each kind when a fault is drawn.
 const KINDS: [(usize, Kind); 17] = [
@@ -73,27 +73,27 @@ const KINDS: [(usize, Kind); 17] = [
     (2, Kind::ProxyRefuses),
     (6, Kind::SwitchedOver),
     (2, Kind::DroppedInOutage),
-    (3, Kind::Crowded),
+    (3, Kind::Contention),
     (4, Kind::Raced),
 ];
 
-/// What a fault did to the locks' world.
+/// The effect of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing that could excuse anything.
+    /// Nothing that could excuse a violation.
     None,
-    /// Time stood still for a process.
+    /// A process was stopped.
     Stops { process: usize },
-    /// What it was about has no end.
+    /// A process was killed, so its calls have no end.
     Kills { process: usize, life: usize },
-    /// Redis has forgotten all grants, or one: that of `lease`, the µs of its grant, if it is known.
-    Forgets {
+    /// Redis lost all grants, or one: that of `lease`, the µs of its grant, if it is known.
+    Loses {
         key: Option<usize>,
         lease: Option<u64>,
     },
 }
 
-/// A fault that has been, from before its beginning to after its end.
+/// A fault with its time, from before its beginning to after its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub kind: Kind,
@@ -102,25 +102,25 @@ pub struct Fault {
     pub effect: Effect,
 }
 
-/// Everything that faults are done to.
+/// Everything that faults are applied to.
 pub struct Subjects {
     pub servers: Servers,
-    /// Whether it has its data when it is restarted.
+    /// Whether the server keeps its data over a restart.
     pub remembers: bool,
     pub processes: Vec<Process>,
-    /// The first of the processes reach the server through one of these each, which never fail ..
+    /// The first processes reach the server through one of these each, which never fails ..
     pub addresses: Vec<Proxy>,
-    /// .. and the last through these.
+    /// .. and the others through these.
     pub proxies: Vec<Proxy>,
 }
 
-/// What one fault at a time is done to.
+/// The target of a fault; each has one fault at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Server,
     Process(usize),
     Proxy(usize),
-    Crowd,
+    Contend,
 }
 
 /// A fault that lasts.
@@ -131,7 +131,7 @@ struct Ongoing {
     until: Instant,
 }
 
-/// What to do after a fault.
+/// The action at the end of a fault.
 #[derive(PartialEq, Eq)]
 enum Then {
     GoOn,
@@ -139,34 +139,35 @@ enum Then {
 }
 
 pub struct Faults {
-    chance: Chance,
+    random: Random,
     ongoing: Vec<Ongoing>,
-    /// The next one, which needs all others to have ended.
+    /// The next fault, which needs all others to have ended.
     wants_quiet: Option<Kind>,
     kinds: Vec<(usize, Kind)>,
-    plant: Option<Plant>,
+    inject: Option<Defect>,
     pub done: Vec<Fault>,
-    /// What faults found themselves.
+    /// Violations that faults found themselves.
     pub found: Vec<Violation>,
 }
 
 impl Faults {
-    /// All kinds are drawn, unless some are named in `only`.
-    pub fn new(chance: Chance, only: &[Kind], plant: Option<Plant>) -> Self {
+    /// Draws from all kinds, unless `only` names some.
+    pub fn new(random: Random, only: &[Kind], inject: Option<Defect>) -> Self {
         let kinds = KINDS.into_iter();
         let kinds = kinds.filter(|(_, kind)| only.is_empty() || only.contains(kind));
         Self {
-            chance,
+            random,
             ongoing: Vec::new(),
             wants_quiet: None,
             kinds: kinds.collect(),
-            plant,
+            inject,
             done: Vec::new(),
             found: Vec::new(),
         }
     }
 
-    /// One fault after another until `end`, or until one found a client that hangs; calls `tick` in between.
+    /// Applies one fault after another until `end`, or until a fault finds a client that hangs; calls `tick`
+    /// in between.
     pub fn run(
         &mut self,
         subjects: &mut Subjects,
@@ -174,7 +175,7 @@ impl Faults {
         stop: &Stop,
         mut tick: impl FnMut(usize),
     ) -> anyhow::Result<()> {
-        let mut next = Instant::now() + self.chance.millis(200, 1000);
+        let mut next = Instant::now() + self.random.millis(200, 1000);
         while Instant::now() < end {
             let soon = Instant::now() + Duration::from_millis(200);
             let due = self.ongoing.iter().map(|ongoing| ongoing.until).min();
@@ -188,7 +189,7 @@ impl Faults {
                 if self.begin_one(subjects, stop)? == Then::End {
                     return Ok(());
                 }
-                next = Instant::now() + self.chance.millis(50, 900);
+                next = Instant::now() + self.random.millis(50, 900);
             }
             tick(self.done.len() + self.ongoing.len());
         }
@@ -222,7 +223,7 @@ impl Faults {
                 _ => self.drop_many(subjects),
             };
         }
-        let kind = self.chance.weighted(&self.kinds);
+        let kind = self.random.weighted(&self.kinds);
         if matches!(kind, Kind::DroppedInOutage | Kind::Raced) {
             self.wants_quiet = Some(kind);
             return Ok(Then::GoOn);
@@ -243,7 +244,7 @@ impl Faults {
             Subject::Server => self.begin_on_server(kind, subjects)?,
             Subject::Process(process) => self.begin_on_process(kind, process, subjects)?,
             Subject::Proxy(proxy) => self.begin_on_proxy(kind, &subjects.proxies[proxy]),
-            Subject::Crowd => begin_crowd(subjects)?,
+            Subject::Contend => begin_contention(subjects)?,
         };
         match lasts {
             Lasts::For(time) => self.ongoing.push(Ongoing {
@@ -259,7 +260,7 @@ impl Faults {
 
     fn race(&mut self, subjects: &mut Subjects, stop: &Stop) -> anyhow::Result<Then> {
         let from = now();
-        let outcome = race::run(subjects, &mut self.chance, self.plant, stop)?;
+        let outcome = race::run(subjects, &mut self.random, self.inject, stop)?;
         self.done.extend(outcome.faults);
         self.found.extend(race::violations(outcome.found, from));
         Ok(match outcome.is_hung {
@@ -268,14 +269,14 @@ impl Faults {
         })
     }
 
-    /// While nothing else is wrong: so that nothing but their time explains the loss of one of many locks.
+    /// Runs without other faults, so that only the end of the ttl explains the loss of one of many locks.
     fn drop_many(&mut self, subjects: &mut Subjects) -> anyhow::Result<Then> {
-        let process = self.chance.below(subjects.processes.len());
+        let process = self.random.below(subjects.processes.len());
         let process = &mut subjects.processes[process];
         process.hold(MASS)?;
         let from = now();
         subjects.servers.primary.stop();
-        // Whatever comes of it, the server goes on then.
+        // The server goes on whatever the result.
         let time = self.time();
         self.ongoing.push(Ongoing {
             subject: Subject::Server,
@@ -290,12 +291,12 @@ impl Faults {
     fn subject_of(&mut self, kind: Kind, subjects: &Subjects) -> Subject {
         match kind {
             Kind::ProcessStopped | Kind::ProcessKilled => {
-                Subject::Process(self.chance.below(subjects.processes.len()))
+                Subject::Process(self.random.below(subjects.processes.len()))
             }
             Kind::ProxyCut | Kind::ProxyDelays | Kind::ProxyHolds | Kind::ProxyRefuses => {
-                Subject::Proxy(self.chance.below(subjects.proxies.len()))
+                Subject::Proxy(self.random.below(subjects.proxies.len()))
             }
-            Kind::Crowded => Subject::Crowd,
+            Kind::Contention => Subject::Contend,
             _ => Subject::Server,
         }
     }
@@ -312,10 +313,10 @@ impl Faults {
 
     /// Shorter or longer than most ttls.
     fn time(&mut self) -> Duration {
-        if self.chance.one_in(3) {
-            self.chance.millis(1000, 3000)
+        if self.random.one_in(3) {
+            self.random.millis(1000, 3000)
         } else {
-            self.chance.millis(10, 500)
+            self.random.millis(10, 500)
         }
     }
 
@@ -332,7 +333,7 @@ impl Faults {
             }
             Kind::ServerPaused => {
                 let time = self.time();
-                let mode = self.chance.weighted(&[(1, "ALL"), (1, "WRITE")]);
+                let mode = self.random.weighted(&[(1, "ALL"), (1, "WRITE")]);
                 let millis = time.as_millis().to_string();
                 server.command(&["CLIENT", "PAUSE", &millis, mode])?;
                 return Ok(Lasts::For(time));
@@ -357,7 +358,7 @@ impl Faults {
             }
             Kind::AllFlushed => {
                 server.command(&["FLUSHALL"])?;
-                Effect::Forgets {
+                Effect::Loses {
                     key: None,
                     lease: None,
                 }
@@ -368,7 +369,7 @@ impl Faults {
     }
 
     fn kill_connections(&mut self, server: &Server) -> anyhow::Result<()> {
-        match self.chance.below(4) {
+        match self.random.below(4) {
             0 => server.command(&["CLIENT", "KILL", "TYPE", "normal"])?,
             1 => server.command(&["CLIENT", "KILL", "TYPE", "pubsub"])?,
             _ => {
@@ -376,21 +377,22 @@ impl Faults {
                 let list = list.as_text().unwrap_or_default();
                 let id = |line: &str| Some(line.strip_prefix("id=")?.split(' ').next()?.to_owned());
                 let ids: Vec<String> = list.lines().filter_map(id).collect();
-                // The last may be the one that asks.
-                let some = ids.get(self.chance.below(ids.len().max(1)));
-                let some = some.context("CLIENT LIST names at least the one that asks")?;
+                // The last connection may be that of this request.
+                let some = ids.get(self.random.below(ids.len().max(1)));
+                let some =
+                    some.context("CLIENT LIST names at least the connection of the request")?;
                 server.command(&["CLIENT", "KILL", "ID", some])?
             }
         };
         Ok(())
     }
 
-    /// GETDEL, to know whose it was. Hot keys are there most of the time.
+    /// GETDEL, to know whose lock it was. Hot keys are locked most of the time.
     fn delete_some_key(&mut self, server: &Server) -> anyhow::Result<Effect> {
-        let key = if self.chance.one_in(4) {
-            self.chance.below(KEYS)
+        let key = if self.random.one_in(4) {
+            self.random.below(KEYS)
         } else {
-            self.chance.below(hot_keys())
+            self.random.below(hot_keys())
         };
         let in_redis = format!("leasehold:{}", key_name(key));
         let found = server.command(&["GETDEL", &in_redis])?;
@@ -398,9 +400,9 @@ impl Faults {
             return Ok(Effect::None);
         };
         let granted_at = value.split(' ').nth(2).and_then(|word| word.parse().ok());
-        let lease = Some(granted_at.with_context(|| format!("{value:?} names no time"))?);
+        let lease = Some(granted_at.with_context(|| format!("{value:?} contains no time"))?);
         let key = Some(key);
-        Ok(Effect::Forgets { key, lease })
+        Ok(Effect::Loses { key, lease })
     }
 
     fn begin_on_process(
@@ -422,8 +424,8 @@ impl Faults {
     fn begin_on_proxy(&mut self, kind: Kind, proxy: &Proxy) -> Lasts {
         let time = self.time();
         match kind {
-            Kind::ProxyDelays => proxy.delay(self.chance.millis(1, 250)),
-            Kind::ProxyHolds => match self.chance.below(3) {
+            Kind::ProxyDelays => proxy.delay(self.random.millis(1, 250)),
+            Kind::ProxyHolds => match self.random.below(3) {
                 0 => proxy.black_hole(true),
                 1 => proxy.hold_requests(true),
                 _ => proxy.hold_replies(true),
@@ -433,9 +435,9 @@ impl Faults {
                 proxy.cut_all();
             }
             _ => {
-                match self.chance.one_in(2) {
+                match self.random.one_in(2) {
                     true => proxy.cut_all(),
-                    false => proxy.cut_after(Some(self.chance.below(600))),
+                    false => proxy.cut_after(Some(self.random.below(600))),
                 }
                 return Lasts::NoTime(Effect::None);
             }
@@ -452,19 +454,19 @@ impl Faults {
             }
             Subject::Proxy(proxy) => mend(&subjects.proxies[proxy]),
             // It ends by itself.
-            Subject::Crowd => {}
+            Subject::Contend => {}
             Subject::Server => match ended.kind {
                 Kind::ServerStopped | Kind::DroppedInOutage => subjects.servers.primary.resume(),
                 Kind::ServerKilled => {
                     subjects.servers.primary.restart()?;
                     if !subjects.remembers {
-                        effect = Effect::Forgets {
+                        effect = Effect::Loses {
                             key: None,
                             lease: None,
                         };
                     }
                 }
-                // CLIENT PAUSE ends by itself; at once, where the soak is stopped in its midst.
+                // CLIENT PAUSE ends by itself; at once, where the soak is stopped meanwhile.
                 _ => drop(subjects.servers.primary.command(&["CLIENT", "UNPAUSE"])?),
             },
         }
@@ -473,12 +475,12 @@ impl Faults {
     }
 }
 
-fn begin_crowd(subjects: &mut Subjects) -> anyhow::Result<Lasts> {
-    let each = CROWD.div_ceil(subjects.processes.len());
+fn begin_contention(subjects: &mut Subjects) -> anyhow::Result<Lasts> {
+    let each = CONTENDERS.div_ceil(subjects.processes.len());
     for process in &mut subjects.processes {
-        process.crowd(each, CROWD_TIME)?;
+        process.contend(each, CONTENTION_TIME)?;
     }
-    Ok(Lasts::For(CROWD_TIME))
+    Ok(Lasts::For(CONTENTION_TIME))
 }
 
 enum Lasts {
@@ -486,7 +488,7 @@ enum Lasts {
     NoTime(Effect),
 }
 
-/// Whatever was done to it.
+/// Ends all faults of the proxy.
 pub fn mend(proxy: &Proxy) {
     proxy.cut_after(None);
     proxy.refuse(false);

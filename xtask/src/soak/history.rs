@@ -1,43 +1,45 @@
-//! The records of a round, put together: which thread held what from when to when, by its own guard's
-//! word, and which calls it made. Judges nothing.
+//! The records of a round, put together: which thread held which lock from when to when, by its own guard,
+//! and which calls it made. Judges nothing.
 
 use std::collections::BTreeMap;
 
 use super::faults::{Effect, Fault};
 use super::records::{Doing, Grant, Operation, Outcome, Record, What, Who};
 
-/// A lock in the hands of a thread. Times are in ns on the clock of all processes.
+/// A lock held by a thread. Times are in ns on the clock of all processes.
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub who: Who,
     pub key: usize,
     pub token: u64,
     pub adopted: bool,
-    /// Before the call that brought it, and after.
+    /// Before the call that acquired it, and after.
     pub asked: u64,
     pub granted: u64,
-    /// A moment at which the guard is known to have been valid; none if it never was.
+    /// A moment at which the guard was known to be valid; `None` if it never was.
     pub seen: Option<u64>,
-    /// Until when it said to be valid, unless it hears otherwise.
+    /// The end of its validity, unless it changes later.
     pub until: u64,
-    /// Before it was let go.
-    pub let_go: Option<u64>,
-    /// After the guard had told of its loss, and the reason.
-    pub told: Option<(u64, String)>,
-    /// The longest it was asked for, in ns.
+    /// Before the release.
+    pub released: Option<u64>,
+    /// After the guard reported its loss, and the reason.
+    pub reported: Option<(u64, String)>,
+    /// The longest requested ttl, in ns.
     pub ttl: u64,
-    /// Never to be believed in for longer, in ns.
+    /// The longest time for which it may be held, in ns.
     pub at_most: Option<u64>,
 }
 
 impl Hold {
-    /// Until when it was certainly believed in.
+    /// Until when it was certainly held.
     pub fn end(&self) -> u64 {
-        let told = self.told.as_ref().map_or(u64::MAX, |(at, _)| *at);
-        self.until.min(told).min(self.let_go.unwrap_or(u64::MAX))
+        let reported = self.reported.as_ref().map_or(u64::MAX, |(at, _)| *at);
+        self.until
+            .min(reported)
+            .min(self.released.unwrap_or(u64::MAX))
     }
 
-    /// What is common to all hand-offs and hand-overs of one grant: its µs, as in the lock's value.
+    /// The µs in the lock's value, which all hand-offs and transfers of one grant share.
     pub fn lease(&self) -> u64 {
         self.token >> 10
     }
@@ -49,12 +51,12 @@ pub struct Call {
     pub doing: Doing,
     pub key: Option<usize>,
     pub from: u64,
-    /// In ns; without, as long as it takes.
+    /// In ns; `None` for as long as it takes.
     pub allowed: Option<u64>,
     pub returned: Option<(u64, Outcome)>,
 }
 
-/// A moment, within bounds, at which Redis forgot a grant because it was told to, or all of them.
+/// A moment, within bounds, at which Redis lost one grant or all of them because of a fault.
 #[derive(Clone, Debug)]
 pub struct Excuse {
     pub from: u64,
@@ -80,11 +82,11 @@ pub struct History {
     pub losses: BTreeMap<String, u64>,
 }
 
-/// For how long a `force_unlock` without an answer can still be on its way: longer than any fault.
+/// How long a `force_unlock` without a reply can still be in flight: longer than any fault.
 const LATE: u64 = 10 * 1_000_000_000;
 const NANOS_PER_MILLI: u64 = 1_000_000;
 
-/// What a thread is about.
+/// The current state of a thread.
 #[derive(Default)]
 struct State {
     call: Option<Call>,
@@ -104,8 +106,8 @@ impl History {
             history.holds.extend(state.hold);
             history.calls.extend(state.call);
         }
-        let forgets = |fault: &Fault| match fault.effect {
-            Effect::Forgets { key, lease } => Some(Excuse {
+        let loses = |fault: &Fault| match fault.effect {
+            Effect::Loses { key, lease } => Some(Excuse {
                 from: fault.from,
                 to: fault.to,
                 key,
@@ -113,13 +115,13 @@ impl History {
             }),
             _ => None,
         };
-        history.excuses.extend(faults.iter().filter_map(forgets));
+        history.excuses.extend(faults.iter().filter_map(loses));
         history.holds.sort_by_key(|hold| hold.granted);
         history.share_ttls();
         history
     }
 
-    /// One that was extended may be handed on: it is one key in Redis.
+    /// An extended lock may be handed off: it is one key in Redis.
     fn share_ttls(&mut self) {
         let mut longest: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         for hold in &self.holds {
@@ -165,7 +167,7 @@ impl History {
             What::Lost { reason } => {
                 *self.losses.entry(reason.clone()).or_default() += 1;
                 if let Some(hold) = &mut state.hold {
-                    hold.told.get_or_insert_with(|| (at, reason.clone()));
+                    hold.reported.get_or_insert_with(|| (at, reason.clone()));
                 }
             }
             What::Forced { key, since, lease } => self.excuses.push(Excuse {
@@ -175,7 +177,7 @@ impl History {
                 lease: *lease,
             }),
             What::Wrong(text) => self.wrong.push((at, who, text.clone())),
-            What::Seen { .. } | What::Extended { .. } | What::LettingGo => {
+            What::Seen { .. } | What::Extended { .. } | What::Releasing => {
                 if let Some(hold) = &mut state.hold {
                     look(hold, at, what);
                 }
@@ -194,8 +196,8 @@ fn held(at: u64, who: Who, asked: u64, grant: &Grant) -> Hold {
         granted: at,
         seen: None,
         until: at,
-        let_go: None,
-        told: None,
+        released: None,
+        reported: None,
         ttl: grant.ttl * NANOS_PER_MILLI,
         at_most: grant.at_most.map(|millis| millis * NANOS_PER_MILLI),
     }
@@ -208,15 +210,15 @@ fn look(hold: &mut Hold, at: u64, what: &What) {
             hold.until = hold.until.max(at + left);
         }
         What::Extended { ttl } => hold.ttl = hold.ttl.max(ttl * NANOS_PER_MILLI),
-        _ => hold.let_go = Some(at),
+        _ => hold.released = Some(at),
     }
 }
 
-/// Which processes stood still when, and which were killed.
+/// Which processes were stopped when, and which were killed.
 pub struct Stops<'a>(pub &'a [Fault]);
 
 impl Stops<'_> {
-    /// For how long the process stood still between two moments, in ns.
+    /// For how long the process was stopped between two moments, in ns.
     pub fn within(&self, process: usize, from: u64, to: u64) -> u64 {
         let stops = self
             .0

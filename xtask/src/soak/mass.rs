@@ -1,4 +1,4 @@
-//! Many locks of one client, held at the same time and dropped at once while the server is away.
+//! Many locks of one client, held at the same time and dropped at once while the server is down.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,19 +9,19 @@ use leasehold::{Client, Error, LossReason, MutexGuard};
 use super::messages::LONGEST_TTL;
 use super::worker::settings;
 
-/// Threads that take them.
+/// Threads that acquire them.
 const TAKERS: usize = 8;
-/// To drop a guard is no I/O while the server is away. (A busy machine, and a build without optimization.)
+/// A drop does no I/O while the server is down. (For a busy machine, and a build without optimization.)
 const DROPS: Duration = Duration::from_secs(10);
 
-/// The guards, and their client, which outlives them: it has their releases to do.
+/// The guards, and their client, which outlives them: it has to carry out their releases.
 pub struct Mass {
     pub client: Client,
     guards: Vec<MutexGuard>,
 }
 
 impl Mass {
-    /// Takes `count` locks that nobody else wants. Those that cannot be had are left out.
+    /// Acquires `count` locks that nobody else wants. Locks that cannot be acquired are left out.
     pub fn take(url: &str, process: usize, count: usize) -> anyhow::Result<Self> {
         let client = settings(url, LONGEST_TTL).build_lazy()?;
         let take = |taker: usize| {
@@ -49,22 +49,22 @@ impl Mass {
         self.guards.len()
     }
 
-    /// Drops all of them; what was wrong with that.
+    /// Drops all guards; returns the violations.
     pub fn drop_all(&mut self) -> Vec<String> {
         let mut wrong = Vec::new();
         for guard in &self.guards {
             let lost = guard.check().err();
             let reason = lost.as_ref().and_then(Error::loss_reason);
-            // Nothing but time can end it: there was no other fault.
+            // Only the end of the ttl can end the lock: there was no other fault.
             if reason.is_some_and(|reason| *reason != LossReason::Expired) {
-                wrong.push(format!("one of many was lost: {guard:?}: {reason:?}"));
+                wrong.push(format!("one of many locks was lost: {guard:?}: {reason:?}"));
             }
         }
         let (count, started) = (self.guards.len(), Instant::now());
         self.guards.clear();
         let took = started.elapsed();
         if took > DROPS {
-            wrong.push(format!("to drop {count} guards took {took:?}"));
+            wrong.push(format!("dropping {count} guards took {took:?}"));
         }
         wrong
     }

@@ -1,5 +1,5 @@
-//! What the soak and its processes say to each other: one JSON value per line; and the settings that
-//! both go by. No behaviour.
+//! The messages between the soak and its processes: one JSON value per line; and the settings that both use.
+//! No behaviour.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 pub const COMMAND_TIMEOUT: Duration = Duration::from_millis(300);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
-/// For how long a `lock()` rides out an outage.
-pub const PATIENCE: Duration = Duration::from_secs(2);
-/// No lock is asked for, or extended, for longer.
+/// For how long a `lock()` waits through an outage.
+pub const OUTAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest ttl that is requested, also by an extension.
 pub const LONGEST_TTL: Duration = Duration::from_secs(4);
 
 const HOT_KEYS: usize = 3;
@@ -18,13 +18,13 @@ const COLD_KEYS: usize = 60;
 /// Idle connections that the pool of a client may keep after its shutdown, if something keeps the client:
 /// with one pipeline and one transaction at a time, and two for renewals.
 pub const KEPT_CONNECTIONS: usize = 4;
-/// Those that the usual threads want.
+/// The keys that the usual threads want.
 pub const DRAWN_KEYS: usize = HOT_KEYS + COLD_KEYS;
 pub const KEYS: usize = DRAWN_KEYS + 2;
-/// In a race: longer than anybody waits for anything.
+/// In a race: longer than any wait.
 pub const RACE_TTL: Duration = Duration::from_secs(60);
 
-/// The first are wanted by everybody.
+/// Every thread wants the first keys.
 pub const fn is_hot(key: usize) -> bool {
     key < HOT_KEYS
 }
@@ -33,19 +33,19 @@ pub const fn hot_keys() -> usize {
     HOT_KEYS
 }
 
-/// The one that a crowd of clients wants.
-pub const fn crowd_key() -> usize {
+/// The key of the contention fault.
+pub const fn contended_key() -> usize {
     DRAWN_KEYS
 }
 
-/// The one that is raced for.
+/// The key of the races.
 pub const fn race_key() -> usize {
     DRAWN_KEYS + 1
 }
 
 pub fn key_name(key: usize) -> String {
     let kind = match key {
-        key if key == crowd_key() => "crowd",
+        key if key == contended_key() => "contended",
         key if key == race_key() => "race",
         key if is_hot(key) => "hot",
         _ => "cold",
@@ -53,11 +53,11 @@ pub fn key_name(key: usize) -> String {
     format!("{kind}-{key}")
 }
 
-/// The first line a process reads.
+/// The first line that a process reads.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Assignment {
     pub url: String,
-    /// Where its threads write their records.
+    /// The folder of the threads' records.
     pub folder: PathBuf,
     pub seed: u64,
     pub round: u64,
@@ -69,21 +69,21 @@ pub struct Assignment {
 /// To a process, after its assignment. When its input ends, so does the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Begin nothing new, end the client, and tell what is left.
+    /// Begin nothing new, end the client, and report what is left.
     Finish,
-    /// Take so many locks that nobody else wants, and say so.
+    /// Acquire this many locks that nobody else wants, and report the number.
     Hold { count: usize },
-    /// Drop them, and say so.
+    /// Drop them, and report that.
     Drop,
-    /// Have so many clients, each with a thread, want one key for some ms.
-    Crowd { clients: usize, millis: u64 },
-    /// Make a client for each of these, with so many threads, for a race, and say so.
+    /// Let this many clients with a thread each want one key for this many ms.
+    Contend { clients: usize, millis: u64 },
+    /// Make a client for each of these numbers of threads, for a race, and report that.
     Race { threads: Vec<usize> },
-    /// Race until this moment, on the clock of all processes, and say when all clients have gone.
+    /// Race until this moment, on the clock of all processes, and report when all clients have ended.
     Go { until: u64 },
 }
 
-/// What the clients of a process did in a race.
+/// The work of a process's clients in a race.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Raced {
     /// How often they left traces in Redis.
@@ -94,21 +94,21 @@ pub struct Raced {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     Ready,
-    /// So many of the locks that were ordered are held.
+    /// This many of the ordered locks are held.
     Holding {
         count: usize,
     },
-    /// All of them were dropped.
+    /// All guards were dropped.
     Dropped,
-    /// The clients for a race are there.
+    /// The clients for a race are ready.
     AtStart,
-    /// They have raced, and gone.
+    /// The race is over, and its clients have ended.
     Raced(Raced),
-    /// All threads have ended, and the client.
+    /// All threads and the client have ended.
     Finished {
-        /// Names of threads of leasehold that are still there.
+        /// Names of leasehold's threads that still run.
         threads: Vec<String>,
-        /// Whether there is a client that forgotten guards keep.
+        /// Whether forgotten guards keep a client.
         is_kept: bool,
     },
 }

@@ -1,22 +1,22 @@
-//! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections
-//! and the processes fail, and what they write down is held against what the library promises.
+//! `cargo xtask soak`: several processes use many locks in all ways while the server, the connections and the
+//! processes fail, and their records are checked against the library's promises.
 //!
-//! It goes in rounds. Each has a primary with a replica, processes and records of its own; it ends with all
-//! faults, and is checked then. In every other one the server forgets everything when it is killed.
+//! The soak runs in rounds. Each has a primary with a replica, processes and records of its own; it ends with
+//! the end of all faults, and is checked then. In every other round a killed server loses its data.
 
-mod chance;
 mod checks;
 #[cfg(test)]
 mod checks_tests;
 mod faults;
 mod history;
-mod left_behind;
+mod inject;
+mod leaks;
 mod mass;
 mod messages;
 mod operations;
-mod plant;
 mod process;
 mod race;
+mod random;
 mod records;
 mod report;
 mod round;
@@ -33,46 +33,46 @@ use clap::ValueEnum as _;
 use uuid::Uuid;
 
 use crate::progress;
-use crate::stage::Provision;
+use crate::provision::Provision;
 use crate::stop::{Stop, Stopped};
 use faults::Kind;
-use plant::Plant;
+use inject::Defect;
 use report::Totals;
 use round::Round;
 
 /// For how long the processes work, per round.
 const ROUND: Duration = Duration::from_secs(25);
-/// Less is not worth a round.
+/// A shorter rest is not worth a round.
 const SHORTEST_ROUND: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// How long to go on
+    /// Minutes to run
     #[arg(long, default_value_t = 2.0, value_parser = minutes)]
     minutes: f64,
-    /// What all draws come from; drawn itself if it is not given
+    /// The seed of all random choices [default: a random one]
     #[arg(long)]
     seed: Option<u64>,
-    /// The number of the first round, to begin with the one that found something
+    /// The number of the first round: the round of an earlier run that found something
     #[arg(long, default_value_t = 1)]
     round: u64,
-    /// How many processes work at a time
+    /// Number of processes at a time
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=64))]
     processes: u64,
-    /// How many threads each has
+    /// Threads of each process
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=256))]
     threads: u64,
     #[command(flatten)]
     provision: Provision,
-    /// Draw no other faults than these
+    /// Use only these faults
     #[arg(long, value_name = "FAULT,..", value_delimiter = ',')]
     only: Vec<Kind>,
-    /// Put a violation into the records, to see it found
+    /// Put a violation into the records, to show that the checks find it
     #[arg(long, hide = true)]
-    plant: Option<Plant>,
+    inject: Option<Defect>,
 }
 
-/// How long to go on, as an option.
+/// Parses the option `--minutes`.
 pub fn minutes(text: &str) -> Result<f64, String> {
     let minutes = text.parse::<f64>().map_err(|error| error.to_string())?;
     let is_possible = (0.05..=100_000.0).contains(&minutes);
@@ -81,7 +81,7 @@ pub fn minutes(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "must be 0.05 to 100000".to_owned())
 }
 
-/// Promises were broken: what is printed says which.
+/// Violations were found; they have been printed.
 #[derive(Debug)]
 pub struct Broken {
     violations: usize,
@@ -91,7 +91,7 @@ pub struct Broken {
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { violations, again } = self;
-        write!(f, "{violations} violations; to try it again: {again}")
+        write!(f, "{violations} violations; to run this again: {again}")
     }
 }
 
@@ -120,7 +120,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
             processes: options.processes as usize,
             threads: options.threads as usize,
             only: &options.only,
-            plant: options.plant,
+            inject: options.inject,
         };
         let tick = |text: String| {
             bar.set_position(start.elapsed().as_millis() as u64);
@@ -147,12 +147,12 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     bar.finish_and_clear();
     println!("{}seed {seed}", totals.text());
     if outcome.is_ok() {
-        println!("All of it holds.");
+        println!("No violations.");
     }
     outcome
 }
 
-/// Short enough to be typed.
+/// Short enough to type.
 fn fresh_seed() -> u64 {
     Uuid::new_v4().as_u64_pair().1 % 1_000_000_000
 }

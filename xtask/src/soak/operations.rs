@@ -1,7 +1,7 @@
-//! What one thread does with locks, operation after operation, and what it writes down of it. Sees to
-//! it that each call and each look is told before or after it, as `records` says.
+//! One thread of the soak: what it does with locks, operation after operation, and its records of that.
+//! Records each call and each look before or after it, as `records` says.
 
-mod crowd;
+mod contention;
 pub mod race;
 
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use leasehold::{Client, Error, ErrorKind, LossReason, Mutex, MutexGuard, Released};
 
-use super::chance::Chance;
-use super::messages::{DRAWN_KEYS, PATIENCE, hot_keys, key_name};
+use super::messages::{DRAWN_KEYS, OUTAGE_TIMEOUT, hot_keys, key_name};
+use super::random::Random;
 use super::records::{Doing, Grant, Operation, Outcome, What, Writer, now};
 use super::tickets;
-use super::worker::{END, Place};
+use super::worker::{END, Shared};
 
-/// How late a signal may be, after the guard itself knows: twice, since a process that was stopped
-/// finds its time-out passed when it goes on.
+/// How late a signal may be after the guard itself knows: counted twice, because a process that was stopped
+/// finds its time-out passed when it is resumed.
 const SIGNAL: Duration = Duration::from_secs(10);
 
-/// How often which operation is drawn.
+/// How often each operation is drawn.
 const OPERATIONS: [(usize, Operation); 16] = [
     (24, Operation::WithLock),
     (24, Operation::LockDrop),
@@ -42,42 +42,42 @@ const OPERATIONS: [(usize, Operation); 16] = [
     (1, Operation::Reopen),
 ];
 
-/// On what terms a lock is asked for.
+/// The options of a lock.
 #[derive(Clone, Copy, Default)]
 struct Terms {
-    /// Without, the client's.
+    /// `None` for the client's.
     ttl: Option<Duration>,
     at_most: Option<Duration>,
     adopted: bool,
 }
 
 pub struct Thread<'a> {
-    place: &'a Place,
+    shared: &'a Shared,
     records: Writer,
-    chance: Chance,
+    random: Random,
 }
 
 impl<'a> Thread<'a> {
-    pub fn new(place: &'a Place, records: Writer, chance: Chance) -> Self {
+    pub fn new(shared: &'a Shared, records: Writer, random: Random) -> Self {
         Self {
-            place,
+            shared,
             records,
-            chance,
+            random,
         }
     }
 
     pub fn run(mut self) {
-        while !self.place.is_ending() {
-            let operation = self.chance.weighted(&OPERATIONS);
+        while !self.shared.is_ending() {
+            let operation = self.random.weighted(&OPERATIONS);
             self.records.write(What::Began(operation));
-            let client = self.place.client();
-            let key = if self.chance.one_in(2) {
-                self.chance.below(hot_keys())
+            let client = self.shared.client();
+            let key = if self.random.one_in(2) {
+                self.random.below(hot_keys())
             } else {
-                self.chance.below(DRAWN_KEYS)
+                self.random.below(DRAWN_KEYS)
             };
             self.operate(operation, &client, key);
-            let pause = self.chance.millis(0, 20);
+            let pause = self.random.millis(0, 20);
             thread::sleep(pause);
         }
     }
@@ -95,7 +95,7 @@ impl<'a> Thread<'a> {
                 self.hold(guard, key, Terms::default(), Self::unlock);
             }
             Operation::TryLockFor => {
-                let time = self.chance.millis(0, 400);
+                let time = self.random.millis(0, 400);
                 let try_lock = || mutex.try_lock_for(time);
                 let guard = self.take(Doing::TryLockFor, key, Some(time), try_lock);
                 self.hold(guard, key, Terms::default(), Self::drop_guard);
@@ -111,11 +111,11 @@ impl<'a> Thread<'a> {
             Operation::ForceUnlock => self.force_unlock(&mutex, key),
             Operation::Forget => self.forget(key),
             Operation::Reopen => self.reopen(),
-            Operation::Crowd | Operation::Race => unreachable!("it is never drawn"),
+            Operation::Contend | Operation::Race => unreachable!("it is never drawn"),
         }
     }
 
-    /// Calls, with a record before and one behind it.
+    /// Makes a call, with a record before and one after it.
     fn call<T>(
         &mut self,
         doing: Doing,
@@ -193,7 +193,7 @@ impl<'a> Thread<'a> {
     fn held(&mut self, guard: &MutexGuard, key: usize, terms: Terms) {
         let at = now();
         let millis = |time: Duration| time.as_millis() as u64;
-        let ttl = terms.ttl.unwrap_or(self.place.ttl);
+        let ttl = terms.ttl.unwrap_or(self.shared.ttl);
         let grant = Grant {
             key,
             token: guard.fencing_token(),
@@ -205,7 +205,7 @@ impl<'a> Thread<'a> {
         self.look(guard);
     }
 
-    /// What the guard says of itself; whether it is still held.
+    /// Records the state of the guard; returns whether it is still held.
     fn look(&mut self, guard: &MutexGuard) -> bool {
         let at = now();
         let left = guard.remaining();
@@ -221,22 +221,24 @@ impl<'a> Thread<'a> {
                 let reason = name(reason);
                 self.records.write_at(at, What::Lost { reason });
                 if !guard.is_lost() || !guard.remaining().is_zero() {
-                    self.wrong(format!("was lost and is not: {guard:?}"));
+                    self.wrong(format!("a lost lock is held again: {guard:?}"));
                 }
             }
-            None => self.wrong(format!("no time was left and it is not lost: {guard:?}")),
+            None => self.wrong(format!(
+                "no time was left, but the lock is not lost: {guard:?}"
+            )),
         }
         false
     }
 
-    /// Looks a few times, as work does.
+    /// Looks at the guard a few times, as work would.
     fn stay(&mut self, guard: &MutexGuard) {
-        let looks = self.chance.below(3);
+        let looks = self.random.below(3);
         for _ in 0..looks {
-            let pause = if self.chance.one_in(40) {
-                self.chance.millis(100, 1500)
+            let pause = if self.random.one_in(40) {
+                self.random.millis(100, 1500)
             } else {
-                self.chance.millis(0, 6)
+                self.random.millis(0, 6)
             };
             thread::sleep(pause);
             if !self.look(guard) {
@@ -245,16 +247,20 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Stays until the guard's signal comes, as it must.
+    /// Waits until the guard's signal comes, as it must.
     fn stay_until_lost(&mut self, guard: &MutexGuard) {
         let signal = guard.lost_signal();
-        let mut is_told = false;
+        let mut is_signalled = false;
         while self.look(guard) {
-            is_told = is_told || signal.recv_timeout(guard.remaining()).is_ok();
+            is_signalled = is_signalled || signal.recv_timeout(guard.remaining()).is_ok();
         }
-        if !is_told && signal.recv_timeout(SIGNAL).is_err() && signal.recv_timeout(SIGNAL).is_err()
+        if !is_signalled
+            && signal.recv_timeout(SIGNAL).is_err()
+            && signal.recv_timeout(SIGNAL).is_err()
         {
-            self.wrong(format!("lost, and its signal does not come: {guard:?}"));
+            self.wrong(format!(
+                "a lock is lost, but its signal does not come: {guard:?}"
+            ));
         }
     }
 
@@ -264,11 +270,11 @@ impl<'a> Thread<'a> {
 
     fn drop_guard(&mut self, guard: MutexGuard, key: usize) {
         self.stay(&guard);
-        self.let_go(guard, key);
+        self.release(guard, key);
     }
 
-    fn let_go(&mut self, guard: impl Sized, key: usize) {
-        self.records.write(What::LettingGo);
+    fn release(&mut self, guard: impl Sized, key: usize) {
+        self.records.write(What::Releasing);
         let allowed = Some(Duration::ZERO);
         let _ = self.call(Doing::Drop, Some(key), allowed, || {
             drop(guard);
@@ -282,7 +288,7 @@ impl<'a> Thread<'a> {
     }
 
     fn unlock_now(&mut self, guard: MutexGuard, key: usize) {
-        self.records.write(What::LettingGo);
+        self.records.write(What::Releasing);
         let allowed = Some(Duration::ZERO);
         let _ = self.call(Doing::Unlock, Some(key), allowed, || {
             match guard.unlock()? {
@@ -306,7 +312,7 @@ impl<'a> Thread<'a> {
             self.returned(since, None);
             self.held(guard, key, Terms::default());
             self.stay(guard);
-            self.records.write(What::LettingGo);
+            self.records.write(What::Releasing);
             self.records.write(What::Called {
                 doing: Doing::Unlock,
                 key: key_of,
@@ -315,13 +321,13 @@ impl<'a> Thread<'a> {
             since = now();
         });
         if entered && result.as_ref().is_err_and(Error::is_unavailable) {
-            self.wrong("with() gives an outage in the place of a value".to_owned());
+            self.wrong("with() returns an outage instead of a value".to_owned());
         }
         self.returned(since, result.as_ref().err());
     }
 
     fn cancelled(&mut self, mutex: Mutex, key: usize) {
-        let after = self.chance.millis(0, 60);
+        let after = self.random.millis(0, 60);
         let (sender, cancel) = bounded(0);
         let mutex = mutex.cancelled_by(cancel);
         let canceller = thread::spawn(move || {
@@ -336,15 +342,15 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// A ttl that is a promise: not renewed.
+    /// A fixed ttl: the lock is not renewed.
     fn own_ttl(&mut self, mutex: Mutex, key: usize) {
-        let ttl = self.chance.millis(50, 600);
+        let ttl = self.random.millis(50, 600);
         let terms = Terms {
             ttl: Some(ttl),
             at_most: Some(ttl),
             ..Terms::default()
         };
-        let then: fn(&mut Self, MutexGuard, usize) = match self.chance.below(3) {
+        let then: fn(&mut Self, MutexGuard, usize) = match self.random.below(3) {
             0 => Self::drop_guard,
             1 => Self::unlock,
             _ => Self::drop_lost,
@@ -354,11 +360,11 @@ impl<'a> Thread<'a> {
 
     fn drop_lost(&mut self, guard: MutexGuard, key: usize) {
         self.stay_until_lost(&guard);
-        self.let_go(guard, key);
+        self.release(guard, key);
     }
 
     fn renew_while(&mut self, mutex: Mutex, key: usize) {
-        let ttl = self.chance.millis(200, 500);
+        let ttl = self.random.millis(200, 500);
         let goes_on = Arc::new(AtomicBool::new(true));
         let asked = Arc::clone(&goes_on);
         let mutex = mutex
@@ -373,7 +379,7 @@ impl<'a> Thread<'a> {
             self.held(&guard, key, terms);
             self.stay(&guard);
             goes_on.store(false, Ordering::Relaxed);
-            match self.chance.one_in(2) {
+            match self.random.one_in(2) {
                 true => self.drop_lost(guard, key),
                 false => self.unlock(guard, key),
             }
@@ -381,7 +387,7 @@ impl<'a> Thread<'a> {
     }
 
     fn max_hold(&mut self, mutex: Mutex, key: usize) {
-        let max_hold = self.chance.millis(50, 500);
+        let max_hold = self.random.millis(50, 500);
         let terms = Terms {
             at_most: Some(max_hold),
             ..Terms::default()
@@ -391,7 +397,7 @@ impl<'a> Thread<'a> {
 
     fn extend(&mut self, guard: MutexGuard, key: usize) {
         self.stay(&guard);
-        let time = self.chance.millis(100, 3000);
+        let time = self.random.millis(100, 3000);
         let ttl = time.as_millis() as u64;
         self.records.write(What::Extended { ttl });
         let allowed = Some(Duration::ZERO);
@@ -410,38 +416,40 @@ impl<'a> Thread<'a> {
                 self.stay(&inner);
             }
             Err(error) if error.is_lease_lost() => {}
-            other => self.wrong(format!("taken again, it gave {other:?}, not {outer:?}")),
+            other => self.wrong(format!(
+                "a repeated lock() returned {other:?}, not {outer:?}"
+            )),
         }
         self.look(&outer);
-        self.let_go(outer, key);
+        self.release(outer, key);
     }
 
     fn hand_over(&mut self, guard: MutexGuard, key: usize) {
         self.stay(&guard);
         let token = guard.fencing_token();
-        self.records.write(What::LettingGo);
+        self.records.write(What::Releasing);
         let allowed = Some(Duration::ZERO);
         let ticket = self.call(Doing::HandOver, Some(key), allowed, || guard.into_ticket());
         if let Ok(ticket) = ticket {
             let ticket = tickets::Ticket {
                 key,
                 token,
-                ttl: self.place.ttl,
+                ttl: self.shared.ttl,
                 text: ticket,
             };
-            let left = tickets::leave(&self.place.assignment.folder, &ticket);
+            let left = tickets::leave(&self.shared.assignment.folder, &ticket);
             left.expect("tickets can be written to the temporary folder");
         }
     }
 
     fn adopt(&mut self, client: &Client) {
-        let found = tickets::take(&self.place.assignment.folder);
+        let found = tickets::take(&self.shared.assignment.folder);
         let Some(ticket) = found.expect("tickets can be read again") else {
             return;
         };
         let key = ticket.key;
         let adopt = || client.adopt(&ticket.text).map(Some);
-        let Some(guard) = self.take(Doing::Adopt, key, Some(PATIENCE), adopt) else {
+        let Some(guard) = self.take(Doing::Adopt, key, Some(OUTAGE_TIMEOUT), adopt) else {
             return;
         };
         let terms = Terms {
@@ -470,11 +478,11 @@ impl<'a> Thread<'a> {
         self.records.write(What::Forced { key, since, lease });
     }
 
-    /// As a program does that panics in the wrong place: what it forgets must end by itself.
+    /// As a program that panics in the wrong place: a forgotten guard must end by itself.
     fn forget(&mut self, key: usize) {
-        let mutex = self.place.leaky_client().mutex(key_name(key));
-        let time = self.chance.millis(50, 1000);
-        let (mutex, ttl) = match self.chance.one_in(2) {
+        let mutex = self.shared.leaky_client().mutex(key_name(key));
+        let time = self.random.millis(50, 1000);
+        let (mutex, ttl) = match self.random.one_in(2) {
             true => (mutex.fixed_ttl(time), Some(time)),
             false => (mutex.max_hold(time), None),
         };
@@ -490,7 +498,7 @@ impl<'a> Thread<'a> {
     }
 
     fn reopen(&mut self) {
-        let old = self.place.reopen();
+        let old = self.shared.reopen();
         let old = old.expect("a client that does not connect can always be made");
         if let Some(old) = old {
             let _ = self.call(Doing::Shutdown, None, Some(END), || old.shutdown(END));
@@ -498,7 +506,7 @@ impl<'a> Thread<'a> {
     }
 }
 
-/// As in the source, without what comes with it.
+/// The variant's name, without its fields.
 fn name(reason: &LossReason) -> String {
     let text = format!("{reason:?}");
     let end = text.find([' ', '{']).unwrap_or(text.len());

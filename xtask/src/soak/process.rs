@@ -1,4 +1,4 @@
-//! A process of the soak as its parent sees it: one life after the other, in the same place.
+//! A process of the soak as its parent sees it: when it is killed, the next one takes its place.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::messages::{Assignment, Message, Order, Raced};
 
-/// For a process to start, on the busiest of machines.
+/// The limit for starting a process on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
 pub struct Process {
@@ -17,7 +17,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Not ready yet when this returns.
+    /// Returns before the process is ready.
     pub fn start(assignment: Assignment) -> anyhow::Result<Self> {
         let Assignment { process, life, .. } = &assignment;
         let name = format!("process {process}-{life}");
@@ -31,7 +31,7 @@ impl Process {
     pub fn wait_until_ready(&self) -> anyhow::Result<()> {
         match self.current.hear(START)? {
             Some(Message::Ready) => Ok(()),
-            other => bail!("{} said {other:?} instead of Ready", self.name()),
+            other => bail!("{} sent {other:?} instead of Ready", self.name()),
         }
     }
 
@@ -39,45 +39,45 @@ impl Process {
         self.current.name()
     }
 
-    /// Has it hold so many locks that nobody else wants. How many it has got.
+    /// Makes the process acquire this many locks that nobody else wants. Returns the number that it has got.
     pub fn hold(&mut self, count: usize) -> anyhow::Result<usize> {
         self.current.order(&Order::Hold { count })?;
-        match self.hear_answer()? {
+        match self.reply()? {
             Message::Holding { count } => Ok(count),
-            other => bail!("{} said {other:?} instead of Holding", self.name()),
+            other => bail!("{} sent {other:?} instead of Holding", self.name()),
         }
     }
 
-    /// Has it drop them, and returns once it has.
+    /// Makes the process drop them, and returns once it has.
     pub fn drop_held(&mut self) -> anyhow::Result<()> {
         self.current.order(&Order::Drop)?;
-        match self.hear_answer()? {
+        match self.reply()? {
             Message::Dropped => Ok(()),
-            other => bail!("{} said {other:?} instead of Dropped", self.name()),
+            other => bail!("{} sent {other:?} instead of Dropped", self.name()),
         }
     }
 
-    /// Has so many of its clients want one key for some time.
-    pub fn crowd(&mut self, clients: usize, time: Duration) -> anyhow::Result<()> {
+    /// Makes this many clients of the process want one key for some time.
+    pub fn contend(&mut self, clients: usize, time: Duration) -> anyhow::Result<()> {
         let millis = time.as_millis() as u64;
-        self.current.order(&Order::Crowd { clients, millis })
+        self.current.order(&Order::Contend { clients, millis })
     }
 
-    /// Has it make clients for a race, each with so many threads.
+    /// Makes clients for a race, each with this many threads.
     pub fn prepare_race(&mut self, threads: Vec<usize>) -> anyhow::Result<()> {
         self.current.order(&Order::Race { threads })?;
-        match self.hear_answer()? {
+        match self.reply()? {
             Message::AtStart => Ok(()),
-            other => bail!("{} said {other:?} instead of AtStart", self.name()),
+            other => bail!("{} sent {other:?} instead of AtStart", self.name()),
         }
     }
 
-    /// Has them race until this moment.
+    /// Starts the race, which ends at this moment.
     pub fn go(&mut self, until: u64) -> anyhow::Result<()> {
         self.current.order(&Order::Go { until })
     }
 
-    /// What they did, once all of them have gone; `None` if they have not within `limit`.
+    /// The work of the clients, once all of them have ended; `None` if they have not within `limit`.
     pub fn raced(&self, limit: Duration) -> anyhow::Result<Option<Raced>> {
         match self.current.hear(limit)? {
             Some(Message::Raced(raced)) => Ok(Some(raced)),
@@ -86,13 +86,13 @@ impl Process {
         }
     }
 
-    fn hear_answer(&self) -> anyhow::Result<Message> {
+    fn reply(&self) -> anyhow::Result<Message> {
         loop {
             match self.current.hear(START)? {
-                // It was started anew, and nobody waited for that.
+                // The process was restarted, and nobody has read its message.
                 Some(Message::Ready) => {}
                 Some(answer) => return Ok(answer),
-                None => bail!("{} gives no answer", self.name()),
+                None => bail!("{} does not reply", self.name()),
             }
         }
     }
@@ -101,18 +101,20 @@ impl Process {
         self.current.order(&Order::Finish)
     }
 
-    /// What it says is left once it has finished: threads, and whether a client is kept; `None` if it has not within `limit`.
-    pub fn left_behind(&self, limit: Duration) -> anyhow::Result<Option<(Vec<String>, bool)>> {
+    /// The threads that the process reports as left once it has finished, and whether a client is kept;
+    /// `None` if it does not report within `limit`.
+    pub fn remaining(&self, limit: Duration) -> anyhow::Result<Option<(Vec<String>, bool)>> {
         match self.current.hear(limit)? {
             Some(Message::Finished { threads, is_kept }) => Ok(Some((threads, is_kept))),
-            // It was started anew, and nobody waited for that; or it raced for longer than it was waited for.
-            Some(Message::Ready | Message::Raced(_)) => self.left_behind(limit),
+            // The process was restarted, and nobody has read its message; or its race took longer than the
+            // wait for it.
+            Some(Message::Ready | Message::Raced(_)) => self.remaining(limit),
             Some(other) => Err(self.current.unexpected("Finished", &other)),
             None => Ok(None),
         }
     }
 
-    /// SIGKILL, and the next life.
+    /// SIGKILL, and a new process in its place.
     pub fn kill_and_start_anew(&mut self) -> anyhow::Result<()> {
         self.current.kill()?;
         let mut assignment = self.assignment.clone();
@@ -129,7 +131,7 @@ impl Process {
         self.current.signal(signal)
     }
 
-    /// What it has said for itself in between: only that it has begun, or has failed.
+    /// Reads its messages so far: only that it has begun, or has failed.
     pub fn check(&self) -> anyhow::Result<()> {
         match self.current.hear(Duration::ZERO)? {
             None | Some(Message::Ready) => Ok(()),

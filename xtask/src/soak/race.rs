@@ -1,51 +1,52 @@
-//! A race: new clients of all processes want one key while single connections are killed, and nothing else is
-//! wrong. The ttl is far too long to help, so whoever is not woken, and whatever is not released, shows.
+//! A race: new clients of all processes want one key while single connections are killed, without other
+//! faults. The ttl is far too long to help, so a waiter that is not woken, and a lock that is not released,
+//! show.
 //!
-//! The clients' guards are checked as all others are. In addition they leave traces in Redis under the lock: a
-//! counter that is read, then written, so that two holders at a time lose an update; how many are inside; and the
-//! tokens of those who were.
+//! The clients' guards are checked as all others are. In addition they leave traces in Redis under the lock:
+//! a counter that is read, then written, so that two holders at a time lose an update; the number of holders
+//! inside; and their tokens.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold_testbed::{Reply, Server, eventually};
 
-use super::chance::Chance;
 use super::checks::Violation;
 use super::faults::{Effect, Fault, Kind, Subjects};
+use super::inject::Defect;
 use super::messages::{Raced, key_name, race_key};
-use super::plant::Plant;
+use super::random::Random;
 use super::records::now;
 use crate::stop::Stop;
 
-/// Where racers leave their traces, and the name of the connections that do.
+/// The keys of the racers' traces, and the name of the connections that write them.
 pub const COUNTER: &str = "race:counter";
 pub const INSIDE: &str = "race:inside";
 pub const TOKENS: &str = "race:tokens";
 pub const WITNESS: &str = "race-witness";
 
-/// Within which all are done after the end, and the lock is free, on a busy machine.
+/// The limit for all clients to end and the lock to be free, on a busy machine.
 const BOUND: Duration = Duration::from_secs(10);
-/// What the subscriber of a client calls itself.
+/// The name of a client's notification connection.
 const NOTIFICATIONS: &str = "leasehold-notifications";
-/// The lock of somebody who is not there.
+/// A lock without a holder.
 const NOBODYS: &str = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 nowhere/1/0";
 const NOBODYS_TTL_MS: &str = "20000";
 
-/// What a race did and found.
+/// The results of a race.
 #[derive(Default)]
 pub struct Outcome {
     pub faults: Vec<Fault>,
     pub found: Vec<String>,
-    /// Some clients were not done in time: nothing can be said of what comes after it in this round.
+    /// Some clients did not end in time: the rest of this round proves nothing.
     pub is_hung: bool,
 }
 
-/// `subjects` are at peace. Returns when all clients of the race have gone, or should have.
+/// `subjects` have no other faults. Returns when all clients of the race have ended, or should have.
 pub fn run(
     subjects: &mut Subjects,
-    chance: &mut Chance,
-    plant: Option<Plant>,
+    random: &mut Random,
+    inject: Option<Defect>,
     stop: &Stop,
 ) -> anyhow::Result<Outcome> {
     let from = now();
@@ -55,35 +56,35 @@ pub fn run(
     if !eventually(BOUND, answers) {
         outcome
             .found
-            .push(format!("the server does not answer after {BOUND:?}"));
+            .push(format!("the server does not reply after {BOUND:?}"));
         return Ok(outcome);
     }
     for process in &mut subjects.processes {
-        let clients = 1 + chance.below(2);
-        let threads = (0..clients).map(|_| 1 + chance.below(2)).collect();
+        let clients = 1 + random.below(2);
+        let threads = (0..clients).map(|_| 1 + random.below(2)).collect();
         process.prepare_race(threads)?;
     }
-    if plant == Some(Plant::Nobody) {
+    if inject == Some(Defect::Nobody) {
         let key = in_redis();
         server.command(&["SET", &key, NOBODYS, "PX", NOBODYS_TTL_MS])?;
     }
-    let time = chance.millis(500, 2000);
+    let time = random.millis(500, 2000);
     let until = now() + time.as_nanos() as u64;
     for process in &mut subjects.processes {
         process.go(until)?;
     }
-    // A single one, too: the next one would wake those that it left asleep.
-    let kills = match chance.one_in(2) {
+    // A single waiter, too: the next one would wake those that were left asleep.
+    let kills = match random.one_in(2) {
         true => 1,
-        false => 2 + chance.below(19),
+        false => 2 + random.below(19),
     };
     for _ in 0..kills {
         let left = time.mul_f64(0.95) / kills as u32;
-        stop.pause(left.mul_f64(chance.below(1000) as f64 / 500.0))?;
+        stop.pause(left.mul_f64(random.below(1000) as f64 / 500.0))?;
         if now() >= until {
             break;
         }
-        outcome.faults.extend(kill_one(server, chance)?);
+        outcome.faults.extend(kill_one(server, random)?);
     }
     let mut reports = Vec::new();
     for process in &subjects.processes {
@@ -102,13 +103,13 @@ pub fn run(
     if outcome.is_hung {
         outcome.found.push(state(server)?);
     } else {
-        if plant == Some(Plant::Update) {
+        if inject == Some(Defect::Update) {
             server.command(&["DECR", COUNTER])?;
         }
         outcome.found = traces(server, &reports)?;
         let is_free = || server.command(&["EXISTS", &in_redis()]).ok() == Some(Reply::Int(0));
         if !eventually(BOUND, is_free) {
-            outcome.found.push("nobody releases the lock".to_owned());
+            outcome.found.push("no client releases the lock".to_owned());
             outcome.found.push(state(server)?);
         }
         server.command(&["DEL", COUNTER, INSIDE, TOKENS])?;
@@ -141,7 +142,7 @@ fn in_redis() -> String {
 }
 
 /// Kills one connection of the clients, if there is one.
-fn kill_one(server: &Server, chance: &mut Chance) -> anyhow::Result<Option<Fault>> {
+fn kill_one(server: &Server, random: &mut Random) -> anyhow::Result<Option<Fault>> {
     let from = now();
     let list = server.command(&["CLIENT", "LIST"])?;
     let list = list.as_text().context("CLIENT LIST is text")?;
@@ -159,13 +160,13 @@ fn kill_one(server: &Server, chance: &mut Chance) -> anyhow::Result<Option<Fault
     if of_clients.is_empty() {
         return Ok(None);
     }
-    let one = of_clients[chance.below(of_clients.len())];
+    let one = of_clients[random.below(of_clients.len())];
     let killed = server.command(&["CLIENT", "KILL", "ID", &field(one, "id")])?;
     let kind = match field(one, "name") == NOTIFICATIONS {
         true => Kind::NotificationsKilled,
         false => Kind::PipelineKilled,
     };
-    // It may have gone by itself.
+    // The connection may have ended by itself.
     Ok((killed == Reply::Int(1)).then(|| Fault {
         kind,
         from,
@@ -174,13 +175,13 @@ fn kill_one(server: &Server, chance: &mut Chance) -> anyhow::Result<Option<Fault
     }))
 }
 
-/// What the traces in Redis contradict.
+/// The violations that the traces in Redis show.
 fn traces(server: &Server, reports: &[Raced]) -> anyhow::Result<Vec<String>> {
     let counted = server.command(&["GET", COUNTER])?;
     let counted = counted.as_text().unwrap_or("0").parse()?;
     let tokens = match server.command(&["LRANGE", TOKENS, "0", "-1"])? {
         Reply::Array(tokens) => tokens,
-        other => anyhow::bail!("LRANGE answers {other}"),
+        other => anyhow::bail!("LRANGE replies {other}"),
     };
     let tokens = tokens.iter().filter_map(Reply::as_text);
     let tokens = tokens.map(str::parse).collect::<Result<Vec<u64>, _>>()?;
@@ -198,7 +199,9 @@ fn judge(raised: u64, counted: u64, tokens: &[u64]) -> Vec<String> {
     }
     if tokens.len() as u64 != raised {
         let count = tokens.len();
-        found.push(format!("{raised} were inside and left {count} tokens"));
+        found.push(format!(
+            "{raised} holders were inside and left {count} tokens"
+        ));
     }
     if let Some(pair) = tokens.windows(2).find(|pair| pair[0] >= pair[1]) {
         found.push(format!(
@@ -209,7 +212,7 @@ fn judge(raised: u64, counted: u64, tokens: &[u64]) -> Vec<String> {
     found
 }
 
-/// What Redis knows, for the reader of a failure.
+/// The state in Redis, to explain a failure.
 fn state(server: &Server) -> anyhow::Result<String> {
     let key = in_redis();
     let value = server.command(&["GET", &key])?;
@@ -232,7 +235,10 @@ mod tests {
             judge(3, 2, &[1, 2, 5]),
             ["1 of 3 updates made under the lock were lost"]
         );
-        assert_eq!(judge(3, 3, &[1, 2]), ["3 were inside and left 2 tokens"]);
+        assert_eq!(
+            judge(3, 3, &[1, 2]),
+            ["3 holders were inside and left 2 tokens"]
+        );
         for falling in [[2, 1], [2, 2]] {
             let [found] = &judge(2, 2, &falling)[..] else {
                 panic!("one finding");

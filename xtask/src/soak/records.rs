@@ -1,5 +1,5 @@
-//! What the threads of all processes write down: one file per thread, one JSON value per line, each
-//! written at once, so that it outlives a SIGKILL. Judges nothing.
+//! The records of the threads of all processes: one file per thread, one JSON value per line, each written at
+//! once, so that it outlives a SIGKILL. Judges nothing.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Which thread of which process wrote; a process that was killed and started anew has the next life.
+/// The thread and process that wrote a record; a process that replaces a killed one has the next life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Who {
     pub process: usize,
@@ -17,7 +17,7 @@ pub struct Who {
     pub thread: usize,
 }
 
-/// What a thread set out to do: an operation is several calls.
+/// The next work of a thread: an operation is several calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Operation {
     WithLock,
@@ -36,8 +36,8 @@ pub enum Operation {
     ForceUnlock,
     Forget,
     Reopen,
-    /// By a client of many that want one key.
-    Crowd,
+    /// By one of many clients that want one key.
+    Contend,
     /// By a thread of a race.
     Race,
 }
@@ -68,55 +68,55 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// A lock in hand. Times are in ms.
+/// A granted lock. Times are in ms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     pub key: usize,
     pub token: u64,
     pub ttl: u64,
-    /// It was asked for on the condition that it is never believed in for longer.
+    /// The limit up to which it may be held.
     pub at_most: Option<u64>,
-    /// It is another's grant, gone on with.
+    /// It continues the grant of another lease.
     pub adopted: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     Began(Operation),
-    /// Before the call. `allowed` is for how long it may wait, in ms; without, as long as it takes.
+    /// Before the call. `allowed` is the longest wait, in ms; `None` for as long as it takes.
     Called {
         doing: Doing,
         key: Option<usize>,
         allowed: Option<u64>,
     },
-    /// After the call, which began at `since`: to write down that it would begin takes time.
+    /// After the call, which began at `since`: writing the record before it takes time.
     Returned {
         since: u64,
         outcome: Outcome,
     },
-    /// After the call that granted it.
+    /// After the call that granted the lock.
     Held(Grant),
-    /// From before a look at a guard that was valid, and for so many more ns.
+    /// From before a look at a guard that was valid, and for this many more ns.
     Seen {
         left: u64,
     },
-    /// From before its ttl was made this long, in ms.
+    /// From before its ttl was extended to this, in ms.
     Extended {
         ttl: u64,
     },
-    /// From after the guard said so.
+    /// After the guard reported its loss.
     Lost {
         reason: String,
     },
-    /// From before it.
-    LettingGo,
-    /// After `force_unlock` was called at `since`: which grant it ended, where that is known.
+    /// From before the release.
+    Releasing,
+    /// After `force_unlock`, which was called at `since`: the grant that it ended, if that is known.
     Forced {
         key: usize,
         since: u64,
         lease: Option<u64>,
     },
-    /// Something that the thread itself saw to be wrong.
+    /// A violation that the thread itself saw.
     Wrong(String),
 }
 
@@ -127,7 +127,7 @@ pub struct Record {
     pub what: What,
 }
 
-/// Nanoseconds on a clock that all processes of this machine share, the one leases go by.
+/// Nanoseconds on a clock that all processes of this machine share, and that leases use.
 pub fn now() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
@@ -173,7 +173,7 @@ pub fn read(folder: &Path) -> anyhow::Result<Vec<Record>> {
             continue;
         }
         let text = fs::read_to_string(&path)?;
-        // What follows the last line feed was cut by a SIGKILL.
+        // A SIGKILL cut what follows the last line feed.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         for line in whole.lines() {
             let record = serde_json::from_str(line);
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_but_for_a_line_that_was_cut() {
+    fn written_records_are_read_except_a_cut_line() {
         let folder = tempfile::tempdir().unwrap();
         let who = Who {
             process: 1,
@@ -196,7 +196,7 @@ mod tests {
             thread: 2,
         };
         let mut writer = Writer::create(folder.path(), who).unwrap();
-        writer.write_at(5, What::LettingGo);
+        writer.write_at(5, What::Releasing);
         writer.write_at(6, What::Seen { left: 7 });
         writer.file.write_all(b"{\"at\":9,").unwrap();
         let read: Vec<(u64, What)> = read(folder.path())
@@ -204,6 +204,6 @@ mod tests {
             .into_iter()
             .map(|record| (record.at, record.what))
             .collect();
-        assert_eq!(read, [(5, What::LettingGo), (6, What::Seen { left: 7 })]);
+        assert_eq!(read, [(5, What::Releasing), (6, What::Seen { left: 7 })]);
     }
 }

@@ -1,4 +1,4 @@
-//! What a soak did and found, as tables and text. Measures nothing.
+//! The work and the findings of a soak, as tables and text. Measures nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::table::plain;
 
 /// Violations that are shown in full.
 const SHOWN: usize = 5;
-/// Records shown around each.
+/// Records shown around each violation.
 const LINES: usize = 60;
 /// How far around, in ns.
 const AROUND: u64 = 200_000_000;
@@ -30,11 +30,11 @@ pub struct Totals {
     losses: BTreeMap<String, u64>,
     calls: BTreeMap<Doing, Calls>,
     races: Races,
-    /// From when Redis forgot a grant until its holder had heard of it.
-    worst_news: Duration,
+    /// From when Redis lost a grant until its holder was notified.
+    worst_delay: Duration,
 }
 
-/// All grants of the key that is raced for.
+/// All grants of the key of the races.
 #[derive(Default)]
 struct Races {
     grants: u64,
@@ -97,12 +97,12 @@ impl Totals {
             calls.worst = calls.worst.max(overrun(call, &stops));
         }
         self.races.add(history);
-        self.worst_news = self.worst_news.max(worst_news(history));
+        self.worst_delay = self.worst_delay.max(worst_delay(history));
     }
 }
 
-/// How long a holder of whom it is known that its grant was forgotten went on believing in it.
-fn worst_news(history: &History) -> Duration {
+/// How long a holder whose grant is known to be lost went on holding.
+fn worst_delay(history: &History) -> Duration {
     let mut worst = 0;
     for excuse in history
         .excuses
@@ -122,7 +122,7 @@ impl Totals {
         for (title, counts) in [
             ("operations", &self.operations),
             ("faults", &self.faults),
-            ("losses told", &self.losses),
+            ("losses reported", &self.losses),
         ] {
             let counts = counts.iter().map(|(name, count)| format!("{name} {count}"));
             let counts: Vec<String> = counts.collect();
@@ -139,8 +139,8 @@ impl Totals {
         );
         let _ = writeln!(
             text,
-            "longest belief in a lock that was deleted: {:.1?}\n{}",
-            self.worst_news,
+            "longest hold of a lock that was deleted: {:.1?}\n{}",
+            self.worst_delay,
             self.table()
         );
         text
@@ -162,7 +162,7 @@ impl Totals {
     }
 }
 
-/// The violations of a round with what happened around them; times count from `start`.
+/// The violations of a round with the records around them; times count from `start`.
 pub fn findings(
     violations: &[Violation],
     records: &[Record],

@@ -1,4 +1,4 @@
-//! One round: a server, processes that work, faults, the end of it all, and the checks.
+//! One round: a server, processes that work, faults, their end, and the checks.
 
 use std::fs;
 use std::path::Path;
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use leasehold_testbed::Proxy;
 
-use super::chance::Chance;
 use super::checks;
 use super::faults::{Faults, Kind, Subjects, mend};
 use super::history::History;
-use super::left_behind;
+use super::inject::{Defect, inject};
+use super::leaks;
 use super::messages::Assignment;
-use super::plant::{Plant, plant};
 use super::process::Process;
+use super::random::Random;
 use super::records::{self, now};
 use super::report::{self, Totals};
 use super::servers::Servers;
 use crate::stop::{Stop, Stopped};
 
-/// Draws of faults are told apart from those of threads.
+/// Distinguishes the random numbers of faults from those of threads.
 const OF_FAULTS: u64 = 2 << 32;
 
 pub struct Round<'a> {
@@ -29,13 +29,13 @@ pub struct Round<'a> {
     pub time: Duration,
     pub processes: usize,
     pub threads: usize,
-    /// The faults that are drawn; none means all.
+    /// The faults to choose from; none means all.
     pub only: &'a [Kind],
-    pub plant: Option<Plant>,
+    pub inject: Option<Defect>,
 }
 
 impl Round<'_> {
-    /// How many violations there were; each is printed. After Ctrl-C it ends as ever, only earlier.
+    /// The number of violations; each is printed. After Ctrl-C the round ends as usual, only earlier.
     pub fn play(
         &self,
         stop: &Stop,
@@ -66,8 +66,8 @@ impl Round<'_> {
         totals: &mut Totals,
         tick: impl Fn(String),
     ) -> anyhow::Result<usize> {
-        let chance = Chance::new(self.seed, &[OF_FAULTS, self.number]);
-        let mut faults = Faults::new(chance, self.only, self.plant);
+        let random = Random::new(self.seed, &[OF_FAULTS, self.number]);
+        let mut faults = Faults::new(random, self.only, self.inject);
         let left = self.work(folder, &mut faults, stop, tick)?;
         let Faults {
             done: faults,
@@ -75,13 +75,13 @@ impl Round<'_> {
             ..
         } = faults;
         fs::write(folder.join("faults"), format!("{faults:#?}\n"))?;
-        if let Some(what) = self.plant {
-            plant(what, folder, &faults)?;
+        if let Some(what) = self.inject {
+            inject(what, folder, &faults)?;
         }
         let records = records::read(folder)?;
         let history = History::new(&records, &faults);
         totals.add(&history, &faults);
-        // First those that say what hangs: only some are shown.
+        // Violations about hanging calls come first: only some are shown.
         let mut violations = found;
         violations.extend(checks::all(&history, &faults));
         violations.extend(left);
@@ -90,7 +90,7 @@ impl Round<'_> {
         Ok(violations.len())
     }
 
-    /// Everything that happens; what was left behind at the end.
+    /// Runs everything; returns what was left behind at the end.
     fn work(
         &self,
         folder: &Path,
@@ -111,10 +111,10 @@ impl Round<'_> {
             Err(error) if error.is::<Stopped>() => {}
             other => other?,
         }
-        tick(format!("round {number}: coming to its end"));
+        tick(format!("round {number}: finishing"));
         faults.end_all(&mut subjects)?;
         subjects.proxies.iter().for_each(mend);
-        left_behind::finish(&mut subjects, folder)
+        leaks::finish(&mut subjects, folder)
     }
 
     fn subjects(&self, folder: &Path) -> anyhow::Result<Subjects> {

@@ -1,5 +1,5 @@
-//! The primary and its replica, which change places as a planned switch-over does: no connection is closed,
-//! and nothing is lost.
+//! The primary and its replica, which change places as in a planned switch-over: no connection is closed, and
+//! nothing is lost.
 
 use std::mem;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use leasehold_testbed::{Proxy, Server, eventually};
 
-/// For the replica to have all that the primary has, and on a disk if it is to be there.
+/// How long the replica may take to have all data of the primary, and on a disk if necessary.
 const IN_STEP: Duration = Duration::from_secs(20);
 /// Longer than a switch-over takes.
 const PAUSE: &str = "10000";
@@ -18,16 +18,16 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// `remembers` says that a server that is killed has its data when it is restarted.
+    /// `remembers`: whether a killed server has its data when it is restarted.
     pub fn start(remembers: bool) -> anyhow::Result<Self> {
         let start = || {
             let mut server = Server::builder()
                 .arg("repl-diskless-sync-delay", "0")
-                // Otherwise a restart could bring back what the server was sent as a replica once.
+                // Otherwise a restart could bring back old data from the server's time as a replica.
                 .arg("rdb-del-sync-files", "yes");
             if remembers {
-                // What was answered is in the file: a kill of the process, unlike one of the machine,
-                // leaves it there.
+                // Replied writes are in the file: a kill of the process, unlike one of the machine, leaves
+                // them there.
                 server = server
                     .arg("appendonly", "yes")
                     .arg("appendfsync", "no")
@@ -44,7 +44,7 @@ impl Servers {
     }
 
     /// The replica becomes the primary, and new connections through `addresses` go there; all others stay.
-    /// Writes are held up until the replica has all of them, so every promise holds: nothing is excused.
+    /// Writes are paused until the replica has all of them, so every promise holds: nothing is excused.
     pub fn switch_over<'a>(
         &mut self,
         addresses: impl Iterator<Item = &'a Proxy>,
@@ -54,7 +54,7 @@ impl Servers {
         let follows = || {
             let state = info(replica, "replication")?;
             let file = info(replica, "persistence")?;
-            // Also what it was sent as a whole is in its file by then.
+            // By then the full copy that it received is in its file, too.
             let is_written = file.contains("aof_rewrite_in_progress:0")
                 && file.contains("aof_rewrite_scheduled:0");
             anyhow::Ok(
@@ -111,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// What a server of this role says of itself on a connection.
+    /// The role that a server reports on a connection.
     fn role(mut connection: &TcpStream) -> String {
         connection.write_all(b"ROLE\r\n").unwrap();
         let mut bytes = [0; 1024];
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_over_loses_nothing_and_closes_no_connection() {
+    fn a_switch_over_keeps_data_and_connections() {
         for remembers in [false, true] {
             let mut servers = Servers::start(remembers).unwrap();
             let address = Proxy::start(servers.primary.port()).unwrap();
@@ -141,11 +141,11 @@ mod tests {
                     assert!(role(&before).contains("slave"));
                 }
             }
-            // What it was sent is in its file, too.
+            // The data that it received is in its file, too.
             servers.primary.kill();
             servers.primary.restart().unwrap();
             let exists = || servers.primary.command(&["EXISTS", "k"]).unwrap().as_int();
-            // Until then it answers that it is loading its file.
+            // Until then it replies that it is loading its file.
             assert!(eventually(IN_STEP, || exists().is_some()));
             assert_eq!(exists(), Some(i64::from(remembers)));
         }

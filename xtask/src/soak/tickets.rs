@@ -1,4 +1,5 @@
-//! Locks on their way from one process to another: each ticket is a file, and who renames it has it.
+//! Locks in transfer between processes: each ticket is a file, and the process that renames the file gets the
+//! ticket.
 
 use std::fs;
 use std::io;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A lock that was handed over.
+/// A transferred lock.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ticket {
     pub key: usize,
@@ -23,7 +24,7 @@ pub fn leave(folder: &Path, ticket: &Ticket) -> io::Result<()> {
     fs::rename(&draft, draft.with_extension("ticket"))
 }
 
-/// Some ticket that nobody else takes, if there is one.
+/// A ticket that no other process takes, if there is one.
 pub fn take(folder: &Path) -> io::Result<Option<Ticket>> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

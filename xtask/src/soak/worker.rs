@@ -1,5 +1,4 @@
-//! A process of the soak, doing its job: threads that use locks, and one client at a time that they
-//! share. Judges nothing.
+//! A process of the soak: threads that use locks, and one client at a time that they share. Judges nothing.
 
 use std::fs;
 use std::process::ExitCode;
@@ -14,20 +13,21 @@ use leasehold::{Builder, Client};
 use leasehold_testbed::child::{self, say};
 use leasehold_testbed::eventually;
 
-use super::chance::Chance;
 use super::mass::Mass;
 use super::messages::{
-    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, Order, PATIENCE, Raced,
+    Assignment, COMMAND_TIMEOUT, CONNECT_TIMEOUT, LONGEST_TTL, Message, OUTAGE_TIMEOUT, Order,
+    Raced,
 };
 use super::operations::Thread;
 use super::operations::race::Racers;
+use super::random::Random;
 use super::records::{What, Who, Writer};
 
-/// Draws of clients are told apart from those of threads.
+/// Distinguishes the random numbers of clients from those of threads.
 const OF_CLIENTS: u64 = 1 << 32;
-/// For how long a client may take to end, when nothing is wrong any more.
+/// How long a client may take to end when there is no fault any more.
 pub const END: Duration = Duration::from_secs(2);
-/// Within which its threads are gone, on a busy machine.
+/// How long its threads may take to end, on a busy machine.
 const THREADS_GONE: Duration = Duration::from_secs(20);
 
 pub fn main() -> ExitCode {
@@ -35,10 +35,10 @@ pub fn main() -> ExitCode {
 }
 
 fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
-    let place = Place::open(assignment)?;
+    let shared = Shared::open(assignment)?;
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..place.assignment.threads)
-            .map(|number| place.thread(number))
+        let threads: Vec<_> = (0..shared.assignment.threads)
+            .map(|number| shared.thread(number))
             .collect::<anyhow::Result<_>>()?;
         let running: Vec<_> = threads
             .into_iter()
@@ -50,23 +50,23 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
             match orders.recv()? {
                 Order::Finish => break,
                 Order::Hold { count } => {
-                    let count = place.hold_many(count)?;
+                    let count = shared.hold_many(count)?;
                     say(&Message::Holding { count })?;
                 }
                 Order::Drop => {
-                    place.drop_many()?;
+                    shared.drop_many()?;
                     say(&Message::Dropped)?;
                 }
-                Order::Crowd { clients, millis } => {
+                Order::Contend { clients, millis } => {
                     let until = Instant::now() + Duration::from_millis(millis);
                     for _ in 0..clients {
-                        let (thread, client) = place.one_of_a_crowd()?;
-                        // Not waited for one by one: the end of the scope waits for all.
-                        scope.spawn(move || thread.stand_in_crowd(&client, until));
+                        let (thread, client) = shared.contender()?;
+                        // No wait for single threads: the end of the scope waits for all.
+                        scope.spawn(move || thread.contend(&client, until));
                     }
                 }
                 Order::Race { threads } => {
-                    let racers = threads.into_iter().map(|threads| place.racers(threads));
+                    let racers = threads.into_iter().map(|threads| shared.racers(threads));
                     race = racers.collect::<anyhow::Result<_>>()?;
                     say(&Message::AtStart)?;
                 }
@@ -76,25 +76,25 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
                 }
             }
         }
-        place.is_ending.store(true, Ordering::Relaxed);
+        shared.is_ending.store(true, Ordering::Relaxed);
         for thread in running {
             thread.join().map_err(|_| anyhow!("a thread panicked"))?;
         }
         anyhow::Ok(())
     })?;
-    place.close();
-    let is_kept = place.leaky.get().is_some();
+    shared.close();
+    let is_kept = shared.leaky.get().is_some();
     let mut threads = Vec::new();
     let _ = eventually(THREADS_GONE, || {
         threads = threads_of_leasehold(is_kept);
         threads.is_empty()
     });
     say(&Message::Finished { threads, is_kept })?;
-    // Until the parent has looked at what is left elsewhere.
+    // Until the parent has checked what is left elsewhere.
     orders.recv().map(|_| ()).or(Ok(()))
 }
 
-/// Says what all `racers` did, once they have gone. A failure ends the process.
+/// Reports what all `racers` did, once they have ended. A failure ends the process.
 fn run_race(racers: Vec<Racers<'_>>, until: u64) {
     let raced = thread::scope(|scope| {
         let racing: Vec<_> = racers
@@ -111,13 +111,13 @@ fn run_race(racers: Vec<Racers<'_>>, until: u64) {
     raced.expect("a race fails only with its server or its parent");
 }
 
-/// Threads that clients of this process have left, by name; nothing where threads cannot be seen.
+/// Threads that clients of this process have left, by name; empty where threads cannot be seen.
 fn threads_of_leasehold(is_kept: bool) -> Vec<String> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
     };
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    // What a forgotten guard keeps of its client is idle after the shutdown, and there still.
+    // After the shutdown, the threads of a client that a forgotten guard keeps are idle, but still there.
     let is_left =
         |name: &String| name.starts_with("leasehold-") || !is_kept && name.starts_with("r2d2-");
     names
@@ -126,36 +126,36 @@ fn threads_of_leasehold(is_kept: bool) -> Vec<String> {
         .collect()
 }
 
-/// What the threads of a process share.
-pub struct Place {
+/// The state that the threads of a process share.
+pub struct Shared {
     pub assignment: Assignment,
     /// The same for all clients of this process.
     pub ttl: Duration,
-    /// There until the end.
-    client: Mutex<(Option<Client>, Chance)>,
+    /// `Some` until the end.
+    client: Mutex<(Option<Client>, Random)>,
     is_ending: AtomicBool,
     /// The number of the next thread.
     next_thread: AtomicUsize,
-    /// The last that was ordered.
+    /// The last `Mass` that was ordered.
     mass: Mutex<Option<Mass>>,
-    /// What forgotten guards keep: those of no other client are forgotten.
+    /// The client whose guards are forgotten: guards of no other client are.
     leaky: OnceLock<Client>,
 }
 
-impl Place {
+impl Shared {
     fn open(assignment: Assignment) -> anyhow::Result<Self> {
         let (round, process) = (assignment.round, assignment.process as u64);
         let life = assignment.life as u64;
-        let mut chance = Chance::new(assignment.seed, &[OF_CLIENTS, round, process, life]);
-        let ttl = chance.weighted(&[(1, 600), (2, 1200), (1, 2500)]);
+        let mut random = Random::new(assignment.seed, &[OF_CLIENTS, round, process, life]);
+        let ttl = random.weighted(&[(1, 600), (2, 1200), (1, 2500)]);
         let ttl = Duration::from_millis(ttl);
-        let client = new_client(&assignment.url, ttl, &mut chance)?;
+        let client = new_client(&assignment.url, ttl, &mut random)?;
         Ok(Self {
             ttl,
             next_thread: AtomicUsize::new(assignment.threads),
             mass: Mutex::new(None),
             assignment,
-            client: Mutex::new((Some(client), chance)),
+            client: Mutex::new((Some(client), random)),
             is_ending: AtomicBool::new(false),
             leaky: OnceLock::new(),
         })
@@ -175,12 +175,12 @@ impl Place {
             thread,
         };
         let writer = Writer::create(&self.assignment.folder, who)?;
-        let chance = Chance::new(self.assignment.seed, &place);
-        Ok(Thread::new(self, writer, chance))
+        let random = Random::new(self.assignment.seed, &place);
+        Ok(Thread::new(self, writer, random))
     }
 
     /// A client of its own, and the thread that uses it.
-    fn one_of_a_crowd(&self) -> anyhow::Result<(Thread<'_>, Client)> {
+    fn contender(&self) -> anyhow::Result<(Thread<'_>, Client)> {
         let number = self.next_thread.fetch_add(1, Ordering::Relaxed);
         let settings = settings(&self.assignment.url, self.ttl);
         let client = settings.pipelines(1).max_transactions(1).build_lazy()?;
@@ -196,7 +196,7 @@ impl Place {
         Racers::new(&self.assignment.url, threads, next()?)
     }
 
-    /// How many there are.
+    /// Returns the number of held locks.
     fn hold_many(&self, count: usize) -> anyhow::Result<usize> {
         let mut mass = self.mass.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = mass.take() {
@@ -235,10 +235,10 @@ impl Place {
         client.expect("threads end before the client does")
     }
 
-    /// Puts a new client in the place of the old one, which is given back.
+    /// Puts a new client in the place of the old one, which it returns.
     pub fn reopen(&self) -> anyhow::Result<Option<Client>> {
-        let (client, chance) = &mut *self.lock();
-        let new = new_client(&self.assignment.url, self.ttl, chance)?;
+        let (client, random) = &mut *self.lock();
+        let new = new_client(&self.assignment.url, self.ttl, random)?;
         Ok(client.replace(new))
     }
 
@@ -250,7 +250,7 @@ impl Place {
         self.leaky.get_or_init(client).clone()
     }
 
-    /// What cannot be confirmed in time says so, and is no matter here.
+    /// A release that cannot be confirmed in time is an error of its own, and does not matter here.
     fn close(&self) {
         if let Some(client) = self.lock().0.take() {
             let _ = client.shutdown(END);
@@ -264,15 +264,15 @@ impl Place {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (Option<Client>, Chance)> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Option<Client>, Random)> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The server may be away just now.
-fn new_client(url: &str, ttl: Duration, chance: &mut Chance) -> anyhow::Result<Client> {
-    let pipelines = 1 + chance.below(4);
-    let hand_offs = chance.weighted(&[(1, 0), (1, 4), (2, 256)]);
+/// The server may be down just now.
+fn new_client(url: &str, ttl: Duration, random: &mut Random) -> anyhow::Result<Client> {
+    let pipelines = 1 + random.below(4);
+    let hand_offs = random.weighted(&[(1, 0), (1, 4), (2, 256)]);
     let client = settings(url, ttl).pipelines(pipelines).hand_offs(hand_offs);
     Ok(client.build_lazy()?)
 }
@@ -283,5 +283,5 @@ pub fn settings(url: &str, ttl: Duration) -> Builder {
         .max_ttl(LONGEST_TTL)
         .command_timeout(COMMAND_TIMEOUT)
         .connect_timeout(CONNECT_TIMEOUT)
-        .outage_timeout(PATIENCE)
+        .outage_timeout(OUTAGE_TIMEOUT)
 }

@@ -1,19 +1,18 @@
-//! Reads the library's public items as syntax: which of them is never seen in use in its docs. Test
-//! code is exempt.
+//! Reads the library's public items as syntax: which of them has no example in its docs. Test code is exempt.
 
 use std::collections::{BTreeMap, HashSet};
 
 use syn::{Attribute, Expr, ImplItem, Item, ItemImpl, Lit, Meta, Type, Visibility};
 
-/// A public type or trait of one file, and the public functions of its own.
+/// A public type or trait of one file, and its public functions.
 #[derive(Default)]
 struct Public {
     docs: String,
     functions: Vec<(String, String)>,
 }
 
-/// The names in `public` (those at the crate's top) that this file defines and never shows in use: types
-/// and traits without an example in their docs, functions without one in theirs or their type's.
+/// The names in `public` (those at the crate's top) that this file defines without an example: types and
+/// traits without an example in their docs, functions without one in theirs or their type's.
 pub fn never_shown(text: &str, public: &HashSet<String>) -> Vec<String> {
     let file = syn::parse_file(text).expect("the library is Rust");
     let mut types = BTreeMap::<String, Public>::new();
@@ -116,7 +115,7 @@ pub fn first_column(page: &str, title: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_is_shown_nowhere_is_found_and_what_is_private_is_not() {
+fn public_items_without_examples_are_found() {
     let text = "
         /// Has one.
         /// ```

@@ -1,4 +1,5 @@
-//! Reads the library's source as syntax: who imports whom, who sleeps. Test code is exempt.
+//! Reads the library's source as syntax: which module imports which, and which code sleeps. Test code is
+//! exempt.
 
 use std::collections::HashMap;
 use std::fs;
@@ -125,10 +126,10 @@ fn flatten(tree: &UseTree) -> Vec<Segments> {
     }
 }
 
-/// What a file mentions, with the lines where.
+/// The mentions in a file, with their lines.
 #[derive(Default)]
 struct Mentions {
-    /// What follows `crate::`.
+    /// The names that follow `crate::`.
     of_crate: Vec<(String, usize)>,
     sleeps: Vec<usize>,
 }
@@ -192,7 +193,7 @@ impl<'ast> Visit<'ast> for Mentions {
         visit::visit_path(self, path);
     }
 
-    /// The inside of a macro is not syntax yet: only the plain words can be looked at.
+    /// The inside of a macro is not syntax yet: only its tokens can be checked.
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
         if item
             .tokens
@@ -208,7 +209,7 @@ impl<'ast> Visit<'ast> for Mentions {
 }
 
 #[test]
-fn a_mention_is_found_in_uses_groups_and_expressions_but_not_in_tests() {
+fn mentions_are_found_outside_tests() {
     let text = "
         use crate::{acquire::Queue, store};
         fn f() { crate::client::open(); std::thread::sleep(d); select! { x => thread::sleep(d) } }

@@ -1,9 +1,9 @@
-//! Books that are wrong have to be found wrong, and with the right words.
+//! Wrong books are found, and described correctly.
 
 use leasehold_testbed::Server;
 
 use super::*;
-use crate::space::Space;
+use crate::namespace::Namespace;
 
 /// A market on which one of three items was sold for 10.
 fn stock() -> Stock {
@@ -26,7 +26,7 @@ fn books() -> Books {
     }
 }
 
-/// What is found wrong after `change`.
+/// The errors that are found after `change`.
 fn wrong(change: impl FnOnce(&mut Stock)) -> String {
     let mut stock = stock();
     change(&mut stock);
@@ -39,20 +39,23 @@ fn wrong(change: impl FnOnce(&mut Stock)) -> String {
 #[track_caller]
 fn finds(change: impl FnOnce(&mut Stock), words: &str) {
     let found = wrong(change);
-    assert!(found.contains(words), "{found:?} does not say {words:?}");
+    assert!(
+        found.contains(words),
+        "{found:?} does not contain {words:?}"
+    );
 }
 
 #[test]
-fn nothing_is_wrong_with_a_market_on_which_all_is_right() {
+fn a_correct_market_passes() {
     assert_eq!(wrong(|_| ()), "nothing");
 }
 
 #[test]
-fn money_that_is_missing_or_too_much_is_told() {
+fn wrong_amounts_of_money_are_reported() {
     finds(|stock| stock.funds[0].1 -= 3, "3 of money is missing");
     finds(
         |stock| stock.funds[1].1 += 4,
-        "4 of money came from nowhere",
+        "4 of money was made out of nothing",
     );
     finds(
         |stock| {
@@ -64,7 +67,7 @@ fn money_that_is_missing_or_too_much_is_told() {
 }
 
 #[test]
-fn an_item_in_two_places_is_told_wherever_they_are() {
+fn a_duplicated_item_is_reported() {
     finds(
         |stock| stock.offered.push("a".to_owned()),
         "1 items are in two places, the first is a, with buyer and with the market",
@@ -81,26 +84,26 @@ fn an_item_in_two_places_is_told_wherever_they_are() {
 }
 
 #[test]
-fn an_item_that_has_vanished_is_told() {
+fn a_missing_item_is_reported() {
     finds(
         |stock| stock.unlisted[0].1.clear(),
-        "3 items were made, 2 are there",
+        "3 items were made, 2 were found",
     );
 }
 
 #[test]
-fn a_sale_that_did_not_take_place_is_told() {
+fn a_sale_that_never_happened_is_reported() {
     finds(
         |stock| {
             stock.bought[0].1.clear();
             stock.offered.push("a".to_owned());
         },
-        "buyers have 0 items and say they bought 1; 2 are on the market, where 1 should be",
+        "buyers have 0 items and report 1 purchases; 2 items are on the market instead of 1",
     );
 }
 
 #[test]
-fn a_lock_that_is_left_is_told() {
+fn a_leaked_lock_is_reported() {
     finds(
         |stock| stock.locks.push("lock:x".to_owned()),
         "1 locks are left, the first is lock:x",
@@ -108,17 +111,17 @@ fn a_lock_that_is_left_is_told() {
 }
 
 #[test]
-fn what_is_planted_in_redis_is_found_there() -> anyhow::Result<()> {
+fn injected_errors_are_found_in_redis() -> anyhow::Result<()> {
     let server = Server::start()?;
-    let mut space = Space::open(&server.url(), "market-test")?;
-    let mut connection = space.connect()?;
-    let keys = Keys::new(space.value_key(""));
+    let mut namespace = Namespace::open(&server.url(), "market-test")?;
+    let mut connection = namespace.connect()?;
+    let keys = Keys::new(namespace.value_key(""));
     let traders = (vec!["seller-1".to_owned()], vec!["buyer-1".to_owned()]);
-    // More than one step's worth.
+    // More than one SCAN step returns.
     let count = STEP as u64 * 2 + 1;
     let world = World::found(&mut connection, keys.clone(), traders, count)?;
     let books = world.books(0, 0, 0);
-    let locks = space.lock_prefix();
+    let locks = namespace.lock_prefix();
     world.take_stock(&mut connection, &locks)?.check(&books)?;
 
     let plants: [(&[&str], &str); 3] = [
@@ -128,10 +131,10 @@ fn what_is_planted_in_redis_is_found_there() -> anyhow::Result<()> {
         ),
         (
             &["ZREM", &keys.market(), "stock-0.seller-1"],
-            "2001 items were made, 2000 are there",
+            "2001 items were made, 2000 were found",
         ),
         (
-            &["SET", &space.lock_key("market"), "somebody"],
+            &["SET", &namespace.lock_key("market"), "somebody"],
             "1 locks are left",
         ),
     ];
@@ -142,8 +145,8 @@ fn what_is_planted_in_redis_is_found_there() -> anyhow::Result<()> {
         let found = found.err().map(|error| error.to_string());
         assert!(
             found.as_ref().is_some_and(|found| found.contains(words)),
-            "{found:?} does not say {words:?}"
+            "{found:?} does not contain {words:?}"
         );
     }
-    space.clean()
+    namespace.clean()
 }

@@ -1,5 +1,5 @@
-//! A client of a race: its threads want one key all the time. Every failure is wrong here: nothing but single
-//! connections is killed.
+//! A client of a race: its threads want one key all the time. Every failure is a violation here, because the
+//! only fault is killed single connections.
 
 use std::thread;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::soak::messages::{RACE_TTL, Raced, key_name, race_key};
 use crate::soak::race::{COUNTER, INSIDE, TOKENS, WITNESS};
 use crate::soak::records::{Operation, now};
 
-/// One in so many grants leaves traces in Redis, which takes longer than a grant.
+/// One in this many grants leaves traces in Redis, which takes longer than a grant.
 const LEAVES_TRACES: usize = 8;
 
 /// A client and its threads, ready to race.
 pub struct Racers<'a> {
     client: Client,
     threads: Vec<(Thread<'a>, redis::Connection)>,
-    /// Writes down the end of the client.
+    /// Records the end of the client.
     last: Thread<'a>,
 }
 
 impl<'a> Racers<'a> {
-    /// Each with a connection of its own for its traces.
+    /// Each thread has a connection of its own for its traces.
     pub fn new(url: &str, threads: Vec<Thread<'a>>, last: Thread<'a>) -> anyhow::Result<Self> {
         let witness = || -> anyhow::Result<redis::Connection> {
             let mut witness = redis::Client::open(url)?.get_connection()?;
@@ -36,7 +36,7 @@ impl<'a> Racers<'a> {
             .into_iter()
             .map(|thread| Ok((thread, witness()?)))
             .collect::<anyhow::Result<_>>()?;
-        // Its first connection may be the one that is killed.
+        // The first connection may be the one that is killed.
         let client = Client::builder(url).ttl(RACE_TTL).build_lazy()?;
         Ok(Self {
             client,
@@ -45,7 +45,7 @@ impl<'a> Racers<'a> {
         })
     }
 
-    /// Until the moment `until`; then the client is dropped.
+    /// Runs until the moment `until`; then the client is dropped.
     pub fn race(self, until: u64) -> anyhow::Result<Raced> {
         let Self {
             client,
@@ -74,7 +74,7 @@ impl<'a> Racers<'a> {
 }
 
 impl Thread<'_> {
-    /// Returns how often it left traces.
+    /// Returns how often the thread left traces.
     fn race(
         mut self,
         mutex: &Mutex,
@@ -106,13 +106,13 @@ impl Thread<'_> {
                     ..Terms::default()
                 },
             );
-            if self.chance.one_in(LEAVES_TRACES) {
+            if self.random.one_in(LEAVES_TRACES) {
                 self.leave_traces(&guard, &mut witness)?;
                 raised += 1;
             }
-            match self.chance.one_in(2) {
-                true => self.let_go(guard, key),
-                // Killed twice in a row, it is confirmed in the background.
+            match self.random.one_in(2) {
+                true => self.release(guard, key),
+                // If two connections in a row are killed, the release is confirmed in the background.
                 false => self.unlock_now(guard, key),
             }
         }
@@ -133,7 +133,7 @@ impl Thread<'_> {
             .arg(COUNTER)
             .query(witness)?;
         if inside != 1 {
-            self.wrong(format!("{inside} are inside in a race: {guard:?}"));
+            self.wrong(format!("{inside} holders are inside in a race: {guard:?}"));
         }
         if let Err(error) = guard.check() {
             self.wrong(format!("lost in a race: {error}"));

@@ -1,5 +1,5 @@
-//! Locks that nobody takes away, renewed many times a second while others want them: is any holder
-//! told that it lost one? Measures no speed.
+//! Locks that are never taken away, renewed many times a second while other clients want them: does any
+//! holder get a loss? Measures no speed.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use leasehold::{Client, EventHandler, EventLock, LossReason, MutexGuard};
 use leasehold_testbed::{Server, eventually};
 use parking_lot::Mutex;
 
-use crate::sheet::Sheet;
+use crate::report::Report;
 
 const TTL: Duration = Duration::from_millis(300);
 const LOCKS: usize = 300;
-/// Threads that want every other lock, one after another.
+/// Threads that want the locks, one lock after another.
 const WANTING: usize = 20;
-/// For how long each is wanted at a time.
+/// How long a thread wants one lock.
 const WANTED: Duration = Duration::from_millis(50);
 /// The renewals take ten seconds if all goes well.
-const PATIENCE: Duration = Duration::from_secs(120);
+const RENEWALS_LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
 struct Heard {
@@ -48,7 +48,7 @@ fn key(number: usize) -> String {
     format!("kept-{number}")
 }
 
-/// Wants a share of the locks, each for a moment, until it is `over`; says how many it got.
+/// Wants a share of the locks, each for a moment, until it is `over`; returns the number of grants.
 fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, leasehold::Error> {
     let mut got = 0;
     let every_other = (0..LOCKS).step_by(2);
@@ -62,7 +62,7 @@ fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, lease
     Ok(got)
 }
 
-pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), Box<dyn Error>> {
+pub fn measure(server: &Server, renewals: u64, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let heard = Arc::new(Heard::default());
     let builder = Client::builder(server.url()).ttl(TTL);
     let client = builder.event_handler(Arc::clone(&heard)).build()?;
@@ -78,7 +78,7 @@ pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), 
                 scope.spawn(move || want(others, share, over))
             })
             .collect();
-        let _ = eventually(PATIENCE, || {
+        let _ = eventually(RENEWALS_LIMIT, || {
             heard.renewed.load(Ordering::Relaxed) >= renewals
         });
         over.store(true, Ordering::Relaxed);
@@ -91,14 +91,18 @@ pub fn measure(server: &Server, renewals: u64, sheet: &mut Sheet) -> Result<(), 
     drop(guards);
 
     let renewed = heard.renewed.load(Ordering::Relaxed);
-    sheet.at_least("renewals without a theft", renewed as f64, renewals as f64);
+    report.at_least(
+        "renewals without an overwritten key",
+        renewed as f64,
+        renewals as f64,
+    );
     let failed = heard.failed.load(Ordering::Relaxed);
-    sheet.figure("renewals that failed", failed as f64);
+    report.figure("renewals that failed", failed as f64);
     let lost = heard.lost.lock();
-    sheet.never("false alarms: losses told", lost.len());
-    sheet.never("locks that went to others", got);
+    report.never("false losses", lost.len());
+    report.never("locks granted to other clients", got);
     for line in lost.iter().take(5) {
-        sheet.note(line.clone());
+        report.note(line.clone());
     }
     Ok(())
 }

@@ -2,50 +2,50 @@
 
 use std::time::Duration;
 
-use leasehold_load::{Assignment, Pace, Round, Served, Tally, Way, nanoseconds, sum};
+use leasehold_load::{Assignment, Pace, Round, ServerStats, Tally, Way, nanoseconds, sum};
 use leasehold_testbed::{Process, Server};
 
 use super::cases::Case;
 use super::programs::Programs;
 use crate::stop::Stop;
 
-/// A process has heard of the start by then, and has its threads.
+/// By then a process has received the start order, and has its threads.
 const NOTICE: Duration = Duration::from_millis(20);
 const NOTICE_PER_THREAD: Duration = Duration::from_micros(200);
-/// Scripts are known and connections made after that. Not measured.
+/// By then scripts are loaded and connections made. Not measured.
 const WARM_UP: Duration = Duration::from_millis(60);
-/// How long a process may be silent, beyond what it was told to take.
+/// How long a process may be silent, beyond the time of its work.
 const SILENCE: Duration = Duration::from_secs(60);
 
-pub struct Crew {
+pub struct ProcessGroup {
     pub way: Way,
     processes: Vec<Process<Tally>>,
     notice: Duration,
-    /// That it keeps, all processes together.
+    /// Connections that stay open, of all processes together.
     pub connections: u64,
 }
 
-/// One round of a crew.
+/// One round of a group.
 pub struct Measured {
     /// Of all processes.
     pub tally: Tally,
-    pub served: Served,
+    pub stats: ServerStats,
     window: Duration,
 }
 
 impl Measured {
-    /// What the thread got that got least, by what the one got that got most.
+    /// The locks of the thread that got the fewest, divided by those of the thread that got the most.
     pub fn fairness(&self) -> f64 {
         self.tally.least as f64 / self.tally.most.max(1) as f64
     }
 
-    /// Locks had per second, within the window.
+    /// Locks acquired per second, within the window.
     pub fn rate(&self) -> f64 {
         self.tally.in_time as f64 / self.window.as_secs_f64()
     }
 }
 
-impl Crew {
+impl ProcessGroup {
     pub fn start(
         case: &Case,
         way: Way,
@@ -54,7 +54,7 @@ impl Crew {
         programs: &Programs,
         stop: &Stop,
     ) -> anyhow::Result<Self> {
-        let before = Served::until_now(server)?.connections;
+        let before = ServerStats::until_now(server)?.connections;
         let mut processes = Vec::new();
         for process in 0..case.processes {
             let assignment = Assignment {
@@ -70,20 +70,20 @@ impl Crew {
             let program = &mut programs.load(way);
             processes.push(Process::start(name, program, &assignment)?);
         }
-        // An empty one of each, once it has connected.
+        // An empty tally of each process, once it has connected.
         for process in &processes {
             stop.message(process, SILENCE)?;
         }
-        let mut crew = Self {
+        let mut group = Self {
             way,
             processes,
             notice: NOTICE + NOTICE_PER_THREAD * case.seats() as u32,
             connections: 0,
         };
-        crew.round(server, WARM_UP, None, stop)?;
-        let after = Served::until_now(server)?.connections;
-        crew.connections = after.saturating_sub(before);
-        Ok(crew)
+        group.round(server, WARM_UP, None, stop)?;
+        let after = ServerStats::until_now(server)?.connections;
+        group.connections = after.saturating_sub(before);
+        Ok(group)
     }
 
     pub fn round(
@@ -93,7 +93,7 @@ impl Crew {
         pace: Option<Pace>,
         stop: &Stop,
     ) -> anyhow::Result<Measured> {
-        let before = Served::until_now(server)?;
+        let before = ServerStats::until_now(server)?;
         let start = nanoseconds() + self.notice.as_nanos() as u64;
         let round = Round {
             start,
@@ -106,10 +106,10 @@ impl Crew {
         let processes = self.processes.iter();
         let tallies = processes.map(|process| stop.message(process, SILENCE));
         let tally = sum(&tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
-        let served = Served::until_now(server)?.since(&before);
+        let stats = ServerStats::until_now(server)?.since(&before);
         Ok(Measured {
             tally,
-            served,
+            stats,
             window,
         })
     }

@@ -1,49 +1,49 @@
-//! Many want one key all the time: grants per second, fairness, longest wait, and requests for each
-//! change of owner. From the tokens of all grants follows their order, so who came after whom.
+//! Processes or threads that want one key all the time: grants per second, fairness, longest wait, and
+//! requests for each change of owner. The tokens of all grants show their order, and so who followed whom.
 
 use std::error::Error;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use leasehold_load::Served;
+use leasehold_load::ServerStats;
 use leasehold_testbed::Server;
 
-use crate::member::{Assignment, Grant, Report};
 use crate::monitor::{Monitor, Requests};
+use crate::report::Report;
 use crate::role::Role;
-use crate::sheet::Sheet;
+use crate::worker::{Assignment, Grant, WorkerReport};
 use crate::{beside_a_sleeper, queue, support};
 
-/// All have heard of the start by then.
+/// Time enough for all processes to receive the start order.
 const NOTICE: Duration = Duration::from_millis(50);
 const SLEEP: Duration = Duration::from_millis(1);
 
-/// What is asked of several processes, beside that none gets half of what another gets.
+/// The limits for several processes, besides that none may get twice as many grants as another.
 pub struct Limits {
-    /// Grants per second, all together.
+    /// Grants per second, all processes together.
     pub rate: f64,
     pub longest_wait: Option<Duration>,
-    /// For each change of the owning process.
+    /// Requests for each change of the owning process.
     pub requests: Option<f64>,
 }
 
-/// What one round of competing showed.
+/// The results of one round.
 struct Round {
     window: Duration,
-    /// How many each thread got, process by process.
+    /// The grants of each thread, process by process.
     counts: Vec<Vec<usize>>,
     waits: Histogram<u64>,
     /// How often a grant went to another process than the one before.
     changes: usize,
     twice: usize,
     out_of_order: usize,
-    served: Served,
-    /// Empty unless they were to be counted.
+    stats: ServerStats,
+    /// Empty unless requests were counted.
     requests: Requests,
 }
 
 impl Round {
-    /// `[processes, threads]` compete for as long as `window`.
+    /// `[processes, threads]` compete for `window`.
     fn run(
         server: &Server,
         [processes, threads]: [usize; 2],
@@ -55,29 +55,29 @@ impl Round {
             threads,
             window,
         };
-        let mut members = (0..processes)
-            .map(|_| Role::<Report>::start("member", &assignment))
+        let mut workers = (0..processes)
+            .map(|_| Role::<WorkerReport>::start("worker", &assignment))
             .collect::<Result<Vec<_>, _>>()?;
-        let before = Served::until_now(server)?;
+        let before = ServerStats::until_now(server)?;
         let monitor = counts_requests.then(|| Monitor::start(server));
         let monitor = monitor.transpose()?;
         let start = support::nanoseconds() + NOTICE.as_nanos() as u64;
-        for member in &mut members {
-            member.order(&start)?;
+        for worker in &mut workers {
+            worker.order(&start)?;
         }
-        let reports = members
+        let reports = workers
             .iter()
             .map(Role::report)
             .collect::<Result<Vec<_>, _>>()?;
         let requests = monitor.map(|monitor| monitor.end(server)).transpose()?;
         let mut round = Self::of(window, start + window.as_nanos() as u64, &reports);
-        round.served = Served::until_now(server)?.since(&before);
+        round.stats = ServerStats::until_now(server)?.since(&before);
         round.requests = requests.unwrap_or_default();
         Ok(round)
     }
 
-    /// All that follows from the reports.
-    fn of(window: Duration, end: u64, reports: &[Report]) -> Self {
+    /// Computes the results from the reports.
+    fn of(window: Duration, end: u64, reports: &[WorkerReport]) -> Self {
         let mut waits = support::histogram();
         let mut all: Vec<(Grant, usize)> = Vec::new();
         let mut counts = Vec::new();
@@ -96,7 +96,7 @@ impl Round {
             };
             changes += usize::from(owner != next_owner);
             twice += usize::from(grant.token == before.token);
-            // Each looked at the clock while it had the key.
+            // Each thread read the clock while it had the key.
             out_of_order += usize::from(grant.entered < before.entered);
         }
         Self {
@@ -106,7 +106,7 @@ impl Round {
             changes,
             twice,
             out_of_order,
-            served: Served::default(),
+            stats: ServerStats::default(),
             requests: Requests::new(),
         }
     }
@@ -121,90 +121,94 @@ impl Round {
     }
 }
 
-/// Nobody had it beside somebody else.
-fn check(rounds: &[&Round], sheet: &mut Sheet) {
+/// Checks that no two threads held the key at the same time.
+fn check(rounds: &[&Round], report: &mut Report) {
     let twice = rounds.iter().map(|round| round.twice).sum();
-    sheet.never("tokens given twice", twice);
+    report.never("tokens given twice", twice);
     let out_of_order = rounds.iter().map(|round| round.out_of_order).sum();
-    let what = "grants beside another, or with a token out of order";
-    sheet.never(what, out_of_order);
+    let what = "grants during another hold, or with a token out of order";
+    report.never(what, out_of_order);
 }
 
-/// The most that one got for each that another got.
+/// The most grants of one, divided by the fewest of another.
 fn unfairness(counts: impl Iterator<Item = usize> + Clone) -> f64 {
     let most = counts.clone().max().unwrap_or(0);
     most as f64 / counts.min().unwrap_or(0) as f64
 }
 
 /// The threads of one process.
-pub fn threads(server: &Server, threads: usize, window: Duration) -> Result<Sheet, Box<dyn Error>> {
-    // The bare queue before and after, so that whatever else the machine does hits both alike.
+pub fn threads(
+    server: &Server,
+    threads: usize,
+    window: Duration,
+) -> Result<Report, Box<dyn Error>> {
+    // The bare queue before and after, so that other load on the machine affects both alike.
     let before = queue::rate(threads, window / 2);
     let run = || Round::run(server, [1, threads], window, false);
     let (round, late) = beside_a_sleeper(SLEEP, run);
     let round = round?;
     let bare = (before + queue::rate(threads, window / 2)) / 2.0;
 
-    let mut sheet = Sheet::new();
-    sheet.spread("wait for the lock", &round.waits);
-    sheet.sleep(&late);
-    sheet.at_least("grants/s", round.rate(), 100_000.0);
-    sheet.figure("grants/s of a bare queue of parked threads", bare);
-    sheet.figure("ratio to it", round.rate() / bare);
+    let mut report = Report::new();
+    report.spread("wait for the lock", &round.waits);
+    report.sleep(&late);
+    report.at_least("grants/s", round.rate(), 100_000.0);
+    report.figure("grants/s of a bare queue of parked threads", bare);
+    report.figure("ratio to the bare queue", round.rate() / bare);
     let unfairness = unfairness(round.counts.iter().flatten().copied());
-    sheet.at_most("grants per thread, most to least", unfairness, 1.5);
-    sheet.at_most("longest wait, ms", round.longest_wait(), 20.0);
-    check(&[&round], &mut sheet);
-    Ok(sheet)
+    report.at_most("grants per thread, most to least", unfairness, 1.5);
+    report.at_most("longest wait, ms", round.longest_wait(), 20.0);
+    check(&[&round], &mut report);
+    Ok(report)
 }
 
-/// Processes of some threads each.
+/// Processes with several threads each.
 pub fn processes(
     server: &Server,
     shape: [usize; 2],
     window: Duration,
     counted: Duration,
     limits: Limits,
-) -> Result<Sheet, Box<dyn Error>> {
+) -> Result<Report, Box<dyn Error>> {
     let (round, late) = beside_a_sleeper(SLEEP, || Round::run(server, shape, window, false));
     let round = round?;
     let monitored = Round::run(server, shape, counted, true)?;
 
-    let mut sheet = Sheet::new();
-    sheet.spread("wait for the lock", &round.waits);
-    sheet.sleep(&late);
-    sheet.at_least("grants/s", round.rate(), limits.rate);
+    let mut report = Report::new();
+    report.spread("wait for the lock", &round.waits);
+    report.sleep(&late);
+    report.at_least("grants/s", round.rate(), limits.rate);
     let seconds = window.as_secs_f64();
-    sheet.figure("changes of owner/s", round.changes as f64 / seconds);
+    report.figure("changes of owner/s", round.changes as f64 / seconds);
     let by_process = round.counts.iter().map(|counts| counts.iter().sum());
     let unfairness = unfairness(by_process);
-    sheet.at_most("grants per process, most to least", unfairness, 2.0);
+    report.at_most("grants per process, most to least", unfairness, 2.0);
     match limits.longest_wait {
         Some(limit) => {
             let limit = limit.as_secs_f64() * 1000.0;
-            sheet.at_most("longest wait, ms", round.longest_wait(), limit);
+            report.at_most("longest wait, ms", round.longest_wait(), limit);
         }
-        None => sheet.figure("longest wait, ms", round.longest_wait()),
+        None => report.figure("longest wait, ms", round.longest_wait()),
     }
     let sent: u64 = monitored.requests.values().sum();
     let per_change = sent as f64 / monitored.changes as f64;
     match limits.requests {
-        Some(limit) => sheet.at_most("requests per change of owner", per_change, limit),
-        None => sheet.figure("requests per change of owner", per_change),
+        Some(limit) => report.at_most("requests per change of owner", per_change, limit),
+        None => report.figure("requests per change of owner", per_change),
     }
     let changes = round.changes as f64;
-    let served = &round.served;
-    sheet.figure(
-        "script calls per change, not slowed down",
-        served.scripts() as f64 / changes,
+    let stats = &round.stats;
+    report.figure(
+        "script calls per change, not slowed down by MONITOR",
+        stats.scripts() as f64 / changes,
     );
-    sheet.figure(
-        "reads per change, not slowed down",
-        served.reads as f64 / changes,
+    report.figure(
+        "reads per change, not slowed down by MONITOR",
+        stats.reads as f64 / changes,
     );
-    check(&[&round, &monitored], &mut sheet);
-    sheet.note(requests_by_command(&monitored));
-    Ok(sheet)
+    check(&[&round, &monitored], &mut report);
+    report.note(requests_by_command(&monitored));
+    Ok(report)
 }
 
 fn requests_by_command(monitored: &Round) -> String {

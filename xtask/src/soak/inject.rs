@@ -1,4 +1,4 @@
-//! Puts a violation into the records of a round: so that one sees that it would be found.
+//! Puts a violation into the records of a round, to show that the checks find it.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use super::history::{History, Hold};
 use super::records::{Doing, Grant, Outcome, What, Who, Writer, read};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Plant {
-    /// Somebody else had a lock while it was held
+pub enum Defect {
+    /// A second holder of a held lock
     Overlap,
-    /// Somebody asked later, and got a smaller token
+    /// A later request with a smaller token
     Token,
     /// A call that never returned
     Hang,
-    /// In a race, an update that was lost
+    /// In a race: a lost update
     Update,
-    /// In a race, a lock that nobody holds
+    /// In a race: a lock without a holder
     Nobody,
 }
 
@@ -30,19 +30,17 @@ const NOBODY: Who = Who {
     thread: 0,
 };
 
-pub fn plant(what: Plant, folder: &Path, faults: &[Fault]) -> anyhow::Result<()> {
+pub fn inject(what: Defect, folder: &Path, faults: &[Fault]) -> anyhow::Result<()> {
     let history = History::new(&read(folder)?, faults);
     let has_no_excuse = |hold: &&Hold| !history.excuses.iter().any(|excuse| excuse.is_for(hold));
     let was_seen = |hold: &&Hold| hold.seen.is_some() && hold.end() > hold.granted + 1000;
     let mut holds = history.holds.iter().filter(has_no_excuse);
-    let hold = holds
-        .find(was_seen)
-        .context("nobody held anything for long")?;
+    let hold = holds.find(was_seen).context("no lock was held for long")?;
     let (at, token) = match what {
-        Plant::Overlap => (hold.granted + 500, hold.token + 1),
-        Plant::Token => (hold.end() + 1, hold.token - 1),
-        Plant::Hang => (hold.end(), 0),
-        Plant::Update | Plant::Nobody => return Ok(()),
+        Defect::Overlap => (hold.granted + 500, hold.token + 1),
+        Defect::Token => (hold.end() + 1, hold.token - 1),
+        Defect::Hang => (hold.end(), 0),
+        Defect::Update | Defect::Nobody => return Ok(()),
     };
     let mut records = Writer::create(folder, NOBODY)?;
     let key = hold.key;
@@ -54,7 +52,7 @@ pub fn plant(what: Plant, folder: &Path, faults: &[Fault]) -> anyhow::Result<()>
             allowed: None,
         },
     );
-    if what == Plant::Hang {
+    if what == Defect::Hang {
         return Ok(());
     }
     let (since, outcome) = (at, Outcome::Done);
@@ -69,6 +67,6 @@ pub fn plant(what: Plant, folder: &Path, faults: &[Fault]) -> anyhow::Result<()>
     };
     records.write_at(at, What::Held(grant));
     records.write_at(at, What::Seen { left: 1_000_000 });
-    records.write_at(at + 100_000, What::LettingGo);
+    records.write_at(at + 100_000, What::Releasing);
     Ok(())
 }

@@ -11,10 +11,10 @@ use leasehold_load::Waits;
 use leasehold_testbed::child::{self, say};
 use redis::Connection;
 
-use super::messages::{Assignment, Job, Message, Order, Raise, Tally};
-use crate::space;
+use super::messages::{Assignment, Increment, Job, Message, Order, Tally};
+use crate::namespace;
 
-/// A demo that is killed leaves its counter behind no longer than this.
+/// The longest time for which a killed demo leaves its counter behind.
 const VALUE_TTL_SECONDS: u64 = 900;
 
 pub fn main() -> ExitCode {
@@ -23,22 +23,22 @@ pub fn main() -> ExitCode {
 
 fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let Assignment { url, prefix, job } = assignment;
-    let client = space::client(&url, &prefix)?;
+    let client = namespace::client(&url, &prefix)?;
     match job {
-        Job::Raise(raise) => raise_counter(&url, &client, &raise, &orders),
+        Job::Increment(increment) => increment_counter(&url, &client, &increment, &orders),
         Job::Hold { key, ttl } => hold(&client, &key, ttl, &orders),
     }
 }
 
-fn raise_counter(
+fn increment_counter(
     url: &str,
     client: &Client,
-    raise: &Raise,
+    increment: &Increment,
     orders: &Receiver<Order>,
 ) -> anyhow::Result<()> {
     let redis = redis::Client::open(url)?;
-    let connections: Vec<Connection> = (0..raise.threads)
-        .map(|_| space::connect(&redis))
+    let connections: Vec<Connection> = (0..increment.threads)
+        .map(|_| namespace::connect(&redis))
         .collect::<anyhow::Result<_>>()?;
     say(&Message::Ready)?;
     match orders.recv()? {
@@ -46,51 +46,51 @@ fn raise_counter(
         other => bail!("{other:?} came before Go"),
     }
     let start = Instant::now();
-    let end = start + raise.time;
+    let end = start + increment.time;
     let mut tally = Tally::default();
     let mut waits = Waits::new()?;
     thread::scope(|scope| {
         let threads: Vec<_> = connections
             .into_iter()
             .map(|connection| {
-                scope.spawn(move || Raiser::new(client, raise, connection)?.run_until(end))
+                scope.spawn(move || Incrementer::new(client, increment, connection)?.run_until(end))
             })
             .collect();
         for thread in threads {
-            let raiser = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
-            tally.raises += raiser.raises;
-            tally.out_of_order += raiser.out_of_order;
-            waits.merge(&raiser.waits)?;
+            let incrementer = thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+            tally.increments += incrementer.increments;
+            tally.out_of_order += incrementer.out_of_order;
+            waits.merge(&incrementer.waits)?;
         }
         anyhow::Ok(())
     })?;
     tally.took = start.elapsed();
     tally.waits = waits.to_steps();
-    say(&Message::Raised(tally))
+    say(&Message::Incremented(tally))
 }
 
-/// One thread that raises the counter.
-struct Raiser<'a> {
+/// One thread that increments the counter.
+struct Incrementer<'a> {
     client: &'a Client,
-    raise: &'a Raise,
+    increment: &'a Increment,
     connection: Connection,
-    raises: u64,
+    increments: u64,
     out_of_order: u64,
     waits: Waits,
 }
 
-impl<'a> Raiser<'a> {
+impl<'a> Incrementer<'a> {
     fn new(
         client: &'a Client,
-        raise: &'a Raise,
+        increment: &'a Increment,
         connection: Connection,
-    ) -> anyhow::Result<Raiser<'a>> {
+    ) -> anyhow::Result<Incrementer<'a>> {
         let waits = Waits::new()?;
-        Ok(Raiser {
+        Ok(Incrementer {
             client,
-            raise,
+            increment,
             connection,
-            raises: 0,
+            increments: 0,
             out_of_order: 0,
             waits,
         })
@@ -98,15 +98,15 @@ impl<'a> Raiser<'a> {
 
     fn run_until(mut self, end: Instant) -> anyhow::Result<Self> {
         while Instant::now() < end {
-            match &self.raise.lock {
-                None => self.raise_once(0)?,
+            match &self.increment.lock {
+                None => self.increment_once(0)?,
                 Some(lock) => {
                     let asked = Instant::now();
                     let mutex = self.client.mutex(lock);
-                    // As `client.with_lock(..)`, for closures that want the fencing token.
+                    // As `client.with_lock(..)`, for closures that need the fencing token.
                     mutex.with(|guard| {
                         self.waits.record(asked.elapsed())?;
-                        self.raise_once(guard.fencing_token())
+                        self.increment_once(guard.fencing_token())
                     })??;
                 }
             }
@@ -114,18 +114,18 @@ impl<'a> Raiser<'a> {
         Ok(self)
     }
 
-    /// Reads the counter, then writes it: right only if nobody else writes in between.
-    fn raise_once(&mut self, token: u64) -> anyhow::Result<()> {
-        let Raise {
+    /// Reads the counter, then writes it: correct only if no other thread writes in between.
+    fn increment_once(&mut self, token: u64) -> anyhow::Result<()> {
+        let Increment {
             counter,
             last_token,
             ..
-        } = self.raise;
+        } = self.increment;
         let (count, last): (Option<u64>, Option<u64>) = redis::cmd("MGET")
             .arg(counter)
             .arg(last_token)
             .query(&mut self.connection)?;
-        if self.raise.lock.is_some() && last.is_some_and(|last| token <= last) {
+        if self.increment.lock.is_some() && last.is_some_and(|last| token <= last) {
             self.out_of_order += 1;
         }
         let count = count.unwrap_or(0) + 1;
@@ -141,7 +141,7 @@ impl<'a> Raiser<'a> {
             .arg("EX")
             .arg(VALUE_TTL_SECONDS)
             .query(&mut self.connection)?;
-        self.raises += 1;
+        self.increments += 1;
         Ok(())
     }
 }
@@ -171,7 +171,7 @@ fn obey(guard: MutexGuard, orders: &Receiver<Order>) -> anyhow::Result<()> {
                 signal = &silence;
             }
             recv(orders) -> order => match order? {
-                Order::Go => bail!("a holder is not told to go"),
+                Order::Go => bail!("a holder got the order Go"),
                 Order::Report => say(&Message::Condition {
                     lost: guard.is_lost(),
                     objection: guard.check().err().map(|error| error.to_string()),

@@ -1,5 +1,5 @@
-//! The end of a round, when all faults have ended: everything ends as it should, every lock can be
-//! taken, and nothing is left.
+//! The end of a round, when all faults have ended: every client ends, every lock can be acquired, and nothing
+//! is left.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use super::messages::{KEPT_CONNECTIONS, KEYS, LONGEST_TTL, key_name};
 use super::records::{Doing, Grant, Outcome, What, Who, Writer, now};
 use super::worker::END;
 
-/// For all who wait to have their turns, and for all clients to end.
+/// The limit for all waiters to be granted the lock, and for all clients to end.
 const DRAIN: Duration = Duration::from_secs(90);
-/// What should take no time.
+/// The limit for what should take no time.
 const SOON: Duration = Duration::from_secs(20);
 const FENCE: &str = "leasehold:~fence";
 const QUEUES: &str = "leasehold:~queue:";
-/// For how long a queue outlives its lock at most: `lua/join.lua`.
+/// How long a queue outlives its lock at most: `lua/join.lua`.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(20);
 
-/// Ends the processes' work, and tells what did not end.
+/// Ends the processes' work, and reports what did not end.
 pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Violation>> {
     let mut found = Vec::new();
     let mut add = |text: String| {
@@ -41,7 +41,7 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
     }
     let mut kept = 0;
     for process in &subjects.processes {
-        match process.left_behind(DRAIN)? {
+        match process.remaining(DRAIN)? {
             Some((threads, is_kept)) => {
                 kept += usize::from(is_kept) * KEPT_CONNECTIONS;
                 if !threads.is_empty() {
@@ -53,7 +53,7 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
                     "{} does not end its work: see the calls that never ended",
                     process.name()
                 ));
-                // To be looked at, were it still there.
+                // For a look at it, if it were still there.
                 process.signal(Signal::KILL)?;
             }
         }
@@ -89,7 +89,7 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
         add(format!("keys are left: {:?}", ttls(server)?));
     }
     for key in take_all(server, folder, subjects.processes.len())? {
-        add(format!("{} cannot be taken", key_name(key)));
+        add(format!("{} cannot be acquired", key_name(key)));
     }
     if !eventually(SOON, || ttls(server).is_ok_and(|left| left.is_empty())) {
         add(format!("keys are left at the end: {:?}", ttls(server)?));
@@ -97,7 +97,7 @@ pub fn finish(subjects: &mut Subjects, folder: &Path) -> anyhow::Result<Vec<Viol
     Ok(found)
 }
 
-/// The connections of clients: all but the one that asks, and those between the servers.
+/// The connections of clients: all except that of this request, and those between the servers.
 fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     let list = server.command(&["CLIENT", "LIST"])?;
     let list = list.as_text().context("CLIENT LIST is text")?;
@@ -108,7 +108,7 @@ fn connections(server: &Server) -> anyhow::Result<Vec<String>> {
     Ok(of_clients.map(str::to_owned).collect())
 }
 
-/// The keys that are there, but for the counter of fencing tokens.
+/// All keys except the fence counter, with their ttls.
 fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
     let Reply::Array(keys) = server.command(&["KEYS", "*"])? else {
         bail!("KEYS answers with an array");
@@ -119,7 +119,7 @@ fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
     for key in keys {
         let ttl = server.command(&["PTTL", key])?.as_int();
         let ttl = ttl.context("PTTL answers with a number")?;
-        // It has gone meanwhile.
+        // The key has gone meanwhile.
         if ttl != -2 {
             ttls.push((key.to_owned(), ttl));
         }
@@ -127,7 +127,7 @@ fn ttls(server: &Server) -> anyhow::Result<Vec<(String, i64)>> {
     Ok(ttls)
 }
 
-/// Takes each lock once, as somebody new: those that cannot be had.
+/// Acquires each lock once, with a new client; returns the locks for which that failed.
 fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Vec<usize>> {
     let (life, thread) = (0, 0);
     let who = Who {
@@ -161,7 +161,7 @@ fn take_all(server: &Server, folder: &Path, process: usize) -> anyhow::Result<Ve
         let at = now();
         let left = guard.remaining().as_nanos() as u64;
         records.write_at(at, What::Seen { left });
-        records.write(What::LettingGo);
+        records.write(What::Releasing);
         drop(guard);
     }
     client.shutdown(END)?;

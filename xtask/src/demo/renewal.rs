@@ -6,35 +6,37 @@ use anyhow::{Context as _, ensure};
 
 use super::actor::Actor;
 use super::messages::Job;
-use super::{PATIENCE, TTL};
-use crate::space::Space;
+use super::{STEP_LIMIT, TTL};
+use crate::namespace::Namespace;
 use crate::stop::Stop;
 
 const LOCK: &str = "long-work";
 const WORK: Duration = Duration::from_secs(5);
-/// How often the other client tries to get in.
+/// How often the other client tries to lock.
 const TRY: Duration = Duration::from_millis(50);
 
-pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
+pub fn show(namespace: &Namespace, stop: &Stop) -> anyhow::Result<()> {
     println!(
-        "\n2. A holder with a ttl of {TTL:?} works for {WORK:?}. Another client tries to get in."
+        "\n2. A holder with a ttl of {TTL:?} works for {WORK:?}. Another client tries to lock meanwhile."
     );
-    let client = space.client()?;
+    let client = namespace.client()?;
     let mutex = client.mutex(LOCK);
     let job = Job::Hold {
         key: LOCK.to_owned(),
         ttl: TTL,
     };
-    let mut holder = Actor::start("the holder", space, job)?;
-    let token = holder.grant(stop, PATIENCE)?;
+    let mut holder = Actor::start("the holder", namespace, job)?;
+    let token = holder.grant(stop, STEP_LIMIT)?;
 
     let start = Instant::now();
     let mut tries = 0_u32;
     while start.elapsed() < WORK {
-        let entered = mutex.try_lock().context("the other client's try failed")?;
+        let entered = mutex
+            .try_lock()
+            .context("the other client's attempt failed")?;
         ensure!(
             entered.is_none(),
-            "another client got in after {:.1?}, while the holder still worked",
+            "another client got the lock after {:.1?}, while the holder still worked",
             start.elapsed()
         );
         tries += 1;
@@ -43,7 +45,7 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
     let (lost, objection) = holder.condition(stop)?;
     ensure!(
         !lost,
-        "the holder was told that its lock is lost, though nobody took it"
+        "the holder's lock was reported as lost, though no other client took it"
     );
     ensure!(
         objection.is_none(),
@@ -59,7 +61,7 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
 
     let guard = mutex
         .try_lock()?
-        .context("the lock was released, and yet nobody gets in")?;
+        .context("the lock was released, but another client cannot get it")?;
     let next = guard.fencing_token();
     ensure!(
         next > token,
@@ -69,7 +71,7 @@ pub fn show(space: &Space, stop: &Stop) -> anyhow::Result<()> {
         .unlock()
         .context("the other client's unlock() failed")?;
     println!(
-        "   Kept for {WORK:?}: {tries} tries by the other client, none got in until the release."
+        "   Held for {WORK:?}: {tries} attempts by the other client, all refused until the release."
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Where a command writes: one random prefix on one server. Never touches a key outside it.
+//! The keys of a command: one random prefix on one server. Never touches a key outside it.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use uuid::Uuid;
 
 const CONNECT_TIME_OUT: Duration = Duration::from_secs(3);
 const COMMAND_TIME_OUT: Duration = Duration::from_secs(5);
-/// Keys looked at in one step of SCAN: keeps a user's server responsive.
+/// Keys in one step of SCAN: keeps a user's server responsive.
 const SCAN_STEP: usize = 1_000;
 
-pub struct Space {
+pub struct Namespace {
     url: String,
     redis: redis::Client,
     root: String,
     cleaned: bool,
 }
 
-impl Space {
-    /// Under a prefix that begins with `leasehold-<name>`. Connects once, so that a wrong URL fails here.
-    pub fn open(url: &str, name: &str) -> anyhow::Result<Space> {
+impl Namespace {
+    /// A new prefix that begins with `leasehold-<name>`. Connects once, so that a wrong URL fails here.
+    pub fn open(url: &str, name: &str) -> anyhow::Result<Namespace> {
         let info = url.into_connection_info().context(
             "the URL is not one of a Redis server; write it like redis://127.0.0.1:6379 or \
              redis://user:password@host:6379/0",
@@ -31,19 +31,19 @@ impl Space {
         let redis = redis::Client::open(info)?;
         let random = Uuid::new_v4().simple().to_string();
         let root = format!("leasehold-{name}:{random}:");
-        // Nothing is written before the server has answered: until then nothing is to be cleaned.
-        let mut space = Space {
+        // Nothing is written before the server has replied, so until then there is nothing to delete.
+        let mut namespace = Namespace {
             url: url.to_owned(),
             redis,
             root,
             cleaned: true,
         };
-        let () = space.ask(&redis::cmd("PING"))?;
-        space.cleaned = false;
-        Ok(space)
+        let () = namespace.ask(&redis::cmd("PING"))?;
+        namespace.cleaned = false;
+        Ok(namespace)
     }
 
-    /// Without the password.
+    /// The address without the password.
     pub fn address(&self) -> String {
         self.redis.get_connection_info().addr().to_string()
     }
@@ -76,37 +76,37 @@ impl Space {
         client(&self.url, &self.lock_prefix())
     }
 
-    /// The password included: not for output, nor for a command line.
+    /// The URL with its password: not for output, nor for a command line.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// A connection that the lock library has no part in.
+    /// A plain connection, without the lock library.
     pub fn connect(&self) -> anyhow::Result<Connection> {
         connect(&self.redis)
     }
 
-    /// One command that the lock library has no part in.
+    /// One command on a plain connection, without the lock library.
     pub fn ask<T: FromRedisValue>(&self, command: &Cmd) -> anyhow::Result<T> {
         let answer = command.query(&mut self.connect()?);
         answer.map_err(|error| anyhow!("a command failed at {}: {error}", self.address()))
     }
 
-    /// Deletes all that is under the prefix, for good.
+    /// Deletes everything under the prefix, for good.
     pub fn clean(&mut self) -> anyhow::Result<()> {
         self.cleaned = true;
         self.wipe()
     }
 
-    /// Deletes all that is under the prefix. Looks again until nothing is found: what a process sent
-    /// before it was killed may be done later.
+    /// Deletes everything under the prefix. Repeats until nothing is found: a command of a killed process may
+    /// be executed later.
     pub fn wipe(&self) -> anyhow::Result<()> {
         let wipe = || {
             let mut connection = self.connect()?;
             while delete_found(&mut connection, &self.root)? > 0 {}
             anyhow::Ok(())
         };
-        wipe().context("cannot delete this command's own keys")
+        wipe().context("cannot delete the keys of this command")
     }
 
     pub fn keys_on_server(&self) -> anyhow::Result<u64> {
@@ -114,7 +114,7 @@ impl Space {
     }
 }
 
-impl Drop for Space {
+impl Drop for Namespace {
     fn drop(&mut self) {
         if self.cleaned {
             return;
@@ -125,7 +125,7 @@ impl Drop for Space {
     }
 }
 
-/// Deletes what begins with `prefix`. How many keys.
+/// Deletes the keys that begin with `prefix`. Returns their number.
 fn delete_found(connection: &mut Connection, prefix: &str) -> anyhow::Result<usize> {
     let keys = keys_under(connection, prefix)?;
     for some in keys.chunks(SCAN_STEP) {
@@ -135,7 +135,7 @@ fn delete_found(connection: &mut Connection, prefix: &str) -> anyhow::Result<usi
     Ok(keys.len())
 }
 
-/// The keys that begin with `prefix`, in which no character has a meaning in a pattern.
+/// The keys that begin with `prefix`, which must contain no character with a meaning in a pattern.
 pub fn keys_under(connection: &mut Connection, prefix: &str) -> anyhow::Result<Vec<String>> {
     let (mut cursor, mut found) = (0_u64, Vec::new());
     loop {
@@ -152,13 +152,13 @@ pub fn keys_under(connection: &mut Connection, prefix: &str) -> anyhow::Result<V
             break;
         }
     }
-    // Redis may tell of one more than once.
+    // SCAN may return a key more than once.
     found.sort_unstable();
     found.dedup();
     Ok(found)
 }
 
-/// A plain connection that never waits for ever.
+/// A plain connection with time-outs.
 pub fn connect(redis: &redis::Client) -> anyhow::Result<Connection> {
     let connection = redis
         .get_connection_with_timeout(CONNECT_TIME_OUT)

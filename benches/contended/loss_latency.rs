@@ -1,5 +1,4 @@
-//! A held lock is taken away behind its holder's back: how soon is the holder told? The ttl is far
-//! too long to help.
+//! A held lock is overwritten: how soon is its holder notified? The ttl is far too long to help.
 
 use std::error::Error;
 use std::thread;
@@ -9,19 +8,24 @@ use hdrhistogram::Histogram;
 use leasehold::{Client, Error as LockError, ErrorKind, LostSignal};
 use leasehold_testbed::Server;
 
-use crate::sheet::Sheet;
+use crate::report::Report;
 use crate::{beside_a_sleeper, support};
 
 const TTL: Duration = Duration::from_secs(30);
-/// For how long a lock has been held when it is taken away.
+/// How long a lock has been held when it is overwritten.
 const HELD: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(150)];
-/// For how long to listen for the signal.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long to wait for the signal.
+const SIGNAL_LIMIT: Duration = Duration::from_millis(250);
 const LIMIT: f64 = 20.0;
-const WAYS: [&str; 4] = ["DEL", "SET to another's", "SET to garbage", "FLUSHALL"];
+const WAYS: [&str; 4] = [
+    "DEL",
+    "SET to another's value",
+    "SET to garbage",
+    "FLUSHALL",
+];
 
-/// Takes a lock away, by the way of this number.
-fn steal(
+/// Overwrites a lock, in the way of this number.
+fn overwrite(
     connection: &mut redis::Connection,
     way: usize,
     key: &str,
@@ -35,34 +39,34 @@ fn steal(
     }
 }
 
-/// When the signal came, if it did.
+/// The time of the signal, if it came.
 fn await_loss(lost: &LostSignal) -> Option<Instant> {
-    let reason = lost.recv_timeout(HELD[1] + PATIENCE);
+    let reason = lost.recv_timeout(HELD[1] + SIGNAL_LIMIT);
     reason.is_ok().then(Instant::now)
 }
 
-/// Wants the lock for long enough to be there when it is stolen, and gives it back at once.
+/// Wants the lock for long enough to wait when it is overwritten, and releases it at once.
 fn want(client: &Client, key: &str) -> Result<(), LockError> {
     let wanted = client.mutex(key).try_lock_for(TTL);
     match wanted {
-        // Garbage is told to whoever asks.
+        // A waiter gets an error for a foreign value.
         Err(error) if error.kind() != ErrorKind::Protocol => Err(error),
         _ => Ok(()),
     }
 }
 
-struct Thefts {
+struct Overwrites {
     connection: redis::Connection,
     client: Client,
     others: Client,
-    /// For each way, first without and then with somebody who waits for the lock.
+    /// For each way, first without and then with a waiter.
     told: [[Histogram<u64>; 2]; 4],
     /// Signals that did not come in time, or came before there was a cause.
-    untold: usize,
+    missing: usize,
     too_soon: usize,
 }
 
-impl Thefts {
+impl Overwrites {
     fn new(server: &Server) -> Result<Self, Box<dyn Error>> {
         let url = server.url();
         Ok(Self {
@@ -70,15 +74,15 @@ impl Thefts {
             client: Client::builder(&url).ttl(TTL).build()?,
             others: Client::builder(&url).ttl(TTL).build()?,
             told: std::array::from_fn(|_| std::array::from_fn(|_| support::histogram())),
-            untold: 0,
+            missing: 0,
             too_soon: 0,
         })
     }
 
-    /// Holds a lock, has it stolen, and hears of it.
+    /// Holds a lock, overwrites it, and waits for the signal.
     fn once(&mut self, number: usize) -> Result<(), Box<dyn Error>> {
         let (way, contended) = (number % WAYS.len(), number / WAYS.len() % 2 == 1);
-        let name = format!("stolen-{number}");
+        let name = format!("overwritten-{number}");
         let key = format!("leasehold:{name}");
         // As another client writes it, whatever the format is.
         let elsewhere = self.others.mutex("elsewhere").lock()?;
@@ -94,17 +98,17 @@ impl Thefts {
             let wanting = contended.then(|| scope.spawn(|| want(others, &name)));
             let signal = scope.spawn(|| await_loss(&lost));
             thread::sleep(support::between(HELD[0], HELD[1]));
-            let stolen = Instant::now();
-            steal(&mut self.connection, way, &key, &anothers)?;
+            let overwritten = Instant::now();
+            overwrite(&mut self.connection, way, &key, &anothers)?;
             match signal.join().expect("it does nothing but wait") {
-                Some(told) if told < stolen => self.too_soon += 1,
+                Some(told) if told < overwritten => self.too_soon += 1,
                 Some(told) => {
                     let into = &mut self.told[way][usize::from(contended)];
-                    support::record(into, told - stolen);
+                    support::record(into, told - overwritten);
                 }
-                None => self.untold += 1,
+                None => self.missing += 1,
             }
-            // Whatever stands there now: who wants the lock gets it, and is done.
+            // For every value of the key: the waiter gets the lock or an error, and ends.
             redis::cmd("DEL").arg(&key).exec(&mut self.connection)?;
             if let Some(wanting) = wanting {
                 wanting.join().expect("it does not panic")?;
@@ -114,30 +118,33 @@ impl Thefts {
     }
 }
 
-pub fn measure(server: &Server, count: usize) -> Result<Sheet, Box<dyn Error>> {
-    let mut thefts = Thefts::new(server)?;
-    let all_of_them = || (0..count).try_for_each(|number| thefts.once(number));
+pub fn measure(server: &Server, count: usize) -> Result<Report, Box<dyn Error>> {
+    let mut overwrites = Overwrites::new(server)?;
+    let all_of_them = || (0..count).try_for_each(|number| overwrites.once(number));
     let (outcome, late) = beside_a_sleeper(Duration::from_millis(1), all_of_them);
     outcome?;
 
-    let mut sheet = Sheet::new();
+    let mut report = Report::new();
     let mut all = support::histogram();
-    for (way, told) in WAYS.iter().zip(&thefts.told) {
-        for (told, beside) in told.iter().zip(["", ", somebody waits"]) {
-            sheet.spread(&format!("from {way} to the signal{beside}"), told);
+    for (way, told) in WAYS.iter().zip(&overwrites.told) {
+        for (told, beside) in told.iter().zip(["", ", with a waiter"]) {
+            report.spread(&format!("from {way} to the signal{beside}"), told);
             all += told;
         }
     }
-    for _ in 0..thefts.untold {
-        // Counts as coming when it was given up.
-        support::record(&mut all, PATIENCE);
+    for _ in 0..overwrites.missing {
+        // A missing signal counts as coming at the time-out.
+        support::record(&mut all, SIGNAL_LIMIT);
     }
-    sheet.spread("all", &all);
-    sheet.sleep(&late);
+    report.spread("all", &all);
+    report.sleep(&late);
     let p99 = all.value_at_quantile(0.99) as f64 / 1000.0;
-    sheet.at_most("p99, ms", p99, LIMIT);
-    let what = format!("not told within {PATIENCE:?}");
-    sheet.figure(&what, thefts.untold as f64);
-    sheet.never("told before anything was stolen", thefts.too_soon);
-    Ok(sheet)
+    report.at_most("p99, ms", p99, LIMIT);
+    let what = format!("no signal within {SIGNAL_LIMIT:?}");
+    report.figure(&what, overwrites.missing as f64);
+    report.never(
+        "signals before anything was overwritten",
+        overwrites.too_soon,
+    );
+    Ok(report)
 }

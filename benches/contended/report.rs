@@ -1,4 +1,4 @@
-//! What one case has to show: spreads, figures, limits and whether they were kept. Measures nothing.
+//! The results of one case: spreads, figures, limits and whether they were kept. Measures nothing.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use hdrhistogram::Histogram;
 
 use crate::support;
 
-pub struct Sheet {
+pub struct Report {
     spreads: Table,
     figures: Table,
     notes: Vec<String>,
     /// Limits of speed that were missed.
     missed: Vec<String>,
-    /// What must never happen, however slow the machine.
+    /// Results that must never happen, however slow the machine.
     wrong: Vec<String>,
 }
 
-impl Sheet {
+impl Report {
     pub fn new() -> Self {
         Self {
             spreads: support::table(["ms", "p50", "p99", "max", "count"]),
@@ -32,7 +32,7 @@ impl Sheet {
         self.spreads.add_row(support::spread(what, of));
     }
 
-    /// How late the machine itself was, to read the other figures by.
+    /// How late the machine wakes threads, to compare the other figures with.
     pub fn sleep(&mut self, late: &Histogram<u64>) {
         self.spread("a sleep on this machine meanwhile, too long by", late);
     }
@@ -50,7 +50,7 @@ impl Sheet {
         self.judge(what, measured, ("at most", limit), measured <= limit);
     }
 
-    /// Counts what must not happen at all.
+    /// Counts what must never happen.
     pub fn never(&mut self, what: &str, count: usize) {
         let verdict = if count == 0 { "ok" } else { "WRONG" };
         self.row(what, count.to_string(), "none".to_owned(), verdict);
@@ -64,7 +64,7 @@ impl Sheet {
         self.notes.push(line);
     }
 
-    /// What went wrong, in words; limits of speed count where speed was asked for.
+    /// The failures as text; limits of speed count where speed was asked for.
     pub fn failures(self, limits_count: bool, case: &str) -> impl Iterator<Item = String> {
         let missed = self.missed.into_iter().filter(move |_| limits_count);
         let all = self.wrong.into_iter().chain(missed);
@@ -87,14 +87,14 @@ impl Sheet {
     }
 }
 
-impl fmt::Display for Sheet {
+impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\n\n{}", self.spreads, self.figures)?;
         self.notes.iter().try_for_each(|line| write!(f, "\n{line}"))
     }
 }
 
-/// A ratio with its decimals, a large number without.
+/// A ratio with decimals, a large number without.
 fn written(figure: f64) -> String {
     if figure.abs() < 100.0 && figure.fract() != 0.0 {
         format!("{figure:.2}")

@@ -1,4 +1,4 @@
-//! A process of the market: one seller or one buyer, dealing until time is over. Judges nothing.
+//! A process of the market: one seller or one buyer, which trades until time is over. Judges nothing.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use leasehold_testbed::child::{self, say};
 
 use super::deal::{Deal, Verdict};
 use super::messages::{Assignment, Buying, Message, Order, Part, Tally};
-use super::ways::{Outcome, Trader, pause};
+use super::methods::{Outcome, Trader, pause};
 use super::world::Offer;
-use crate::space;
+use crate::namespace;
 
-/// Items a seller makes at a time.
+/// Items that a seller makes at a time.
 const BATCH: u64 = 1_000;
-/// Before an empty market is looked at again.
+/// The pause before the next look at an empty market.
 const EMPTY_PAUSE: Duration = Duration::from_millis(1);
 /// How long releases may take at the end.
 const SHUTDOWN: Duration = Duration::from_secs(5);
@@ -35,8 +35,8 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
         part,
         time,
     } = assignment;
-    let connection = space::connect(&redis::Client::open(url.as_str())?)?;
-    let locks = space::client(&url, &locks)?;
+    let connection = namespace::connect(&redis::Client::open(url.as_str())?)?;
+    let locks = namespace::client(&url, &locks)?;
     let length = match part {
         Part::Seller => Duration::ZERO,
         Part::Buyer(buying) => buying.length,
@@ -65,7 +65,7 @@ fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<()> {
     let mut tally = dealer.tally;
     tally.took = start.elapsed();
     tally.waits = dealer.waits.to_steps();
-    // Not before: what is looked for at the end are locks that nobody will release any more.
+    // Not before: the check at the end looks for locks that no client will release any more.
     locks.shutdown(SHUTDOWN)?;
     say(&Message::Traded(tally))
 }
@@ -100,7 +100,7 @@ impl Dealer {
         Ok(())
     }
 
-    /// Into the inventory. Many at a time: it is no part of what is compared.
+    /// Into the inventory. Many at a time, because this is not part of the comparison.
     fn make_items(&mut self) -> anyhow::Result<Vec<String>> {
         let numbers = self.tally.made..self.tally.made + BATCH;
         let items: Vec<String> = numbers.map(|n| format!("{}-{n}", self.who)).collect();
@@ -120,7 +120,7 @@ impl Dealer {
                 if !buying.restocked {
                     break;
                 }
-                // Nobody is in its way: it is not waiting to buy.
+                // An empty market is no contention, so this is no wait to buy.
                 wanted = None;
                 pause(EMPTY_PAUSE.mul_f64(0.5 + fastrand::f64()));
                 continue;
@@ -146,7 +146,7 @@ impl Dealer {
         Ok(())
     }
 
-    /// An offer that it would take.
+    /// An offer that the buyer would take.
     fn look(&mut self, among: Option<u32>) -> anyhow::Result<Option<Offer>> {
         let mut look = redis::cmd(match among {
             Some(_) => "ZRANGE",
@@ -165,7 +165,7 @@ impl Dealer {
         let (member, price) = &seen[fastrand::usize(..seen.len())];
         let offer = Offer::from_market(member, *price);
         Ok(Some(offer.with_context(|| {
-            format!("{member:?} is on the market, and no offer")
+            format!("{member:?} is on the market, but is no offer")
         })?))
     }
 }

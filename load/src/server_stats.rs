@@ -1,4 +1,4 @@
-//! What Redis itself has counted, at no cost to what is measured.
+//! What Redis itself has counted, at no cost to the measurement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use leasehold_testbed::Server;
 
 use crate::machine::{field, info, server_cpu};
 
-/// All up to a moment, or since one.
+/// The counts up to a moment, or since one.
 #[derive(Clone, Debug, Default)]
-pub struct Served {
-    /// How often each command was done, by its name in lower case (`client|tracking`); those that scripts
-    /// do are counted like those that clients send.
+pub struct ServerStats {
+    /// The number of calls of each command, by its name in lower case (`client|tracking`), with the calls
+    /// that scripts make.
     pub calls: BTreeMap<String, u64>,
-    /// How often it read from a connection: several requests, if they were written together.
+    /// The number of reads from connections: requests that were written together take one read.
     pub reads: u64,
-    /// Bytes that it read from its clients.
+    /// Bytes that the server read from its clients.
     pub received: u64,
-    /// Bytes that it wrote to its clients.
+    /// Bytes that the server wrote to its clients.
     pub sent: u64,
     /// CPU time of the server.
     pub cpu: Duration,
@@ -26,18 +26,18 @@ pub struct Served {
     pub connections: u64,
 }
 
-impl Served {
+impl ServerStats {
     /// All that the server has done.
     ///
     /// # Errors
-    /// It does not say.
+    /// INFO does not contain it.
     pub fn until_now(server: &Server) -> anyhow::Result<Self> {
         Self::read(&info(server, "all")?)
     }
 
     fn read(info: &str) -> anyhow::Result<Self> {
         let number = |name: &str| -> anyhow::Result<u64> {
-            let told = field(info, name).with_context(|| format!("INFO tells no {name}"))?;
+            let told = field(info, name).with_context(|| format!("INFO has no {name}"))?;
             Ok(told.parse()?)
         };
         let calls = |line: &str| {
@@ -55,7 +55,7 @@ impl Served {
         })
     }
 
-    /// What was done after `before`.
+    /// The counts after `before`.
     pub fn since(&self, before: &Self) -> Self {
         let calls = self.calls.iter().map(|(name, calls)| {
             let earlier = before.calls.get(name).copied().unwrap_or(0);
@@ -76,15 +76,15 @@ impl Served {
         self.received + self.sent
     }
 
-    /// Calls of scripts, as a whole.
+    /// Calls of scripts.
     pub fn scripts(&self) -> u64 {
         let names = ["eval", "evalsha", "fcall"];
         let calls = names.into_iter().filter_map(|name| self.calls.get(name));
         calls.sum()
     }
 
-    /// Requests that clients sent, where `scripted` are the commands that only their scripts do. (Redis
-    /// does not tell them apart.) Asking for these figures does not count.
+    /// Requests that clients sent, where `scripted` are the commands that only their scripts call. (Redis
+    /// counts both together.) Reading these figures does not count.
     pub fn requests(&self, scripted: &[&str]) -> u64 {
         let sent = self.calls.iter().filter(|(name, _)| {
             let name = name.as_str();
@@ -105,22 +105,22 @@ mod tests {
         cmdstat_eval:calls=1,usec=1\r\ncmdstat_info:calls=2,usec=9\r\n";
 
     #[test]
-    fn what_clients_sent_is_told_from_what_their_scripts_did() -> anyhow::Result<()> {
-        let served = Served::read(INFO)?;
-        assert_eq!(served.requests(&["get"]), 8);
-        assert_eq!(served.scripts(), 4);
-        assert_eq!((served.received, served.sent), (100, 20));
-        assert_eq!(served.reads, 7);
-        assert_eq!(served.cpu, Duration::from_millis(1750));
+    fn client_requests_are_counted_apart_from_script_calls() -> anyhow::Result<()> {
+        let stats = ServerStats::read(INFO)?;
+        assert_eq!(stats.requests(&["get"]), 8);
+        assert_eq!(stats.scripts(), 4);
+        assert_eq!((stats.received, stats.sent), (100, 20));
+        assert_eq!(stats.reads, 7);
+        assert_eq!(stats.cpu, Duration::from_millis(1750));
         Ok(())
     }
 
     #[test]
-    fn only_what_came_after_is_counted() -> anyhow::Result<()> {
-        let before = Served::read(INFO)?;
+    fn only_requests_after_the_start_are_counted() -> anyhow::Result<()> {
+        let before = ServerStats::read(INFO)?;
         let later = INFO.replace("cmdstat_set:calls=4", "cmdstat_set:calls=9");
         let later = later + "cmdstat_del:calls=2,usec=1\r\n";
-        let since = Served::read(&later)?.since(&before);
+        let since = ServerStats::read(&later)?.since(&before);
         assert_eq!(since.requests(&[]), 7);
         assert_eq!((since.reads, since.bytes()), (0, 0));
         Ok(())

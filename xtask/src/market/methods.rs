@@ -1,5 +1,5 @@
-//! The ways of keeping others out of a deal: WATCH (with care and without), one lock, a lock per item, and a lock per item
-//! whose transaction writes only while it is held. Knows nothing of what is read or written.
+//! The ways of excluding others from a deal: WATCH (optimized and plain), one lock, a lock per item, and a
+//! lock per item whose transaction writes only while it is held. Knows nothing of what is read or written.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::deal::{Deal, Verdict};
 use super::world::Keys;
 
-/// The lock on the whole market. No item's name is like it: those have a seller behind a dot.
+/// The lock on the whole market. No item has this name: item names contain a dot and the seller.
 const MARKET: &str = "market";
-/// The pause before a first retry, at most; each retry doubles it.
+/// The longest pause before a first retry; each retry doubles it.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
@@ -24,7 +24,7 @@ pub enum Way {
     MarketLock,
     ItemLock,
     Transaction,
-    /// `Watch` without care: a round trip for each command, and retried at once.
+    /// `Watch` without optimization: a round trip for each command, and retries without a pause.
     PlainWatch,
 }
 
@@ -36,7 +36,7 @@ impl Way {
         Way::Transaction,
         Way::PlainWatch,
     ];
-    /// Those that somebody would choose.
+    /// The ways that a user would choose.
     pub const CAREFUL: [Way; 4] = [Way::Watch, Way::MarketLock, Way::ItemLock, Way::Transaction];
 
     pub fn name(self) -> &'static str {
@@ -50,23 +50,23 @@ impl Way {
     }
 }
 
-/// What became of a deal.
+/// The outcome of a deal.
 pub struct Outcome {
-    /// `None`: time was over before it could be made.
+    /// `None`: time was over before the deal could be made.
     pub verdict: Option<Verdict>,
-    /// How often it was begun again because something had changed.
+    /// How often the deal was begun again because something had changed.
     pub retries: u64,
 }
 
-/// A trader's means.
+/// The connections and settings of a trader.
 pub struct Trader {
     pub keys: Keys,
     pub connection: Connection,
     pub locks: Client,
     pub way: Way,
-    /// How long it works between reading and writing.
+    /// How long the trader works between reading and writing.
     pub length: Duration,
-    /// When it stops to retry.
+    /// When the trader stops to retry.
     pub end: Instant,
 }
 
@@ -101,17 +101,17 @@ impl Trader {
                 return Ok(Outcome { verdict, retries });
             }
             if self.way != Way::PlainWatch {
-                // Longer each time, so that those who collided do not collide again at once.
+                // Longer each time, so that traders that collided do not collide again at once.
                 pause(pauses.mul_f64(fastrand::f64()));
                 pauses = LONGEST_PAUSE.min(pauses * 2);
             }
         }
     }
 
-    /// All in one round trip: between reading and writing there is no other.
+    /// All in one round trip: no other comes between reading and writing.
     fn watch(&mut self, deal: &Deal<'_>) -> anyhow::Result<Verdict> {
         let mut before = redis::pipe();
-        // What a deal that was not made still watches; here it costs no round trip.
+        // Ends the WATCH of a deal that was not made; here that costs no round trip.
         before.cmd("UNWATCH").ignore();
         before.cmd("WATCH").arg(deal.watched(&self.keys)).ignore();
         Ok(deal.read(&self.keys, before, &mut self.connection)?)
@@ -139,14 +139,14 @@ impl Trader {
             let written = self.write(deal)?;
             ensure!(written, "a transaction that watches nothing was refused");
         }
-        // The guard is dropped: nobody waits for the release to be confirmed.
+        // Drops the guard: no wait for the release to be confirmed.
         Ok(Outcome {
             verdict: Some(verdict),
             retries: 0,
         })
     }
 
-    /// Two round trips to begin with (it watches the lock's key, then reads), where the lock alone has one.
+    /// Two round trips at the start (WATCH of the lock's key, then reads), where the lock alone has one.
     fn transacting(&mut self, deal: &Deal<'_>) -> anyhow::Result<Outcome> {
         let guard = self.locks.mutex(deal.offer().member()).lock()?;
         let mut tries = 0;
@@ -165,7 +165,7 @@ impl Trader {
         })
     }
 
-    /// `false`: something that was watched has changed, and nothing was written.
+    /// `false`: a watched key has changed, and nothing was written.
     fn write(&mut self, deal: &Deal<'_>) -> anyhow::Result<bool> {
         let mut pipe = redis::pipe();
         pipe.atomic();
@@ -175,10 +175,10 @@ impl Trader {
     }
 }
 
-/// As if the trader had something to work out.
+/// As if the trader worked on the deal.
 pub fn pause(time: Duration) {
     if !time.is_zero() {
-        // Nothing ever comes: it always ends with the time.
+        // No message ever comes: the wait ends with the time.
         let _ = never::<()>().recv_timeout(time);
     }
 }

@@ -1,5 +1,5 @@
-//! One process of a crowd: its threads take one key and let it go as fast as they get it. Judges
-//! nothing; reports every grant.
+//! One of several processes that compete for one key: its threads acquire and release it as fast as they can.
+//! Judges nothing; reports every grant.
 
 use std::thread;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use crate::{role, support};
 
 pub const KEY: &str = "wanted";
 
-/// A lock that a thread got.
+/// A grant to one thread.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Grant {
     pub token: u64,
-    /// When its thread had it in hand, on the clock of all processes, in ns.
+    /// When its thread had the lock, on the clock of all processes, in ns.
     pub entered: u64,
 }
 
-/// What one process has to tell.
+/// The report of one process.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Report {
+pub struct WorkerReport {
     pub threads: Vec<Vec<Grant>>,
-    /// From asking to having: µs, how often.
+    /// From the request to the grant: µs, how often.
     waits: Vec<(u64, u64)>,
 }
 
@@ -36,7 +36,7 @@ pub struct Assignment {
     pub window: Duration,
 }
 
-/// The role: from the moment that the parent orders, in ns, for as long as the window.
+/// The role of the worker: runs from the ordered time, in ns, until the window ends.
 pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()> {
     let client = Client::open(&assignment.url)?;
     let mutex = client.mutex(KEY);
@@ -46,7 +46,7 @@ pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()>
     let start = orders.recv()?;
     let end = start + assignment.window.as_nanos() as u64;
     let mut waits = support::histogram();
-    let mut report = Report::default();
+    let mut report = WorkerReport::default();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..assignment.threads)
             .map(|_| scope.spawn(|| compete(&mutex, start, end)))
@@ -64,7 +64,7 @@ pub fn work(assignment: Assignment, orders: Receiver<u64>) -> anyhow::Result<()>
     role::report(report)
 }
 
-/// One thread: what it got, and how long it waited each time.
+/// One thread: its grants, and the wait for each.
 fn compete(
     mutex: &Mutex,
     start: u64,
@@ -89,7 +89,7 @@ fn compete(
     }
 }
 
-impl Report {
+impl WorkerReport {
     /// All waits.
     pub fn waits(&self) -> Histogram<u64> {
         let mut waits = support::histogram();

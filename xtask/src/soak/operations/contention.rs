@@ -6,16 +6,16 @@ use std::time::Instant;
 use leasehold::Client;
 
 use super::{END, Operation, Thread, What};
-use crate::soak::messages::{crowd_key, key_name};
+use crate::soak::messages::{contended_key, key_name};
 
 impl Thread<'_> {
-    /// Takes the key again and again until `until`, and ends the client.
-    pub fn stand_in_crowd(mut self, client: &Client, until: Instant) {
-        let key = crowd_key();
+    /// Locks the key again and again until `until`, and ends the client.
+    pub fn contend(mut self, client: &Client, until: Instant) {
+        let key = contended_key();
         let mutex = client.mutex(key_name(key));
-        while !self.place.is_ending() && Instant::now() < until {
-            self.records.write(What::Began(Operation::Crowd));
-            let then = match self.chance.one_in(2) {
+        while !self.shared.is_ending() && Instant::now() < until {
+            self.records.write(What::Began(Operation::Contend));
+            let then = match self.random.one_in(2) {
                 true => Self::stay_and_drop,
                 false => Self::stay_and_unlock,
             };
@@ -26,7 +26,7 @@ impl Thread<'_> {
 
     fn stay_and_drop(&mut self, guard: leasehold::MutexGuard, key: usize) {
         self.stay_shortly(&guard);
-        self.let_go(guard, key);
+        self.release(guard, key);
     }
 
     fn stay_and_unlock(&mut self, guard: leasehold::MutexGuard, key: usize) {
@@ -34,13 +34,13 @@ impl Thread<'_> {
         self.unlock_now(guard, key);
     }
 
-    /// So shortly that hundreds have their turns within seconds.
+    /// So short that hundreds of clients are granted the lock within seconds.
     fn stay_shortly(&mut self, guard: &leasehold::MutexGuard) {
-        thread::sleep(self.chance.millis(0, 3));
+        thread::sleep(self.random.millis(0, 3));
         self.look(guard);
     }
 
-    /// What cannot be confirmed in time says so, and is no matter here.
+    /// A release that cannot be confirmed in time is an error of its own, and does not matter here.
     fn shut_down(&mut self, client: &Client) {
         let doing = crate::soak::records::Doing::Shutdown;
         let _ = self.call(doing, None, Some(END), || client.shutdown(END));

@@ -1,17 +1,17 @@
-//! What is drawn, from a seed: the same draws for the same seed and the same place. Knows nothing of
-//! what they are for. (When things happen is up to the machine, so no run is another's exact copy.)
+//! Random numbers from a seed: the same numbers for the same seed and the same stream. (The times of events
+//! depend on the machine, so no two runs are exact copies.)
 
 use std::time::Duration;
 
-/// A generator of its own for each thread (SplitMix64).
-pub struct Chance(u64);
+/// A generator for one thread (SplitMix64).
+pub struct Random(u64);
 
-impl Chance {
-    /// `place` tells the generators of one run apart: round, process, thread.
+impl Random {
+    /// `place` distinguishes the generators of one run: round, process, thread.
     pub fn new(seed: u64, place: &[u64]) -> Self {
         let start = Self(seed);
-        place.iter().fold(start, |mut chance, part| {
-            let mixed = chance.next() ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        place.iter().fold(start, |mut random, part| {
+            let mixed = random.next() ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             Self(mixed)
         })
     }
@@ -24,7 +24,7 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// Less than `end`, which is not 0.
+    /// A number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         let drawn = self.next() % end as u64;
         drawn as usize
@@ -49,7 +49,7 @@ impl Chance {
                 Some(rest) => drawn = rest,
             }
         }
-        unreachable!("less was drawn than all weights together")
+        unreachable!("the number is below the sum of all weights")
     }
 }
 
@@ -58,21 +58,21 @@ mod tests {
     use super::*;
 
     fn draws(seed: u64, place: &[u64]) -> Vec<usize> {
-        let mut chance = Chance::new(seed, place);
-        (0..20).map(|_| chance.below(1000)).collect()
+        let mut random = Random::new(seed, place);
+        (0..20).map(|_| random.below(1000)).collect()
     }
 
     #[test]
-    fn the_same_seed_and_place_draw_the_same() {
+    fn the_same_seed_and_stream_repeat() {
         assert_eq!(draws(7, &[1, 2]), draws(7, &[1, 2]));
         assert_ne!(draws(7, &[1, 2]), draws(7, &[2, 1]));
         assert_ne!(draws(7, &[1, 2]), draws(8, &[1, 2]));
     }
 
     #[test]
-    fn what_weighs_nothing_is_never_drawn() {
-        let mut chance = Chance::new(1, &[]);
-        let drawn = (0..200).map(|_| chance.weighted(&[(1, 'a'), (0, 'b'), (3, 'c')]));
+    fn weight_zero_is_never_drawn() {
+        let mut random = Random::new(1, &[]);
+        let drawn = (0..200).map(|_| random.weighted(&[(1, 'a'), (0, 'b'), (3, 'c')]));
         let drawn: Vec<char> = drawn.collect();
         assert!(drawn.contains(&'a') && drawn.contains(&'c') && !drawn.contains(&'b'));
     }
