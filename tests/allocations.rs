@@ -1,5 +1,5 @@
-//! What a lock and its release take from the heap, on a client that is warm. In a program of its own: the
-//! allocator counts for all threads of it.
+//! The heap allocations of a lock and its release, on a client that has its connections and buffers. In a
+//! program of its own: the allocator counts for all threads of a process.
 
 use std::alloc::System;
 
@@ -12,7 +12,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const TIMES: usize = 100;
 
-/// Allocations of one turn of `work`, the least of some: what runs beside it comes now and then only.
+/// The allocations of one run of `work`, the least of several: background work adds some now and then.
 fn allocations(mut work: impl FnMut()) -> usize {
     let turns = || {
         let before = ALLOCATOR.stats();
@@ -21,21 +21,21 @@ fn allocations(mut work: impl FnMut()) -> usize {
         (during.allocations + during.reallocations) / TIMES
     };
     let rounds: Vec<usize> = std::iter::repeat_with(turns).take(20).collect();
-    rounds.into_iter().min().expect("there are some")
+    rounds.into_iter().min().expect("at least one run")
 }
 
 #[test]
-fn a_lock_takes_its_lease_a_place_and_its_answer() -> Result<(), Box<dyn std::error::Error>> {
+fn a_lock_allocates_lease_queue_entry_and_reply() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::start()?;
     let client = Client::open(server.url())?;
     let mutex = client.mutex("key");
-    let dropped = allocations(|| drop(mutex.lock().expect("nobody else wants it")));
+    let dropped = allocations(|| drop(mutex.lock().expect("nobody else wants the lock")));
     let unlocked = allocations(|| {
-        let guard = mutex.lock().expect("nobody else wants it");
-        guard.unlock().expect("it is held");
+        let guard = mutex.lock().expect("nobody else wants the lock");
+        guard.unlock().expect("the lock is held");
     });
-    // A lease, a place in the line of its key, and one in the queue of its connection: each is shared
-    // with threads that outlive the call. The text of the answer. An awaited release waits once more.
+    // A lease, an entry in the local queue of its key, and one in the queue of its connection: each is shared
+    // with threads that outlive the call. The text of the reply. An awaited release waits once more.
     assert_eq!([dropped, unlocked], [4, 5]);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The heap memory that a hostile server can make a client take. A program of its own, since the allocator counts for
-//! all threads of a process.
+//! The heap memory that a hostile server can make a client use. A program of its own, because the allocator
+//! counts for all threads of a process.
 
 use std::alloc::System;
 use std::thread;
@@ -20,11 +20,11 @@ use server::{Attack, Hostile, Since, TIMEOUT};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Bytes that a client may take beyond what the caller asked for.
+/// Bytes that a client may use beyond what the caller asked for.
 const MOST: usize = 16 << 20;
-/// For a case that would otherwise hang.
+/// The limit for a case that would otherwise hang.
 const BOUND: Duration = Duration::from_secs(10);
-/// Bytes of an error that names a key and the type of its value, and more.
+/// The longest error, in bytes: it names a key, the type of its value, and more.
 const LONGEST_MESSAGE: usize = 1000;
 
 fn allocated() -> usize {
@@ -32,8 +32,8 @@ fn allocated() -> usize {
     stats.bytes_allocated - stats.bytes_deallocated
 }
 
-/// Fails as soon as the heap is larger by more than [`MOST`] bytes than before `work`: an attack may fill the machine's
-/// memory.
+/// Fails as soon as the heap has grown by more than [`MOST`] bytes during `work`: an attack may fill the
+/// machine's memory.
 fn assert_bounded(what: &str, work: impl FnOnce() + Send + 'static) {
     let (before, started) = (allocated(), Instant::now());
     let (mut most, working) = (0, thread::spawn(work));
@@ -47,14 +47,14 @@ fn assert_bounded(what: &str, work: impl FnOnce() + Send + 'static) {
     working.join().expect("the work ends as its case expects");
 }
 
-/// A name, the word in a request with which the server turns hostile, and the work of the client.
+/// A name, the word in a request at which the server turns hostile, and the work of the client.
 type Case = (&'static str, &'static str, fn(Builder));
 
 /// Waits for a lock that another client holds.
 fn wait(builder: Builder) {
-    let client = builder.build().expect("it begins well");
+    let client = builder.build().expect("the first request succeeds");
     let waited = client.mutex("held").try_lock_for(TIMEOUT);
-    assert!(waited.expect("others have it").is_none());
+    assert!(waited.expect("other clients have it").is_none());
 }
 
 fn cases() -> [Case; 9] {
@@ -66,18 +66,18 @@ fn cases() -> [Case; 9] {
             assert!(builder.build().is_err());
         }),
         ("acquire", "EVALSHA", |builder| {
-            let client = builder.build().expect("it begins well");
+            let client = builder.build().expect("the first request succeeds");
             assert!(client.mutex("k").try_lock_for(TIMEOUT).is_err());
         }),
         ("transaction", "data", |builder| {
-            let client = builder.build().expect("it begins well");
-            let guard = client.mutex("k").lock().expect("it is free");
-            // The string may be whole.
+            let client = builder.build().expect("the first request succeeds");
+            let guard = client.mutex("k").lock().expect("the lock is free");
+            // The string may be complete.
             let _ = guard.transaction(|conn, _| conn.get::<_, Option<String>>("data"));
         }),
         ("pipeline", "data", |builder| {
-            let client = builder.build().expect("it begins well");
-            let guard = client.mutex("k").lock().expect("it is free");
+            let client = builder.build().expect("the first request succeeds");
+            let guard = client.mutex("k").lock().expect("the lock is free");
             let read = guard.transaction(|conn, _| {
                 let mut reads = redis::pipe();
                 (0..100).for_each(|_| {
@@ -88,8 +88,8 @@ fn cases() -> [Case; 9] {
             assert!(read.is_err());
         }),
         ("exec", "marker", |builder| {
-            let client = builder.build().expect("it begins well");
-            let guard = client.mutex("k").lock().expect("it is free");
+            let client = builder.build().expect("the first request succeeds");
+            let guard = client.mutex("k").lock().expect("the lock is free");
             let written = guard.transaction(|_, pipe| {
                 pipe.set("marker", 1);
                 Ok(())
@@ -97,7 +97,7 @@ fn cases() -> [Case; 9] {
             assert!(written.is_err());
         }),
         ("fenced value", "leasehold:~value:k", |builder| {
-            let client = builder.build().expect("it begins well");
+            let client = builder.build().expect("the first request succeeds");
             let _ = client.fenced_value("k").read();
         }),
         ("notifications", "GETRANGE\r\n$14\r\nleasehold:held", wait),
@@ -121,7 +121,7 @@ fn on_a_large_value() -> [OnMutex; 3] {
 fn a_hostile_server_cannot_fill_the_memory() {
     let server = Server::start().expect("there is a Redis");
     let holder = Client::open(server.url()).expect("it is there");
-    let held = holder.mutex("held").lock().expect("it is free");
+    let held = holder.mutex("held").lock().expect("the lock is free");
     for (what, word, work) in cases() {
         for attack in Attack::ALL {
             let hostile = Hostile::start(server.port(), attack, Since::word(word));
@@ -129,13 +129,13 @@ fn a_hostile_server_cannot_fill_the_memory() {
             assert_bounded(&format!("{what}, {attack:?}"), move || work(builder));
         }
     }
-    // In the same test: another one would be counted, too.
+    // In the same test: a second test would be counted, too.
     let set = ["SETRANGE", "leasehold:large", "60000000", "x"];
     server.command(&set).expect("Redis is there");
     for (what, work) in on_a_large_value() {
         let mutex = holder.mutex("large");
         assert_bounded(what, move || {
-            let error = work(mutex).expect("it is no lock");
+            let error = work(mutex).expect("the value is no lock");
             assert_eq!(error.kind(), ErrorKind::Protocol, "{what}: {error}");
             let text = format!("{error} {error:?}");
             assert!(text.len() < LONGEST_MESSAGE, "{what}: {} bytes", text.len());
@@ -146,9 +146,9 @@ fn a_hostile_server_cannot_fill_the_memory() {
         .expect("Redis is there");
     let mutex = holder.mutex("large");
     assert_bounded("inspect of a large lock", move || {
-        let error = mutex.inspect().expect_err("it is no lock");
+        let error = mutex.inspect().expect_err("the value is no lock");
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
         assert!(format!("{error} {error:?}").len() < LONGEST_MESSAGE);
     });
-    held.check().expect("no connection was lost for it");
+    held.check().expect("no connection was closed for it");
 }

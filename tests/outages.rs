@@ -1,5 +1,5 @@
-//! Heap memory of pending releases while Redis is away. A program of its own, since the allocator counts for all
-//! threads of a process.
+//! Heap memory of pending releases while Redis is down. A program of its own, because the allocator counts
+//! for all threads of a process.
 
 use std::alloc::System;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,13 +13,13 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// How many guards are dropped, unless LEASEHOLD_GUARDS says otherwise.
+/// The number of guards, unless LEASEHOLD_GUARDS says otherwise.
 const GUARDS: usize = 20_000;
 const TIMEOUT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(60);
-/// Bytes that a pending release may take beyond its key.
+/// Bytes that a pending release may use beyond its key.
 const MOST: usize = 100;
-/// Bytes that the client's threads and connections may take in an outage, however many releases are pending.
+/// Bytes that the client's threads and connections may use in an outage, however many releases are pending.
 const FIXED: usize = 512 * 1024;
 
 fn allocated() -> usize {
@@ -29,12 +29,14 @@ fn allocated() -> usize {
 
 fn hold(client: &Client, count: usize) -> Vec<MutexGuard> {
     let lock = |n| client.mutex(format!("k{n:06}")).lock();
-    (0..count).map(|n| lock(n).expect("it is free")).collect()
+    (0..count)
+        .map(|n| lock(n).expect("the lock is free"))
+        .collect()
 }
 
 fn keys(server: &Server) -> i64 {
     let size = server.command(&["DBSIZE"]).expect("Redis is there");
-    size.as_int().expect("it is a number")
+    size.as_int().expect("a number")
 }
 
 fn are_released(server: &Server) -> bool {
@@ -66,7 +68,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     let asked = Instant::now();
-                    drop(mutex.lock().expect("it has outage_timeout"));
+                    drop(mutex.lock().expect("lock() waits through the outage"));
                     longest.fetch_max(asked.elapsed().as_millis() as u64, Ordering::Relaxed);
                 }
             });
@@ -85,7 +87,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
                 back_at = Instant::now();
                 server.resume();
             }
-            // Those of the four threads come and go.
+            // The connections of the four threads come and go.
             !is_away && keys(&server) <= 1 + 4
         });
         over.store(true, Ordering::Relaxed);
@@ -99,7 +101,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
     println!("{} bytes for {count}, released in {took:?}", peak - before);
     println!("the longest lock() took {longest:?}, the outage {outage:?}");
     assert!(each <= key + MOST, "{each} bytes for each pending release");
-    // One time-out more, and as much again as the test's threads may need for a turn.
+    // One more time-out, and as much again for the scheduling of the test's threads.
     assert!(
         longest < outage + 10 * TIMEOUT,
         "a lock waited for {longest:?}"

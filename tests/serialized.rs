@@ -1,4 +1,4 @@
-//! What the feature `serde` writes and reads.
+//! The text that the feature `serde` writes and reads.
 #![cfg(feature = "serde")]
 #![allow(clippy::unwrap_used)]
 

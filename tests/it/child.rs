@@ -1,5 +1,5 @@
-//! The part of a test that runs in a process of its own: this binary again, asked for the test
-//! `a_process_of_its_own_runs_the_named_body` of the binary's `main.rs`. Knows nothing of locks.
+//! Runs the part of a test that needs a process of its own: this binary again, started with the test
+//! `a_child_process_runs_the_named_body` of the binary's `main.rs`. Knows nothing of locks.
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::any::type_name;
@@ -11,12 +11,12 @@ use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Set in processes that a test starts.
+/// The environment variable that names the body, set in child processes.
 const VARIABLE: &str = "LEASEHOLD_TEST_BODY";
 /// The test that runs bodies.
-const ENTRY: &str = "a_process_of_its_own_runs_the_named_body";
+const ENTRY: &str = "a_child_process_runs_the_named_body";
 
-/// What a process of its own does.
+/// The code that a child process runs.
 pub type Body = fn(&Parent);
 
 /// The bodies that a binary can run, by name.
@@ -27,7 +27,7 @@ macro_rules! bodies {
 }
 pub(crate) use bodies;
 
-/// A function's path.
+/// The path of a function.
 pub fn name_of<F>(_: &F) -> &'static str {
     type_name::<F>()
 }
@@ -40,24 +40,25 @@ struct Assignment {
 
 /// The process that started this one.
 pub struct Parent {
-    /// The server that it named.
+    /// The URL that the parent gave.
     pub url: String,
     end: crossbeam_channel::Receiver<()>,
 }
 
 impl Parent {
-    /// Sends it a message.
+    /// Sends a message to the parent.
     pub fn tell(&self, message: impl Serialize) {
         child::say(&message).expect("the parent listens");
     }
 
-    /// Returns when it wants this process to end. (When it is gone, this process ends at once.)
+    /// Returns when the parent wants this process to end. (When the parent has died, this process ends at
+    /// once.)
     pub fn wait_for_end(&self) {
         let _ = self.end.recv();
     }
 }
 
-/// In a process that a test started, runs the body that it named. False in all other processes.
+/// In a child process, runs the body that the parent named. Returns false in all other processes.
 pub fn run_body(bodies: &[(&str, Body)]) -> bool {
     if std::env::var_os(VARIABLE).is_none() {
         return false;
@@ -69,17 +70,17 @@ pub fn run_body(bodies: &[(&str, Body)]) -> bool {
     true
 }
 
-/// Tells the server's URL and ends: a body that shows that bodies run.
+/// A body that sends the server's URL and ends: shows that bodies run.
 pub fn echo(parent: &Parent) {
     parent.tell(&parent.url);
 }
 
-/// How many threads this process has; `None` where the system does not say.
+/// The number of threads of this process; `None` where the system does not say.
 pub fn threads() -> Option<usize> {
     status("Threads:")
 }
 
-/// How much memory this process uses, in bytes; `None` where the system does not say.
+/// The memory that this process uses, in bytes; `None` where the system does not say.
 pub fn memory() -> Option<usize> {
     status("VmRSS:").map(|kilobytes| kilobytes * 1024)
 }
@@ -90,7 +91,7 @@ fn status(name: &str) -> Option<usize> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// A process that runs a body. Dropped, it is killed.
+/// A process that runs a body. Dropping it kills the process.
 pub struct Child(Process<serde_json::Value>);
 
 impl Child {
@@ -100,7 +101,7 @@ impl Child {
         Self::start_by(program, body, url)
     }
 
-    /// The same by a `command` that runs this program.
+    /// As [`start`](Self::start), with a `command` that runs this program.
     pub fn start_by<F: Fn(&Parent)>(mut command: Command, body: F, url: &str) -> Self {
         let assignment = Assignment {
             body: name_of(&body).to_owned(),
@@ -112,7 +113,7 @@ impl Child {
         Self(Process::start(&assignment.body, &mut command, &assignment).unwrap())
     }
 
-    /// The next message that it tells, within `limit`.
+    /// The next message of the child, which must come within `limit`.
     #[track_caller]
     pub fn told<T: DeserializeOwned>(&self, limit: Duration) -> T {
         match self.0.message(limit) {
@@ -129,21 +130,21 @@ impl Child {
         self.0.signal(signal).unwrap();
     }
 
-    /// How it ended, which it has to do within `limit`.
+    /// The exit status of the child, which must end within `limit`.
     #[track_caller]
     pub fn status(&mut self, limit: Duration) -> ExitStatus {
         self.0.status(limit).unwrap()
     }
 
-    /// Ends it with SIGKILL; returns once it is gone.
+    /// Kills the child with SIGKILL, and returns once it has ended.
     pub fn kill(&mut self) {
         self.0.kill().unwrap();
     }
 
-    /// Lets it end by itself, which it has to do well and within `limit`.
+    /// Waits for the child to end by itself, with success and within `limit`.
     #[track_caller]
     pub fn finish(mut self, limit: Duration) {
-        // Most do not wait for this, and may have ended.
+        // Most children do not wait for this, and may have ended.
         let _ = self.0.order(&());
         if let Err(error) = self.0.finish(limit) {
             panic!("{error:#}");

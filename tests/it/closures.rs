@@ -1,4 +1,4 @@
-//! Work under a lock that is waited for with a limit, or not at all: on a server and in memory.
+//! `with_lock` and its forms with a limit or without waiting: on a server and in memory.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use leasehold_testbed::eventually;
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, Task, millis, secs, server};
 
-/// Runs `test` with two clients of a server, and with two of a memory.
+/// Runs `test` with two clients of a server, and with two clients of a memory store.
 fn with_clients(test: impl Fn(&Client, &Client)) {
     let server = server();
     let [one, two] = [(); 2].map(|()| steady(&server.url()).ttl(LONG_TTL).build().unwrap());
@@ -70,7 +70,7 @@ fn work_does_not_run_while_others_hold_the_lock() {
 }
 
 #[test]
-fn a_wait_with_a_limit_ends_with_the_lock_when_it_becomes_free() {
+fn a_limited_wait_gets_a_freed_lock() {
     with_clients(|one, two| {
         let held = two.mutex("k").lock().unwrap();
         let mutex = one.mutex("k");
@@ -79,7 +79,7 @@ fn a_wait_with_a_limit_ends_with_the_lock_when_it_becomes_free() {
         assert!(eventually(SOON, queued));
         let before = held.fencing_token();
         held.unlock().unwrap();
-        let token = waiter.within(SOON, "its turn").unwrap();
+        let token = waiter.within(SOON, "the grant").unwrap();
         assert!(token > Some(before), "{token:?}");
     });
 }

@@ -1,10 +1,10 @@
-//! Requests with which a connection begins: none sends a script that the server knows.
+//! The requests that begin a connection: none sends a script that the server already has.
 
 use leasehold_testbed::Server;
 
 use crate::support::{LONG_TTL, SOON, ask, builder, bytes_received, lock, server};
 
-/// The scripts in lua/ that are called; the others are parts of them.
+/// The scripts in lua/ that clients call; the other files are parts of scripts.
 const SCRIPTS: u64 = 7;
 
 /// How many SCRIPT commands the server has carried out.
@@ -38,7 +38,7 @@ fn only_the_first_connection_sends_the_scripts() {
         (0..CONNECTIONS).for_each(|_| connect(&server));
     });
     assert_eq!(others, CONNECTIONS);
-    // The requests of the test itself are part of it.
+    // The test's own requests are included.
     let bytes = (bytes_received(&server) - before) / CONNECTIONS;
     assert!(bytes < 800, "{bytes} for each connection");
 }
@@ -49,7 +49,7 @@ fn a_connection_loads_only_missing_scripts() {
     let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     let guard = lock(&client, "k");
     ask(&server, &["SCRIPT", "FLUSH"]);
-    // Each is sent by its text, so the server knows two scripts again.
+    // The client sends each missing script with its text, so the server has two scripts again.
     guard.unlock().unwrap();
     let _guard = lock(&client, "k");
     let commands = script_commands_during(&server, || connect(&server));

@@ -1,5 +1,5 @@
-//! Many clients, one thread each, wait for one key: closed notification connections cost them few new ones, and
-//! a waiter that comes to the front asks soon.
+//! Many clients with one thread each wait for one key: closed notification connections cost few new ones, and
+//! a waiter near the front asks soon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,15 +10,15 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, clients_that_hear, connections_made, in_redis, millis, queue,
-    script_calls, secs, server, wait_for_line,
+    LONG_TTL, SOON, Task, ask, connections_made, in_redis, millis, notified_clients, queue,
+    script_calls, secs, server, wait_for_queue,
 };
 
 fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// Clients that reconnect know why they are no longer queued, and suspect no other connection.
+/// Clients that reconnect know why they lost their queue entry, and suspect no other connection.
 #[test]
 fn closed_notification_connections_alone_are_replaced() {
     const CLIENTS: usize = 30;
@@ -46,36 +46,37 @@ fn closed_notification_connections_alone_are_replaced() {
         let enough = || grants.load(Ordering::SeqCst) >= wanted;
         assert!(eventually(secs(60), enough));
     };
-    assert!(eventually(SOON, || clients_that_hear(&server) == CLIENTS));
+    assert!(eventually(SOON, || notified_clients(&server) == CLIENTS));
     so_many_more(3 * CLIENTS);
     let made = connections_made(&server, || {
         ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
         so_many_more(5 * CLIENTS);
     });
-    // One each; and those of a client that asked in the very moment in which its connection was closed.
+    // One new connection for each client; and those of a client that asked in the moment in which its
+    // connection was closed.
     assert!(made <= 3 * CLIENTS as u64 / 2, "{made}");
     stop.store(true, Ordering::SeqCst);
     for task in tasks {
-        task.within(secs(60), "its last turn");
+        task.within(secs(60), "its last grant");
     }
 }
 
-/// Without the message it would not ask for half a minute, behind hundreds of waiters.
+/// Without the message the waiter would not ask for half a minute, behind hundreds of others.
 #[test]
-fn a_waiter_told_that_it_is_near_asks_soon() {
+fn a_waiter_notified_as_near_asks_soon() {
     let server = server();
     let [holder, waiting] = [(); 2].map(|()| client(&server));
     let held = [holder.mutex("warm"), holder.mutex("k")].map(|mutex| mutex.lock().unwrap());
     let warm = waiting.mutex("warm");
     assert!(warm.try_lock_for(millis(300)).unwrap().is_none());
-    assert!(eventually(SOON, || clients_that_hear(&server) == 2));
+    assert!(eventually(SOON, || notified_clients(&server) == 2));
     let fill = "for n = 1, 400 do \
         redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,gone/%d/0', n, n)) end \
         redis.call('PEXPIRE', KEYS[1], 60000)";
     ask(&server, &["EVAL", fill, "1", &in_redis("~queue:k")]);
     let mutex = waiting.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 401);
+    wait_for_queue(&server, "k", 401);
     let own = queue(&server, "k").pop().unwrap();
     let mut words = own.split(',');
     let (lease, address) = (words.next().unwrap(), words.next_back().unwrap());
@@ -87,5 +88,5 @@ fn a_waiter_told_that_it_is_near_asks_soon() {
     );
     assert!(eventually(SOON, || script_calls(&server) > before));
     drop(held);
-    drop(waiter.within(SOON, "its turn, past the dead"));
+    drop(waiter.within(SOON, "the grant, past the dead waiters"));
 }

@@ -1,5 +1,5 @@
-//! A dropped guard's release comes before what the same thread asks next, whatever else is going on
-//! and without anybody waiting for an answer.
+//! The release of a dropped guard comes before the next request of the same thread, whatever else happens,
+//! and without a wait for a reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::support::{SOON, Task, assert_all_become_free, kill_connections, milli
 
 const WORK: Duration = Duration::from_secs(120);
 
-/// Takes the lock again right after dropping it, so often.
+/// Drops the lock and acquires it again at once, `rounds` times.
 fn drop_and_take(client: &Client, key: &str, rounds: usize) {
     let mutex = client.mutex(key);
     for round in 0..rounds {
@@ -22,8 +22,8 @@ fn drop_and_take(client: &Client, key: &str, rounds: usize) {
     }
 }
 
-/// Threads that keep all pipelines busy until told to stop: they take and leave other keys, wait for
-/// one another, and come to keys that are taken.
+/// Threads that keep all pipelines busy until `stop`: they acquire and release other keys, wait for each
+/// other, and meet contended keys.
 fn noise(client: &Client, threads: usize, stop: &Arc<AtomicBool>) -> Vec<Task<()>> {
     let held = client.mutex("noise-held");
     (0..threads)
@@ -71,14 +71,14 @@ fn threads_with_own_keys_never_find_them_taken_under_load() {
         }
         stop.store(true, Ordering::Release);
         for thread in noise {
-            thread.within(WORK, "the noise to end");
+            thread.within(WORK, "the end of the noise");
         }
         assert_all_become_free(&server);
     }
 }
 
 #[test]
-fn a_guard_dropped_by_another_thread_is_let_go_before_what_this_one_asks() {
+fn drops_on_other_threads_precede_this_threads_request() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -88,25 +88,25 @@ fn a_guard_dropped_by_another_thread_is_let_go_before_what_this_one_asks() {
         for round in 0..300 {
             let guard = mutex.try_lock().unwrap();
             let guard = guard.unwrap_or_else(|| panic!("contended in round {round}"));
-            // Its end is waited for, as a message between threads would be.
+            // The test waits for the other thread's end, as for a message between threads.
             scope.spawn(move || drop(guard)).join().unwrap();
         }
     });
     stop.store(true, Ordering::Release);
     for thread in noise {
-        thread.within(WORK, "the noise to end");
+        thread.within(WORK, "the end of the noise");
     }
 }
 
 #[test]
-fn many_guards_dropped_in_a_row_are_all_free_for_the_same_thread() {
+fn guards_dropped_in_a_row_are_free() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let mutexes: Vec<_> = (0..500).map(|n| client.mutex(format!("k{n}"))).collect();
     for _ in 0..4 {
         let guards: Vec<_> = mutexes
             .iter()
-            .map(|mutex| mutex.try_lock().unwrap().expect("it was let go"))
+            .map(|mutex| mutex.try_lock().unwrap().expect("it was released"))
             .collect();
         drop(guards);
     }
@@ -121,7 +121,7 @@ fn a_release_lost_with_its_connection_still_comes_first() {
     for round in 0..30 {
         let guard = mutex.lock().unwrap();
         kill_connections(&server);
-        // The server has closed it already, and nothing has told this side.
+        // The server has closed the connection already, and the client does not know yet.
         drop(guard);
         let again = mutex.try_lock_for(millis(5_000)).unwrap();
         assert!(

@@ -1,4 +1,4 @@
-//! Every event is told when it should be, where it should be, and does no harm.
+//! Each event of `EventHandler` comes at the right time and on the right thread, and cannot do harm.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use leasehold::{Client, Error, ErrorKind, EventHandler, EventLock, LossReason};
 use crate::fakes::closed_port;
 use crate::support::{SOON, Task, ask, builder, in_redis, is_held, millis, secs, server};
 
-/// One event, with all that it was told.
+/// One event with its arguments.
 #[derive(Debug)]
 enum Told {
     Acquired(Duration),
@@ -31,7 +31,7 @@ struct Heard {
     thread: ThreadId,
 }
 
-/// Tells everything, and then does to whoever told it what a test wants.
+/// Sends each event to the test, and then runs the test's action.
 struct Listener<F>(Mutex<Sender<Heard>>, F);
 
 impl<F: Fn(&str)> Listener<F> {
@@ -42,7 +42,7 @@ impl<F: Fn(&str)> Listener<F> {
             token: lock.fencing_token,
             thread: thread::current().id(),
         };
-        // The test may have heard enough.
+        // The test may have ended.
         let _ = self.0.lock().unwrap().send(heard);
         self.1(lock.key);
     }
@@ -87,13 +87,13 @@ fn listener<F: Fn(&str)>(then: F) -> (Arc<Listener<F>>, Receiver<Heard>) {
     (Arc::new(Listener(Mutex::new(sender), then)), heard)
 }
 
-/// The next event, which has to come soon.
+/// The next event, which must come soon.
 #[track_caller]
 fn next(heard: &Receiver<Heard>) -> Heard {
-    heard.recv_timeout(SOON).expect("an event is told")
+    heard.recv_timeout(SOON).expect("an event")
 }
 
-/// The next event but renewals that went well.
+/// The next event except successful renewals.
 #[track_caller]
 fn next_but_renewed(heard: &Receiver<Heard>) -> Heard {
     loop {
@@ -105,7 +105,7 @@ fn next_but_renewed(heard: &Receiver<Heard>) -> Heard {
 }
 
 #[test]
-fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
+fn acquire_and_release_events_run_synchronously() {
     let server = server();
     let (events, heard) = listener(|_| ());
     let client = builder(&server.url())
@@ -117,7 +117,7 @@ fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
         let start = Instant::now();
         let guard = client.mutex("k").lock().unwrap();
         let token = guard.fencing_token();
-        let event = heard.try_recv().expect("told before lock() returns");
+        let event = heard.try_recv().expect("sent before lock() returns");
         assert_eq!(
             (event.key.as_str(), event.token, event.thread),
             ("k", token, here)
@@ -132,7 +132,7 @@ fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
         } else {
             drop(guard);
         }
-        let event = heard.try_recv().expect("told before it is over");
+        let event = heard.try_recv().expect("sent before unlock returns");
         assert_eq!(
             (event.key.as_str(), event.token, event.thread),
             ("k", token, here)
@@ -147,7 +147,7 @@ fn taking_and_letting_go_are_told_on_the_thread_that_does_it() {
 }
 
 #[test]
-fn contention_is_told_once_for_each_call() {
+fn contention_is_reported_once_per_call() {
     let server = server();
     let (events, heard) = listener(|_| ());
     let client = builder(&server.url())
@@ -159,7 +159,7 @@ fn contention_is_told_once_for_each_call() {
     let here = thread::current().id();
     for wait in [millis(0), millis(400)] {
         assert!(client.mutex("k").try_lock_for(wait).unwrap().is_none());
-        let event = heard.try_recv().expect("told on this thread");
+        let event = heard.try_recv().expect("sent on this thread");
         assert_eq!(
             (event.key.as_str(), event.token, event.thread),
             ("k", 0, here)
@@ -168,7 +168,10 @@ fn contention_is_told_once_for_each_call() {
             panic!("{event:?}")
         };
         assert!(expires_in <= secs(6), "{expires_in:?}");
-        assert!(heard.try_recv().is_err(), "once, however often it looked");
+        assert!(
+            heard.try_recv().is_err(),
+            "once, however often the client looked"
+        );
     }
     let waiting = client.mutex("k");
     let waiter = Task::start(move || waiting.lock().unwrap());
@@ -182,11 +185,11 @@ fn contention_is_told_once_for_each_call() {
         panic!("{event:?}")
     };
     assert!(waited >= waited_at_least, "{waited:?}");
-    drop(waiter.within(SOON, "the waiter's turn"));
+    drop(waiter.within(SOON, "the waiter's grant"));
 }
 
 #[test]
-fn contention_is_told_to_a_call_that_began_in_an_outage() {
+fn contention_after_an_outage_is_reported() {
     let server = server();
     let (events, heard) = listener(|_| ());
     let client = builder(&server.url())
@@ -209,11 +212,11 @@ fn contention_is_told_to_a_call_that_began_in_an_outage() {
         }
     }
     drop(held);
-    waiter.within(SOON, "its turn").unwrap();
+    waiter.within(SOON, "the grant").unwrap();
 }
 
 #[test]
-fn renewals_and_losses_are_told_on_the_callback_thread() {
+fn renewals_and_losses_run_on_the_callback_thread() {
     let server = server();
     let (events, heard) = listener(|_| ());
     let client = builder(&server.url()).ttl(secs(9)).renew_ratio(0.05);
@@ -238,7 +241,7 @@ fn renewals_and_losses_are_told_on_the_callback_thread() {
     assert_eq!((failed.token, failed.thread), (token, renewed.thread));
     server.resume();
     loop {
-        // More may have failed; then it goes on.
+        // More renewals may have failed before they succeed.
         let event = next(&heard);
         match event.told {
             Told::RenewalFailed(_) => {}
@@ -262,7 +265,7 @@ fn renewals_and_losses_are_told_on_the_callback_thread() {
 }
 
 #[test]
-fn the_end_of_max_hold_is_told_once_before_it_comes_on_the_callback_thread() {
+fn max_hold_near_runs_once_as_a_callback() {
     let server = server();
     let (events, heard) = listener(|_| ());
     let client = builder(&server.url())
@@ -287,13 +290,13 @@ fn the_end_of_max_hold_is_told_once_before_it_comes_on_the_callback_thread() {
 }
 
 #[test]
-fn the_end_of_max_hold_is_not_told_of_what_was_let_go() {
+fn max_hold_near_skips_released_locks() {
     let server = server();
     let (begun, began) = channel();
     let (go_on, wait) = channel::<()>();
     let (begun, wait) = (Mutex::new(begun), Mutex::new(wait));
     let (events, heard) = listener(move |key| {
-        // The first to be told of holds up those behind it.
+        // The first event delays those behind it.
         if key == "first" && thread::current().name() == Some("leasehold-callbacks") {
             let _ = begun.lock().unwrap().send(());
             let _ = wait.lock().unwrap().recv();
@@ -306,8 +309,8 @@ fn the_end_of_max_hold_is_not_told_of_what_was_let_go() {
     let limited = |key: &str| client.mutex(key).fixed_ttl(secs(9)).max_hold(secs(2));
     let first = limited("first").lock().unwrap();
     let second = limited("second").lock().unwrap();
-    began.recv_timeout(SOON).expect("the first is told of");
-    // Both are due by now, or this one is let go before.
+    began.recv_timeout(SOON).expect("the first event");
+    // Both are due by now, or this lock is released before.
     thread::sleep(millis(50));
     drop((first, second));
     drop(go_on);
@@ -318,7 +321,7 @@ fn the_end_of_max_hold_is_not_told_of_what_was_let_go() {
 }
 
 #[test]
-fn an_attempt_that_cannot_be_made_is_told_on_the_thread_that_asks() {
+fn failed_attempts_are_reported_on_the_calling_thread() {
     let (events, heard) = listener(|_| ());
     let client = builder(&format!("redis://127.0.0.1:{}", closed_port()));
     let client = client
@@ -336,7 +339,7 @@ fn an_attempt_that_cannot_be_made_is_told_on_the_thread_that_asks() {
     );
 }
 
-/// Comes upon every event there is, and fails if one of them did harm.
+/// Causes every event there is, and fails if one of them did harm.
 fn live_through_everything(server: &leasehold_testbed::Server, client: &Client) {
     let guard = client.mutex("k").lock().unwrap();
     assert!(client.mutex("k").try_lock().unwrap().is_none(), "contended");
@@ -387,13 +390,13 @@ fn events_may_use_the_client() {
     let client: Arc<Mutex<Option<Client>>> = Arc::default();
     let theirs = Arc::clone(&client);
     let (events, _heard) = listener(move |_| {
-        // Its own use of the client is told as well.
+        // The handler's own use of the client causes events, too.
         if INSIDE.replace(true) {
             return;
         }
         let client = theirs.lock().unwrap().clone();
         if let Some(client) = client {
-            // Fails while the server is stopped, as it should.
+            // The request fails while the server is stopped, as it should.
             let key = format!("{:?}", thread::current().id());
             let _ = client.mutex(&key).try_lock().map(drop);
             let _ = client.mutex("k").try_lock().map(drop);
@@ -422,13 +425,13 @@ fn events_may_use_the_client() {
 }
 
 #[test]
-fn a_slow_event_holds_up_no_renewal() {
+fn a_slow_event_delays_no_renewal() {
     let server = server();
     let (begun, began) = channel();
     let (go_on, wait) = channel::<()>();
     let (begun, wait) = (Mutex::new(begun), Mutex::new(wait));
     let (events, _heard) = listener(move |_| {
-        // Tokens are told on the asking thread, too: only the callback thread is made to wait.
+        // Tokens are sent on the calling thread, too: only the callback thread has to wait.
         if thread::current().name() == Some("leasehold-callbacks") {
             let _ = begun.lock().unwrap().send(());
             let _ = wait.lock().unwrap().recv();
@@ -437,7 +440,7 @@ fn a_slow_event_holds_up_no_renewal() {
     let client = builder(&server.url()).ttl(secs(3)).renew_ratio(0.1);
     let client = client.event_handler(events).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    began.recv_timeout(SOON).expect("the first renewal is told");
+    began.recv_timeout(SOON).expect("the first renewal");
     let lost = guard.lost_signal().recv_timeout(secs(4));
     assert!(lost.is_err(), "{lost:?}");
     guard.check().unwrap();

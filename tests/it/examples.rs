@@ -1,5 +1,5 @@
-//! The programs in examples/, run as their reader would run them. `cargo test` builds them, and so does
-//! `cargo build --examples`; `cargo test --test it` does not.
+//! The programs in examples/, run as a reader would run them. `cargo test` builds them, and so does `cargo
+//! build --examples`; `cargo test --test it` does not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use crate::support::{SOON, held_keys, server, within};
 
-/// Runs an example on the server at `url`; returns what it printed, which ends well and soon.
+/// Runs an example on the server at `url`; returns its output. The example must succeed soon.
 #[track_caller]
 fn run(example: &str, arguments: &[&str], url: &str) -> String {
     let mut command = Command::new(program(example));
@@ -20,7 +20,7 @@ fn run(example: &str, arguments: &[&str], url: &str) -> String {
     printed
 }
 
-/// Beside this one: target/<profile>/deps/it-.. and target/<profile>/examples/..
+/// The examples are beside this program: target/<profile>/deps/it-.. and target/<profile>/examples/..
 #[track_caller]
 fn program(example: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
@@ -35,7 +35,7 @@ fn program(example: &str) -> PathBuf {
     program
 }
 
-/// `None`, which is before any time, where there is no such file.
+/// `None`, which is earlier than any time, if there is no such file.
 fn written_at(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|file| file.modified()).ok()
 }
@@ -63,7 +63,7 @@ fn counter_loses_no_update() {
 }
 
 #[test]
-fn leader_is_deposed_and_followed_and_ends() {
+fn leader_is_deposed_and_replaced() {
     let server = server();
     let printed = run("leader", &[], &server.url());
     assert!(count(&printed, " leads, with token ") >= 4, "{printed}");
@@ -95,7 +95,7 @@ fn reentrant_methods_call_one_another() {
 }
 
 #[test]
-fn fenced_write_refuses_the_late_one() {
+fn fenced_write_refuses_the_late_write() {
     let printed = run("fenced_write", &[], &server().url());
     let lines = [
         "lost its lock: its validity ended",
@@ -106,7 +106,7 @@ fn fenced_write_refuses_the_late_one() {
 }
 
 #[test]
-fn hand_over_reaches_the_child_under_the_same_token() {
+fn transfer_reaches_the_child_under_the_same_token() {
     let printed = run("hand_over", &[], &server().url());
     let token = |who: &str| {
         let line = printed.lines().find(|line| line.starts_with(who));

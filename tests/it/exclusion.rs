@@ -1,4 +1,4 @@
-//! One at a time: across the threads of one client, across clients and across processes.
+//! Mutual exclusion: across the threads of one client, across clients and across processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::support::{
     secs, server,
 };
 
-/// For as much work as a test does, on the busiest of machines.
+/// Longer than the work of any test takes on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
 const COUNTER: &str = "counter";
 
-/// Raises the counter in Redis so often, each time under the lock and by reading, then writing: two
-/// at the same time lose an update.
+/// Raises the counter in Redis `times` times, each time under the lock and by reading, then writing: two
+/// holders at once lose an update.
 fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGuard)) {
     let redis = redis::Client::open(url).unwrap();
     let mut connection = redis.get_connection_with_timeout(SOON).unwrap();
@@ -37,7 +37,7 @@ fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGu
             .arg(next)
             .exec(&mut connection)
             .unwrap();
-        // In turns: with the answer waited for, and without.
+        // Alternates: waits for the reply, and does not.
         if round % 2 == 0 {
             guard.unlock().unwrap();
         }
@@ -45,7 +45,7 @@ fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGu
 }
 
 #[test]
-fn threads_of_several_clients_lose_no_update_and_see_tokens_rise() {
+fn threads_of_several_clients_lose_no_update() {
     let server = server();
     let witness = Arc::new(Witness::default());
     let clients: Vec<Client> = (0..4)
@@ -94,23 +94,14 @@ pub fn raise_in_a_process_of_its_own(parent: &Parent) {
 }
 
 #[test]
-fn two_hundred_threads_on_one_key_each_have_their_turn() {
+fn two_hundred_threads_on_one_key_all_enter() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let witness = Arc::new(Witness::default());
     let mutex = client.mutex("k");
     let first = mutex.lock().unwrap();
-    let tasks: Vec<_> = (0..200)
-        .map(|_| {
-            let (mutex, witness) = (mutex.clone(), witness.clone());
-            Task::start(move || {
-                for _ in 0..3 {
-                    let guard = mutex.lock().unwrap();
-                    drop(witness.enter(&guard));
-                }
-            })
-        })
-        .collect();
+    let turns = |_| witness.start_turns(mutex.clone(), 3);
+    let tasks: Vec<_> = (0..200).map(turns).collect();
     drop(first);
     for task in tasks {
         task.within(WORK, "a thread's three turns");
@@ -119,7 +110,7 @@ fn two_hundred_threads_on_one_key_each_have_their_turn() {
 }
 
 #[test]
-fn different_keys_prefixes_and_databases_do_not_exclude_one_another() {
+fn different_keys_prefixes_and_databases_are_independent() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let other_prefix = steady(&server.url()).prefix("other:").build().unwrap();
@@ -133,18 +124,18 @@ fn different_keys_prefixes_and_databases_do_not_exclude_one_another() {
 }
 
 #[test]
-fn with_lock_holds_while_it_works_and_gives_the_value_back() {
+fn with_lock_holds_and_returns_the_value() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let held = client.with_lock("k", || is_held(&server, "k")).unwrap();
     assert!(held, "held while it works");
-    assert!(!is_held(&server, "k"), "let go, and confirmed, afterwards");
+    assert!(!is_held(&server, "k"), "released and confirmed afterwards");
     let token = client.mutex("k").with(MutexGuard::fencing_token).unwrap();
     assert!(token > 0);
 }
 
 #[test]
-fn with_lock_lets_go_when_its_work_panics_and_the_panic_goes_on() {
+fn with_lock_releases_when_its_closure_panics() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).event_handler(recorder.clone());
@@ -155,12 +146,12 @@ fn with_lock_lets_go_when_its_work_panics_and_the_panic_goes_on() {
         }));
         let payload = outcome.map(|result: Result<(), Error>| result).unwrap_err();
         assert_eq!(payload.downcast_ref(), Some(&"a test's own panic"));
-        // The thread's own next attempt comes after its release.
+        // The thread's own next request comes after its release.
         client
             .mutex("k")
             .try_lock()
             .unwrap()
-            .expect("it was let go")
+            .expect("it was released")
             .unlock()
             .unwrap();
     }
@@ -169,7 +160,7 @@ fn with_lock_lets_go_when_its_work_panics_and_the_panic_goes_on() {
 }
 
 #[test]
-fn with_lock_tells_when_it_was_not_alone() {
+fn with_lock_fails_if_the_lock_was_lost() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
 
@@ -209,7 +200,7 @@ fn a_guard_may_be_dropped_on_another_thread() {
         let guard = mutex
             .try_lock_for(SOON)
             .unwrap()
-            .expect("the last one let go");
+            .expect("the last holder released");
         let elsewhere = Task::start(move || {
             if round % 2 == 0 {
                 guard.unlock().unwrap();
@@ -217,28 +208,28 @@ fn a_guard_may_be_dropped_on_another_thread() {
                 drop(guard);
             }
         });
-        elsewhere.within(SOON, "letting go");
-        // It was written before this thread asks, so it comes first.
+        elsewhere.within(SOON, "the release");
+        // The release was written before this thread's request, so it comes first.
         assert!(mutex.try_lock().unwrap().is_some(), "round {round}");
     }
 }
 
 #[test]
-fn a_guard_outlives_the_client_and_mutex_it_came_from() {
+fn a_guard_outlives_its_client_and_mutex() {
     let server = server();
     let guard = {
         let client = steady(&server.url()).ttl(millis(600)).build().unwrap();
         client.mutex("k").lock().unwrap()
     };
-    // Renewed, with nothing of the client left but the guard.
+    // The lock is renewed though only the guard is left of the client.
     let lost = guard.lost_signal();
-    assert!(lost.recv_timeout(secs(2)).is_err(), "it is kept alive");
+    assert!(lost.recv_timeout(secs(2)).is_err(), "the lock is kept");
     guard.unlock().unwrap();
     assert!(!is_held(&server, "k"));
 }
 
 #[test]
-fn the_types_can_be_shared_as_a_service_needs() {
+fn public_types_are_send_and_sync() {
     fn everywhere<T: Send + Sync + 'static>() {}
     fn shared<T: Clone + Send + Sync + 'static>() {}
     shared::<Client>();

@@ -1,4 +1,4 @@
-//! Ttls: what ends by itself, when, and what its holder is told.
+//! Ttls: what ends by itself, when it ends, and what its holder learns.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use leasehold::{ErrorKind, LossReason};
 use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{
-    Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, millis, secs, server,
-    told_within,
+    Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, lost_within, millis, secs,
+    server,
 };
 
-/// How much later than they should things may happen on a busy machine.
+/// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 #[test]
-fn an_explicit_ttl_is_not_renewed() {
+fn a_fixed_ttl_is_not_renewed() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url())
@@ -25,17 +25,17 @@ fn an_explicit_ttl_is_not_renewed() {
     let asked = Instant::now();
     let guard = client.mutex("k").fixed_ttl(millis(900)).lock().unwrap();
     assert!(guard.remaining() < millis(900));
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     let lasted = asked.elapsed();
     assert!(lasted > millis(800), "lost after {lasted:?} already");
     assert!(lasted < millis(900) + SLACK, "lost after {lasted:?} only");
     assert_eq!(recorder.count(What::Renewed, "k"), 0);
     let next = client.mutex("k").try_lock_for(SLACK).unwrap();
-    assert!(next.is_some(), "Redis has forgotten it, too");
+    assert!(next.is_some(), "Redis has deleted it, too");
 }
 
 #[test]
-fn an_explicit_ttl_is_renewed_when_that_is_asked_for() {
+fn a_ttl_set_with_renewal_is_renewed() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url())
@@ -53,7 +53,7 @@ fn the_last_of_ttl_and_fixed_ttl_counts() {
     let client = steady(&server.url()).build().unwrap();
     let mutex = client.mutex("k").ttl(secs(60)).fixed_ttl(millis(400));
     let guard = mutex.clone().lock().unwrap();
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     drop(guard);
     let guard = mutex.ttl(secs(3)).lock().unwrap();
     // Three ttls.
@@ -67,14 +67,14 @@ fn validity_ends_before_the_key_does() {
     let client = steady(&server.url()).build().unwrap();
     for ttl in [10, 25, 100, 1000].map(millis) {
         for _ in 0..20 {
-            // On a busy machine the shortest may be over before they are here.
+            // On a busy machine the shortest ttl may be over before the test looks.
             let Ok(Some(guard)) = client.mutex("k").fixed_ttl(ttl).try_lock() else {
                 continue;
             };
             let left = guard.remaining();
             let in_redis = expires_in(&server, "k").unwrap_or_default();
             assert!(left <= ttl, "{left:?} of {ttl:?}");
-            // Both are counted down; a look later, what Redis has left must still cover it.
+            // Both count down; what Redis has left is read later, and must still cover the guard's validity.
             let later = guard.remaining();
             assert!(later <= in_redis + millis(1), "{later:?} of {in_redis:?}");
             drop(guard);
@@ -83,11 +83,11 @@ fn validity_ends_before_the_key_does() {
 }
 
 #[test]
-fn an_expired_lock_is_told_by_every_way_of_asking() {
+fn an_expired_lock_is_lost_in_every_method() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(100)).lock().unwrap();
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     assert!(guard.is_lost());
     assert_eq!(guard.remaining(), Duration::ZERO);
     let said = [
@@ -103,13 +103,13 @@ fn an_expired_lock_is_told_by_every_way_of_asking() {
 }
 
 #[test]
-fn max_hold_ends_a_renewed_lock_and_says_so() {
+fn max_hold_ends_a_renewed_lock() {
     let server = server();
     let client = steady(&server.url()).ttl(millis(600)).build().unwrap();
     let asked = Instant::now();
     let guard = client.mutex("k").max_hold(millis(1500)).lock().unwrap();
     let granted = Instant::now();
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     let (since_asked, since_granted) = (asked.elapsed(), granted.elapsed());
     assert_eq!(reason, LossReason::MaxHold);
     assert!(
@@ -125,18 +125,18 @@ fn max_hold_ends_a_renewed_lock_and_says_so() {
 }
 
 #[test]
-fn max_hold_shorter_than_the_ttl_ends_the_lock_and_says_so() {
+fn max_hold_below_the_ttl_ends_the_lock() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(20)).build().unwrap();
     let guard = client.mutex("k").max_hold(millis(700)).lock().unwrap();
     assert!(guard.remaining() <= millis(700));
     let in_redis = expires_in(&server, "k").unwrap();
     assert!(in_redis <= millis(700), "{in_redis:?}");
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::MaxHold);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::MaxHold);
 }
 
 #[test]
-fn max_hold_frees_what_was_forgotten() {
+fn max_hold_frees_a_forgotten_guard() {
     let server = server();
     let client = steady(&server.url())
         .ttl(millis(600))
@@ -152,7 +152,7 @@ fn max_hold_frees_what_was_forgotten() {
 }
 
 #[test]
-fn an_explicit_ttl_longer_than_max_hold_is_cut_to_it() {
+fn max_hold_caps_a_longer_fixed_ttl() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let mutex = client.mutex("k").fixed_ttl(secs(30)).max_hold(secs(5));
@@ -163,7 +163,7 @@ fn an_explicit_ttl_longer_than_max_hold_is_cut_to_it() {
 }
 
 #[test]
-fn a_lock_lost_by_its_ttl_leaves_the_next_holder_alone() {
+fn drop_after_expiry_keeps_the_next_holder() {
     let server = server();
     let (one, two) = (
         steady(&server.url()).build().unwrap(),
@@ -175,10 +175,10 @@ fn a_lock_lost_by_its_ttl_leaves_the_next_holder_alone() {
         .try_lock_for(SOON)
         .unwrap()
         .expect("it expired");
-    assert!(late.is_lost(), "before somebody else has it");
+    assert!(late.is_lost(), "before another client has it");
     assert!(next.fencing_token() > late.fencing_token());
     drop(late);
-    // On the same connection as the late release, so behind it.
+    // On the same connection as the late release, and so behind it.
     assert!(
         one.mutex("k").try_lock().unwrap().is_none(),
         "still the next holder's"
@@ -202,7 +202,7 @@ fn the_crash_of_a_holder_frees_its_lock_within_the_ttl() {
     });
     child.kill();
     let killed = Instant::now();
-    let (entered, next) = waiter.within(secs(30), "entering after the crash");
+    let (entered, next) = waiter.within(secs(30), "the grant after the crash");
     let waited = entered.saturating_duration_since(killed);
     assert!(waited < CRASH_TTL + SLACK, "{waited:?} after the crash");
     assert!(next > token);
@@ -218,10 +218,10 @@ pub fn hold_until_killed(parent: &Parent) {
 }
 
 #[test]
-fn a_waiter_needs_no_news_to_enter_when_a_ttl_ends() {
+fn a_waiter_enters_after_a_ttl_without_notifications() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    // Nobody's: nobody lets it go, and nobody tells.
+    // A lock of no client: nobody releases it, and nobody notifies.
     let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
     ask(&server, &["SET", &in_redis("k"), value, "PX", "700"]);
     let start = Instant::now();

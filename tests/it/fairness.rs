@@ -1,5 +1,5 @@
-//! Turns between clients: first come, first served, nobody starves, tokens rise; and what a lock is
-//! worth that was waited for.
+//! Fairness between clients: first come, first served, no starvation, rising tokens; and the validity of a
+//! lock after a wait.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,11 +10,11 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, Witness, ask, assert_all_become_free, expires_in, in_redis, millis,
-    queue, secs, server, told_within, value_of, wait_for_line,
+    LONG_TTL, SOON, Task, Witness, ask, assert_all_become_free, expires_in, in_redis, lost_within,
+    millis, queue, secs, server, value_of, wait_for_queue,
 };
 
-/// For as much work as a test does, on the busiest of machines.
+/// Longer than the work of any test takes on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
 fn client(server: &Server) -> Client {
@@ -32,27 +32,27 @@ fn clients_enter_in_the_order_they_came() {
             let task = Task::start(move || {
                 let guard = match n % 2 {
                     0 => mutex.lock().unwrap(),
-                    _ => mutex.try_lock_for(WORK).unwrap().expect("its turn comes"),
+                    _ => mutex.try_lock_for(WORK).unwrap().expect("its grant"),
                 };
                 order.lock().unwrap().push(n);
                 if n % 3 == 0 {
                     guard.unlock().unwrap();
                 }
             });
-            wait_for_line(&server, "k", n + 1);
+            wait_for_queue(&server, "k", n + 1);
             task
         })
         .collect();
     held.unlock().unwrap();
     for task in tasks {
-        task.within(WORK, "a turn");
+        task.within(WORK, "a grant");
     }
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
     assert_all_become_free(&server);
 }
 
 #[test]
-fn clients_with_other_terms_have_their_turn_in_the_same_order() {
+fn clients_with_different_options_keep_the_order() {
     let server = server();
     let held = client(&server).mutex("k").lock().unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -70,25 +70,25 @@ fn clients_with_other_terms_have_their_turn_in_the_same_order() {
                 order.lock().unwrap().push(n);
                 drop(guard);
             });
-            wait_for_line(&server, "k", n + 1);
+            wait_for_queue(&server, "k", n + 1);
             task
         })
         .collect();
     drop(held);
     for task in tasks {
-        task.within(WORK, "a turn");
+        task.within(WORK, "a grant");
     }
     assert_eq!(*order.lock().unwrap(), (0..6).collect::<Vec<_>>());
 }
 
 #[test]
-fn clients_that_lock_again_at_once_have_equal_shares() {
+fn clients_that_relock_at_once_have_equal_shares() {
     const CLIENTS: usize = 3;
     const TOTAL: usize = 90;
     let server = Arc::new(server());
     let turns = Arc::new(AtomicUsize::new(0));
     let clients: [Client; CLIENTS] = [(); CLIENTS].map(|()| client(&server));
-    // All wait when it begins.
+    // All threads wait when the count begins.
     let held = client(&server).mutex("k").lock().unwrap();
     let tasks: Vec<_> = clients
         .iter()
@@ -104,26 +104,26 @@ fn clients_that_lock_again_at_once_have_equal_shares() {
                         return own;
                     }
                     own += 1;
-                    // However late the machine lets the others ask.
-                    wait_for_line(&at, "k", CLIENTS - 1);
+                    // However late the machine lets the other clients ask.
+                    wait_for_queue(&at, "k", CLIENTS - 1);
                     drop(guard);
                 }
             });
-            wait_for_line(&server, "k", n + 1);
+            wait_for_queue(&server, "k", n + 1);
             task
         })
         .collect();
     drop(held);
     let shares: Vec<usize> = tasks
         .into_iter()
-        .map(|task| task.within(WORK, "all turns"))
+        .map(|task| task.within(WORK, "all grants"))
         .collect();
     assert_eq!(shares, [TOTAL / CLIENTS; CLIENTS]);
 }
 
-/// Waits until another client than the holder is queued.
+/// Waits until another client than the holder's is queued.
 fn wait_for_another(server: &Server) {
-    let value = value_of(server, "k").expect("it is held");
+    let value = value_of(server, "k").expect("the lock is held");
     let holder = value.split(' ').nth(3).expect("it names its holder");
     let is_anothers = |waiter: &String| !waiter.ends_with(&format!(",{holder}"));
     let there = eventually(SOON, || queue(server, "k").iter().any(is_anothers));
@@ -137,9 +137,9 @@ fn a_client_with_many_threads_starves_no_other() {
     const HAND_OFFS: u32 = 4;
     let server = Arc::new(server());
     let turns = Arc::new(Mutex::new(Vec::new()));
-    // All wait when it begins.
+    // All threads wait when the count begins.
     let held = client(&server).mutex("k").lock().unwrap();
-    let tasks = [1, 2].map(|in_line| {
+    let tasks = [1, 2].map(|queued| {
         let builder = steady(&server.url()).ttl(LONG_TTL);
         let builder = builder.hand_offs(HAND_OFFS).hand_off_time(WORK);
         let client = builder.build().unwrap();
@@ -152,19 +152,19 @@ fn a_client_with_many_threads_starves_no_other() {
                     if turns.lock().unwrap().len() >= TOTAL {
                         return;
                     }
-                    turns.lock().unwrap().push(in_line);
+                    turns.lock().unwrap().push(queued);
                     // However late the machine lets the other client ask.
                     wait_for_another(&server);
                     drop(guard);
                 }
             })
         });
-        wait_for_line(&server, "k", in_line);
+        wait_for_queue(&server, "k", queued);
         tasks
     });
     drop(held);
     for task in tasks.into_iter().flatten() {
-        task.within(WORK, "all turns");
+        task.within(WORK, "all grants");
     }
     let turns = turns.lock().unwrap();
     let in_a_row = turns.chunk_by(|one, next| one == next).map(<[_]>::len);
@@ -172,7 +172,7 @@ fn a_client_with_many_threads_starves_no_other() {
 }
 
 #[test]
-fn threads_with_other_terms_wait_for_another_client_and_get_their_own() {
+fn threads_with_different_options_get_their_own_grants() {
     let server = server();
     let (holder, waiting) = (client(&server), client(&server));
     let held = holder.mutex("k").lock().unwrap();
@@ -189,17 +189,17 @@ fn threads_with_other_terms_wait_for_another_client_and_get_their_own() {
             true => mutex.ttl(secs(ttl)),
             false => mutex.fixed_ttl(secs(ttl)),
         };
-        Task::start_and_see_asleep(move || {
+        Task::start_blocked(move || {
             let guard = mutex.lock().unwrap();
             let remaining = guard.remaining();
             drop(guard);
             (secs(ttl), remaining)
         })
     });
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     held.unlock().unwrap();
     for task in tasks {
-        let (ttl, remaining) = task.within(WORK, "a turn");
+        let (ttl, remaining) = task.within(WORK, "a grant");
         assert!(
             remaining <= ttl && remaining > ttl - secs(10),
             "{remaining:?} of {ttl:?}"
@@ -208,7 +208,7 @@ fn threads_with_other_terms_wait_for_another_client_and_get_their_own() {
     assert_all_become_free(&server);
 }
 
-/// Puts waiters whose clients have gone before all others in the queue.
+/// Puts waiters of dead clients before all others in the queue.
 fn leave_behind(server: &Server, key: &str, entries: usize) {
     let queue = in_redis(&format!("~queue:{key}"));
     for n in 0..entries {
@@ -218,7 +218,7 @@ fn leave_behind(server: &Server, key: &str, entries: usize) {
 }
 
 #[test]
-fn clients_that_have_gone_are_passed_over() {
+fn dead_clients_are_skipped() {
     let server = server();
     let (holder, waiting) = (client(&server), client(&server));
     for entries in [1, 40, 300] {
@@ -226,26 +226,26 @@ fn clients_that_have_gone_are_passed_over() {
         leave_behind(&server, "k", entries);
         let mutex = waiting.mutex("k");
         let waiter = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, "k", entries + 1);
+        wait_for_queue(&server, "k", entries + 1);
         held.check().unwrap();
         held.unlock().unwrap();
-        let guard = waiter.within(SOON, "its turn");
+        let guard = waiter.within(SOON, "the grant");
         guard.unlock().unwrap();
         assert_all_become_free(&server);
     }
 }
 
 #[test]
-fn nobody_who_only_tries_gets_before_another_client_that_waits() {
+fn try_lock_never_overtakes_a_waiting_client() {
     let server = server();
     let (holder, waiting) = (client(&server), client(&server));
     let triers = [client(&server), client(&server)];
     for round in 0..10 {
         let held = holder.mutex("k").lock().unwrap();
         let mutex = waiting.mutex("k");
-        // It holds until all have tried.
+        // The holder keeps the lock until all have tried.
         let waiter = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, "k", 1);
+        wait_for_queue(&server, "k", 1);
         let stop = Arc::new(AtomicBool::new(false));
         let tasks = triers.each_ref().map(|client| {
             let (mutex, stop) = (client.mutex("k"), Arc::clone(&stop));
@@ -263,7 +263,7 @@ fn nobody_who_only_tries_gets_before_another_client_that_waits() {
         } else {
             drop(held);
         }
-        let guard = waiter.within(SOON, "its turn");
+        let guard = waiter.within(SOON, "the grant");
         stop.store(true, Ordering::SeqCst);
         for task in tasks {
             task.within(SOON, "trying");
@@ -281,7 +281,7 @@ fn tokens_rise_over_all_clients_and_hand_offs() {
     let witness = Arc::new(Witness::default());
     let tasks: Vec<_> = (0..CLIENTS)
         .map(|n| {
-            // From none over a few to as many as may be.
+            // From no hand-off to as many as are allowed.
             let hand_offs = [0, 3, 256, 1023][n];
             let builder = steady(&server.url()).hand_offs(hand_offs);
             builder.ttl(LONG_TTL).build().unwrap()
@@ -302,18 +302,18 @@ fn tokens_rise_over_all_clients_and_hand_offs() {
         })
         .collect();
     for task in tasks {
-        task.within(WORK, "all its turns");
+        task.within(WORK, "all its grants");
     }
     assert_eq!(witness.entries(), CLIENTS * THREADS * TIMES);
     assert_all_become_free(&server);
 }
 
 #[test]
-fn everybody_in_line_enters_when_the_line_is_gone_with_its_key() {
+fn all_waiters_enter_after_the_queue_is_deleted() {
     let server = server();
     let (holder, waiting) = (client(&server), [(); 5].map(|()| client(&server)));
     let key = in_redis("k");
-    // The last is a ttl of its own that ends.
+    // The last lock has a fixed ttl, which ends.
     for command in [&["DEL", &key][..], &["FLUSHALL"], &["PEXPIRE", &key, "150"]] {
         let witness = Arc::new(Witness::default());
         let held = holder.mutex("k").lock().unwrap();
@@ -321,18 +321,14 @@ fn everybody_in_line_enters_when_the_line_is_gone_with_its_key() {
             .iter()
             .enumerate()
             .map(|(n, client)| {
-                let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
-                let task = Task::start(move || {
-                    let guard = mutex.lock().unwrap();
-                    drop(witness.enter(&guard));
-                });
-                wait_for_line(&server, "k", n + 1);
+                let task = witness.start_turns(client.mutex("k"), 1);
+                wait_for_queue(&server, "k", n + 1);
                 task
             })
             .collect();
         ask(&server, command);
         for task in tasks {
-            task.within(SOON, "a turn");
+            task.within(SOON, "a grant");
         }
         assert_eq!(witness.entries(), 5, "{command:?}");
         drop(held);
@@ -340,7 +336,7 @@ fn everybody_in_line_enters_when_the_line_is_gone_with_its_key() {
     }
 }
 
-/// What a lock is worth to a client that waited for `wait` until it was let go.
+/// The lock of a client that waited for `wait` until it was released.
 fn after_waiting<T: Send + 'static>(
     server: &Server,
     wait: Duration,
@@ -353,15 +349,15 @@ fn after_waiting<T: Send + 'static>(
         let guard = mutex.lock().unwrap();
         look(&guard)
     });
-    wait_for_line(server, "k", 1);
+    wait_for_queue(server, "k", 1);
     std::thread::sleep(wait);
     let let_go = Instant::now();
     held.unlock().unwrap();
-    (let_go, waiter.within(WORK, "its turn"))
+    (let_go, waiter.within(WORK, "the grant"))
 }
 
 #[test]
-fn an_explicit_ttl_counts_from_the_grant_and_not_from_the_wait() {
+fn a_fixed_ttl_counts_from_the_grant() {
     let server = Arc::new(server());
     let ttl = secs(4);
     let (_, (remaining, in_redis)) = after_waiting(
@@ -378,14 +374,14 @@ fn an_explicit_ttl_counts_from_the_grant_and_not_from_the_wait() {
 }
 
 #[test]
-fn max_hold_counts_from_the_grant_and_not_from_the_wait() {
+fn max_hold_counts_from_the_grant() {
     let server = server();
     let hold = millis(1500);
     let (let_go, (reason, lost)) = after_waiting(
         &server,
         millis(1200),
         |client| client.mutex("k").max_hold(hold),
-        |guard| (told_within(WORK, &guard.lost_signal()), Instant::now()),
+        |guard| (lost_within(WORK, &guard.lost_signal()), Instant::now()),
     );
     assert_eq!(reason, LossReason::MaxHold);
     let held = lost.saturating_duration_since(let_go);
@@ -393,7 +389,7 @@ fn max_hold_counts_from_the_grant_and_not_from_the_wait() {
 }
 
 #[test]
-fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_valid() {
+fn waits_beyond_the_ttl_get_valid_locks() {
     let server = server();
     let ttl = millis(800);
     let (_, valid) = after_waiting(
@@ -406,7 +402,7 @@ fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_valid() {
 }
 
 #[test]
-fn who_waited_for_longer_than_its_ttl_gets_a_lock_that_is_renewed() {
+fn waits_beyond_the_ttl_get_renewed_locks() {
     let server = server();
     let ttl = secs(2);
     let (_, lost) = after_waiting(

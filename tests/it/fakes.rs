@@ -1,4 +1,4 @@
-//! Servers on real ports that are not Redis, or do not behave like it. Knows nothing of locks.
+//! Servers on real ports that are not Redis, or do not behave like Redis. Knows nothing of locks.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,44 +7,44 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
 
-/// What a fake server does with whoever connects.
+/// The behaviour of a fake server towards each connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Never takes the connection from its backlog, where the kernel has accepted it.
+    /// Leaves the connection in its backlog, where the kernel has accepted it.
     BacklogOnly,
-    /// Accepts, reads, and never answers.
+    /// Accepts, reads, and never replies.
     Mute,
-    /// Closes at once.
+    /// Closes the connection at once.
     Closing,
-    /// Answers as a web server does.
+    /// Replies as a web server.
     Http,
-    /// Greets as a mail server does, unasked.
+    /// Sends the greeting of a mail server, unasked.
     Greeting,
-    /// Answers with bytes that mean nothing.
+    /// Replies with bytes that mean nothing.
     Garbage,
-    /// Answers every request with the same well-formed answer, which fits none of them.
+    /// Replies to every request with the same well-formed reply, which fits none.
     Parrot,
-    /// Knows no script, and loads each under another hash than Redis.
+    /// Has no script, and loads each under another hash than Redis.
     OtherHashes,
-    /// Announces an answer and never ends it.
+    /// Begins a reply and never ends it.
     Unending,
-    /// Answers every request with errors that repeat it.
+    /// Replies to every request with errors that repeat it.
     Echoing,
-    /// Accepts a login, and answers all that came with it with errors that repeat it.
+    /// Accepts a login, and replies to all requests behind it with errors that repeat them.
     EchoingLater,
-    /// Answers every request with errors that hold control characters and more, and do not end soon.
+    /// Replies to every request with very long errors that contain control characters.
     Forging,
 }
 
-/// Text that forges a line of a log, and hides others, if it is shown as it is.
+/// Text that forges a line of a log and hides other lines, unless it is escaped.
 pub const FORGED: &str = "x\n\u{1b}[2J\u{7f}\u{85}\u{9b}2J\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}\tx";
 
-/// A fake server; it ends when dropped.
+/// A fake server; dropping it ends it.
 pub struct Fake {
     port: u16,
     connections: Arc<AtomicUsize>,
     ended: Arc<AtomicBool>,
-    /// Open until the end, so that the backlog is there.
+    /// Open until the end, so that the backlog exists.
     _listener: TcpListener,
 }
 
@@ -80,7 +80,7 @@ impl Fake {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// How many connections it has accepted so far.
+    /// The number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Acquire)
     }
@@ -94,8 +94,8 @@ impl Drop for Fake {
     }
 }
 
-/// A port of 127.0.0.1 where nothing listens, nor will while the tests run: it is in use, by the
-/// near end of a connection.
+/// A port of 127.0.0.1 on which nothing listens, nor will while the tests run: the near end of a connection
+/// uses it.
 pub fn closed_port() -> u16 {
     static HELD: LazyLock<(TcpListener, TcpStream)> = LazyLock::new(|| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -147,7 +147,7 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
             if manner == Manner::EchoingLater {
                 say(stream, b"+OK\r\n");
             }
-            // As Redis does, also where the words themselves hold a line break.
+            // As Redis does, also where the words themselves contain a line break.
             let words = String::from_utf8_lossy(request).replace(['\r', '\n'], " ");
             say(
                 stream,
@@ -166,6 +166,6 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
 }
 
 fn say(stream: &mut TcpStream, bytes: &[u8]) {
-    // Whoever has gone needs no answer.
+    // A closed connection needs no reply.
     let _ = stream.write_all(bytes);
 }

@@ -1,4 +1,4 @@
-//! Redis fails while locks are being taken or waited for.
+//! Redis fails while clients acquire locks or wait for them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[test]
-fn a_dead_server_is_told_to_those_who_only_look_and_ridden_out_by_the_patient() {
+fn try_lock_fails_and_lock_survives_outages() {
     let mut server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
@@ -38,7 +38,7 @@ fn a_dead_server_is_told_to_those_who_only_look_and_ridden_out_by_the_patient() 
 }
 
 #[test]
-fn patience_ends() {
+fn outage_timeout_ends_a_wait() {
     let mut server = server();
     let client = builder(&server.url())
         .outage_timeout(millis(700))
@@ -61,7 +61,7 @@ fn patience_ends() {
 }
 
 #[test]
-fn an_acquire_that_a_stopped_server_never_answered_leaves_nothing_behind() {
+fn an_unanswered_acquire_leaves_nothing_behind() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -71,13 +71,13 @@ fn an_acquire_that_a_stopped_server_never_answered_leaves_nothing_behind() {
     assert!(error.is_unavailable(), "{error}");
     assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
     server.resume();
-    // Whatever was in the server's buffers is executed before a new connection's command.
+    // Redis executes what its buffers hold before the command of a new connection.
     assert_all_become_free(&server);
     client.with_lock("a", || ()).unwrap();
 }
 
 #[test]
-fn a_caller_rides_out_a_server_stopped_during_its_acquire() {
+fn an_acquire_survives_a_server_stopped_meanwhile() {
     let server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
@@ -90,16 +90,16 @@ fn a_caller_rides_out_a_server_stopped_during_its_acquire() {
     let patient = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(2, What::Unavailable, "a");
     server.resume();
-    let guard = patient.within(SOON, "locking after the server went on");
+    let guard = patient.within(SOON, "locking after the server resumed");
     guard.check().unwrap();
-    // Abandoned attempts of its own may have come before it; none may cost it the lock.
+    // The client's abandoned attempts may have come before; none may cost it the lock.
     guard.extend(2 * LONG_TTL).unwrap();
     guard.unlock().unwrap();
     assert_all_become_free(&server);
 }
 
 #[test]
-fn a_server_killed_and_restarted_during_an_acquire_is_ridden_out() {
+fn an_acquire_survives_a_server_restart() {
     let mut server = server();
     let client = builder(&server.url()).build().unwrap();
     client.with_lock("a", || ()).unwrap();
@@ -113,9 +113,9 @@ fn a_server_killed_and_restarted_during_an_acquire_is_ridden_out() {
     assert_all_become_free(&server);
 }
 
-/// Some wait for Redis, some for each other, some in line behind those of their own process.
+/// Some threads wait for Redis, some for each other, some in the queue behind their own process.
 #[test]
-fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
+fn fifty_waiters_enter_or_fail_at_a_restart() {
     const KEYS: usize = 5;
     let mut server = server();
     let recorder = Recorder::new();
@@ -144,7 +144,7 @@ fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
         })
         .collect();
     for n in 0..KEYS {
-        // The first in line of each process has asked.
+        // The first waiter of each process has asked.
         recorder.wait_for(2, What::Contended, &key(n));
     }
     server.kill();
@@ -168,7 +168,7 @@ fn fifty_waiters_all_get_in_or_are_told_when_the_server_restarts() {
 }
 
 #[test]
-fn fifty_waiters_lose_their_patience_together_when_the_server_stays_away() {
+fn fifty_waiters_reach_their_outage_timeout_together() {
     let mut server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
@@ -185,9 +185,9 @@ fn fifty_waiters_lose_their_patience_together_when_the_server_stays_away() {
         .collect();
     recorder.wait_for(1, What::Contended, "a");
     server.kill();
-    // One after another, they would take 50 s.
+    // One after another, the waits would take 50 s.
     for task in tasks {
-        let error = task.within(SOON, "running out of outage_timeout");
+        let error = task.within(SOON, "reaching outage_timeout");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     drop(guard);
@@ -203,7 +203,7 @@ fn scripts_flushed_between_acquires_go_unnoticed() {
         .unwrap();
     for _ in 0..20 {
         let guard = client.mutex("a").try_lock().unwrap();
-        drop(guard.expect("nobody else wants it"));
+        drop(guard.expect("nobody else wants the lock"));
         ask(&server, &["SCRIPT", "FLUSH"]);
     }
     assert_eq!(recorder.count(What::Unavailable, "a"), 0);
@@ -217,14 +217,14 @@ fn idle_connections_killed_between_acquires_are_replaced_at_once() {
     let client = builder(&server.url()).build().unwrap();
     for _ in 0..20 {
         let guard = client.mutex("a").fixed_ttl(LONG_TTL).try_lock().unwrap();
-        guard.expect("nobody else wants it").unlock().unwrap();
+        guard.expect("nobody else wants the lock").unlock().unwrap();
         kill_connections(&server);
     }
     assert_all_become_free(&server);
 }
 
 #[test]
-fn waiters_whose_connections_are_killed_get_in_all_the_same() {
+fn waiters_enter_after_their_connections_are_killed() {
     let server = server();
     let recorder = Recorder::new();
     let [holder, waiter] = [(); 2].map(|()| {
@@ -238,7 +238,7 @@ fn waiters_whose_connections_are_killed_get_in_all_the_same() {
     let task = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(1, What::Contended, "a");
     for n in 1..=5 {
-        // Again and again: it may be between two connections.
+        // Repeatedly: the waiter may be between two connections.
         let noticed = eventually(SOON, || {
             kill_connections(&server);
             recorder.count(What::Unavailable, "a") >= n
@@ -247,14 +247,14 @@ fn waiters_whose_connections_are_killed_get_in_all_the_same() {
     }
     assert!(!task.is_done() && !guard.is_lost());
     guard.unlock().unwrap();
-    let next = task.within(SOON, "getting in");
+    let next = task.within(SOON, "the grant");
     next.extend(2 * LONG_TTL).unwrap();
     drop(next);
     assert_all_become_free(&server);
 }
 
 #[test]
-fn refused_connections_are_ridden_out_once_they_are_accepted_again() {
+fn an_acquire_survives_refused_connections() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
@@ -277,11 +277,11 @@ fn refused_connections_are_ridden_out_once_they_are_accepted_again() {
 }
 
 #[test]
-fn a_leader_that_times_out_takes_nobody_with_it_whose_deadline_is_later() {
+fn a_leader_timeout_fails_no_later_deadline() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
-    // One pipeline, so that all of them share it.
+    // One pipeline, so that all threads share it.
     let client = builder(&proxy.url())
         .pipelines(1)
         .command_timeout(secs(2))
@@ -293,7 +293,7 @@ fn a_leader_that_times_out_takes_nobody_with_it_whose_deadline_is_later() {
     let mutex = client.mutex("leader").fixed_ttl(LONG_TTL);
     let leader = Task::start(move || mutex.try_lock().unwrap_err());
     assert!(eventually(SOON, || is_held(&server, "leader")));
-    // Not to wait for anything: their deadlines are to be later by so much.
+    // The threads wait for nothing else: their deadlines must be later by exactly this time.
     std::thread::sleep(secs(1));
     let followers: Vec<_> = (0..10)
         .map(|n| {
@@ -306,10 +306,14 @@ fn a_leader_that_times_out_takes_nobody_with_it_whose_deadline_is_later() {
     proxy.hold_replies(false);
     let guards: Vec<_> = followers
         .into_iter()
-        .map(|follower| follower.within(SOON, "following").expect("it was free"))
+        .map(|follower| {
+            follower
+                .within(SOON, "following")
+                .expect("the lock was free")
+        })
         .collect();
     for n in 0..10 {
-        // None had to ask twice.
+        // No thread had to ask twice.
         assert_eq!(
             recorder.count(What::Unavailable, &format!("follower-{n}")),
             0

@@ -1,4 +1,4 @@
-//! Redis fails while locks are held: what their holders are told, and when others get in.
+//! Redis fails while locks are held: what the holders learn, and when other clients get the lock.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, kill_connections, millis, secs, server, told_within, value_of, within,
+    is_held, kill_connections, lost_within, millis, secs, server, value_of, within,
 };
 
-/// A server, a client that tells what happens, and a lock of it that is held.
+/// A server, a client whose events are recorded, and a held lock of this client.
 fn held(key: &str) -> (Server, Arc<Recorder>, leasehold::Client, MutexGuard) {
     let server = server();
     let recorder = Recorder::new();
-    // Renewed early, so that there is time for more than one try.
+    // Renewed early, so that there is time for several attempts.
     let client = builder(&server.url())
         .renew_ratio(0.1)
         .event_handler(Arc::clone(&recorder))
@@ -25,7 +25,7 @@ fn held(key: &str) -> (Server, Arc<Recorder>, leasehold::Client, MutexGuard) {
 }
 
 #[test]
-fn a_server_killed_costs_the_lock_when_its_validity_ends_and_not_before() {
+fn a_killed_server_loses_locks_only_after_validity() {
     let mut server = server();
     let client = builder(&server.url()).build().unwrap();
     let ttl = millis(1_200);
@@ -33,7 +33,7 @@ fn a_server_killed_costs_the_lock_when_its_validity_ends_and_not_before() {
     let signal = guard.lost_signal();
     server.kill();
     assert!(!guard.is_lost() || guard.remaining().is_zero());
-    assert_eq!(told_within(ttl + secs(2), &signal), LossReason::Expired);
+    assert_eq!(lost_within(ttl + secs(2), &signal), LossReason::Expired);
     assert!(guard.remaining().is_zero());
     assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::LeaseLost);
 
@@ -47,19 +47,19 @@ fn a_server_killed_costs_the_lock_when_its_validity_ends_and_not_before() {
 }
 
 #[test]
-fn a_server_that_comes_back_empty_costs_the_lock_at_the_next_renewal() {
+fn the_next_renewal_finds_an_empty_restart() {
     let (mut server, _, client, guard) = held("a");
     let (signal, before) = (guard.lost_signal(), guard.fencing_token());
     server.restart().unwrap();
-    assert_eq!(told_within(SOON, &signal), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &signal), LossReason::Deleted);
     let after = within(SOON, "locking after the restart", move || {
         client.mutex("a").lock().unwrap()
     });
-    assert!(after.fencing_token() > before, "the counter was forgotten");
+    assert!(after.fencing_token() > before, "the counter was lost");
     drop(guard);
     after
         .extend(secs(10))
-        .expect("the old guard lets go of its own lease only");
+        .expect("the old guard releases its own lease only");
     after.unlock().unwrap();
 }
 
@@ -79,10 +79,10 @@ fn a_server_stopped_for_less_than_the_ttl_costs_nothing() {
     assert!(!is_held(&server, "a"));
 }
 
-/// Twenty holders, a waiter of another process for each, and a server that stands still until
-/// every lease is over.
+/// Twenty holders, a waiter of another process for each, and a server that is stopped until every lease has
+/// ended.
 #[test]
-fn a_server_stopped_for_longer_than_the_ttl_tells_all_holders_before_anyone_else_enters() {
+fn holders_lose_the_lock_before_others_enter() {
     const LOCKS: usize = 20;
     let server = server();
     let holders = builder(&server.url()).build().unwrap();
@@ -102,7 +102,7 @@ fn a_server_stopped_for_longer_than_the_ttl_tells_all_holders_before_anyone_else
         .iter()
         .zip(&guards)
         .map(|(key, holder)| {
-            // Should one of them be held by nobody, that would be for very long.
+            // If one of these locks were leaked, it would stay for very long.
             let mutex = waiters.mutex(key).ttl(LONG_TTL);
             let holder = Arc::clone(holder);
             Task::start(move || {
@@ -118,19 +118,19 @@ fn a_server_stopped_for_longer_than_the_ttl_tells_all_holders_before_anyone_else
 
     server.stop();
     for signal in &signals {
-        assert_eq!(told_within(ttl + secs(2), signal), LossReason::Expired);
+        assert_eq!(lost_within(ttl + secs(2), signal), LossReason::Expired);
     }
     assert!(tasks.iter().all(|task| !task.is_done()), "Redis is stopped");
     server.resume();
 
     for (task, holder) in tasks.into_iter().zip(&guards) {
-        let (token, lost) = task.within(SOON, "getting in after the outage");
-        assert!(lost, "entered while {holder:?} believed in its lock");
+        let (token, lost) = task.within(SOON, "the grant after the outage");
+        assert!(lost, "a grant while {holder:?} believed in its lock");
         assert!(token > holder.fencing_token());
     }
     drop(guards);
     assert_all_become_free(&server);
-    // Both clients go on as they are.
+    // Both clients go on unchanged.
     for client in [holders, waiters] {
         let mutex = client.mutex("lock-0");
         let guard = within(SOON, "locking after the outage", move || {
@@ -155,7 +155,7 @@ fn scripts_flushed_while_a_lock_is_held_cost_nothing() {
 #[test]
 fn connections_killed_while_a_lock_is_held_cost_nothing() {
     let (server, recorder, client, guard) = held("a");
-    // The first opens a connection that renewals have of their own.
+    // The first renewal opens a connection that only renewals use.
     for _ in 0..2 {
         recorder.wait_for_more(1, What::Renewed, "a");
         kill_connections(&server);
@@ -179,7 +179,7 @@ fn extend_survives_flushed_scripts_and_killed_connections() {
 }
 
 #[test]
-fn a_flushed_database_costs_the_lock_at_the_next_renewal_and_lets_the_next_in() {
+fn a_flush_ends_locks_and_admits_waiters() {
     let (server, _, client, guard) = held("a");
     let others_events = Recorder::new();
     let other = builder(&server.url())
@@ -191,10 +191,10 @@ fn a_flushed_database_costs_the_lock_at_the_next_renewal_and_lets_the_next_in() 
     let signal = guard.lost_signal();
     ask(&server, &["FLUSHALL"]);
 
-    let next = waiter.within(SOON, "getting in after the flush");
+    let next = waiter.within(SOON, "the grant after the flush");
     assert!(next.fencing_token() > guard.fencing_token());
-    let reason = told_within(SOON, &signal);
-    // Its renewal finds nothing, or the next holder.
+    let reason = lost_within(SOON, &signal);
+    // The renewal finds no key, or the next holder's.
     assert!(
         matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. }),
         "{reason:?}"
@@ -207,11 +207,11 @@ fn a_flushed_database_costs_the_lock_at_the_next_renewal_and_lets_the_next_in() 
 }
 
 #[test]
-fn a_flushed_database_is_told_as_deleted_when_nobody_else_comes() {
+fn an_uncontended_flush_is_reported_as_deleted() {
     let (server, recorder, _client, guard) = held("a");
     let signal = guard.lost_signal();
     ask(&server, &["FLUSHALL"]);
-    assert_eq!(told_within(SOON, &signal), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &signal), LossReason::Deleted);
     recorder.wait_for(1, What::Lost, "a");
     assert_eq!(
         guard.check().unwrap_err().loss_reason(),
@@ -236,7 +236,7 @@ fn without_memory_redis_grants_nothing_but_renews_and_releases() {
     };
     recorder.wait_for_more(2, What::Unavailable, "c");
 
-    // New connections come to the same, and load their scripts.
+    // New connections behave the same, and load their scripts.
     kill_connections(&server);
     recorder.wait_for_more(2, What::Renewed, "a");
     guard.check().unwrap();
@@ -248,7 +248,7 @@ fn without_memory_redis_grants_nothing_but_renews_and_releases() {
     assert!(!is_held(&server, "c"), "refused, and yet locked");
 
     ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
-    let granted = patient.within(SOON, "locking once there is memory again");
+    let granted = patient.within(SOON, "locking once there is memory");
     granted.unlock().unwrap();
     assert_all_become_free(&server);
 }
@@ -274,7 +274,7 @@ fn exclusion_holds_through_stops_flushed_scripts_and_killed_connections() {
                     drop(inside);
                     raised += 1;
                     if raised % 3 == 0 {
-                        // Lost or not, its outcome may be unknown.
+                        // Whether the lock was lost or not, the outcome of the unlock may be unknown.
                         let _ = guard.unlock();
                     }
                 }
@@ -298,7 +298,7 @@ fn exclusion_holds_through_stops_flushed_scripts_and_killed_connections() {
         let moved = eventually(SOON, || {
             witness.entries() > entries + 20 || tasks.iter().all(Task::is_done)
         });
-        assert!(moved, "nobody gets in after fault {fault}");
+        assert!(moved, "no grant after fault {fault}");
     }
     let raised: usize = tasks
         .into_iter()

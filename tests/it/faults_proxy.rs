@@ -10,8 +10,8 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use crate::steady::steady;
 use crate::support::{
     Counter, LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    is_held, lock, make_first_join_earlier, millis, secs, server, told_within, value_of,
-    wait_for_line, wake_up_connections, within,
+    is_held, lock, lost_within, make_first_join_earlier, millis, secs, server, value_of,
+    wait_for_queue, wake_up_connections, within,
 };
 
 fn proxied() -> (Server, Proxy) {
@@ -20,9 +20,9 @@ fn proxied() -> (Server, Proxy) {
     (server, proxy)
 }
 
-/// Settings of a client with one pipeline, whose locks stay for very long if they are not let go.
+/// The builder of a client with one pipeline, whose locks stay for very long unless they are released.
 fn long_held(url: &str, recorder: &Arc<Recorder>) -> Builder {
-    // Connecting is refused at once or takes as long as the machine is slow.
+    // A connection attempt is refused at once, or takes as long as the machine is slow.
     builder(url)
         .connect_timeout(2 * SOON)
         .ttl(LONG_TTL)
@@ -34,13 +34,13 @@ fn client(url: &str, recorder: &Arc<Recorder>) -> Client {
     long_held(url, recorder).build().unwrap()
 }
 
-/// A client that no slowness of the machine makes give up.
-fn patient_client(url: &str, recorder: &Arc<Recorder>) -> Client {
+/// A client with time-outs that a busy machine does not reach.
+fn unhurried_client(url: &str, recorder: &Arc<Recorder>) -> Client {
     let builder = long_held(url, recorder).command_timeout(2 * SOON);
     builder.build().unwrap()
 }
 
-/// How many bytes `request` sends; it is delivered afterwards.
+/// The number of bytes that `request` sends; the proxy delivers them afterwards.
 fn length_of(proxy: &Proxy, request: impl FnOnce() + Send + 'static) -> usize {
     proxy.hold_requests(true);
     let task = Task::start(request);
@@ -52,7 +52,7 @@ fn length_of(proxy: &Proxy, request: impl FnOnce() + Send + 'static) -> usize {
     length
 }
 
-/// Calls `try_one` with every number from 0 to `last`, on a few threads that wait most of the time.
+/// Calls `try_one` with every number from 0 to `last`, on a few threads that mostly wait.
 fn sweep(last: usize, try_one: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -69,7 +69,7 @@ fn sweep(last: usize, try_one: impl Fn(usize) + Sync) {
 }
 
 #[test]
-fn an_acquire_cut_after_any_number_of_its_bytes_is_made_good_and_leaves_nothing_behind() {
+fn an_acquire_cut_anywhere_leaves_nothing_behind() {
     let (server, proxy) = proxied();
     let length = {
         let recorder = Recorder::new();
@@ -80,8 +80,8 @@ fn an_acquire_cut_after_any_number_of_its_bytes_is_made_good_and_leaves_nothing_
     sweep(length, |n| {
         let proxy = Proxy::start(server.port()).unwrap();
         let recorder = Recorder::new();
-        // A new one each time: what an old one still sees to would be cut instead.
-        let client = patient_client(&proxy.url(), &recorder);
+        // A new client each time: the background work of an old one would be cut instead.
+        let client = unhurried_client(&proxy.url(), &recorder);
         client.with_lock(format!("warm-{n}"), || ()).unwrap();
         let key = format!("key-{n:03}");
         proxy.cut_after(Some(n));
@@ -92,13 +92,13 @@ fn an_acquire_cut_after_any_number_of_its_bytes_is_made_good_and_leaves_nothing_
         );
         guard.unlock().unwrap();
         let free = eventually(SOON, || !is_held(&server, &key));
-        assert!(free, "held by nobody after a cut at {n} of {length} bytes");
+        assert!(free, "leaked by a cut at {n} of {length} bytes");
     });
     assert_all_become_free(&server);
 }
 
 #[test]
-fn an_acquire_whose_answer_is_cut_off_is_undone_though_its_caller_has_gone() {
+fn unanswered_acquires_are_undone_without_their_caller() {
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
     let client = client(&proxy.url(), &recorder);
@@ -109,16 +109,16 @@ fn an_acquire_whose_answer_is_cut_off_is_undone_though_its_caller_has_gone() {
     assert!(eventually(SOON, || is_held(&server, "a")));
     proxy.refuse(true);
     proxy.cut_all();
-    let error = task.within(SOON, "giving up");
+    let error = task.within(SOON, "the end of the wait");
     assert!(error.is_unavailable(), "{error}");
-    assert!(is_held(&server, "a"), "nobody could have undone it yet");
+    assert!(is_held(&server, "a"), "nothing could have undone it yet");
     proxy.hold_replies(false);
     proxy.refuse(false);
     assert_all_become_free(&server);
 }
 
 #[test]
-fn a_release_cut_after_any_number_of_its_bytes_is_sent_again() {
+fn a_release_cut_anywhere_is_repeated() {
     let (server, proxy) = proxied();
     let length = {
         let client = client(&proxy.url(), &Recorder::new());
@@ -128,7 +128,7 @@ fn a_release_cut_after_any_number_of_its_bytes_is_sent_again() {
     sweep(length, |n| {
         let proxy = Proxy::start(server.port()).unwrap();
         let recorder = Recorder::new();
-        let client = patient_client(&proxy.url(), &recorder);
+        let client = unhurried_client(&proxy.url(), &recorder);
         let key = format!("key-{n:03}");
 
         let guard = lock(&client, &key);
@@ -147,25 +147,24 @@ fn a_release_cut_after_any_number_of_its_bytes_is_sent_again() {
         proxy.cut_after(Some(n));
         drop(again);
         let free = eventually(SOON, || !is_held(&server, &key));
-        assert!(
-            free,
-            "a release cut after {n} of {length} bytes has vanished"
-        );
+        assert!(free, "a release cut after {n} of {length} bytes was lost");
         assert_eq!(recorder.count(What::Contended, &key), 0);
     });
     assert_all_become_free(&server);
 }
 
-/// The acquire comes to Redis long after its caller has given up.
+/// The acquire arrives at Redis long after its caller has given up.
 #[test]
-fn an_abandoned_acquire_delivered_late_is_undone() {
+fn a_late_abandoned_acquire_is_undone() {
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
     let client = client(&proxy.url(), &recorder);
     client.with_lock("warm", || ()).unwrap();
     proxy.hold_requests(true);
     let mutex = client.mutex("a");
-    let error = within(SOON, "giving up", move || mutex.try_lock().unwrap_err());
+    let error = within(SOON, "the end of the wait", move || {
+        mutex.try_lock().unwrap_err()
+    });
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(proxy.held_bytes() > 0 && !is_held(&server, "a"));
     proxy.hold_requests(false);
@@ -174,9 +173,9 @@ fn an_abandoned_acquire_delivered_late_is_undone() {
     client.with_lock("a", || ()).unwrap();
 }
 
-/// The client cannot come back: what it wrote behind the acquire before it left is all there is.
+/// The client cannot reconnect: the release that it wrote behind the acquire is all there is.
 #[test]
-fn an_abandoned_acquire_delivered_late_is_undone_on_its_own_connection() {
+fn a_late_abandoned_acquire_is_undone_behind_it() {
     let (server, proxy) = proxied();
     let client = client(&proxy.url(), &Recorder::new());
     client.with_lock("warm", || ()).unwrap();
@@ -185,7 +184,9 @@ fn an_abandoned_acquire_delivered_late_is_undone_on_its_own_connection() {
     proxy.hold_requests(true);
     proxy.refuse(true);
     let mutex = client.mutex("a");
-    let error = within(SOON, "giving up", move || mutex.try_lock().unwrap_err());
+    let error = within(SOON, "the end of the wait", move || {
+        mutex.try_lock().unwrap_err()
+    });
     assert!(error.is_unavailable(), "{error}");
     proxy.hold_requests(false);
     assert!(eventually(SOON, || counter() != before), "it was granted");
@@ -193,7 +194,7 @@ fn an_abandoned_acquire_delivered_late_is_undone_on_its_own_connection() {
 }
 
 #[test]
-fn an_abandoned_acquire_delivered_late_leaves_the_holder_of_that_moment_alone() {
+fn a_late_abandoned_acquire_spares_the_current_holder() {
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
     let client = client(&proxy.url(), &recorder);
@@ -201,13 +202,15 @@ fn an_abandoned_acquire_delivered_late_leaves_the_holder_of_that_moment_alone() 
     client.with_lock("warm", || ()).unwrap();
     proxy.hold_requests(true);
     let mutex = client.mutex("a");
-    let error = within(SOON, "giving up", move || mutex.try_lock().unwrap_err());
+    let error = within(SOON, "the end of the wait", move || {
+        mutex.try_lock().unwrap_err()
+    });
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let guard = lock(&other, "a");
     let value = value_of(&server, "a");
     proxy.hold_requests(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
-    // Behind all that is owed.
+    // Behind all repeated releases.
     client.shutdown(secs(5)).unwrap();
     assert_eq!(value_of(&server, "a"), value);
     guard.extend(2 * LONG_TTL).unwrap();
@@ -216,7 +219,7 @@ fn an_abandoned_acquire_delivered_late_leaves_the_holder_of_that_moment_alone() 
 }
 
 #[test]
-fn late_releases_of_abandoned_acquires_leave_the_same_clients_live_grant_alone() {
+fn late_releases_spare_the_clients_live_grant() {
     let (server, proxy) = proxied();
     for _ in 0..3 {
         let recorder = Recorder::new();
@@ -228,11 +231,9 @@ fn late_releases_of_abandoned_acquires_leave_the_same_clients_live_grant_alone()
         recorder.wait_for(2, What::Unavailable, "a");
         proxy.hold_requests(false);
         let guard = patient.within(SOON, "locking");
-        guard
-            .extend(LONG_TTL)
-            .expect("what stands there is its own");
-        let value = value_of(&server, "a").expect("it is held");
-        // The worker pool repeats what it owes; other requests carry it along.
+        guard.extend(LONG_TTL).expect("the lock is its own");
+        let value = value_of(&server, "a").expect("the lock is held");
+        // The worker pool repeats the releases; other requests carry them along.
         for _ in 0..20 {
             client.with_lock("b", || ()).unwrap();
             thread::sleep(millis(20));
@@ -245,7 +246,7 @@ fn late_releases_of_abandoned_acquires_leave_the_same_clients_live_grant_alone()
 }
 
 #[test]
-fn a_holder_in_a_black_hole_is_told_in_time_and_disturbs_nobody_later() {
+fn cut_off_holders_lose_locks_and_stay_silent() {
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
     let client = client(&proxy.url(), &recorder);
@@ -266,13 +267,13 @@ fn a_holder_in_a_black_hole_is_told_in_time_and_disturbs_nobody_later() {
         let next = mutex.lock().unwrap();
         (next, holder.is_lost())
     });
-    assert_eq!(told_within(ttl + secs(2), &signal), LossReason::Expired);
-    let (next, lost) = next.within(SOON, "getting in after the ttl");
-    assert!(lost, "somebody else entered before");
+    assert_eq!(lost_within(ttl + secs(2), &signal), LossReason::Expired);
+    let (next, lost) = next.within(SOON, "the grant after the ttl");
+    assert!(lost, "another client entered before");
     assert!(next.fencing_token() > guard.fencing_token());
     drop(guard);
 
-    // Renewals and the release come to Redis now.
+    // Now the renewals and the release arrive at Redis.
     let value = value_of(&server, "a");
     proxy.black_hole(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
@@ -304,7 +305,7 @@ fn a_short_black_hole_costs_a_renewed_lock_nothing() {
 }
 
 #[test]
-fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out_and_not_told_as_a_loss() {
+fn a_grant_beyond_its_validity_is_not_used() {
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
     let client = builder(&proxy.url())
@@ -322,7 +323,7 @@ fn a_grant_that_comes_too_late_to_be_believed_is_not_handed_out_and_not_told_as_
     proxy.delay(millis(0));
     assert_all_become_free(&server);
     client.with_lock("b", || ()).unwrap();
-    // It tells what it has to tell before it ends.
+    // The client sends its events before it ends.
     client.shutdown(SOON).unwrap();
     assert_eq!(recorder.count(What::Lost, "a"), 0);
 }
@@ -334,7 +335,8 @@ fn notified_connections(server: &Server) -> Vec<String> {
     ids.map(str::to_owned).collect()
 }
 
-/// Its first grant ends before it can confirm it; it joins in front, and the next grant has the whole ttl.
+/// The first grant ends before the waiter can confirm it; the waiter joins in front again, and the next grant
+/// has the whole ttl.
 #[test]
 fn a_waiter_far_away_has_its_turn() {
     let (server, proxy) = proxied();
@@ -345,40 +347,40 @@ fn a_waiter_far_away_has_its_turn() {
     let held = lock(&near[0], "k");
     let mutex = far.mutex("k");
     let far = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     let [second, third] = [1, 2].map(|n| {
         let mutex = near[n].mutex("k");
         let task = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, "k", n + 1);
+        wait_for_queue(&server, "k", n + 1);
         task
     });
-    // It is notified by now.
+    // The waiter is notified by now.
     assert!(eventually(SOON, || wake_up_connections(&server) >= 4));
     make_first_join_earlier(&server, "k", secs(3600));
     proxy.delay(millis(300));
     let before = notified_connections(&server);
     held.unlock().unwrap();
-    let second = second.within(SOON, "the turn of the second");
-    wait_for_line(&server, "k", 2);
+    let second = second.within(SOON, "the grant of the second waiter");
+    wait_for_queue(&server, "k", 2);
     second.unlock().unwrap();
-    let far = far.within(SOON, "its second turn");
+    let far = far.within(SOON, "its second grant");
     assert!(!third.is_done());
     far.check().unwrap();
     proxy.delay(millis(0));
     far.unlock().unwrap();
-    third.within(SOON, "the last turn").unlock().unwrap();
+    third.within(SOON, "the last grant").unlock().unwrap();
     let after = notified_connections(&server);
     let is_kept = |id: &String| after.contains(id);
     assert!(before.iter().all(is_kept), "{before:?}, then {after:?}");
 }
 
-/// Their second attempts are under way in a batch that another thread leads when they give up.
+/// The waiters' second attempts are in flight, in a batch that another thread leads, when they give up.
 #[test]
-fn grants_for_those_who_have_left_by_then_are_given_back() {
+fn grants_for_departed_waiters_are_released() {
     const LEAVERS: usize = 10;
     let (server, proxy) = proxied();
     let recorder = Recorder::new();
-    let client = patient_client(&proxy.url(), &recorder);
+    let client = unhurried_client(&proxy.url(), &recorder);
     let holder = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     let key = |n: usize| format!("lock-{n}");
     let guards: Vec<_> = (0..LEAVERS).map(|n| lock(&holder, &key(n))).collect();
@@ -395,8 +397,8 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
         .collect();
     recorder.wait_for(1, What::Acquired, "busy-0");
     proxy.delay(millis(200));
-    // A batch takes 400 ms from now on. They find their locks taken with one batch, and leave at
-    // all times during those that carry their second attempts.
+    // A batch takes 400 ms from now on. The waiters find their locks taken with one batch, and leave at
+    // various times during the batches of their second attempts.
     let leavers: Vec<_> = (0..LEAVERS)
         .map(|n| {
             let (mutex, outage_timeout) = (client.mutex(key(n)), millis(800 + 80 * n as u64));
@@ -408,8 +410,8 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
     }
     drop(guards);
     for leaver in leavers {
-        // With the lock or without, that is for the machine's speed to decide.
-        let _ = leaver.within(SOON, "giving up");
+        // The machine's speed decides whether they get the lock.
+        let _ = leaver.within(SOON, "the end of the wait");
     }
     busy.store(false, Ordering::Relaxed);
     for leader in leaders {
@@ -419,9 +421,9 @@ fn grants_for_those_who_have_left_by_then_are_given_back() {
     assert_all_become_free(&server);
 }
 
-/// It comes too late to be believed, but would be in force for as long again.
+/// The grant comes too late to be valid, but would stay in Redis for another ttl.
 #[test]
-fn a_grant_that_comes_too_late_is_given_back() {
+fn a_late_grant_is_released() {
     let (_server, proxy) = proxied();
     let client = builder(&proxy.url())
         .command_timeout(secs(30))
@@ -435,8 +437,10 @@ fn a_grant_that_comes_too_late_is_given_back() {
     assert!(eventually(SOON, || proxy.held_bytes() > 0));
     thread::sleep(ttl.saturating_sub(recorded.elapsed()));
     proxy.hold_requests(false);
-    // It asks again, and would find the lock taken by its own first attempt.
-    let guard = task.within(SOON, "asking again").expect("nobody has it");
+    // The client asks again, and would find the lock taken by its own first attempt.
+    let guard = task
+        .within(SOON, "asking again")
+        .expect("nobody has the lock");
     guard.unlock().unwrap();
 }
 
@@ -457,8 +461,8 @@ fn connections_cut_anywhere_cost_no_exclusion() {
     });
 }
 
-/// Eight threads of two clients behind the proxy raise a counter `times` each, while `fault` is
-/// called every few entries.
+/// Eight threads of two clients behind the proxy raise a counter `times` times each, while the test calls
+/// `fault` every few entries.
 fn count_with(server: &Server, proxy: &Proxy, times: usize, mut fault: impl FnMut(&Proxy)) {
     const THREADS: usize = 8;
     let witness = Arc::new(Witness::default());
@@ -483,7 +487,7 @@ fn count_with(server: &Server, proxy: &Proxy, times: usize, mut fault: impl FnMu
         let moved = eventually(SOON, || {
             witness.entries() > entries + 1 || tasks.iter().all(Task::is_done)
         });
-        assert!(moved, "nobody gets in");
+        assert!(moved, "no grant");
     }
     for task in tasks {
         task.within(SOON, "raising the counter");

@@ -1,5 +1,5 @@
-//! Faults that need a coincidence: late renewals, panics on the way out, a neighbour in the batch that
-//! spoils it, connections that died unnoticed.
+//! Faults that need a coincidence: late renewals, panics during a release, a bad key in the same batch,
+//! connections that died unnoticed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::support::{
 };
 
 #[test]
-fn an_extension_that_arrives_late_keeps_the_key_from_nobody() {
+fn a_late_extension_blocks_nobody() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     let mutex = client.mutex("k").fixed_ttl(secs(4));
@@ -25,17 +25,20 @@ fn an_extension_that_arrives_late_keeps_the_key_from_nobody() {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     server.resume();
     let late = || expires_in(&server, "k").is_some_and(|left| left > secs(60));
-    // On a machine so busy that the key was gone by then, nothing came late.
+    // On a machine so busy that the key had gone by then, nothing came late.
     if !eventually(secs(3), late) {
         return;
     }
-    assert!(eventually(SOON, || guard.is_lost()), "nobody confirmed it");
+    assert!(
+        eventually(SOON, || guard.is_lost()),
+        "no unlock was confirmed"
+    );
     drop(guard);
     assert_all_become_free(&server);
 }
 
 #[test]
-fn a_panic_lets_go_over_the_connection_that_is_there() {
+fn a_panic_releases_over_the_open_connection() {
     let server = server();
     let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     client.with_lock("k", || ()).unwrap();
@@ -50,16 +53,16 @@ fn a_panic_lets_go_over_the_connection_that_is_there() {
     let before = connections();
     assert!(!before.is_empty());
     for _ in 0..20 {
-        let work = || client.with_lock("k", || panic!("the work's own"));
+        let work = || client.with_lock("k", || panic!("the closure's own"));
         catch_unwind(AssertUnwindSafe(work)).unwrap_err();
-        // Written by the thread that panicked, so it is done once anything later on its pipeline is.
+        // The panicking thread wrote the release, so it is done once anything later on its pipeline is done.
         client.with_lock("k", || ()).unwrap();
     }
-    assert_eq!(connections(), before, "a healthy connection was given up");
+    assert_eq!(connections(), before, "a healthy connection was closed");
 }
 
 #[test]
-fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
+fn a_forbidden_key_affects_no_other() {
     let server = server();
     ask(
         &server,
@@ -104,12 +107,12 @@ fn a_key_that_is_forbidden_costs_its_neighbours_nothing() {
     }
     stop.store(true, Ordering::Relaxed);
     for task in forbidden {
-        task.within(SOON, "being refused");
+        task.within(SOON, "the refusal");
     }
 }
 
 #[test]
-fn connections_that_died_in_the_pool_fail_nobody() {
+fn dead_idle_connections_fail_no_request() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = builder(&proxy.url())
@@ -118,7 +121,7 @@ fn connections_that_died_in_the_pool_fail_nobody() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // Each failed attempt has the pool make a connection, and all of them end up there idle.
+    // For each failed attempt the pool makes a connection, and all of them become idle there.
     proxy.refuse(true);
     proxy.cut_all();
     for _ in 0..3 {
@@ -132,7 +135,7 @@ fn connections_that_died_in_the_pool_fail_nobody() {
 }
 
 #[test]
-fn a_shutdown_among_renewals_tells_every_guard() {
+fn a_shutdown_during_renewals_ends_every_guard() {
     let server = server();
     for _ in 0..20 {
         let client = steady(&server.url()).ttl(millis(200)).build().unwrap();
@@ -140,18 +143,21 @@ fn a_shutdown_among_renewals_tells_every_guard() {
             .filter_map(|n| client.mutex(format!("k{n}")).try_lock().unwrap())
             .collect();
         let signals: Vec<_> = guards.iter().map(|guard| guard.lost_signal()).collect();
-        // Renewals are under way by now.
+        // Renewals are in flight by now.
         std::thread::sleep(millis(65));
         client.shutdown(SOON).unwrap();
         for signal in &signals {
-            assert!(signal.recv_timeout(SOON).is_ok(), "a guard was never told");
+            assert!(
+                signal.recv_timeout(SOON).is_ok(),
+                "a guard was never notified"
+            );
         }
         drop(guards);
     }
 }
 
 #[test]
-fn nobody_is_told_that_a_lock_is_taken_while_redis_is_away() {
+fn an_outage_is_never_reported_as_contention() {
     let mut server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
@@ -164,19 +170,21 @@ fn nobody_is_told_that_a_lock_is_taken_while_redis_is_away() {
     let mutex = client.mutex("k");
     let patient = Task::start(move || mutex.lock().map(drop));
     recorder.wait_for(1, What::Unavailable, "k");
-    // Behind somebody who waits for Redis to come back, nothing is known of the lock.
+    // Behind a thread that waits for Redis to return, the state of the lock is unknown.
     let told = |kind: ErrorKind| matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
     let mutex = client.mutex("k");
     within(6 * SOON, "looking", move || {
         for _ in 0..5 {
             match mutex.try_lock() {
                 Err(error) => assert!(told(error.kind()), "{error}"),
-                Ok(None) => panic!("an outage was told as contention"),
+                Ok(None) => panic!("an outage was reported as contention"),
                 Ok(Some(_)) => panic!("there is no server"),
             }
         }
     });
     server.restart().unwrap();
-    patient.within(6 * SOON, "riding it out").unwrap();
+    patient
+        .within(6 * SOON, "waiting through the outage")
+        .unwrap();
     assert!(eventually(SOON, || !is_held(&server, "k")));
 }

@@ -1,5 +1,5 @@
-//! Redis fails while locks are let go: no dropped release vanishes, nobody is held up, and nothing
-//! stays locked.
+//! Redis fails while locks are released: no dropped release is lost, no caller is blocked, and nothing stays
+//! locked.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::support::{
     is_held, kill_connections, secs, server, unconfirmed, within,
 };
 
-/// A client that tells what happens, of locks that stay for very long if they are not let go.
+/// A client whose events are recorded, and whose locks stay for very long unless they are released.
 fn client(url: &str) -> (Client, Arc<Recorder>) {
     let recorder = Recorder::new();
     let client = builder(url)
@@ -23,14 +23,14 @@ fn client(url: &str) -> (Client, Arc<Recorder>) {
     (client, recorder)
 }
 
-/// Connections of others than the one that asks.
+/// The number of connections, without that of this request.
 fn connections(server: &Server) -> usize {
     let list = ask(server, &["CLIENT", "LIST", "TYPE", "normal"]);
     list.as_text().unwrap().lines().count() - 1
 }
 
 #[test]
-fn a_drop_on_a_stopped_server_returns_at_once_and_is_seen_through_when_it_goes_on() {
+fn a_drop_on_a_stopped_server_completes_later() {
     let server = server();
     let (client, _) = client(&server.url());
     let guards: Vec<_> = (0..100)
@@ -39,10 +39,10 @@ fn a_drop_on_a_stopped_server_returns_at_once_and_is_seen_through_when_it_goes_o
     server.stop();
     let started = Instant::now();
     within(SOON, "dropping", move || drop(guards));
-    // One write time-out at most, not one for each of them.
+    // One write time-out at most, not one for each guard.
     let took = started.elapsed();
     assert!(took < TIMEOUT + secs(2), "dropping took {took:?}");
-    // The answers are given up meanwhile, and the releases owed once more.
+    // Meanwhile the client gives the replies up, and queues the releases once more.
     std::thread::sleep(TIMEOUT * 2);
     server.resume();
     assert_all_become_free(&server);
@@ -52,7 +52,7 @@ fn a_drop_on_a_stopped_server_returns_at_once_and_is_seen_through_when_it_goes_o
 #[test]
 fn drops_return_at_once_while_the_socket_is_full() {
     let server = Server::builder().unix_socket().start().unwrap();
-    // A drop that waited for the server would do so for longer than this test.
+    // A drop that waited for the server would wait for longer than this test.
     let client = builder(&server.unix_url().unwrap())
         .ttl(LONG_TTL)
         .command_timeout(secs(60))
@@ -71,7 +71,7 @@ fn drops_return_at_once_while_the_socket_is_full() {
 }
 
 #[test]
-fn an_unlock_on_a_stopped_server_is_unconfirmed_and_seen_through() {
+fn an_unlock_on_a_stopped_server_completes_later() {
     let server = server();
     let (client, _) = client(&server.url());
     let guard = client.mutex("a").lock().unwrap();
@@ -86,7 +86,7 @@ fn an_unlock_on_a_stopped_server_is_unconfirmed_and_seen_through() {
 }
 
 #[test]
-fn letting_go_of_a_dead_server_holds_nobody_up_and_costs_nothing_later() {
+fn a_release_to_a_dead_server_blocks_nobody() {
     let mut server = server();
     let (client, _) = client(&server.url());
     let (dropped, unlocked) = (
@@ -110,7 +110,7 @@ fn letting_go_of_a_dead_server_holds_nobody_up_and_costs_nothing_later() {
 
 /// With a server that keeps its keys over a restart.
 #[test]
-fn a_release_that_a_killed_server_never_read_is_sent_to_the_one_that_comes_back() {
+fn an_unread_release_is_repeated_after_a_restart() {
     let mut server = Server::builder()
         .arg("appendonly", "yes")
         .arg("appendfsync", "always")
@@ -130,15 +130,15 @@ fn a_release_that_a_killed_server_never_read_is_sent_to_the_one_that_comes_back(
 }
 
 #[test]
-fn scripts_flushed_before_a_release_do_not_keep_it_from_being_done() {
+fn a_release_survives_flushed_scripts() {
     let server = server();
     let (client, recorder) = client(&server.url());
     for round in 0..20 {
         let guard = client.mutex("a").try_lock().unwrap();
         let other = client.mutex("b").try_lock().unwrap();
         ask(&server, &["SCRIPT", "FLUSH"]);
-        drop(guard.expect("nobody else wants it"));
-        drop(other.expect("nobody else wants it"));
+        drop(guard.expect("nobody else wants the lock"));
+        drop(other.expect("nobody else wants the lock"));
         if round % 2 == 0 {
             assert!(eventually(SOON, || !is_held(&server, "b")));
         }
@@ -149,7 +149,7 @@ fn scripts_flushed_before_a_release_do_not_keep_it_from_being_done() {
 }
 
 #[test]
-fn a_release_dropped_on_a_killed_connection_comes_before_the_same_threads_next_try() {
+fn a_repeated_release_precedes_its_threads_next_request() {
     let server = server();
     let (client, recorder) = client(&server.url());
     let mutex = client.mutex("a");
@@ -164,7 +164,7 @@ fn a_release_dropped_on_a_killed_connection_comes_before_the_same_threads_next_t
 }
 
 #[test]
-fn releases_dropped_on_a_killed_connection_are_sent_again_without_anybody_asking() {
+fn releases_on_killed_connections_are_repeated_in_background() {
     let server = server();
     let (client, _) = client(&server.url());
     for n in [1, 10, 200] {
@@ -178,30 +178,33 @@ fn releases_dropped_on_a_killed_connection_are_sent_again_without_anybody_asking
 }
 
 #[test]
-fn a_connection_killed_with_a_releases_answer_unread_costs_nothing() {
+fn a_connection_killed_with_unread_reply_is_harmless() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (client, recorder) = client(&proxy.url());
     let mutex = client.mutex("a");
     let mut done = 0;
     for _ in 0..10 {
-        let guard = mutex.try_lock().unwrap().expect("nobody else wants it");
+        let guard = mutex
+            .try_lock()
+            .unwrap()
+            .expect("nobody else wants the lock");
         proxy.hold_replies(true);
         drop(guard);
-        // Not if it waits behind what the client still saw to when the answers were held back.
+        // No reply is seen if the release waits behind earlier work of the client.
         done += usize::from(eventually(TIMEOUT, || !is_held(&server, "a")));
         kill_connections(&server);
         proxy.hold_replies(false);
     }
-    assert!(done > 0, "no release was done without its answer");
+    assert!(done > 0, "no release was done without its reply");
     assert_eq!(recorder.count(What::Contended, "a"), 0);
     assert_all_become_free(&server);
 }
 
-/// The release is done, its answer lost, somebody else has the lock: what is sent again must leave
-/// that one alone.
+/// The release is done, its reply is lost, and another client has the lock: the repeated release must leave
+/// that client's lock alone.
 #[test]
-fn a_release_sent_again_leaves_the_next_holder_alone() {
+fn a_repeated_release_spares_the_next_holder() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (client, _) = client(&proxy.url());
@@ -209,10 +212,10 @@ fn a_release_sent_again_leaves_the_next_holder_alone() {
     let guard = client.mutex("a").lock().unwrap();
     proxy.hold_replies(true);
     drop(guard);
-    let next = within(SOON, "getting in", move || other.mutex("a").lock().unwrap());
+    let next = within(SOON, "the grant", move || other.mutex("a").lock().unwrap());
     proxy.cut_all();
     proxy.hold_replies(false);
-    // All that is owed has been seen to once this is done.
+    // All repeated releases have been carried out once this request is done.
     client.with_lock("b", || ()).unwrap();
     client.shutdown(secs(2)).unwrap();
     assert!(is_held(&server, "a"));
@@ -232,7 +235,7 @@ fn an_unlock_on_a_killed_connection_is_confirmed_on_another() {
 }
 
 #[test]
-fn idle_connections_that_the_server_closes_are_no_reason_to_lose_a_release() {
+fn closed_idle_connections_lose_no_release() {
     let server = server();
     let (client, recorder) = client(&server.url());
     ask(&server, &["CONFIG", "SET", "timeout", "1"]);
@@ -249,9 +252,9 @@ fn idle_connections_that_the_server_closes_are_no_reason_to_lose_a_release() {
     assert_eq!(recorder.count(What::Contended, "one"), 0);
 }
 
-/// More than a connection may owe answers for, so most of them are left to the background.
+/// More releases than a connection may have in flight, so most are left to the background.
 #[test]
-fn a_flood_of_drops_into_a_black_hole_is_seen_through_when_it_ends() {
+fn many_drops_in_a_black_hole_complete_later() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (client, _) = client(&proxy.url());
@@ -269,9 +272,9 @@ fn a_flood_of_drops_into_a_black_hole_is_seen_through_when_it_ends() {
     client.shutdown(secs(2)).unwrap();
 }
 
-/// Without a connection a drop only leaves a note, and somebody has to act on it.
+/// Without a connection a drop only queues the release, and the background must send it.
 #[test]
-fn a_release_dropped_without_a_connection_is_seen_through_once_there_is_one() {
+fn a_drop_without_a_connection_completes_later() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
@@ -284,7 +287,8 @@ fn a_release_dropped_without_a_connection_is_seen_through_once_there_is_one() {
     let guard = client.mutex("a").lock().unwrap();
     proxy.refuse(true);
     proxy.cut_all();
-    // Takes notice of it; what it may have left to be undone is over with its ttl.
+    // The failed request shows the client that the connection is broken; its own release is over with its
+    // ttl.
     let short = client.mutex("b").fixed_ttl(Duration::from_millis(10));
     assert!(short.try_lock().unwrap_err().is_unavailable());
     std::thread::sleep(secs(1));
@@ -294,14 +298,14 @@ fn a_release_dropped_without_a_connection_is_seen_through_once_there_is_one() {
 }
 
 #[test]
-fn a_release_that_redis_refuses_is_tried_again() {
+fn a_refused_release_is_repeated() {
     let server = server();
     for shut_down in [false, true] {
         let (client, _) = client(&server.url());
         let guard = client.mutex("a").lock().unwrap();
         ask(&server, &["ACL", "SETUSER", "default", "-del"]);
         drop(guard);
-        // Comes behind it on the same connection, so its answer has been read.
+        // Behind the release on the same connection, so the reply of the release has been read.
         assert!(client.mutex("a").try_lock().unwrap().is_none());
         ask(&server, &["ACL", "SETUSER", "default", "+del"]);
         if shut_down {

@@ -1,4 +1,4 @@
-//! Values that refuse writes under an old fencing token.
+//! Fenced values: they refuse writes under an older fencing token.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::support::{
     script_calls, secs, server, within,
 };
 
-/// For as much work as a test does, on the busiest of machines.
+/// Longer than the work of any test takes on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 40;
 
@@ -23,7 +23,7 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).build().unwrap()
 }
 
-/// The number that a value holds; 0 if it was never written.
+/// The number in a value; 0 if it was never written.
 fn number(client: &Client, name: &str) -> u64 {
     let value = client.fenced_value(name).read().unwrap();
     value.map_or(0, |value| {
@@ -31,7 +31,7 @@ fn number(client: &Client, name: &str) -> u64 {
     })
 }
 
-/// Writes its token under its lock, over and over, and now and then under the token of before.
+/// Writes the token under the lock, over and over, and sometimes the token before.
 fn write_tokens(client: &Client) {
     let (mutex, value) = (client.mutex("k"), client.fenced_value("k"));
     let mut before = None;
@@ -91,9 +91,9 @@ fn the_last_token_wins_and_reads_never_go_back() {
     assert!(number(&client, "k") < next);
 }
 
-/// No lock orders these: the comparison in Redis alone does.
+/// No lock orders these writes: only the comparison in Redis does.
 #[test]
-fn of_writes_in_any_order_that_with_the_greatest_token_stays() {
+fn the_write_with_the_greatest_token_stays() {
     let server = server();
     let clients = [(); 3].map(|()| client(&server));
     let base = u64::MAX - 200;
@@ -102,7 +102,7 @@ fn of_writes_in_any_order_that_with_the_greatest_token_stays() {
             let value = clients[n % 3].fenced_value("v");
             scope.spawn(move || {
                 for step in 0..16 {
-                    // Each thread's own go up and down.
+                    // The tokens of each thread go up and down.
                     let token = base + (step * 7 % 16) * 12 + n as u64;
                     match value.write(token, token.to_string()) {
                         Ok(()) => {}
@@ -116,7 +116,7 @@ fn of_writes_in_any_order_that_with_the_greatest_token_stays() {
 }
 
 #[test]
-fn a_stale_write_is_refused_with_both_tokens_and_an_equal_one_is_not() {
+fn stale_writes_fail_with_both_tokens() {
     let server = server();
     let client = client(&server);
     let value = client.fenced_value("v");
@@ -144,7 +144,7 @@ fn a_stale_write_is_refused_with_both_tokens_and_an_equal_one_is_not() {
 }
 
 #[test]
-fn values_come_back_byte_for_byte_also_many_at_once() {
+fn values_are_returned_byte_for_byte() {
     let server = server();
     let client = client(&server);
     let every_byte: Vec<u8> = (0..=255).collect();
@@ -164,7 +164,7 @@ fn values_come_back_byte_for_byte_also_many_at_once() {
 }
 
 #[test]
-fn a_value_and_a_lock_of_one_name_have_nothing_to_do_with_each_other() {
+fn values_and_locks_may_share_a_name() {
     let server = server();
     let client = client(&server);
     let value = client.fenced_value("k");
@@ -181,7 +181,7 @@ fn a_value_and_a_lock_of_one_name_have_nothing_to_do_with_each_other() {
 }
 
 #[test]
-fn names_are_held_to_the_rules_of_keys() {
+fn names_follow_the_rules_of_keys() {
     let server = server();
     let client = client(&server);
     for name in ["", "~fence", "a\nb", &"x".repeat(1_025)] {
@@ -198,7 +198,7 @@ fn names_are_held_to_the_rules_of_keys() {
 }
 
 #[test]
-fn something_else_under_its_key_is_left_alone() {
+fn foreign_values_are_left_alone() {
     let server = server();
     let client = client(&server);
     let value = client.fenced_value("v");
@@ -221,7 +221,7 @@ fn something_else_under_its_key_is_left_alone() {
     );
 }
 
-/// Anybody can write one.
+/// Any user can write such a value.
 #[test]
 fn a_token_too_great_for_u64_costs_no_connection() {
     const TOO_GREAT: [&str; 2] = ["18446744073709551616", "99999999999999999999"];
@@ -248,7 +248,7 @@ fn a_token_too_great_for_u64_costs_no_connection() {
 }
 
 #[test]
-fn an_outage_is_told_as_such_and_the_same_write_may_be_repeated() {
+fn a_write_may_be_repeated_after_an_outage() {
     let mut server = server();
     let builder = steady(&server.url()).command_timeout(millis(200));
     let client = builder.connect_timeout(millis(400)).build().unwrap();
@@ -256,7 +256,7 @@ fn an_outage_is_told_as_such_and_the_same_write_may_be_repeated() {
     value.write(1, "a").unwrap();
     server.stop();
     let stopped = value.clone();
-    let errors = within(SOON, "giving up", move || {
+    let errors = within(SOON, "the end of the wait", move || {
         [
             stopped.write(2, "b").unwrap_err(),
             stopped.read().unwrap_err(),
@@ -281,7 +281,7 @@ fn an_outage_is_told_as_such_and_the_same_write_may_be_repeated() {
 }
 
 #[test]
-fn who_may_not_is_told_so() {
+fn a_missing_permission_is_an_error() {
     let server = server();
     let client = client(&server);
     let value = client.fenced_value("v");
@@ -348,9 +348,9 @@ fn a_value_with_a_ttl_expires_and_its_token_with_it() {
     }
 }
 
-/// A write that comes late could undo what was written meanwhile, under the same token by another thread.
+/// A late repetition could undo a later write under the same token by another thread.
 #[test]
-fn a_write_whose_answer_is_lost_is_not_repeated_by_itself() {
+fn a_write_without_reply_is_not_repeated() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = steady(&proxy.url()).pipelines(1).build().unwrap();
@@ -373,7 +373,7 @@ fn a_write_whose_answer_is_lost_is_not_repeated_by_itself() {
 }
 
 #[test]
-fn a_write_cut_after_any_number_of_its_bytes_is_done_once_at_most_and_then_succeeds() {
+fn a_write_cut_anywhere_happens_once_at_most() {
     let server = server();
     for n in (0..260).step_by(13) {
         let proxy = Proxy::start(server.port()).unwrap();
@@ -393,9 +393,9 @@ fn a_write_cut_after_any_number_of_its_bytes_is_done_once_at_most_and_then_succe
     }
 }
 
-/// Nobody has noticed yet, so the write is sent, and what became of it is not known.
+/// The client has not noticed yet, so it sends the write, and the outcome is unknown.
 #[test]
-fn on_a_connection_that_died_while_it_was_idle_the_second_try_writes() {
+fn a_write_on_a_dead_connection_is_retried() {
     let server = server();
     let client = client(&server);
     let value = client.fenced_value("v");

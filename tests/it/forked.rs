@@ -1,5 +1,5 @@
-//! A process with a client forks. In the child nothing of the client does anything but say so; the
-//! parent does not notice. This process itself never forks: one that it starts for the purpose does.
+//! A process with a client forks. In the child, every method of the client fails, and the parent notices
+//! nothing. The test process itself never forks: a process that it starts does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
@@ -19,13 +19,13 @@ use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, is_held, secs, server};
 
-/// What a fork ends with when all was as it should be; anything else may come of a crash.
+/// The exit code of a successful fork; a crash may give any other.
 const WELL: i32 = 42;
 
 /// The locks that the parent holds.
-const HELD: [&str; 5] = ["held", "dropped", "handed over", "again", "renewed"];
+const HELD: [&str; 5] = ["held", "dropped", "transferred", "again", "renewed"];
 
-/// Runs `work` in a fork of this process, which then ends; fails unless it does well, and soon.
+/// Runs `work` in a fork of this process, which then ends; fails unless the fork succeeds soon.
 #[track_caller]
 fn in_a_fork(work: impl FnOnce()) {
     match fork::fork().unwrap() {
@@ -34,7 +34,7 @@ fn in_a_fork(work: impl FnOnce()) {
     }
 }
 
-/// The end of a fork. By itself, an end of its one thread would be taken for a good one.
+/// Ends the fork. Without it, the end of the fork's one thread would look like success.
 fn end_with(work: impl FnOnce()) -> ! {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(()) => exit(WELL),
@@ -54,7 +54,7 @@ fn assert_ends_well(pid: i32) {
         let _ = kill_process(pid, Signal::KILL);
         panic!("the fork hangs");
     }
-    // As wait(2) has it: the exit code is in the second byte.
+    // As wait(2) says: the exit code is in the second byte.
     assert_eq!(status, Some(WELL << 8), "the fork failed");
 }
 
@@ -72,7 +72,7 @@ fn assert_forked_of<T>(key: &str, result: Result<T, Error>) {
     assert_eq!(assert_forked(result).key(), Some(key));
 }
 
-/// Everything that a client and its mutexes and values can be asked for.
+/// Calls every method of a client, its mutexes and its values.
 fn try_client(client: &Client) {
     let mutex = client.mutex("another");
     assert_forked_of("another", mutex.lock());
@@ -92,16 +92,16 @@ fn try_client(client: &Client) {
     let value = client.fenced_value("another");
     assert_forked_of("another", value.write(u64::MAX, "a child's"));
     assert_forked_of("another", value.read());
-    assert_forked(client.adopt("no ticket, which is not looked at"));
+    assert_forked(client.adopt("any text: the ticket is not read"));
     assert!(client.held_locks().is_empty());
-    // Nor is there a new one.
+    // A new lock fails, too.
     assert_forked(Client::builder("redis://localhost").build_lazy());
     assert_forked(Client::open("redis://localhost:1"));
     assert_forked(client.shutdown(secs(1)));
     let _ = format!("{client:?} {mutex:?} {}", client.holder_id());
 }
 
-/// Everything that guards can be asked for; the one ends with an unlock, the other by a hand-over.
+/// Calls every method of guards; one ends with an unlock, the other with a ticket.
 fn try_guards(held: MutexGuard, handed_over: MutexGuard) {
     assert!(held.is_lost());
     assert_eq!(held.remaining(), Duration::ZERO);
@@ -112,10 +112,10 @@ fn try_guards(held: MutexGuard, handed_over: MutexGuard) {
     held.on_lost(|_| panic!("nobody is there to run it"));
     assert!(held.fencing_token() > 0 && held.key() == "held");
     assert_forked_of("held", held.unlock());
-    assert_forked_of("handed over", handed_over.into_ticket());
+    assert_forked_of("transferred", handed_over.into_ticket());
 }
 
-/// What a thread has already can be taken again without asking anybody: not so here.
+/// Reentrant acquires need no request, and must fail here all the same.
 fn try_again(client: &Client, held: ReentrantGuard) {
     let mutex = client.reentrant_mutex("again");
     assert_forked_of("again", mutex.lock());
@@ -124,7 +124,7 @@ fn try_again(client: &Client, held: ReentrantGuard) {
     assert_forked_of("again", held.unlock());
 }
 
-/// The ids of the connections that the server has, but that of who asks.
+/// The ids of the server's connections, without that of this request.
 fn connections(server: &str) -> Vec<String> {
     let mut connection = redis::Client::open(server)
         .unwrap()
@@ -159,7 +159,7 @@ fn family(url: &str) -> Family {
         .build()
         .unwrap();
     let lock = |key| client.mutex(key).lock().unwrap();
-    let [held, dropped, handed_over] = ["held", "dropped", "handed over"].map(lock);
+    let [held, dropped, handed_over] = ["held", "dropped", "transferred"].map(lock);
     let again = client.reentrant_mutex("again");
     let renewed = client.mutex("renewed").ttl(secs(3));
     let family = Family {
@@ -172,7 +172,7 @@ fn family(url: &str) -> Family {
         dropped,
         handed_over,
     };
-    // By then its notification connection is open, and the keys are watched.
+    // By then the notification connection is open, and the keys are tracked.
     family.recorder.wait_for(1, What::Renewed, "renewed");
     family
 }
@@ -197,7 +197,7 @@ pub fn a_parent(parent: &Parent) {
         1
     });
     let Some(pid) = seen else {
-        // The child: what was begun before the fork ends here, too.
+        // The child: what began before the fork ends here, too.
         end_with(move || {
             assert_forked(value);
             assert!(lost.try_recv().is_err());
@@ -210,7 +210,7 @@ pub fn a_parent(parent: &Parent) {
     };
     assert_eq!(value.unwrap(), 1);
     assert_ends_well(pid);
-    // A renewal over the connections that the child had as well; nobody made others.
+    // A renewal over the connections that the child had as well; nobody opened others.
     recorder.wait_for_more(2, What::Renewed, "renewed");
     assert_eq!(connections(&parent.url), before);
     for guard in [&held, &dropped, &handed_over, &again, &renewed] {
@@ -222,7 +222,7 @@ pub fn a_parent(parent: &Parent) {
         assert_eq!(recorder.count(What::RenewalFailed, key), 0);
     }
     parent.tell("unharmed");
-    // The test deletes one of the keys: without notifications that would show in twenty seconds.
+    // The test deletes one of the keys: without notifications the client would see that in twenty seconds.
     assert_eq!(lost.recv_timeout(SOON), Ok(LossReason::Deleted));
     renewed.unlock().unwrap();
     again.unlock().unwrap();
@@ -231,17 +231,17 @@ pub fn a_parent(parent: &Parent) {
 }
 
 #[test]
-fn what_a_forked_child_does_with_locks_of_its_parent_changes_nothing_there() {
+fn a_child_cannot_change_its_parents_locks() {
     let server = server();
     let parent = Child::start(a_parent, &server.url());
     assert_eq!(parent.told::<String>(4 * SOON), "unharmed");
     for key in HELD {
-        assert!(is_held(&server, key), "{key} was let go");
+        assert!(is_held(&server, key), "{key} was released");
     }
     ask(&server, &["DEL", "leasehold:held"]);
     parent.finish(2 * SOON);
     for key in HELD.into_iter().chain(["with"]) {
-        assert!(!is_held(&server, key), "{key} was not let go");
+        assert!(!is_held(&server, key), "{key} was not released");
     }
 }
 
@@ -259,12 +259,12 @@ pub fn a_busy_parent(parent: &Parent) {
         })
         .collect();
     for _ in 0..50 {
-        let [guard, other] = ["held", "handed over"].map(|key| client.mutex(key).lock().unwrap());
+        let [guard, other] = ["held", "transferred"].map(|key| client.mutex(key).lock().unwrap());
         let signal = guard.lost_signal();
-        // What the fork has is a copy of all of this; here it lives on.
+        // The fork has a copy of all of this; the originals live on here.
         let mut copies = Some((client.clone(), signal, guard, other));
         in_a_fork(|| {
-            let (client, signal, guard, other) = copies.take().expect("they were just put there");
+            let (client, signal, guard, other) = copies.take().expect("they were just inserted");
             drop(signal);
             try_client(&client);
             try_guards(guard, other);
@@ -280,7 +280,7 @@ pub fn a_busy_parent(parent: &Parent) {
 }
 
 #[test]
-fn a_fork_in_the_midst_of_everything_waits_for_no_thread_that_is_not_there() {
+fn a_fork_during_work_never_hangs_the_child() {
     let server = server();
     Child::start(a_busy_parent, &server.url()).finish(12 * SOON);
 }
@@ -295,7 +295,7 @@ pub fn a_parent_in_a_transaction(parent: &Parent) {
     let mut in_child = false;
     let result = guard.transaction(|_, pipe| {
         pipe.incr("data", 1);
-        // The parent's goes on when all is done in the child.
+        // The parent's call returns when the child has finished.
         match fork::fork().unwrap() {
             Fork::Parent(pid) => assert_ends_well(pid),
             Fork::Child => in_child = true,
@@ -310,7 +310,7 @@ pub fn a_parent_in_a_transaction(parent: &Parent) {
         });
     }
     result.unwrap();
-    // Its connection is as good as before, and so is the one permit.
+    // The parent's connection is as good as before, and so is the one permit.
     let again = guard.transaction(|_, pipe| {
         pipe.incr("data", 10);
         Ok(())
@@ -320,7 +320,7 @@ pub fn a_parent_in_a_transaction(parent: &Parent) {
 }
 
 #[test]
-fn a_transaction_whose_closure_forks_ends_in_the_child_and_is_done_once_in_the_parent() {
+fn a_transaction_that_forks_runs_once() {
     let server = server();
     Child::start(a_parent_in_a_transaction, &server.url()).finish(4 * SOON);
     assert_eq!(ask(&server, &["GET", "data"]).as_text(), Some("11"));
@@ -352,7 +352,7 @@ pub fn a_parent_with_a_memory(_: &Parent) {
         own.advance(secs(31));
         assert!(guard.is_lost());
     });
-    // One of its threads outlives the last client.
+    // One of the client's threads outlives the last client.
     let guard = memory.client().unwrap().mutex("k").lock().unwrap();
     let (_end, ended) = mpsc::channel::<()>();
     guard.on_lost(move |_| {
@@ -364,7 +364,7 @@ pub fn a_parent_with_a_memory(_: &Parent) {
 }
 
 #[test]
-fn a_memory_stays_with_the_process_that_made_it() {
+fn a_memory_store_stays_with_its_process() {
     Child::start(a_parent_with_a_memory, "memory://").finish(4 * SOON);
 }
 
@@ -396,7 +396,7 @@ pub fn two_sides(parent: &Parent) {
 }
 
 #[test]
-fn clients_made_on_both_sides_of_a_fork_work() {
+fn parent_and_child_can_make_new_clients() {
     let server = server();
     Child::start(two_sides, &server.url()).finish(4 * SOON);
     let keys = ["EXISTS", "leasehold:child's", "leasehold:parent's"];

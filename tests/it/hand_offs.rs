@@ -1,5 +1,5 @@
-//! Locks passed on within a client: a dropped guard's lease goes to the next thread that waits here,
-//! without Redis, so often and for so long as the client's settings allow.
+//! Hand-offs: the lease of a dropped guard passes to the next waiting thread of the same client, without
+//! Redis, as often and for as long as the client's settings allow.
 
 use std::sync::{Arc, Mutex as Shared};
 use std::time::{Duration, Instant};
@@ -10,14 +10,14 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, in_redis, lease_of, millis, reads,
-    script_calls, secs, server, told_within, tracked, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, in_redis, lease_of, lost_within, millis,
+    reads, script_calls, secs, server, tracked, wait_for_queue,
 };
 
-/// For as much work as a test does, on the busiest of machines.
+/// Longer than the work of any test takes on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
-/// Hands off without an end but the count's.
+/// The builder of a client whose hand-offs end by their number only.
 fn builder(server: &Server) -> Builder {
     let builder = steady(&server.url()).ttl(LONG_TTL);
     builder.hand_offs(1023).hand_off_time(WORK)
@@ -34,22 +34,22 @@ impl Grant {
     fn of(server: &Server, guard: &MutexGuard) -> Self {
         let lease = lease_of(server, guard.key());
         Self {
-            lease: lease.expect("it is held"),
+            lease: lease.expect("the lock is held"),
             token: guard.fencing_token(),
         }
     }
 }
 
-/// Locks the first mutex, lets threads wait for the others in their order, and then lets go, as they
-/// all do in turn. What each holder saw.
+/// Locks the first mutex, lets threads wait for the others in their order, and then releases, as all threads
+/// do in turn. Returns what each holder saw.
 fn pass_through(server: &Arc<Server>, mutexes: Vec<Mutex>, let_go: fn(MutexGuard)) -> Vec<Grant> {
     let mut mutexes = mutexes.into_iter();
-    let first = mutexes.next().expect("somebody is first").lock().unwrap();
+    let first = mutexes.next().expect("the first holder").lock().unwrap();
     let grants = Arc::new(Shared::new(vec![Grant::of(server, &first)]));
     let tasks: Vec<_> = mutexes
         .map(|mutex| {
             let (server, grants) = (Arc::clone(server), Arc::clone(&grants));
-            Task::start_and_see_asleep(move || {
+            Task::start_blocked(move || {
                 let guard = mutex.lock().unwrap();
                 let grant = Grant::of(&server, &guard);
                 grants.lock().unwrap().push(grant);
@@ -59,7 +59,7 @@ fn pass_through(server: &Arc<Server>, mutexes: Vec<Mutex>, let_go: fn(MutexGuard
         .collect();
     let_go(first);
     for task in tasks {
-        task.within(WORK, "a turn");
+        task.within(WORK, "a grant");
     }
     let grants = grants.lock().unwrap().clone();
     assert!(grants.is_sorted_by(|one, next| one.token < next.token));
@@ -70,7 +70,7 @@ fn unlock(guard: MutexGuard) {
     guard.unlock().unwrap();
 }
 
-/// How many grants came one after another by the same lease.
+/// The numbers of consecutive grants with the same lease.
 fn runs(grants: &[Grant]) -> Vec<usize> {
     grants
         .chunk_by(|one, next| one.lease == next.lease)
@@ -105,21 +105,19 @@ fn with_passes_nothing_on() {
     let tasks: Vec<_> = (0..4)
         .map(|_| {
             let (server, mutex) = (Arc::clone(&server), client.mutex("k"));
-            Task::start_and_see_asleep(move || {
-                mutex.with(|guard| Grant::of(&server, guard)).unwrap()
-            })
+            Task::start_blocked(move || mutex.with(|guard| Grant::of(&server, guard)).unwrap())
         })
         .collect();
     unlock(held);
     let grants: Vec<Grant> = tasks
         .into_iter()
-        .map(|task| task.within(WORK, "a turn"))
+        .map(|task| task.within(WORK, "a grant"))
         .collect();
     assert_eq!(runs(&grants), [1; 4], "{grants:?}");
 }
 
 #[test]
-fn nothing_is_passed_on_when_that_is_switched_off() {
+fn disabled_hand_offs_pass_nothing_on() {
     let server = Arc::new(server());
     let by_count = builder(&server).hand_offs(0).build().unwrap();
     let by_time = builder(&server).hand_off_time(Duration::ZERO);
@@ -130,7 +128,7 @@ fn nothing_is_passed_on_when_that_is_switched_off() {
 }
 
 #[test]
-fn a_lease_is_passed_on_so_often_and_no_more() {
+fn hand_offs_of_a_lease_are_limited() {
     let server = Arc::new(server());
     let client = builder(&server).hand_offs(3).build().unwrap();
     let grants = pass_through(&server, vec![client.mutex("k"); 13], drop);
@@ -139,7 +137,7 @@ fn a_lease_is_passed_on_so_often_and_no_more() {
 }
 
 #[test]
-fn a_lease_passes_only_between_equal_terms() {
+fn a_lease_passes_only_between_equal_options() {
     let server = Arc::new(server());
     let client = builder(&server).build().unwrap();
     let plain = || client.mutex("k");
@@ -156,10 +154,10 @@ fn a_lease_passes_only_between_equal_terms() {
     }
     let equal = plain().ttl(LONG_TTL);
     let grants = pass_through(&server, vec![plain(), equal.clone(), plain()], drop);
-    assert_eq!(runs(&grants), [3], "the client's own, spelt out");
+    assert_eq!(runs(&grants), [3], "the client's own options, written out");
     let held = plain().max_hold(secs(100));
     let grants = pass_through(&server, vec![held.clone(), held], drop);
-    assert_eq!(runs(&grants), [2], "equal ones of the lock's own");
+    assert_eq!(runs(&grants), [2], "equal options of the lock's own");
 }
 
 #[test]
@@ -175,8 +173,8 @@ fn a_lease_that_is_not_renewed_is_never_passed_on() {
     }
 }
 
-/// A client whose lock is waited for by another client, and behind that by threads of its own: who
-/// had their turn when, the other as `None`.
+/// Another client waits for a client's lock, and threads of this client wait behind it. Returns the order of
+/// the grants, with `None` for the other client.
 fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option<usize>> {
     let other = steady(&server.url()).build().unwrap();
     let order = Arc::new(Shared::new(Vec::new()));
@@ -190,14 +188,14 @@ fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option
     };
     let held = client.mutex("k").lock().unwrap();
     let mut tasks = vec![Task::start(enter(other.mutex("k"), None))];
-    wait_for_line(server, "k", 1);
+    wait_for_queue(server, "k", 1);
     for n in 0..threads {
         let work = enter(client.mutex("k"), Some(n));
-        tasks.push(Task::start_and_see_asleep(work));
+        tasks.push(Task::start_blocked(work));
     }
     drop(held);
     for task in tasks {
-        task.within(WORK, "a turn");
+        task.within(WORK, "a grant");
     }
     let order = order.lock().unwrap();
     let own: Vec<usize> = order.iter().copied().flatten().collect();
@@ -206,7 +204,7 @@ fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option
 }
 
 #[test]
-fn another_client_has_its_turn_when_a_lease_was_passed_on_often_enough() {
+fn another_client_follows_after_enough_hand_offs() {
     let server = Arc::new(server());
     for hand_offs in [0, 1, 8] {
         let client = builder(&server).hand_offs(hand_offs).build().unwrap();
@@ -217,7 +215,7 @@ fn another_client_has_its_turn_when_a_lease_was_passed_on_often_enough() {
 }
 
 #[test]
-fn another_client_has_its_turn_when_a_lease_was_passed_on_for_long_enough() {
+fn another_client_follows_after_enough_hand_off_time() {
     let server = Arc::new(server());
     // Shorter than it takes to see that others wait.
     let client = builder(&server).hand_off_time(millis(1)).build().unwrap();
@@ -226,24 +224,24 @@ fn another_client_has_its_turn_when_a_lease_was_passed_on_for_long_enough() {
 }
 
 #[test]
-fn a_lease_lost_after_it_was_passed_on_is_told_to_its_new_holder_only() {
+fn losses_after_a_hand_off_reach_new_holders() {
     let server = server();
     let client = builder(&server).build().unwrap();
-    // Watched since before, and not yet.
+    // Tracked since before, and not yet tracked.
     for held_for_long in [true, false] {
         let before = client.mutex("k").lock().unwrap();
         let silent = before.lost_signal();
         let mutex = client.mutex("k");
-        let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+        let waiter = Task::start_blocked(move || mutex.lock().unwrap());
         if held_for_long {
             assert!(eventually(SOON, || tracked(&server) > 0));
         }
         let token = before.fencing_token();
         drop(before);
-        let guard = waiter.within(SOON, "its turn");
+        let guard = waiter.within(SOON, "the grant");
         assert_eq!(guard.fencing_token(), token + 1, "passed on");
         ask(&server, &["DEL", &in_redis("k")]);
-        let told = told_within(SOON, &guard.lost_signal());
+        let told = lost_within(SOON, &guard.lost_signal());
         assert_eq!(told, LossReason::Deleted);
         assert_eq!(silent.try_recv(), Err(TryRecvError::Empty));
         guard.unlock().unwrap_err();
@@ -251,23 +249,23 @@ fn a_lease_lost_after_it_was_passed_on_is_told_to_its_new_holder_only() {
 }
 
 #[test]
-fn nobody_is_handed_a_lease_that_is_lost() {
+fn a_lost_lease_is_not_passed_on() {
     let server = server();
     let client = builder(&server).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
     let mutex = client.mutex("k");
-    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let waiter = Task::start_blocked(move || mutex.lock().unwrap());
     ask(&server, &["DEL", &in_redis("k")]);
-    assert_eq!(told_within(SOON, &held.lost_signal()), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &held.lost_signal()), LossReason::Deleted);
     let token = held.fencing_token();
     drop(held);
-    let guard = waiter.within(SOON, "its turn");
+    let guard = waiter.within(SOON, "the grant");
     assert!(guard.fencing_token() > token + 1024, "a new grant");
     guard.unlock().unwrap();
 }
 
 #[test]
-fn a_lease_is_renewed_however_often_it_was_passed_on() {
+fn a_lease_is_renewed_after_any_hand_offs() {
     let (server, recorder) = (server(), Recorder::new());
     let ttl = millis(1500);
     let builder = builder(&server)
@@ -295,7 +293,7 @@ fn a_lease_is_renewed_however_often_it_was_passed_on() {
         .collect();
     let handed: usize = tasks
         .into_iter()
-        .map(|task| task.within(WORK, "its turns"))
+        .map(|task| task.within(WORK, "all grants"))
         .sum();
     assert!(handed > 50, "passed on {handed} times");
     let guard = client.mutex("k").lock().unwrap();
@@ -307,7 +305,7 @@ fn a_lease_is_renewed_however_often_it_was_passed_on() {
 }
 
 #[test]
-fn a_lease_passed_on_late_in_its_time_is_renewed_in_time() {
+fn leases_passed_on_late_are_renewed_in_time() {
     let (server, recorder) = (server(), Recorder::new());
     let ttl = millis(1500);
     let builder = builder(&server)
@@ -317,11 +315,11 @@ fn a_lease_passed_on_late_in_its_time_is_renewed_in_time() {
     let mut held = client.mutex("k").lock().unwrap();
     for _ in 0..4 {
         let mutex = client.mutex("k");
-        let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
-        // Close to its renewal, before or after.
+        let waiter = Task::start_blocked(move || mutex.lock().unwrap());
+        // Close to the renewal, before or after.
         std::thread::sleep(ttl * 30 / 100);
         drop(held);
-        held = waiter.within(SOON, "its turn");
+        held = waiter.within(SOON, "the grant");
         held.check().unwrap();
     }
     let lost = held.lost_signal().recv_timeout(3 * ttl / 2);
@@ -337,33 +335,36 @@ fn max_hold_counts_from_the_hand_off() {
     let hold = millis(2000);
     let mutex = client.mutex("k").max_hold(hold);
     let before = mutex.lock().unwrap();
-    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let waiter = Task::start_blocked(move || mutex.lock().unwrap());
     std::thread::sleep(hold / 2);
     let let_go = Instant::now();
     drop(before);
-    let guard = waiter.within(SOON, "its turn");
-    let reason = told_within(SOON, &guard.lost_signal());
+    let guard = waiter.within(SOON, "the grant");
+    let reason = lost_within(SOON, &guard.lost_signal());
     assert_eq!(reason, LossReason::MaxHold);
     let held = let_go.elapsed();
     assert!(held > hold * 9 / 10, "held for {held:?} only");
 }
 
 #[test]
-fn waiting_for_ones_own_client_asks_redis_nothing() {
+fn local_waiting_sends_no_request() {
     let server = server();
     let client = builder(&server).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
-    assert!(eventually(SOON, || tracked(&server) == 1), "it is watched");
+    assert!(
+        eventually(SOON, || tracked(&server) == 1),
+        "the lock is tracked"
+    );
     let asked = || (script_calls(&server), reads(&server));
     let before = asked();
     let mutex = client.mutex("k");
-    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let waiter = Task::start_blocked(move || mutex.lock().unwrap());
     let mutex = client.mutex("k");
     let hasty = Task::start(move || mutex.try_lock_for(millis(300)).unwrap().is_none());
-    assert!(hasty.within(SOON, "its deadline"));
+    assert!(hasty.within(SOON, "the deadline"));
     assert_eq!(asked(), before);
     drop(held);
-    let guard = waiter.within(SOON, "its turn");
+    let guard = waiter.within(SOON, "the grant");
     assert_eq!(script_calls(&server), before.0, "passed on");
     guard.unlock().unwrap();
     assert_eq!(script_calls(&server), before.0 + 1);

@@ -9,7 +9,7 @@ use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
 use crate::support::{SOON, Task, ask, builder, connections, in_redis, millis, secs, server};
 
-/// Every key of every database's first page: the server is the test's own.
+/// All keys in the first database: the server is the test's own.
 fn all_keys(server: &Server) -> Vec<String> {
     let Reply::Array(keys) = ask(server, &["KEYS", "*"]) else {
         panic!("KEYS answers with an array");
@@ -22,7 +22,7 @@ fn all_keys(server: &Server) -> Vec<String> {
     keys
 }
 
-/// Locks in all ways there are: held, contended, waited for, given up, lost, panicked in.
+/// Locks in all states: held, contended, waited for, given up, lost, released by a panic.
 fn use_everything(url: &str) {
     let client = steady(url).ttl(secs(5)).build().unwrap();
     let held = client.mutex("held").lock().unwrap();
@@ -51,7 +51,7 @@ fn use_everything(url: &str) {
         .collect();
     drop(guards);
     drop(held);
-    waiter.within(SOON, "the waiter's turn").unwrap();
+    waiter.within(SOON, "the waiter's grant").unwrap();
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn only_the_fence_counter_is_left_in_redis() {
 }
 
 #[test]
-fn each_prefix_has_one_counter_however_many_keys_there_were() {
+fn each_prefix_has_one_fence_counter() {
     let server = server();
     for prefix in ["one:", "two:"] {
         let client = steady(&server.url()).prefix(prefix).build().unwrap();
@@ -76,14 +76,14 @@ fn each_prefix_has_one_counter_however_many_keys_there_were() {
 }
 
 #[test]
-fn a_client_has_a_bounded_number_of_connections_and_leaves_none() {
+fn a_client_closes_its_bounded_connections() {
     let server = server();
     let client = steady(&server.url())
         .pipelines(4)
         .ttl(secs(3))
         .renew_ratio(0.05);
     let client = client.build().unwrap();
-    // The one that looked whether the server is there.
+    // The connection that checked whether the server is there.
     assert!(eventually(SOON, || connections(&server) == 0));
     let tasks: Vec<_> = (0..24)
         .map(|n| {
@@ -96,7 +96,7 @@ fn a_client_has_a_bounded_number_of_connections_and_leaves_none() {
             })
         })
         .collect();
-    // Four pipelines, two more for renewal, one for notifications.
+    // Four pipelines, two more for renewals, one for notifications.
     let most = (0..200)
         .map(|_| {
             std::thread::sleep(millis(2));
@@ -114,7 +114,7 @@ fn a_client_has_a_bounded_number_of_connections_and_leaves_none() {
 }
 
 #[test]
-fn no_thread_is_left_when_a_client_has_gone() {
+fn a_dropped_client_leaves_no_thread() {
     if child::threads().is_none() {
         return;
     }
@@ -155,9 +155,9 @@ pub fn count_threads(parent: &Parent) {
     let client = builder(&fake.url()).build_lazy().unwrap();
     assert!(client.mutex("k").try_lock().is_err());
     drop(client);
-    back_to_before("after a client that got no answer", SOON);
+    back_to_before("after a client that got no reply", SOON);
 
-    // With several connections on their way, r2d2 always has an attempt that keeps the pool.
+    // With several connection attempts in flight, r2d2 always has one that keeps the pool.
     let clients = [(); 6].map(|()| builder(&fake.url()).build_lazy().unwrap());
     let tries: Vec<_> = (0..4 * clients.len())
         .map(|n| {

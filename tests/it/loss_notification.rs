@@ -9,8 +9,8 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, millis, reads_during,
-    secs, server, told_within, tracked, value_of, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, lost_within, millis,
+    reads_during, secs, server, tracked, value_of, wait_for_queue,
 };
 
 /// Renewal is due after a third of the ttl, twenty seconds: what is told within [`SOON`] was not
@@ -32,7 +32,7 @@ fn reasons(server: &Server, theft: impl Fn(&Server)) -> LossReason {
         }
         let lost = guard.lost_signal();
         theft(server);
-        told.push(told_within(SOON, &lost));
+        told.push(lost_within(SOON, &lost));
         let error = guard.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost);
         assert_eq!(guard.remaining(), Duration::ZERO);
@@ -84,10 +84,10 @@ fn a_lock_granted_to_another_client_after_a_deletion_is_told() {
     let lost = held.lost_signal();
     let mutex = two.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     ask(&server, &["DEL", &in_redis("k")]);
     let next = waiter.within(SOON, "entering");
-    match told_within(SOON, &lost) {
+    match lost_within(SOON, &lost) {
         // Which of the two it finds when it looks.
         LossReason::Deleted => {}
         LossReason::TakenOver { by } => assert_eq!(by.as_ref(), Some(two.holder_id())),
@@ -105,7 +105,7 @@ fn a_lock_granted_again_to_its_own_client_is_told() {
         let lost = held.lost_signal();
         ask(&server, &["DEL", &in_redis("k")]);
         let again = client.mutex("k").try_lock().unwrap().expect("it is free");
-        match told_within(SOON, &lost) {
+        match lost_within(SOON, &lost) {
             LossReason::Deleted => {}
             LossReason::TakenOver { by } => assert_eq!(by.as_ref(), Some(client.holder_id())),
             reason => panic!("{reason:?}"),
@@ -157,7 +157,7 @@ fn an_evicted_key_is_told_as_deleted() {
     let lost = guard.lost_signal();
     assert!(eventually(SOON, || tracked(&server) > 0));
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &lost), LossReason::Deleted);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn many_locks_lost_together_are_all_told() {
         .collect();
     ask(&server, &["FLUSHALL"]);
     for guard in &guards {
-        let reason = told_within(SOON, &guard.lost_signal());
+        let reason = lost_within(SOON, &guard.lost_signal());
         assert_eq!(reason, LossReason::Deleted, "{guard:?}");
     }
 }
@@ -239,7 +239,7 @@ fn who_comes_into_line_and_leaves_it_costs_the_holder_nothing() {
                 .map(|n| {
                     let mutex = client(&server).mutex("k").cancelled_by(stopped.clone());
                     let task = Task::start(move || mutex.lock().map(drop));
-                    wait_for_line(&server, "k", n);
+                    wait_for_queue(&server, "k", n);
                     task
                 })
                 .collect();
@@ -248,7 +248,7 @@ fn who_comes_into_line_and_leaves_it_costs_the_holder_nothing() {
                 let error = task.within(SOON, "giving up").unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Cancelled);
             }
-            wait_for_line(&server, "k", 0);
+            wait_for_queue(&server, "k", 0);
         }
         // The holder looks at what the first waiter changed.
         assert!(eventually(SOON, || tracked(&server) > 0));
@@ -278,7 +278,7 @@ fn extending_is_no_loss() {
     assert!(told.is_err(), "{told:?}");
     // And a loss after all that is told as ever.
     ask(&server, &["DEL", &in_redis("k")]);
-    assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &lost), LossReason::Deleted);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn who_lost_a_lock_leaves_the_next_holders_alone() {
             let next = two.mutex("k").lock().unwrap();
             let value = value_of(&server, "k");
             if !before_it_is_told {
-                told_within(SOON, &lost);
+                lost_within(SOON, &lost);
             }
             leave(late);
             // On the same connection as a late release, so behind it.

@@ -3,7 +3,7 @@
 
 mod admin;
 mod bad_input;
-mod cancelling;
+mod cancellation;
 mod child;
 mod closures;
 mod conformance;
@@ -49,13 +49,13 @@ mod types;
 mod waiting;
 mod watchdog;
 
-/// In a process that a test started, this is not a test, but runs the body that the test named.
+/// In a child process this is not a test: it runs the body that the parent test named.
 #[test]
-fn a_process_of_its_own_runs_the_named_body() {
+fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![
-        cancelling::traces::count_threads,
+        cancellation::leaks::count_threads,
         child::echo,
-        conformance::memory_face::use_and_count_what_is_left,
+        conformance::memory_store::use_and_count_what_is_left,
         contention_faults::crashes::enter_once,
         contention_faults::crashes::hold_until_killed,
         contention_faults::crashes::wait_once,

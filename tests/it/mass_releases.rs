@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 const MANY: usize = 4000;
-/// Delay in ms at which that many releases take about a second, a batch at a time.
+/// The delay in ms with which that many releases take about a second, one batch at a time.
 const SLOW: u64 = 20;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {
@@ -37,13 +37,13 @@ fn a_lock_waits_behind_one_batch_of_releases() {
     let guard = client.mutex("unrelated").lock().unwrap();
     let left = keys(&server);
     proxy.delay(millis(0));
-    // What was written before it, its own batch and some that were written since.
+    // The releases written before the request, its own batch and some batches written since.
     assert!(left > MANY - 8 * 128, "only {left} were still held");
     guard.unlock().unwrap();
 }
 
 #[test]
-fn a_lock_takes_the_release_of_its_key_along() {
+fn acquires_carry_pending_releases_of_their_key() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = steady(&proxy.url())
@@ -79,10 +79,10 @@ fn shutdown_waits_for_releases_until_redis_returns() {
         let client = client.clone();
         Task::start(move || client.shutdown(secs(30)))
     };
-    // Long enough for each of its time-outs to pass.
+    // Long enough for each time-out of the client to pass.
     std::thread::sleep(4 * TIMEOUT);
-    assert!(!shutdown.is_done(), "it gave up before its time");
+    assert!(!shutdown.is_done(), "shutdown returned before its time-out");
     server.resume();
-    shutdown.within(secs(30), "shutting down").unwrap();
+    shutdown.within(secs(30), "the shutdown").unwrap();
     assert_eq!(held_keys(&server), [""; 0]);
 }

@@ -1,5 +1,5 @@
-//! A `MemoryStore` that fails, hangs or loses keys because its test says so: its clients behave as with a Redis that is
-//! away.
+//! A `MemoryStore` that fails, hangs or loses keys at a test's request: its clients behave as with a Redis
+//! that is down.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,9 +9,9 @@ use leasehold::{
     Builder, Client, Error, ErrorKind, EventHandler, EventLock, LossReason, MemoryStore,
 };
 
-use crate::support::{SOON, Task, millis, secs, told_within};
+use crate::support::{SOON, Task, lost_within, millis, secs};
 
-/// The default.
+/// The default ttl.
 const TTL: Duration = Duration::from_secs(30);
 
 #[derive(Debug, PartialEq)]
@@ -61,7 +61,7 @@ fn next(events: &Receiver<Event>) -> Event {
 }
 
 #[test]
-fn every_request_fails_with_the_kind_that_was_asked_for() {
+fn requests_fail_with_the_chosen_kind() {
     let memory = MemoryStore::new();
     let client = memory.builder().outage_timeout(millis(1)).build().unwrap();
     let guard = client.mutex("held").lock().unwrap();
@@ -94,12 +94,12 @@ fn every_request_fails_with_the_kind_that_was_asked_for() {
 
 #[test]
 #[should_panic(expected = "no request to Redis fails with LeaseLost")]
-fn a_kind_that_no_request_fails_with_is_refused() {
+fn an_impossible_error_kind_is_refused() {
     MemoryStore::new().fail(ErrorKind::LeaseLost);
 }
 
 #[test]
-fn lock_rides_out_an_outage() {
+fn lock_survives_an_outage() {
     let memory = MemoryStore::new();
     let (builder, events) = with_events(&memory);
     let client = builder.outage_timeout(secs(3600)).build().unwrap();
@@ -122,7 +122,7 @@ fn a_held_lock_survives_a_short_outage() {
     memory.advance(TTL / 2);
     assert_eq!(next(&events), Event::RenewalFailed(ErrorKind::Unavailable));
     memory.recover();
-    // The next try to renew comes a second later at the latest.
+    // The next attempt to renew comes a second later at the latest.
     memory.advance(secs(2));
     assert!(guard.remaining() > TTL * 9 / 10, "{:?}", guard.remaining());
     memory.advance(TTL / 2);
@@ -130,14 +130,14 @@ fn a_held_lock_survives_a_short_outage() {
 }
 
 #[test]
-fn a_held_lock_is_lost_when_an_outage_outlasts_its_ttl() {
+fn an_outage_beyond_the_ttl_loses_the_lock() {
     let memory = MemoryStore::new();
     let [one, two] = [(); 2].map(|()| memory.client().unwrap());
     let guard = one.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
     memory.fail(ErrorKind::Unavailable);
     (0..10).for_each(|_| memory.advance(TTL / 5));
-    assert_eq!(told_within(SOON, &lost), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &lost), LossReason::Expired);
     memory.recover();
     let next = two.mutex("k").try_lock().unwrap().unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
@@ -186,9 +186,9 @@ fn a_release_is_given_up_when_the_ttl_ends() {
     assert!(client.mutex("k").try_lock().unwrap().is_some());
 }
 
-/// Nothing moves the clock of the store: it goes on by itself.
+/// The test does not move the store's clock: it runs by itself.
 #[test]
-fn a_release_is_given_up_while_time_goes_on_by_itself() {
+fn a_release_is_given_up_in_real_time() {
     let memory = MemoryStore::new();
     let (builder, events) = with_events(&memory);
     let client = builder.ttl(millis(100)).build().unwrap();
@@ -217,29 +217,29 @@ fn a_shutdown_says_that_releases_are_pending() {
 }
 
 #[test]
-fn waiters_have_their_turns_after_an_outage() {
+fn waiters_are_granted_after_an_outage() {
     let memory = MemoryStore::new();
     let builder = || memory.builder().outage_timeout(secs(3600));
     let [one, two] = [(); 2].map(|()| builder().build().unwrap());
     let guard = one.mutex("k").lock().unwrap();
     let mutex = two.mutex("k");
-    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let waiter = Task::start_blocked(move || mutex.lock().unwrap());
     memory.fail(ErrorKind::Unavailable);
     drop(guard);
-    // The key expires while nobody can hear of it.
+    // The key expires while no client can learn of it.
     memory.advance(2 * TTL);
     assert!(!waiter.is_done());
     memory.recover();
-    waiter.within(SOON, "its turn").check().unwrap();
+    waiter.within(SOON, "the grant").check().unwrap();
 }
 
 #[test]
-fn nobody_hears_of_a_loss_before_the_outage_ends() {
+fn a_deletion_in_an_outage_is_reported_afterwards() {
     let memory = MemoryStore::new();
     let client = memory.client().unwrap();
     for by_flush in [false, true] {
         let guard = client.mutex("k").lock().unwrap();
-        // For so long that the client would hear of a change.
+        // Held for so long that the client would be notified of a change.
         memory.advance(secs(1));
         memory.fail(ErrorKind::Unavailable);
         match by_flush {
@@ -254,30 +254,30 @@ fn nobody_hears_of_a_loss_before_the_outage_ends() {
 }
 
 #[test]
-fn a_request_that_hangs_is_answered_if_the_store_recovers_in_time() {
+fn a_hanging_request_succeeds_if_the_store_recovers() {
     let memory = MemoryStore::new();
     let client = memory.builder().command_timeout(secs(60)).build().unwrap();
     memory.hang();
     let mutex = client.mutex("k");
-    let asks = Task::start_and_see_asleep(move || mutex.try_lock().unwrap().is_some());
+    let asks = Task::start_blocked(move || mutex.try_lock().unwrap().is_some());
     memory.recover();
-    assert!(asks.within(SOON, "its answer"));
+    assert!(asks.within(SOON, "its reply"));
 }
 
 #[test]
-fn a_request_that_hangs_ends_when_the_clock_passes_its_deadline() {
+fn a_hanging_request_ends_at_its_deadline() {
     let memory = MemoryStore::new();
     let client = memory.builder().command_timeout(secs(60)).build().unwrap();
     memory.hang();
     let mutex = client.mutex("k");
-    let asks = Task::start_and_see_asleep(move || mutex.try_lock().map(drop));
+    let asks = Task::start_blocked(move || mutex.try_lock().map(drop));
     memory.advance(secs(61));
-    let error = asks.within(SOON, "its deadline").unwrap_err();
+    let error = asks.within(SOON, "the deadline").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     memory.recover();
     assert!(
         !client.mutex("k").is_locked().unwrap(),
-        "it has taken nothing"
+        "it has acquired nothing"
     );
 }
 
@@ -300,7 +300,7 @@ fn a_deleted_key_is_a_loss_and_wakes_the_next_waiter() {
     let guard = one.mutex("k").lock().unwrap();
     one.fenced_value("v").write(7, "x").unwrap();
     let mutex = two.mutex("k");
-    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let waiter = Task::start_blocked(move || mutex.lock().unwrap());
     assert!(!memory.delete("k") && !memory.delete("leasehold:k"));
     assert!(memory.delete("p:k"));
     let error = guard.check().unwrap_err();
@@ -312,7 +312,7 @@ fn a_deleted_key_is_a_loss_and_wakes_the_next_waiter() {
         ),
         "{reason:?}"
     );
-    waiter.within(SOON, "its turn").check().unwrap();
+    waiter.within(SOON, "the grant").check().unwrap();
     assert!(memory.delete("p:~value:v"));
     one.fenced_value("v").write(1, "y").unwrap();
 }

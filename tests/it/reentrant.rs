@@ -1,5 +1,5 @@
-//! Locks that a thread may take again while it has them: who shares a count and who does not, when
-//! the lock becomes free, and what a thread leaves that ends with it.
+//! Reentrant locks: which guards share a count, when the lock becomes free, and what remains of a thread that
+//! ends with the lock.
 
 use std::cell::RefCell;
 use std::mem::forget;
@@ -18,7 +18,7 @@ use leasehold_testbed::Server;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder,
-    expires_in, in_redis, is_held, millis, secs, server, told_within, within,
+    expires_in, in_redis, is_held, lost_within, millis, secs, server, within,
 };
 
 fn client(server: &Server) -> Client {
@@ -26,7 +26,7 @@ fn client(server: &Server) -> Client {
 }
 
 #[test]
-fn a_thread_takes_its_lock_again_without_asking_redis() {
+fn a_repeated_acquire_sends_no_request() {
     let server = server();
     let client = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     let mutex = client.reentrant_mutex("k");
@@ -68,7 +68,7 @@ fn orders(begun: Vec<usize>, left: &[usize]) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn the_lock_is_free_once_the_last_guard_has_gone_in_whatever_order() {
+fn the_last_guard_dropped_frees_the_lock() {
     let server = server();
     let client = client(&server);
     let other = steady(&server.url()).build().unwrap().mutex("k");
@@ -99,7 +99,7 @@ fn threads_of_one_client_keep_each_other_out() {
     let mutex = client(&server).reentrant_mutex("k");
     let outer = mutex.lock().unwrap();
     let inner = mutex.lock().unwrap();
-    // The very same value: it is the thread that counts.
+    // The very same mutex: the thread decides, not the value.
     let theirs = mutex.clone();
     let (tried, waits) = channel();
     let waiter = Task::start(move || {
@@ -107,19 +107,22 @@ fn threads_of_one_client_keep_each_other_out() {
         let guard = theirs.lock().unwrap();
         (guard.depth(), guard.fencing_token())
     });
-    assert!(waits.recv_timeout(SOON).unwrap(), "the other thread got in");
+    assert!(
+        waits.recv_timeout(SOON).unwrap(),
+        "the other thread entered"
+    );
     drop(outer);
     thread::sleep(millis(50));
-    assert!(!waiter.is_done(), "held by the inner guard still");
+    assert!(!waiter.is_done(), "still held by the inner guard");
     let token = inner.fencing_token();
     drop(inner);
-    let (depth, next) = waiter.within(SOON, "its turn");
+    let (depth, next) = waiter.within(SOON, "the grant");
     assert_eq!(depth, 1, "a count of its own");
     assert!(next > token);
 }
 
 #[test]
-fn threads_that_nest_their_locks_are_inside_one_at_a_time() {
+fn nested_locks_exclude_other_threads() {
     const THREADS: usize = 8;
     const ROUNDS: usize = 30;
     let server = server();
@@ -150,19 +153,22 @@ fn threads_that_nest_their_locks_are_inside_one_at_a_time() {
 }
 
 #[test]
-fn clients_share_no_count_and_values_of_one_client_and_key_do() {
+fn counts_belong_to_a_client_and_key() {
     let server = server();
     let (one, two) = (client(&server), client(&server));
     let outer = one.reentrant_mutex("k").lock().unwrap();
     assert!(two.reentrant_mutex("k").try_lock().unwrap().is_none());
-    assert!(one.mutex("k").try_lock().unwrap().is_none(), "a plain one");
+    assert!(
+        one.mutex("k").try_lock().unwrap().is_none(),
+        "a plain mutex"
+    );
     let inner = one.clone().mutex("k").reentrant().lock().unwrap();
     assert_eq!(inner.depth(), 2);
     let elsewhere = one.reentrant_mutex("other").lock().unwrap();
     assert_eq!(elsewhere.depth(), 1, "another key");
     drop((outer, inner, elsewhere));
 
-    // One that has gone is not taken for the next that is built in its place.
+    // A dropped client is not taken for the next one at the same address.
     for _ in 0..3 {
         let client = client(&server);
         let guard = client.reentrant_mutex("k").lock().unwrap();
@@ -171,7 +177,7 @@ fn clients_share_no_count_and_values_of_one_client_and_key_do() {
 }
 
 #[test]
-fn the_settings_of_the_first_take_count() {
+fn options_of_the_first_acquire_apply() {
     let server = server();
     let client = client(&server);
     let short = client.mutex("k").fixed_ttl(secs(20)).reentrant();
@@ -189,14 +195,14 @@ fn the_settings_of_the_first_take_count() {
 }
 
 #[test]
-fn a_lock_that_was_lost_is_not_taken_again() {
+fn a_lost_lock_is_not_reentered() {
     let server = server();
     let client = client(&server);
     let mutex = client.reentrant_mutex("k");
     let outer = mutex.lock().unwrap();
     let inner = mutex.lock().unwrap();
     ask(&server, &["DEL", &in_redis("k")]);
-    assert_eq!(told_within(SOON, &outer.lost_signal()), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &outer.lost_signal()), LossReason::Deleted);
     let errors = [
         mutex.lock().unwrap_err(),
         mutex.try_lock().unwrap_err(),
@@ -235,7 +241,7 @@ fn only_the_last_unlock_says_how_the_release_ended() {
 }
 
 #[test]
-fn work_that_panics_deep_inside_gives_up_what_it_took() {
+fn a_nested_panic_releases_every_level() {
     let server = server();
     let mutex = client(&server).reentrant_mutex("k");
     let outer = mutex.lock().unwrap();
@@ -248,7 +254,7 @@ fn work_that_panics_deep_inside_gives_up_what_it_took() {
     assert!(!is_held(&server, "k"));
 }
 
-/// Takes the lock anew when it is told that it was let go, once.
+/// Acquires the lock anew, once, when it gets the event of the release.
 struct TakesAnew(Shared<Option<ReentrantMutex>>);
 
 thread_local!(static TAKEN: RefCell<Option<ReentrantGuard>> = const { RefCell::new(None) });
@@ -262,7 +268,7 @@ impl EventHandler for TakesAnew {
 }
 
 #[test]
-fn a_lock_taken_anew_while_it_is_let_go_can_be_taken_again() {
+fn a_lock_retaken_during_release_is_reentrant() {
     let server = server();
     for unlocked in [true, false] {
         let events = Arc::new(TakesAnew(Shared::default()));
@@ -284,7 +290,7 @@ fn a_lock_taken_anew_while_it_is_let_go_can_be_taken_again() {
 }
 
 #[test]
-fn an_invalid_key_is_told_by_each_form_of_asking() {
+fn every_acquire_method_rejects_an_invalid_key() {
     let server = server();
     let mutex = client(&server).reentrant_mutex("");
     let errors = [
@@ -297,7 +303,7 @@ fn an_invalid_key_is_told_by_each_form_of_asking() {
     }
 }
 
-/// Has a thread take the lock twice, let go as `leave` does, and end.
+/// A thread locks twice, gives the guards to `leave`, and ends.
 fn ended(
     mutex: &ReentrantMutex,
     leave: impl FnOnce(ReentrantGuard) + Send + 'static,
@@ -314,14 +320,14 @@ fn ended(
 }
 
 #[test]
-fn a_thread_that_ends_with_the_lock_in_hand_keeps_others_out_until_its_validity_ends() {
+fn locks_of_ended_threads_last_their_validity() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
     let client = client.event_handler(Arc::clone(&recorder)).build().unwrap();
     let mutex = client.reentrant_mutex("k");
     let lost = ended(&mutex, forget);
-    assert!(is_held(&server, "k"), "nobody knows where the work stands");
+    assert!(is_held(&server, "k"), "the state of the work is unknown");
     assert!(lost.try_recv().is_err());
     assert!(mutex.try_lock().unwrap().is_none(), "not this thread's");
     let (here, elsewhere) = (mutex.clone(), steady(&server.url()).build().unwrap());
@@ -329,31 +335,31 @@ fn a_thread_that_ends_with_the_lock_in_hand_keeps_others_out_until_its_validity_
         Task::start(move || here.with(|_| ())),
         Task::start(move || elsewhere.mutex("k").with(|_| ())),
     ];
-    assert_eq!(told_within(SOON, &lost), LossReason::ThreadEnded);
+    assert_eq!(lost_within(SOON, &lost), LossReason::ThreadEnded);
     recorder.wait_for(1, What::Lost, "k");
     for waiter in waiters {
-        waiter.within(SOON, "its turn after the ttl").unwrap();
+        waiter.within(SOON, "the grant after the ttl").unwrap();
     }
 }
 
 #[test]
-fn a_lock_with_a_ttl_of_its_own_ends_with_that_and_tells_that_its_thread_has_ended() {
+fn ended_threads_with_fixed_ttls_report_thread_ended() {
     let server = server();
     let mutex = client(&server).mutex("k").fixed_ttl(secs(1)).reentrant();
     let lost = ended(&mutex, |guard| {
         Box::leak(Box::new(guard));
     });
-    assert_eq!(told_within(SOON, &lost), LossReason::ThreadEnded);
+    assert_eq!(lost_within(SOON, &lost), LossReason::ThreadEnded);
     let client = client(&server);
     within(SOON, "the next", move || client.mutex("k").with(|_| ())).unwrap();
 }
 
 #[test]
-fn a_guard_that_goes_with_its_thread_lets_go() {
+fn a_guard_dropped_with_its_thread_releases() {
     thread_local!(static KEPT: RefCell<Vec<ReentrantGuard>> = const { RefCell::new(Vec::new()) });
     let server = server();
-    // One is set up before the thread's list of holds, and one after it: either may go first. With it
-    // goes the client.
+    // One destructor is registered before the thread's list of holds, and one after it: either may run first.
+    // The client is dropped with the thread.
     for before in [true, false] {
         let mutex = client(&server).reentrant_mutex("k");
         let thread = thread::spawn(move || {
@@ -367,12 +373,12 @@ fn a_guard_that_goes_with_its_thread_lets_go() {
         });
         let lost = thread.join().unwrap();
         assert_all_become_free(&server);
-        assert!(lost.try_recv().is_err(), "let go, not lost");
+        assert!(lost.try_recv().is_err(), "released, not lost");
     }
 }
 
 #[test]
-fn a_thread_that_ends_without_the_lock_costs_its_next_holder_nothing() {
+fn an_ended_thread_without_the_lock_is_harmless() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
     let mutex = client.build().unwrap().reentrant_mutex("k");

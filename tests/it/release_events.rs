@@ -1,4 +1,4 @@
-//! What is told of locks that could not be let go at once: that each is late, and how it ended, once.
+//! Events of releases that could not be done at once: each delay and its end are reported once.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -10,8 +10,8 @@ use leasehold_testbed::{Proxy, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, TIMEOUT, Task, ask, assert_all_become_free, builder, in_line, kill_connections,
-    millis, secs, server, unconfirmed, wait_for_line, within,
+    LONG_TTL, SOON, TIMEOUT, Task, ask, assert_all_become_free, builder, kill_connections, millis,
+    queued, secs, server, unconfirmed, wait_for_queue, within,
 };
 
 #[derive(Debug, PartialEq)]
@@ -21,7 +21,7 @@ enum Told {
 }
 use Told::{Delayed, Ended};
 
-/// What was told of which key and token.
+/// The key, the token and the event.
 type Heard = (String, u64, Told);
 
 struct Listener(Mutex<Sender<Heard>>);
@@ -29,7 +29,7 @@ struct Listener(Mutex<Sender<Heard>>);
 impl Listener {
     fn hear(&self, lock: EventLock<'_>, told: Told) {
         assert_eq!(thread::current().name(), Some("leasehold-callbacks"));
-        // Nobody listens any more once the test is over.
+        // Nobody receives any more once the test is over.
         let heard = (lock.key.to_owned(), lock.fencing_token, told);
         let _ = self.0.lock().unwrap().send(heard);
     }
@@ -51,7 +51,7 @@ fn listening(builder: Builder) -> (Client, Receiver<Heard>) {
     (builder.event_handler(listener).build().unwrap(), heard)
 }
 
-/// A client of locks that stay for very long if they are not let go.
+/// A client whose locks stay for very long unless they are released.
 fn client(url: &str) -> (Client, Receiver<Heard>) {
     listening(builder(url).ttl(LONG_TTL))
 }
@@ -64,7 +64,7 @@ fn lock(client: &Client, key: &str) -> (MutexGuard, u64) {
 
 #[track_caller]
 fn next(heard: &Receiver<Heard>) -> Heard {
-    heard.recv_timeout(SOON).expect("it is told")
+    heard.recv_timeout(SOON).expect("an event")
 }
 
 #[track_caller]
@@ -80,7 +80,7 @@ fn assert_ended(heard: &Receiver<Heard>, key: &str, token: u64, confirmed: bool)
     assert_eq!(next(heard), (key.to_owned(), token, Ended { confirmed }));
 }
 
-/// Ends the client: whatever it was going to tell has been told then.
+/// Ends the client: it has sent all its events then.
 #[track_caller]
 fn assert_nothing_more(client: Client, heard: &Receiver<Heard>) {
     client.shutdown(SOON).unwrap();
@@ -88,7 +88,7 @@ fn assert_nothing_more(client: Client, heard: &Receiver<Heard>) {
     assert_eq!(rest(heard), []);
 }
 
-/// All that was told until the client was gone.
+/// All events until the client ended.
 #[track_caller]
 fn rest(heard: &Receiver<Heard>) -> Vec<Heard> {
     let mut rest = Vec::new();
@@ -96,13 +96,13 @@ fn rest(heard: &Receiver<Heard>) -> Vec<Heard> {
         match heard.recv_timeout(SOON) {
             Ok(told) => rest.push(told),
             Err(RecvTimeoutError::Disconnected) => return rest,
-            Err(RecvTimeoutError::Timeout) => panic!("some part of the client lives on"),
+            Err(RecvTimeoutError::Timeout) => panic!("some part of the client is still alive"),
         }
     }
 }
 
 #[test]
-fn a_lock_dropped_on_a_stopped_server_is_late_and_confirmed_when_it_goes_on() {
+fn a_delayed_release_is_confirmed_when_redis_resumes() {
     let server = server();
     let (client, heard) = client(&server.url());
     let (guard, token) = lock(&client, "a");
@@ -117,7 +117,7 @@ fn a_lock_dropped_on_a_stopped_server_is_late_and_confirmed_when_it_goes_on() {
 }
 
 #[test]
-fn a_lock_of_a_killed_server_that_comes_back_empty_is_confirmed_to_be_free() {
+fn an_empty_restart_confirms_a_delayed_release() {
     let mut server = server();
     let (client, heard) = client(&server.url());
     let (guard, token) = lock(&client, "a");
@@ -131,7 +131,7 @@ fn a_lock_of_a_killed_server_that_comes_back_empty_is_confirmed_to_be_free() {
 }
 
 #[test]
-fn an_unlock_of_a_dead_server_returns_soon_and_its_end_is_told_when_its_ttl_has_ended() {
+fn unlock_of_a_dead_server_ends_with_ttl() {
     let mut server = server();
     let (client, heard) = listening(builder(&server.url()).ttl(secs(3)));
     let (guard, token) = lock(&client, "a");
@@ -139,7 +139,7 @@ fn an_unlock_of_a_dead_server_returns_soon_and_its_end_is_told_when_its_ttl_has_
     let started = Instant::now();
     let error = unconfirmed(within(SOON, "unlocking", move || guard.unlock()));
     assert!(error.is_unavailable(), "{error}");
-    // One command time-out and one connect time-out (four times as long) are what it may take.
+    // An unlock may take one command time-out and one connect time-out (four times as long).
     assert!(started.elapsed() < 5 * TIMEOUT + secs(2));
     assert_delayed(&heard, "a", token);
     assert_ended(&heard, "a", token, false);
@@ -149,7 +149,7 @@ fn an_unlock_of_a_dead_server_returns_soon_and_its_end_is_told_when_its_ttl_has_
 }
 
 #[test]
-fn work_that_ends_without_redis_gives_its_value_and_its_release_is_told_of_as_late() {
+fn with_returns_its_value_though_the_release_waits() {
     let mut server = server();
     let (client, heard) = client(&server.url());
     let mut token = 0;
@@ -166,12 +166,12 @@ fn work_that_ends_without_redis_gives_its_value_and_its_release_is_told_of_as_la
 }
 
 #[test]
-fn a_release_that_redis_refuses_is_late_until_it_accepts_it() {
+fn a_refused_release_is_delayed_until_accepted() {
     let server = server();
     let (client, heard) = client(&server.url());
     let (dropped, dropped_token) = lock(&client, "dropped");
     let (unlocked, unlocked_token) = lock(&client, "unlocked");
-    // A replica of nobody: it has its keys and takes no writes.
+    // A replica without a primary: it has its keys and accepts no writes.
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     drop(dropped);
     assert_eq!(
@@ -197,7 +197,7 @@ fn a_release_that_redis_refuses_is_late_until_it_accepts_it() {
 }
 
 #[test]
-fn connections_that_break_again_and_again_are_told_of_once_for_each_lock() {
+fn repeated_disconnects_report_one_delay_per_lock() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (client, heard) = client(&proxy.url());
@@ -212,7 +212,7 @@ fn connections_that_break_again_and_again_are_told_of_once_for_each_lock() {
     proxy.hold_replies(true);
     drop(guards);
     let mut told: Vec<Heard> = Vec::new();
-    // Each attempt is cut before its answer comes, and some more when all have failed.
+    // Each attempt is cut before its reply comes, and some more after all have failed.
     let all_told = eventually(SOON, || {
         proxy.cut_all();
         told.extend(heard.try_iter());
@@ -246,7 +246,7 @@ fn connections_that_break_again_and_again_are_told_of_once_for_each_lock() {
 }
 
 #[test]
-fn what_is_late_when_the_client_is_shut_down_or_dropped_is_told_of_as_given_up() {
+fn shutdown_reports_delayed_releases_as_given_up() {
     for shut_down in [true, false] {
         let mut server = server();
         let (client, heard) = client(&server.url());
@@ -268,13 +268,13 @@ fn what_is_late_when_the_client_is_shut_down_or_dropped_is_told_of_as_given_up()
 }
 
 #[test]
-fn locks_let_go_in_good_time_are_not_told_of() {
+fn prompt_releases_report_no_delay() {
     let server = server();
     let (client, heard) = listening(steady(&server.url()).ttl(LONG_TTL));
     for n in 0..50 {
         let (guard, _) = lock(&client, "a");
         if n % 10 == 0 {
-            // Another connection does it at once.
+            // Another connection sends the release at once.
             kill_connections(&server);
         }
         match n % 2 {
@@ -286,10 +286,10 @@ fn locks_let_go_in_good_time_are_not_told_of() {
     assert_nothing_more(client, &heard);
 }
 
-/// An acquire without an answer, and a place in line, each given back while Redis is away: nobody
-/// ever held those.
+/// An acquire without a reply, and a queue entry, each given back while Redis is down: no guard ever held
+/// these leases.
 #[test]
-fn what_no_guard_ever_held_is_given_back_in_silence() {
+fn abandoned_grants_are_released_without_events() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (client, heard) = client(&proxy.url());
@@ -299,16 +299,16 @@ fn what_no_guard_ever_held_is_given_back_in_silence() {
         let mutex = client.mutex("line");
         Task::start(move || mutex.try_lock_for(secs(2)))
     };
-    wait_for_line(&server, "line", 1);
+    wait_for_queue(&server, "line", 1);
     proxy.black_hole(true);
     let error = client.mutex("ghost").try_lock().unwrap_err();
     assert!(error.is_unavailable(), "{error}");
-    // Its time is up and its place given back; whether it came to know of the outage does not matter.
-    let _ = waiting.within(SOON, "giving up");
+    // The wait is over and its queue entry removed; whether the client noticed the outage does not matter.
+    let _ = waiting.within(SOON, "the end of the wait");
     thread::sleep(2 * TIMEOUT);
     proxy.black_hole(false);
-    let gone = eventually(SOON, || in_line(&server, "line") == 0);
-    assert!(gone, "the place in line was not given back");
+    let gone = eventually(SOON, || queued(&server, "line") == 0);
+    assert!(gone, "the queue entry was not removed");
     held.unlock().unwrap();
     assert_all_become_free(&server);
     assert_nothing_more(client, &heard);

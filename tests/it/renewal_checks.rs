@@ -1,5 +1,5 @@
-//! `renew_while`: locks that are renewed only as long as a check of their holder says so, and what a
-//! check that panics or hangs costs whom.
+//! `renew_while`: locks that are renewed only while the holder's check agrees, and the effects of a check
+//! that panics or hangs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,12 +12,11 @@ use leasehold_testbed::eventually;
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, builder, is_held, millis, secs, server, told_within,
+    LONG_TTL, Recorder, SOON, Task, What, builder, is_held, lost_within, millis, secs, server,
     within,
 };
 
-/// A check that hangs from its first time on, until the test lets it go on; and what tells that it
-/// has been asked.
+/// A check that hangs from its first call until the test releases it, and a channel that reports the call.
 struct Stuck {
     asked: Receiver<()>,
     go_on: Sender<()>,
@@ -30,7 +29,7 @@ impl Stuck {
         let (asking, wait) = (Shared::new(asking), Shared::new(wait));
         let check = move || {
             let _ = asking.lock().unwrap().send(());
-            // Until the test ends it, or is over itself.
+            // Until the test ends the check, or the test is over.
             let _ = wait.lock().unwrap().recv();
             true
         };
@@ -44,7 +43,7 @@ fn told(recorder: &Arc<Recorder>, url: &str) -> Client {
 }
 
 #[test]
-fn a_lock_is_renewed_as_long_as_its_check_says_so_also_one_with_a_ttl_of_its_own() {
+fn a_lock_is_renewed_while_its_check_agrees() {
     let server = server();
     let recorder = Recorder::new();
     let client = told(&recorder, &server.url());
@@ -69,27 +68,27 @@ fn a_lock_is_renewed_as_long_as_its_check_says_so_also_one_with_a_ttl_of_its_own
 }
 
 #[test]
-fn once_a_check_has_said_no_its_lock_ends_with_its_validity_and_others_get_in() {
+fn a_check_that_refuses_ends_the_lock() {
     let server = server();
     let recorder = Recorder::new();
     let client = told(&recorder, &server.url());
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
-    // It would say yes again, if it were asked.
+    // The check would agree again if it were called.
     let check = move || count.fetch_add(1, Ordering::SeqCst) != 1;
     let guard = client.mutex("k").renew_while(check).lock().unwrap();
     let other = steady(&server.url()).build().unwrap().mutex("k");
     let next = within(SOON, "what the stuck worker held", move || other.lock());
     assert!(guard.is_lost());
     assert_eq!(
-        told_within(SOON, &guard.lost_signal()),
+        lost_within(SOON, &guard.lost_signal()),
         LossReason::NotRenewed
     );
     let error = guard.check().unwrap_err();
     assert_eq!(error.loss_reason(), Some(&LossReason::NotRenewed));
     assert!(error.to_string().contains("renew_while"), "{error}");
     recorder.wait_for(1, What::Lost, "k");
-    assert_eq!(asked.load(Ordering::SeqCst), 2, "no is no");
+    assert_eq!(asked.load(Ordering::SeqCst), 2, "a refusal is final");
     assert_eq!(recorder.count(What::Renewed, "k"), 1);
     assert_eq!(recorder.count(What::RenewalFailed, "k"), 0);
     drop(guard);
@@ -97,15 +96,19 @@ fn once_a_check_has_said_no_its_lock_ends_with_its_validity_and_others_get_in() 
 }
 
 #[test]
-fn a_check_that_panics_says_no_and_later_checks_are_asked() {
+fn a_panicking_check_refuses_and_others_run() {
     let server = server();
     let client = told(&Recorder::new(), &server.url());
     let panics = client.mutex("panics");
     let panics = panics.renew_while(|| panic!("a test's own panic"));
     let panics = panics.lock().unwrap();
-    let goes_on = client.mutex("goes on").renew_while(|| true).lock().unwrap();
+    let goes_on = client
+        .mutex("continues")
+        .renew_while(|| true)
+        .lock()
+        .unwrap();
     assert_eq!(
-        told_within(SOON, &panics.lost_signal()),
+        lost_within(SOON, &panics.lost_signal()),
         LossReason::NotRenewed
     );
     let lost = goes_on.lost_signal().recv_timeout(secs(2));
@@ -114,17 +117,17 @@ fn a_check_that_panics_says_no_and_later_checks_are_asked() {
 }
 
 #[test]
-fn a_check_that_hangs_ends_the_locks_with_checks_and_no_others() {
+fn a_hanging_check_ends_only_locks_with_checks() {
     let server = server();
     let recorder = Recorder::new();
     let client = told(&recorder, &server.url());
     let (stuck, check) = Stuck::new();
     let hangs = client.mutex("hangs").renew_while(check).lock().unwrap();
-    stuck.asked.recv_timeout(SOON).expect("it is asked");
+    stuck.asked.recv_timeout(SOON).expect("the check is called");
     let behind = client.mutex("behind").renew_while(|| true).lock().unwrap();
     let plain = client.mutex("plain").lock().unwrap();
     for guard in [&hangs, &behind] {
-        let reason = told_within(SOON, &guard.lost_signal());
+        let reason = lost_within(SOON, &guard.lost_signal());
         assert_eq!(reason, LossReason::Expired);
     }
     let lost = plain.lost_signal().recv_timeout(secs(2));
@@ -155,7 +158,7 @@ fn a_check_may_use_the_client_and_its_guards() {
 }
 
 #[test]
-fn what_a_check_owns_goes_with_its_lock_and_mutex() {
+fn values_owned_by_checks_are_dropped() {
     let server = server();
     let client = told(&Recorder::new(), &server.url());
     let (owned, mine) = (Arc::new(()), client.clone());
@@ -168,12 +171,12 @@ fn what_a_check_owns_goes_with_its_lock_and_mutex() {
     drop(mutex);
     assert!(watched.upgrade().is_some());
     guard.unlock().unwrap();
-    // It may just have been asked.
+    // The check may just have been called.
     assert!(eventually(SOON, || watched.upgrade().is_none()));
 }
 
 #[test]
-fn a_lock_with_a_check_is_granted_by_redis_alone() {
+fn locks_with_a_check_are_never_handed_off() {
     let server = server();
     let client = steady(&server.url())
         .ttl(LONG_TTL)
@@ -196,10 +199,10 @@ fn a_lock_with_a_check_is_granted_by_redis_alone() {
             waiting.lock().unwrap().fencing_token()
         });
         begins.recv_timeout(SOON).unwrap();
-        // Should it come too late to be handed the lock, the test shows less, and fails not.
+        // If this thread comes too late for a hand-off, the test shows less, and does not fail.
         thread::sleep(millis(50));
         drop(held);
-        let token = waiter.within(SOON, "its turn");
+        let token = waiter.within(SOON, "the grant");
         let handed_over = token % 1024 > 0;
         let both_plain = std::ptr::eq(one, other) && std::ptr::eq(one, &plain);
         assert!(both_plain || !handed_over, "{one:?} to {other:?}");
@@ -224,12 +227,12 @@ fn a_check_and_a_fixed_ttl_contradict_each_other() {
 }
 
 #[test]
-fn a_shutdown_waits_for_a_check_no_longer_than_it_may() {
+fn shutdown_waits_for_a_check_within_its_timeout() {
     let server = server();
     let client = told(&Recorder::new(), &server.url());
     let (stuck, check) = Stuck::new();
     let guard = client.mutex("k").renew_while(check).lock().unwrap();
-    stuck.asked.recv_timeout(SOON).expect("it is asked");
+    stuck.asked.recv_timeout(SOON).expect("the check is called");
     let closing = client.clone();
     let ended = within(SOON, "a shutdown", move || closing.shutdown(millis(100)));
     let error = ended.unwrap_err();
@@ -243,7 +246,7 @@ fn a_shutdown_waits_for_a_check_no_longer_than_it_may() {
 }
 
 #[test]
-fn the_thread_of_checks_is_there_once_it_is_needed_and_is_one() {
+fn one_check_thread_starts_on_demand() {
     if child::threads().is_none() {
         return;
     }
@@ -253,7 +256,7 @@ fn the_thread_of_checks_is_there_once_it_is_needed_and_is_one() {
 }
 
 pub fn count_threads(parent: &Parent) {
-    // What the system cuts a thread's name to.
+    // Linux cuts a thread's name to this length.
     let name = "leasehold-check";
     let threads = || {
         let all = std::fs::read_dir("/proc/self/task").unwrap();

@@ -1,4 +1,4 @@
-//! Many locks and many waiters: none costs a thread, none is forgotten.
+//! Many locks and many waiters: none needs a thread, none is forgotten.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -12,10 +12,10 @@ use crate::steady::steady;
 use crate::support::{Task, ask, info_number, secs, server};
 
 const MANY: usize = 10_000;
-/// Long enough for a busy machine to renew all of them in time.
+/// Long enough for a busy machine to renew all locks in time.
 const TTL: Duration = Duration::from_secs(9);
 
-/// How many keys there are, the fence counter aside.
+/// The number of keys, without the fence counter.
 fn keys(server: &Server) -> i64 {
     let Reply::Int(keys) = ask(server, &["DBSIZE"]) else {
         panic!("DBSIZE answers with a number");
@@ -51,12 +51,12 @@ fn hold_many(client: &leasehold::Client) -> Vec<MutexGuard> {
 }
 
 #[test]
-fn ten_thousand_held_locks_are_all_renewed_and_cost_no_thread() {
+fn ten_thousand_held_locks_are_renewed_without_threads() {
     let server = server();
     let child = Child::start(hold_ten_thousand, &server.url());
     assert_eq!(child.told::<String>(secs(100)), "held");
     assert_eq!(keys(&server), MANY as i64);
-    assert_eq!(child.told::<String>(secs(100)), "let go");
+    assert_eq!(child.told::<String>(secs(100)), "released");
     assert_eq!(keys(&server), 0, "every release was confirmed");
     child.finish(secs(30));
 }
@@ -73,7 +73,7 @@ pub fn hold_ten_thousand(parent: &Parent) {
 
     let guards = hold_many(&client);
     parent.tell("held");
-    // Those that took them may not have quite ended.
+    // The threads that took the locks may not have ended yet.
     let constant = || with_one.is_none() || child::threads() == with_one;
     assert!(eventually(secs(5), constant), "{:?}", child::threads());
     let start = Instant::now();
@@ -91,17 +91,17 @@ pub fn hold_ten_thousand(parent: &Parent) {
         guard.check().unwrap();
     }
     for (n, guard) in guards.into_iter().enumerate() {
-        // That Redis agrees is asked for some; the others are let go without waiting.
+        // The test asks Redis about some locks, and releases the others without waiting.
         if n % 20 == 0 {
             guard.unlock().unwrap();
         }
     }
     client.shutdown(secs(20)).unwrap();
-    parent.tell("let go");
+    parent.tell("released");
 }
 
 #[test]
-fn ten_thousand_guards_dropped_at_once_all_leave_redis() {
+fn ten_thousand_dropped_guards_are_released() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(120)).build().unwrap();
     let guards = hold_many(&client);
@@ -112,7 +112,7 @@ fn ten_thousand_guards_dropped_at_once_all_leave_redis() {
 }
 
 #[test]
-fn waiters_cost_no_thread_but_their_own() {
+fn waiters_need_no_extra_threads() {
     if child::threads().is_none() {
         return;
     }
@@ -124,7 +124,7 @@ fn waiters_cost_no_thread_but_their_own() {
 pub fn wait_by_the_hundred(parent: &Parent) {
     const WAITERS: usize = 200;
     let client = steady(&parent.url).build().unwrap();
-    // Half of them on one key, half on keys of their own.
+    // Half of the waiters wait for one key, half for keys of their own.
     let key = |n: usize| format!("k{}", if n < WAITERS / 2 { 0 } else { n });
     let holder = steady(&parent.url).build().unwrap();
     let mut names: Vec<String> = (0..WAITERS).map(key).collect();
@@ -152,18 +152,18 @@ pub fn wait_by_the_hundred(parent: &Parent) {
     }
     drop(held);
     for waiter in waiters {
-        waiter.within(secs(60), "a waiter's turn").unwrap();
+        waiter.within(secs(60), "a waiter's grant").unwrap();
     }
     assert!(eventually(secs(10), || child::threads().unwrap() <= before));
 }
 
-/// How many keys Redis remembers to tell somebody about.
+/// The number of keys of which Redis will report the next change.
 fn tracked(server: &Server) -> u64 {
     info_number(server, "stats", "tracking_total_keys")
 }
 
 #[test]
-fn of_very_many_held_locks_only_so_many_are_watched() {
+fn tracked_leases_are_bounded() {
     const WATCHED: u64 = 10_000;
     let server = server();
     let client = steady(&server.url()).ttl(secs(6)).build().unwrap();
@@ -171,11 +171,11 @@ fn of_very_many_held_locks_only_so_many_are_watched() {
     let _late: Vec<_> = (0..500)
         .map(|n| client.mutex(format!("late{n}")).lock().unwrap())
         .collect();
-    // The fence counter is looked at once.
+    // The client reads the fence counter once.
     let all = || tracked(&server) >= WATCHED;
     assert!(
         eventually(secs(60), all),
-        "{} are watched",
+        "{} are tracked",
         tracked(&server)
     );
     assert!(tracked(&server) <= WATCHED + 1);

@@ -1,4 +1,4 @@
-//! How a client ends, and what it leaves behind.
+//! How a client ends, and what remains of it.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use leasehold_testbed::{Proxy, Server, eventually};
 
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, assert_all_become_free, builder, expires_in,
-    held_keys, is_held, kill_connections, millis, secs, server, told_within, within,
+    held_keys, is_held, kill_connections, lost_within, millis, secs, server, within,
 };
 
 fn client(server: &Server) -> Client {
@@ -20,11 +20,11 @@ fn client(server: &Server) -> Client {
 #[track_caller]
 fn assert_ended(recorder: &Arc<Recorder>) {
     let ended = eventually(SOON, || Arc::strong_count(recorder) == 1);
-    assert!(ended, "some part of the client lives on");
+    assert!(ended, "some part of the client is still alive");
 }
 
 #[test]
-fn shutdown_sends_waiters_away_and_leaves_held_locks_to_their_ttl() {
+fn shutdown_ends_waits_and_keeps_held_locks() {
     let server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
@@ -49,19 +49,21 @@ fn shutdown_sends_waiters_away_and_leaves_held_locks_to_their_ttl() {
 
     client.shutdown(secs(5)).unwrap();
     for waiter in waiters {
-        let outcome = waiter.within(SOON, "being sent away");
+        let outcome = waiter.within(SOON, "the end of the wait");
         let error = outcome.expect_err("the lock is held");
         assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
         assert_eq!(error.key(), Some("a"));
     }
-    assert_eq!(told_within(SOON, &signal), LossReason::Shutdown);
+    assert_eq!(lost_within(SOON, &signal), LossReason::Shutdown);
     assert_eq!(callback.recv_timeout(SOON), Ok(LossReason::Shutdown));
     let error = guard.check().unwrap_err();
     assert_eq!(error.loss_reason(), Some(&LossReason::Shutdown));
-    let left = expires_in(&server, "a").expect("never released by this");
+    let left = expires_in(&server, "a").expect("the shutdown does not release it");
     assert!(left > LONG_TTL / 2, "{left:?}");
 
-    client.shutdown(secs(5)).expect("again is no error");
+    client
+        .shutdown(secs(5))
+        .expect("a second shutdown is no error");
     for error in [
         client.mutex("b").lock().unwrap_err(),
         client.mutex("b").try_lock().unwrap_err(),
@@ -77,7 +79,7 @@ fn shutdown_sends_waiters_away_and_leaves_held_locks_to_their_ttl() {
 }
 
 #[test]
-fn a_guard_dropped_after_the_shutdown_lets_go() {
+fn a_guard_dropped_after_shutdown_releases() {
     let server = server();
     let client = client(&server);
     let guards: Vec<_> = (0..200)
@@ -87,7 +89,7 @@ fn a_guard_dropped_after_the_shutdown_lets_go() {
     assert_eq!(held_keys(&server).len(), 200);
     drop(guards);
     drop(client);
-    // No waiting: the last handle has seen to it.
+    // No waiting: dropping the last handle has confirmed the release.
     assert_eq!(held_keys(&server), [""; 0]);
 }
 
@@ -109,7 +111,7 @@ fn shutdown_confirms_the_releases_under_way() {
 }
 
 #[test]
-fn shutdown_is_bounded_while_redis_stands_still() {
+fn shutdown_is_bounded_while_redis_is_stopped() {
     let server = server();
     let client = client(&server);
     let (dropped, held) = (client.mutex("a").lock().unwrap(), client.mutex("b"));
@@ -118,26 +120,26 @@ fn shutdown_is_bounded_while_redis_stands_still() {
     server.stop();
     drop(dropped);
     let started = Instant::now();
-    let error = within(SOON, "shutting down", {
+    let error = within(SOON, "the shutdown", {
         let client = client.clone();
         move || client.shutdown(millis(300)).unwrap_err()
     });
     let took = started.elapsed();
     assert!(error.is_unavailable(), "{error}");
     assert!(took < millis(300) + 2 * TIMEOUT + secs(2), "took {took:?}");
-    assert_eq!(told_within(SOON, &signal), LossReason::Shutdown);
+    assert_eq!(lost_within(SOON, &signal), LossReason::Shutdown);
     let started = Instant::now();
     within(SOON, "dropping everything", move || drop((held, client)));
     assert!(started.elapsed() < 3 * TIMEOUT + secs(2));
     server.resume();
-    // What was written before has arrived, and nothing came after it.
+    // Earlier writes have arrived, and nothing came after them.
     assert!(eventually(SOON, || !is_held(&server, "a")));
 }
 
 #[test]
-fn shutdown_of_many_waiters_is_bounded_while_the_socket_is_full() {
+fn shutdown_is_bounded_while_the_socket_is_full() {
     let server = Server::builder().unix_socket().start().unwrap();
-    // A shutdown that waited for the server would do so for longer than this test.
+    // A shutdown that waited for the server would wait for longer than this test.
     let client = |url: &str| {
         builder(url)
             .ttl(LONG_TTL)
@@ -169,13 +171,13 @@ fn shutdown_of_many_waiters_is_bounded_while_the_socket_is_full() {
         recorder.wait_for(1, What::Contended, key);
     }
     server.stop();
-    let waiting = within(SOON, "shutting down", move || {
+    let waiting = within(SOON, "the shutdown", move || {
         waiting.shutdown(millis(100)).unwrap_err();
         waiting
     });
     server.resume();
     for waiter in waiters {
-        let error = waiter.within(SOON, "being sent away");
+        let error = waiter.within(SOON, "the end of the wait");
         assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
     }
     drop((guards, waiting));
@@ -183,7 +185,7 @@ fn shutdown_of_many_waiters_is_bounded_while_the_socket_is_full() {
 }
 
 #[test]
-fn shutdown_among_busy_threads_leaves_nothing_held_by_nobody() {
+fn shutdown_among_busy_threads_leaves_nothing_held() {
     let server = server();
     for _ in 0..5 {
         let recorder = Recorder::new();
@@ -210,10 +212,10 @@ fn shutdown_among_busy_threads_leaves_nothing_held_by_nobody() {
         client.shutdown(secs(5)).unwrap();
         drop(client);
         for thread in threads {
-            let kind = thread.within(SOON, "coming to an end");
+            let kind = thread.within(SOON, "the end of the thread");
             assert_eq!(kind, ErrorKind::Shutdown);
         }
-        // The last thread ends its client in its own time.
+        // The last thread ends its client after the drop.
         assert_ended(&recorder);
         assert_eq!(held_keys(&server), [""; 0]);
     }
@@ -238,7 +240,7 @@ fn the_last_client_dropped_leaves_no_release_unsent() {
         }
         drop(guards);
         drop(client);
-        // No waiting: it was to be confirmed when the drop returned.
+        // No waiting: the release was confirmed when the drop returned.
         assert_eq!(
             held_keys(&server),
             [""; 0],
@@ -256,13 +258,13 @@ fn the_last_client_dropped_waits_for_releases_on_a_slow_network() {
     proxy.delay(millis(100));
     drop(client);
     assert!(is_held(&server, "a"));
-    // It keeps the client alive, and is now the last to do so.
+    // The guard keeps the client alive, and is now the last to do so.
     drop(guard);
     assert!(!is_held(&server, "a"));
 }
 
 #[test]
-fn the_last_client_dropped_in_on_lost_ends_without_a_deadlock() {
+fn last_client_dropped_in_on_lost_never_deadlocks() {
     let server = server();
     let recorder = Recorder::new();
     let client = builder(&server.url())
@@ -287,7 +289,7 @@ fn the_last_client_dropped_in_on_lost_ends_without_a_deadlock() {
 }
 
 #[test]
-fn a_client_shut_down_in_on_lost_ends_without_a_deadlock() {
+fn shutdown_in_on_lost_never_deadlocks() {
     let server = server();
     let client = client(&server);
     let short = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
@@ -299,12 +301,12 @@ fn a_client_shut_down_in_on_lost_ends_without_a_deadlock() {
         move |_| done.send(client.shutdown(secs(2)).is_ok()).unwrap()
     });
     assert_eq!(ended.recv_timeout(SOON), Ok(true));
-    assert_eq!(told_within(SOON, &signal), LossReason::Shutdown);
+    assert_eq!(lost_within(SOON, &signal), LossReason::Shutdown);
     let error = client.mutex("b").lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Shutdown);
 }
 
-/// Drops the client when it hears of a loss.
+/// Drops the client when it learns of a loss.
 struct Undertaker {
     client: Mutex<Option<Client>>,
     done: Mutex<std::sync::mpsc::Sender<()>>,
@@ -319,7 +321,7 @@ impl EventHandler for Undertaker {
 }
 
 #[test]
-fn the_last_client_dropped_in_an_event_ends_without_a_deadlock() {
+fn last_client_dropped_in_an_event_never_deadlocks() {
     let server = server();
     let (done, ended) = channel();
     let undertaker = Arc::new(Undertaker {
@@ -341,16 +343,16 @@ fn the_last_client_dropped_in_an_event_ends_without_a_deadlock() {
     }));
     ended.recv_timeout(SOON).unwrap();
     let alone = eventually(SOON, || Arc::strong_count(&undertaker) == 1);
-    assert!(alone, "some part of the client lives on");
+    assert!(alone, "some part of the client is still alive");
 }
 
 #[test]
-fn a_panic_in_on_lost_ends_neither_the_client_nor_other_callbacks() {
+fn a_panic_in_on_lost_stops_nothing_else() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
     let (told, callback) = channel();
-    guard.on_lost(|_| panic!("a test asks for this panic"));
+    guard.on_lost(|_| panic!("a test's own panic"));
     guard.on_lost(move |reason| told.send(reason).unwrap());
     assert_eq!(callback.recv_timeout(SOON), Ok(LossReason::Expired));
     client.with_lock("b", || ()).unwrap();
@@ -358,7 +360,7 @@ fn a_panic_in_on_lost_ends_neither_the_client_nor_other_callbacks() {
 }
 
 #[test]
-fn a_callback_that_still_runs_is_told_by_shutdown_and_not_waited_for() {
+fn shutdown_reports_a_running_callback() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
@@ -369,7 +371,7 @@ fn a_callback_that_still_runs_is_told_by_shutdown_and_not_waited_for() {
         let _ = may_go_on.recv();
     });
     is_running.recv_timeout(SOON).unwrap();
-    let error = within(SOON, "shutting down", {
+    let error = within(SOON, "the shutdown", {
         let client = client.clone();
         move || client.shutdown(millis(200)).unwrap_err()
     });

@@ -1,18 +1,18 @@
-//! Clients of tests that inject no fault: no stall of a busy machine uses up their time-outs.
+//! Clients of tests without faults: a busy machine does not reach their time-outs.
 
 use leasehold::{Builder, Client};
 use leasehold_testbed::Server;
 
 use crate::support::{LONG_TTL, SOON, builder, secs};
 
-/// As [`builder`], with time-outs that are never met unless something hangs.
+/// As [`builder`], with time-outs that are reached only if something hangs.
 pub fn steady(url: &str) -> Builder {
     builder(url)
         .connect_timeout(secs(8))
         .command_timeout(secs(8))
 }
 
-/// Hands off within itself for as long as any test takes.
+/// A client that hands off within itself for as long as any test takes.
 pub fn handing_off(server: &Server) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let builder = builder.hand_offs(1023).hand_off_time(10 * SOON);

@@ -1,4 +1,4 @@
-//! How many threads a client has: as many as README.md, ARCHITECTURE.md and the API docs say.
+//! The number of threads of a client: as many as README.md, ARCHITECTURE.md and the API docs say.
 
 use leasehold::{Client, MemoryStore};
 use leasehold_testbed::eventually;

@@ -1,4 +1,4 @@
-//! What the public types can be used for: across panics, in messages, made of which names.
+//! Properties of the public types: unwind safety, use in messages, and the types that names may have.
 
 use std::borrow::Cow;
 use std::panic::{RefUnwindSafe, UnwindSafe, catch_unwind};
@@ -106,7 +106,7 @@ fn an_invalid_key_is_in_its_error() {
 }
 
 #[test]
-fn debug_of_a_client_shows_where_its_locks_are_and_no_password() {
+fn debug_of_a_client_shows_no_password() {
     let url = "redis://user:hunter2@127.0.0.1:1/3";
     let client = Client::builder(url).build_lazy().unwrap();
     let text = format!("{client:?}");

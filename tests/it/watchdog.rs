@@ -1,4 +1,4 @@
-//! Renewal: long work keeps its lock, and nothing is renewed that is not held.
+//! Renewal: a lock is kept during long work, and nothing is renewed that is not held.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use leasehold_testbed::{Reply, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    Recorder, SOON, What, ask, expires_in, in_redis, millis, script_calls, secs, server,
-    told_within,
+    Recorder, SOON, What, ask, expires_in, in_redis, lost_within, millis, script_calls, secs,
+    server,
 };
 
 #[test]
@@ -30,7 +30,7 @@ fn long_work_keeps_its_lock_from_others() {
 }
 
 #[test]
-fn renewal_puts_the_ttl_back_and_never_adds_up() {
+fn renewal_restores_the_ttl_and_never_adds() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(4)).renew_ratio(0.05);
@@ -38,7 +38,7 @@ fn renewal_puts_the_ttl_back_and_never_adds_up() {
     let guard = client.mutex("k").lock().unwrap();
     for _ in 0..8 {
         recorder.wait_for_more(1, What::Renewed, "k");
-        let left = expires_in(&server, "k").expect("it is held");
+        let left = expires_in(&server, "k").expect("the lock is held");
         assert!(left <= secs(4), "{left:?}");
         assert!(guard.remaining() <= secs(4));
         assert!(left > secs(2), "{left:?} shortly after a renewal");
@@ -68,7 +68,7 @@ fn locks_are_renewed_as_often_as_the_ratio_says() {
         assert!(told.is_err(), "{told:?}");
         drop(guard);
         let count = recorder.count(What::Renewed, &key);
-        // They may come a little early, and late on a busy machine.
+        // Renewals may come a little early, and late on a busy machine.
         let most = asked.elapsed().as_secs_f64() / (TTL.as_secs_f64() * ratio * 0.95);
         let least = 1.1 / ratio / 4.0;
         assert!(
@@ -84,13 +84,13 @@ fn locks_are_renewed_as_often_as_the_ratio_says() {
         for ratio in [0.05, 0.1, 0.6] {
             scope.spawn(move || renewals(ratio, true));
         }
-        // The default.
+        // The default ttl.
         scope.spawn(move || renewals(1.0 / 3.0, false));
     });
 }
 
 #[test]
-fn renewal_stops_when_the_lock_is_let_go() {
+fn renewal_stops_at_the_unlock() {
     const ROUNDS: u64 = 10;
     let server = server();
     let recorder = Recorder::new();
@@ -111,7 +111,7 @@ fn renewal_stops_when_the_lock_is_let_go() {
         std::thread::sleep(millis(310));
         calls_for_nobody += script_calls(&server) - calls;
     }
-    // On a busy machine one may have been under way.
+    // On a busy machine one renewal may have been in flight.
     assert!(
         calls_for_nobody < ROUNDS / 2,
         "{calls_for_nobody} in {ROUNDS} rounds"
@@ -119,7 +119,7 @@ fn renewal_stops_when_the_lock_is_let_go() {
 }
 
 #[test]
-fn a_key_taken_by_somebody_else_is_never_renewed() {
+fn a_lock_of_another_holder_is_never_renewed() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.05);
@@ -128,11 +128,11 @@ fn a_key_taken_by_somebody_else_is_never_renewed() {
     recorder.wait_for(1, What::Renewed, "k");
     ask(
         &server,
-        &["SET", &in_redis("k"), "somebody else's", "PX", "2500"],
+        &["SET", &in_redis("k"), "another user's", "PX", "2500"],
     );
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     assert_eq!(reason, LossReason::TakenOver { by: None });
-    let mut last = expires_in(&server, "k").expect("it is theirs");
+    let mut last = expires_in(&server, "k").expect("it is the other user's");
     assert!(last <= millis(2500), "{last:?}");
     while let Some(left) = expires_in(&server, "k") {
         assert!(left <= last, "renewed from {last:?} to {left:?}");
@@ -143,7 +143,7 @@ fn a_key_taken_by_somebody_else_is_never_renewed() {
 }
 
 #[test]
-fn a_key_of_another_type_is_told_and_left_alone() {
+fn a_key_of_another_type_is_left_alone() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -152,9 +152,9 @@ fn a_key_of_another_type_is_told_and_left_alone() {
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
     ask(&server, &["DEL", &in_redis("k")]);
-    // In between the holder may find it gone, which is as true.
+    // Meanwhile the holder may find the key gone, which is as true.
     ask(&server, &["RPUSH", &in_redis("k"), "theirs"]);
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     let expected = [LossReason::TakenOver { by: None }, LossReason::Deleted];
     assert!(expected.contains(&reason), "{reason:?}");
     assert!(guard.unlock().unwrap_err().is_lease_lost());
@@ -163,7 +163,7 @@ fn a_key_of_another_type_is_told_and_left_alone() {
 }
 
 #[test]
-fn a_lock_that_was_made_endless_gets_its_ttl_back() {
+fn a_persisted_lock_gets_its_ttl_back() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(4))
@@ -190,7 +190,7 @@ fn a_lock_whose_ttl_was_cut_short_is_kept() {
 }
 
 #[test]
-fn many_locks_taken_at_different_times_are_all_kept() {
+fn many_locks_of_different_ages_are_renewed() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
     let start = Instant::now();

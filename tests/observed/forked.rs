@@ -1,5 +1,5 @@
-//! A process with a guard forks. What ends in the parent is observed there, and not in the child as well.
-//! This process itself never forks: one that it starts for the purpose does.
+//! A process with a guard forks. The end of a hold in the parent is observed there, and not in the child as well. The
+//! test process itself never forks: a process that it starts does.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
@@ -12,7 +12,7 @@ use crate::SOON;
 use crate::child::{Child, Parent};
 use crate::receivers::{Receivers, receivers};
 
-/// What the fork ends with when all was as it should be.
+/// The exit code of a successful fork.
 const WELL: i32 = 42;
 
 fn holds(receivers: &Receivers) -> usize {
@@ -43,7 +43,7 @@ pub fn a_parent(_: &Parent) {
         status = waitpid_nohang(pid).unwrap();
         status.is_some()
     }));
-    // As wait(2) has it: the exit code is in the second byte.
+    // As wait(2) says: the exit code is in the second byte.
     assert_eq!(status, Some(WELL << 8), "the fork failed");
     drop(guard);
     assert_eq!(holds(&receivers), 3, "a span, a counter, a histogram");

@@ -1,5 +1,5 @@
-//! What the features `tracing` and `metrics` tell. A binary of its own, because both have one receiver per
-//! process.
+//! The output of the features `tracing` and `metrics`. A binary of its own, because both have one receiver
+//! per process.
 #![cfg(all(feature = "metrics", feature = "tracing"))]
 #![allow(clippy::unwrap_used)]
 
@@ -20,9 +20,9 @@ use receivers::{ALWAYS, AT_SPANS, Panicking, TOLD_ON, Told, receivers};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// In a process that a test started, this is not a test, but runs the body that the test named.
+/// In a child process this is not a test: it runs the body that the parent test named.
 #[test]
-fn a_process_of_its_own_runs_the_named_body() {
+fn a_child_process_runs_the_named_body() {
     let bodies = child::bodies![child::echo, forked::a_parent,];
     if !child::run_body(&bodies) {
         let child = child::Child::start(child::echo, "memory://echo");
@@ -32,7 +32,7 @@ fn a_process_of_its_own_runs_the_named_body() {
 }
 
 #[test]
-fn spans_of_waiting_and_holding_say_key_token_and_outcome() {
+fn spans_contain_key_token_and_outcome() {
     let receivers = receivers();
     let client = Client::memory().unwrap();
     let mutex = client.mutex("invoice:42");
@@ -114,7 +114,7 @@ fn an_adoption_is_a_wait_for_a_lock() {
 }
 
 #[test]
-fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
+fn a_loss_is_logged_and_counted_by_reason() {
     let receivers = receivers();
     let memory = MemoryStore::new();
     let client = memory.client().unwrap();
@@ -137,7 +137,7 @@ fn a_loss_is_a_warning_with_its_reason_and_is_counted_by_it() {
 }
 
 #[test]
-fn renewals_are_counted_with_how_late_they_were() {
+fn renewals_are_counted_with_their_lateness() {
     let receivers = receivers();
     let memory = MemoryStore::new();
     let clients = [(); 3].map(|()| memory.client().unwrap());
@@ -156,7 +156,7 @@ fn renewals_are_counted_with_how_late_they_were() {
 }
 
 #[test]
-fn renewal_lateness_counts_from_when_the_renewal_was_due() {
+fn renewal_lateness_counts_from_its_due_time() {
     let receivers = receivers();
     let memory = MemoryStore::new();
     let client = memory.client().unwrap();
@@ -177,7 +177,7 @@ fn renewal_lateness_counts_from_when_the_renewal_was_due() {
 }
 
 #[test]
-fn renewal_seconds_count_until_the_answer() {
+fn renewal_seconds_end_with_the_reply() {
     const DELAY: Duration = Duration::from_millis(300);
     let receivers = receivers();
     let server = Server::start().unwrap();
@@ -191,7 +191,7 @@ fn renewal_seconds_count_until_the_answer() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // By then it has its connection: to connect takes several round trips.
+    // By then the client has its connection, which takes several round trips.
     renewed.recv_timeout(SOON).unwrap();
     proxy.delay(DELAY);
     for _ in 0..2 {
@@ -225,7 +225,7 @@ fn shutdown_waits_until_renewals_are_counted() {
     assert_eq!(renewed, f64::from(CLIENTS));
 }
 
-/// Says when somebody waits.
+/// Reports that a thread waits.
 struct Waits(Sender<()>);
 
 impl EventHandler for Waits {
@@ -257,7 +257,7 @@ fn hand_offs_are_counted() {
 }
 
 #[test]
-fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
+fn delayed_releases_are_logged_and_gauged() {
     let receivers = receivers();
     let server = Server::start().unwrap();
     let client = Client::builder(server.url())
@@ -278,7 +278,7 @@ fn a_release_that_is_owed_is_told_and_stands_in_the_gauge_until_it_is_done() {
     assert!(client.mutex("k").try_lock().unwrap().is_some());
 }
 
-/// Says when a lock was renewed.
+/// Reports that a lock was renewed.
 struct Renewals(Sender<()>);
 
 impl EventHandler for Renewals {
@@ -288,7 +288,7 @@ impl EventHandler for Renewals {
 }
 
 #[test]
-fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
+fn panicking_receivers_break_no_lock_or_thread() {
     let _receivers = receivers();
     let _panicking = Panicking::begin(ALWAYS);
     let server = Server::start().unwrap();
@@ -304,7 +304,7 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
         .unwrap();
     let mutex = client.mutex("k");
     let is_held = || server.command(&["EXISTS", "leasehold:k"]).unwrap() == Reply::Int(1);
-    // Again: a thread that was lost the first time is missed the second.
+    // Twice: the second round needs a thread that the first round may have lost.
     for _ in 0..2 {
         assert_eq!(mutex.with(|_| 1).unwrap(), 1);
         let guard = mutex.lock().unwrap();
@@ -325,7 +325,10 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
         server.stop();
         assert!(!guard.unlock().unwrap().is_confirmed());
         server.resume();
-        assert!(eventually(SOON, || !is_held()), "what is owed is done");
+        assert!(
+            eventually(SOON, || !is_held()),
+            "the delayed release is done"
+        );
         drop(mutex.lock().unwrap());
         assert!(eventually(SOON, || !is_held()));
         renewed.try_iter().for_each(drop);
@@ -337,7 +340,7 @@ fn receivers_that_panic_cost_no_lock_no_renewal_and_no_thread() {
 }
 
 #[test]
-fn a_panic_of_the_callers_own_passes_through_a_subscriber_that_panics() {
+fn a_callers_panic_passes_a_panicking_subscriber() {
     let _receivers = receivers();
     let client = Client::memory().unwrap();
     // From before the work on, or from within.

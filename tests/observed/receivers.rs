@@ -1,5 +1,5 @@
-//! What hears the features in these tests: a subscriber that takes notes and a recorder that counts. Both
-//! panic when they are asked to.
+//! The receivers of the features in these tests: a subscriber that takes notes and a recorder that counts.
+//! Both panic when a test asks them to.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,7 +17,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 pub type Fields = HashMap<&'static str, String>;
 
-/// A span that has ended, or an event, with the name of the span that it was told in.
+/// A span that has ended, or an event, with the name of the span around it.
 #[derive(Clone, Debug)]
 pub struct Told {
     pub name: String,
@@ -25,12 +25,12 @@ pub struct Told {
     pub within: Option<&'static str>,
 }
 
-/// At what the subscriber and the recorder panic: nothing, entering and leaving a span, or everything.
+/// When the subscriber and the recorder panic: never, when a span is entered or left, or always.
 static PANICKING: AtomicU8 = AtomicU8::new(0);
 pub const AT_SPANS: u8 = 1;
 pub const ALWAYS: u8 = 2;
 
-/// On which of the library's threads something was told.
+/// The threads of the library on which spans and events came.
 pub static TOLD_ON: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 fn note_the_thread() {
@@ -69,7 +69,7 @@ struct Notebook(Arc<Mutex<Vec<Told>>>);
 struct Fill<'a>(&'a mut Fields);
 
 impl Visit for Fill<'_> {
-    /// As a subscriber does that writes plain text.
+    /// As a subscriber that writes plain text.
     fn record_str(&mut self, field: &Field, value: &str) {
         self.0.insert(field.name(), value.to_owned());
     }
@@ -134,7 +134,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
     }
 }
 
-/// The levels of the gauges by their names: the debugging recorder's would be set back by each look.
+/// The levels of the gauges by their names: the debugging recorder resets its own when they are read.
 #[derive(Clone, Default)]
 struct Levels(Arc<Mutex<HashMap<String, f64>>>);
 
@@ -231,7 +231,7 @@ static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
         levels: levels.clone(),
     };
     let installed = metrics::set_global_recorder(recorder);
-    assert!(installed.is_ok(), "it is the only one");
+    assert!(installed.is_ok(), "the only recorder");
     Mutex::new(Receivers {
         notebook,
         numbers,
@@ -239,7 +239,7 @@ static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
     })
 });
 
-/// One test at a time, from an empty notebook and with no numbers.
+/// Lets one test run at a time, with no notes and no numbers.
 pub fn receivers() -> MutexGuard<'static, Receivers> {
     let receivers = RECEIVERS
         .lock()
@@ -251,7 +251,7 @@ pub fn receivers() -> MutexGuard<'static, Receivers> {
 }
 
 impl Receivers {
-    /// What was told since the last time, of spans and events of this name.
+    /// The spans and events of this name since the last call.
     pub fn told(&self, name: &str) -> Vec<Told> {
         let all = self.notebook.0.lock().unwrap();
         all.iter()
@@ -260,12 +260,12 @@ impl Receivers {
             .collect()
     }
 
-    /// At what the gauge of this name stands; `None` if it was never set.
+    /// The level of the gauge of this name; `None` if it was never set.
     pub fn level(&self, name: &str) -> Option<f64> {
         self.levels.0.lock().unwrap().get(name).copied()
     }
 
-    /// What the histogram of this name recorded since the last time that numbers were asked for.
+    /// The records of the histogram of this name since numbers were last read.
     pub fn seconds(&self, name: &str) -> Vec<f64> {
         let snapshot = self.numbers.snapshot().into_vec();
         let values = snapshot
@@ -278,7 +278,8 @@ impl Receivers {
         values.map(f64::from).collect()
     }
 
-    /// What was counted and recorded since the last time: `name{label=value}`, and how much or how often.
+    /// The counters and histograms since the last call: `name{label=value}`, and the count or the number of
+    /// records.
     pub fn numbers(&self) -> HashMap<String, f64> {
         let number = |value: DebugValue| match value {
             DebugValue::Counter(count) => count as f64,

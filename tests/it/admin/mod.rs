@@ -1,9 +1,8 @@
-//! What can be seen of locks: who has one in Redis, which ones a client has; and how a lock is taken
-//! away from whoever has it.
+//! Administration: who holds a lock in Redis, which locks a client has, and how to take a lock away.
 
-mod by_hand;
-mod forcing;
-mod held;
+mod force_unlock;
+mod held_locks;
+mod manual_unlock;
 
 use std::thread;
 
@@ -13,11 +12,11 @@ use leasehold_testbed::eventually;
 use crate::steady::{handing_off as client, steady};
 use crate::support::{
     LONG_TTL, SOON, Task, ask, expires_in, in_redis, lease_of, lock, millis, secs, server,
-    value_of, wait_for_line, within,
+    value_of, wait_for_queue, within,
 };
 
 #[test]
-fn a_lock_is_seen_as_it_is() {
+fn inspect_shows_holder_token_and_ttl() {
     let server = server();
     let [owner, looker, waiter] = [(); 3].map(|()| client(&server));
     let mutex = looker.mutex("k");
@@ -33,12 +32,12 @@ fn a_lock_is_seen_as_it_is() {
         assert_eq!(found.clients_waiting(), waiting);
         assert!(mutex.is_locked().unwrap());
         if waiting < 2 {
-            // Two threads of one client stand in line once.
+            // Two threads of one client have one entry in the queue.
             for _ in 0..2 {
                 let mutex = [&looker, &waiter][waiting].mutex("k");
                 drop(Task::start(move || mutex.lock().map(drop)));
             }
-            wait_for_line(&server, "k", waiting + 1);
+            wait_for_queue(&server, "k", waiting + 1);
         }
     }
     guard.unlock().unwrap();
@@ -46,13 +45,13 @@ fn a_lock_is_seen_as_it_is() {
 }
 
 #[test]
-fn a_lock_that_was_passed_on_within_its_client_shows_the_token_of_the_grant() {
+fn inspect_after_hand_off_shows_the_grants_token() {
     let server = server();
     let client = client(&server);
     let guard = lock(&client, "k");
     let token = guard.fencing_token();
     let mutex = client.mutex("k");
-    let next = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let next = Task::start_blocked(move || mutex.lock().unwrap());
     drop(guard);
     let guard = next.within(SOON, "a hand-off");
     assert_eq!(guard.fencing_token(), token + 1);
@@ -61,7 +60,7 @@ fn a_lock_that_was_passed_on_within_its_client_shows_the_token_of_the_grant() {
 }
 
 #[test]
-fn an_expired_lock_is_free_and_an_endless_one_has_no_end() {
+fn inspect_handles_expired_and_endless_locks() {
     let server = server();
     let client = client(&server);
     let mutex = client.mutex("k");
@@ -73,16 +72,12 @@ fn an_expired_lock_is_free_and_an_endless_one_has_no_end() {
     let found = mutex.inspect().unwrap().unwrap();
     assert_eq!(found.expires_in(), None);
     assert_eq!(found.holder(), client.holder_id());
-    assert_eq!(
-        expires_in(&server, "k"),
-        None,
-        "it is not healed by looking"
-    );
+    assert_eq!(expires_in(&server, "k"), None, "inspect does not set a ttl");
     guard.unlock().unwrap();
 }
 
 #[test]
-fn what_is_no_lock_is_an_error_with_its_type() {
+fn inspect_of_a_foreign_value_names_its_type() {
     let server = server();
     let client = client(&server);
     let mutex = client.mutex("k");
@@ -114,13 +109,13 @@ fn what_is_no_lock_is_an_error_with_its_type() {
 }
 
 #[test]
-fn looking_changes_nothing_for_anybody() {
+fn inspect_changes_nothing() {
     let server = server();
     let [owner, looker, other] = [(); 3].map(|()| client(&server));
     let guard = lock(&owner, "k");
     let mutex = other.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     let changes = || {
         let info = ask(&server, &["INFO", "persistence"]);
         let text = info.as_text().unwrap().to_owned();
@@ -141,18 +136,18 @@ fn looking_changes_nothing_for_anybody() {
     assert_eq!((changes(), value_of(&server, "k")), (before, value));
     assert!(expires_in(&server, "k").unwrap() <= left);
     guard.unlock().unwrap();
-    waiter.within(SOON, "its turn").unlock().unwrap();
+    waiter.within(SOON, "the grant").unlock().unwrap();
 }
 
 #[test]
-fn a_client_that_is_shut_down_or_cut_off_says_so() {
+fn inspect_fails_after_shutdown_or_disconnect() {
     let server = server();
     let client = client(&server);
-    let impatient = steady(&server.url()).command_timeout(millis(200));
-    let impatient = impatient.build().unwrap();
+    let short_timeout = steady(&server.url()).command_timeout(millis(200));
+    let short_timeout = short_timeout.build().unwrap();
     server.stop();
-    let error = within(SOON, "giving up", move || {
-        impatient.mutex("k").inspect().unwrap_err()
+    let error = within(SOON, "the end of the wait", move || {
+        short_timeout.mutex("k").inspect().unwrap_err()
     });
     assert!(error.is_unavailable(), "{error}");
     assert_eq!(error.key(), Some("k"));
@@ -167,7 +162,7 @@ fn a_client_that_is_shut_down_or_cut_off_says_so() {
 }
 
 #[test]
-fn the_debug_text_of_a_lock_makes_no_ticket() {
+fn debug_output_hides_the_lease_id() {
     let server = server();
     let client = client(&server);
     let guard = lock(&client, "k");
@@ -177,7 +172,7 @@ fn the_debug_text_of_a_lock_makes_no_ticket() {
     assert!(!seen.contains(&lease[8..]), "{seen}");
     assert!(!seen.contains(&lease[..16]), "{seen}");
     assert!(seen.contains(client.holder_id().as_str()), "{seen}");
-    // Nor does an error about a value that begins like one of ours.
+    // An error about a value that begins like a lock hides the lease id, too.
     let value = value_of(&server, "k").unwrap().replacen(' ', "  ", 2);
     ask(&server, &["SET", &in_redis("k"), &value]);
     let error = client.mutex("k").inspect().unwrap_err();

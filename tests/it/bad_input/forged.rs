@@ -9,7 +9,7 @@ use leasehold_testbed::Server;
 use super::texts_of;
 use crate::fakes::{FORGED, Fake, Manner};
 use crate::steady::steady;
-use crate::support::{SOON, ask, builder, in_redis, lock, secs, server, told_within};
+use crate::support::{SOON, ask, builder, in_redis, lock, lost_within, secs, server};
 
 #[track_caller]
 fn assert_is_one_line(text: &str) {
@@ -49,7 +49,7 @@ fn a_loss_to_a_forged_holder_names_nobody() {
     let client = steady(&server.url()).build().unwrap();
     let guard = lock(&client, "k");
     forge(&server, "k");
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     assert!(matches!(&reason, LossReason::TakenOver { by: None }));
     for text in texts_of(&guard.unlock().unwrap_err()) {
         assert_is_one_line(&text);
@@ -182,7 +182,7 @@ fn every_debug_text_is_one_line_without_secrets() {
         format!("{:?}", client.mutex(FORGED)),
     ]);
     mutex.force_unlock().unwrap();
-    texts.push(format!("{:?}", told_within(SOON, &signal)));
+    texts.push(format!("{:?}", lost_within(SOON, &signal)));
     texts.extend(texts_of(&guard.unlock().unwrap_err()));
     drop(inner);
     client.shutdown(secs(5)).unwrap();

@@ -7,7 +7,7 @@ use leasehold_testbed::{Reply, Server};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_line, within,
+    LONG_TTL, SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_queue, within,
 };
 
 use super::{assert_all_say, errors_of, everything_said, hasty};
@@ -86,7 +86,7 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
     let (holder, waiter) = (holder.unwrap(), waiter.unwrap());
     let guard = lock(&holder, "k");
     let waiting = Task::start(move || waiter.mutex("k").lock().map(drop));
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     holder
         .fenced_value("v")
         .write(guard.fencing_token(), "x")

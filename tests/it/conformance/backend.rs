@@ -1,5 +1,5 @@
-//! What a backend is: a store that locks are kept in, as the behaviours see it. One more store is one
-//! more of these. Never looks inside the library, and asserts nothing.
+//! Backends: the stores on which the list of behaviours runs. Another store needs one more implementation of
+//! the trait. Uses the public API only, and asserts nothing.
 
 use std::thread;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use leasehold_testbed::Server;
 use crate::steady::steady;
 use crate::support::{LONG_TTL, secs, server};
 
-/// A store of a test's own, empty at first.
+/// A store of the test's own, empty at first.
 pub trait Backend {
-    /// A client with a [`LONG_TTL`], and with time-outs that no stall of a busy machine uses up.
+    /// The builder of a client with a [`LONG_TTL`], and with time-outs that a busy machine does not reach.
     fn builder(&self) -> Builder;
 
-    /// A ttl that can be let pass, and that a busy machine renews in time.
+    /// A ttl short enough to wait for, and long enough that a busy machine renews in time.
     fn ttl(&self) -> Duration;
 
-    /// Lets so much time pass, for the store and for its clients, which are at work meanwhile.
+    /// Lets `time` pass, for the store and for its clients, which go on working meanwhile.
     fn pass(&self, time: Duration);
 
-    /// The store comes back without its memory.
+    /// Restarts the store without its data.
     fn forget(&self);
 
     fn client(&self) -> Client {
@@ -29,7 +29,7 @@ pub trait Backend {
     }
 }
 
-/// Locks without a server. Time passes when it is told to.
+/// Locks without a server. Time passes when the test advances the clock.
 pub struct Memory(leasehold::MemoryStore);
 
 impl Memory {
@@ -62,7 +62,7 @@ impl Backend for Memory {
     }
 }
 
-/// One Redis. Time passes as it does.
+/// One Redis. Time passes by itself.
 pub struct Redis(Server);
 
 impl Redis {
@@ -89,8 +89,8 @@ impl Backend for Redis {
     }
 }
 
-/// What only a store with a server of its own has: other programs that change its keys, data beside
-/// the locks, connections that break, an end. That is all that [`MemoryStore`] does not have.
+/// Features of a store with a server only: other programs that change its keys, data beside the locks,
+/// connections that break, a server that stops. [`MemoryStore`] has everything else.
 pub trait Serving: Backend {
     fn server(&mut self) -> &mut Server;
 }

@@ -1,5 +1,5 @@
-//! Fencing tokens: each grant's is greater than that of every grant before, whoever had it, and a
-//! fenced value refuses what comes late.
+//! Fencing tokens: each grant has a greater token than all grants before, and a fenced value refuses late
+//! writes.
 
 use leasehold::{ErrorKind, MutexGuard};
 
@@ -29,13 +29,13 @@ pub fn tokens_rise_with_every_grant(backend: &dyn Backend) {
     let held = clients[2].mutex("k").lock().unwrap();
     rises(&held, "a release by force");
     let mutex = clients[2].mutex("k");
-    let waiter = Task::start_and_see_asleep(move || mutex.lock().unwrap());
+    let waiter = Task::start_blocked(move || mutex.lock().unwrap());
     drop(held);
-    let handed = waiter.within(crate::support::SOON, "its turn");
+    let handed = waiter.within(crate::support::SOON, "the grant");
     rises(&handed, "a hand-off");
     backend.forget();
     let guard = clients[0].mutex("k").lock().unwrap();
-    rises(&guard, "a loss of all memory");
+    rises(&guard, "a loss of all data");
 }
 
 pub fn a_deleted_value_refuses_late_holders(backend: &dyn Backend) {
@@ -66,7 +66,7 @@ pub fn a_value_with_a_ttl_expires(backend: &dyn Backend) {
     value.write(7, "a").unwrap();
     backend.pass(ttl / 2);
     assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]));
-    // Each change sets the ttl anew; one without a ttl leaves it.
+    // Each write with a ttl sets it anew; a write without one keeps the old ttl.
     value.write(8, "b").unwrap();
     client.fenced_value("k").write(9, "c").unwrap();
     backend.pass(ttl * 7 / 10);

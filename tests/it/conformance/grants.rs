@@ -1,4 +1,4 @@
-//! How a lock is granted: to one at a time, for a ttl that stands from the first moment.
+//! Grants: to one holder at a time, with a ttl from the first moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::thread;
 use crate::conformance::backend::Backend;
 use crate::support::{LONG_TTL, SOON, Task, Witness};
 
-/// Threads of several clients, each with what it does.
+/// Runs `work` on threads of several clients.
 fn by_many(backend: &dyn Backend, work: impl Fn(&leasehold::Client) + Send + Sync + 'static) {
     let work = Arc::new(work);
     let clients: Vec<_> = (0..3).map(|_| backend.client()).collect();
@@ -25,7 +25,7 @@ fn by_many(backend: &dyn Backend, work: impl Fn(&leasehold::Client) + Send + Syn
     }
 }
 
-pub fn a_count_is_right_over_clients_and_threads(backend: &dyn Backend) {
+pub fn clients_and_threads_lose_no_update(backend: &dyn Backend) {
     let count = Arc::new(AtomicUsize::new(0));
     let online = Arc::clone(&count);
     by_many(backend, move |client| {
@@ -41,7 +41,7 @@ pub fn a_count_is_right_over_clients_and_threads(backend: &dyn Backend) {
     assert_eq!(count.load(Ordering::Relaxed), 90);
 }
 
-pub fn holders_are_inside_one_at_a_time(backend: &dyn Backend) {
+pub fn holders_exclude_each_other(backend: &dyn Backend) {
     let witness = Arc::new(Witness::default());
     let seen = Arc::clone(&witness);
     by_many(backend, move |client| {
@@ -55,7 +55,7 @@ pub fn holders_are_inside_one_at_a_time(backend: &dyn Backend) {
     assert_eq!(witness.entries(), 90);
 }
 
-pub fn locks_of_other_names_are_not_in_the_way(backend: &dyn Backend) {
+pub fn locks_of_other_names_are_independent(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let item = one.mutex("market:item:1").lock().unwrap();
     let other = two.mutex("market:item:2").try_lock().unwrap();
@@ -64,7 +64,7 @@ pub fn locks_of_other_names_are_not_in_the_way(backend: &dyn Backend) {
     item.unlock().unwrap();
 }
 
-pub fn clients_of_other_prefixes_are_not_in_the_way(backend: &dyn Backend) {
+pub fn clients_of_other_prefixes_are_independent(backend: &dyn Backend) {
     let billing = backend.builder().prefix("billing:").build().unwrap();
     let _held = billing.mutex("k").lock().unwrap();
     assert!(backend.client().mutex("k").try_lock().unwrap().is_some());
@@ -80,7 +80,7 @@ pub fn contention_is_no_error(backend: &dyn Backend) {
     assert!(two.mutex("k").try_lock().unwrap().is_some());
 }
 
-pub fn each_grant_has_an_id_of_its_own(backend: &dyn Backend) {
+pub fn each_grant_has_its_own_id(backend: &dyn Backend) {
     let client = backend.client();
     let grant = || {
         let guard = client.mutex("k").lock().unwrap();
@@ -93,7 +93,7 @@ pub fn each_grant_has_an_id_of_its_own(backend: &dyn Backend) {
     assert_eq!(one.len(), 32);
 }
 
-pub fn the_ttl_stands_from_the_first_moment(backend: &dyn Backend) {
+pub fn a_grant_has_its_ttl_at_once(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let mutex = two.mutex("k");
     for _ in 0..20 {
@@ -105,7 +105,7 @@ pub fn the_ttl_stands_from_the_first_moment(backend: &dyn Backend) {
     }
 }
 
-pub fn who_fails_to_take_it_does_not_prolong_it(backend: &dyn Backend) {
+pub fn a_failed_attempt_does_not_prolong_the_lock(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let ttl = backend.ttl();
     let guard = one.mutex("k").fixed_ttl(ttl).lock().unwrap();
@@ -118,14 +118,14 @@ pub fn who_fails_to_take_it_does_not_prolong_it(backend: &dyn Backend) {
     drop(guard);
 }
 
-pub fn a_holder_that_crashed_keeps_it_for_its_ttl_only(backend: &dyn Backend) {
+pub fn a_crashed_holder_blocks_for_its_ttl_only(backend: &dyn Backend) {
     let ttl = backend.ttl();
     let (one, two) = (
         backend.builder().ttl(ttl).build().unwrap(),
         backend.client(),
     );
     let guard = one.mutex("k").lock().unwrap();
-    // As far as the store can see: nobody renews it, nobody lets it go.
+    // A crash, as far as the store can see: no renewal and no release.
     std::mem::forget(guard);
     one.shutdown(SOON).unwrap();
     assert!(two.mutex("k").try_lock().unwrap().is_none());

@@ -1,4 +1,4 @@
-//! How a holder hears that its lock is lost: in every way there is, once, and for good.
+//! How a holder learns of a loss: in every way that the API has, once, and for good.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use leasehold::{Client, LossReason};
 
 use crate::conformance::backend::Backend;
-use crate::support::{Recorder, SOON, What, told_within};
+use crate::support::{Recorder, SOON, What, lost_within};
 
 /// Ways to lose a lock that was taken with half of [`Backend::ttl`] as its ttl, or more.
 const WAYS: [Way; 5] = [
@@ -37,7 +37,7 @@ impl Way {
         mutex.lock().unwrap()
     }
 
-    /// Loses it; who does so, where that is somebody.
+    /// Loses the lock. Returns the holder that took it, if there is one.
     fn lose(self, backend: &dyn Backend, client: &Client) -> LossReason {
         match self {
             Self::Expiry => {
@@ -66,7 +66,7 @@ impl Way {
     }
 }
 
-pub fn a_loss_is_told_in_every_way(backend: &dyn Backend) {
+pub fn a_loss_is_reported_in_every_way(backend: &dyn Backend) {
     for way in WAYS {
         let recorder = Recorder::new();
         let builder = backend.builder().event_handler(Arc::clone(&recorder));
@@ -77,8 +77,8 @@ pub fn a_loss_is_told_in_every_way(backend: &dyn Backend) {
         guard.on_lost(move |reason| called.send(reason).unwrap());
         hear(backend, &guard);
         let reason = way.lose(backend, &client);
-        assert_eq!(told_within(SOON, &signal), reason);
-        assert_eq!(told_within(SOON, &other), reason);
+        assert_eq!(lost_within(SOON, &signal), reason);
+        assert_eq!(lost_within(SOON, &other), reason);
         assert!(guard.is_lost() && guard.remaining().is_zero());
         let checked = guard.check().unwrap_err();
         assert_eq!(checked.loss_reason(), Some(&reason));
@@ -92,20 +92,20 @@ pub fn a_loss_is_told_in_every_way(backend: &dyn Backend) {
     }
 }
 
-/// Returns once a loss of the lock is told at once: after a moment it is watched.
+/// Returns once the client would be notified of a loss: after a moment it tracks the key.
 fn hear(backend: &dyn Backend, guard: &leasehold::MutexGuard) {
     backend.pass(std::time::Duration::from_millis(100));
     guard.check().unwrap();
 }
 
-pub fn a_loss_is_told_once_and_for_good(backend: &dyn Backend) {
+pub fn a_loss_is_reported_once_and_final(backend: &dyn Backend) {
     let recorder = Recorder::new();
     let builder = backend.builder().event_handler(Arc::clone(&recorder));
     let client = builder.build().unwrap();
     let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     let signal = guard.lost_signal();
     backend.pass(backend.ttl());
-    let reason = told_within(SOON, &signal);
+    let reason = lost_within(SOON, &signal);
     backend.forget();
     let next = client.mutex("k").lock().unwrap();
     assert_eq!(guard.check().unwrap_err().loss_reason(), Some(&reason));
@@ -124,7 +124,7 @@ pub fn a_release_is_no_loss(backend: &dyn Backend) {
     let client = builder.build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let signal = guard.lost_signal();
-    guard.on_lost(|_| unreachable!("it was let go"));
+    guard.on_lost(|_| unreachable!("the lock was released"));
     guard.unlock().unwrap();
     backend.forget();
     client.mutex("other").lock().unwrap().unlock().unwrap();
@@ -139,6 +139,6 @@ pub fn a_callback_may_take_the_lock_again(backend: &dyn Backend) {
     let mutex = client.mutex("k");
     guard.on_lost(move |_| done.send(mutex.try_lock_for(SOON)).unwrap());
     backend.pass(backend.ttl());
-    let taken = again.recv_timeout(2 * SOON).expect("it is called");
+    let taken = again.recv_timeout(2 * SOON).expect("the callback runs");
     assert!(taken.unwrap().is_some());
 }

@@ -1,4 +1,4 @@
-//! How a lock is let go: by its owner only, once, and with an answer.
+//! Releases: by the owner only, once, and with a result.
 
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
@@ -32,7 +32,7 @@ pub fn a_late_release_leaves_the_next_holders_lock_alone(backend: &dyn Backend) 
     ];
     assert!(late.unlock().unwrap_err().is_lease_lost());
     drop(later);
-    // What it wrote, if anything, is done before this.
+    // The late release, if one was written, has been carried out before this request.
     assert!(one.mutex("l").try_lock().unwrap().is_none());
     for guard in next {
         let found = one.mutex(guard.key()).inspect().unwrap().unwrap();
@@ -41,7 +41,7 @@ pub fn a_late_release_leaves_the_next_holders_lock_alone(backend: &dyn Backend) 
     }
 }
 
-pub fn a_release_of_an_expired_lock_is_told_to_who_asks(backend: &dyn Backend) {
+pub fn unlock_of_an_expired_lock_is_an_error(backend: &dyn Backend) {
     let client = backend.client();
     let ttl = backend.ttl();
     let (told, silent) = (
@@ -57,7 +57,7 @@ pub fn a_release_of_an_expired_lock_is_told_to_who_asks(backend: &dyn Backend) {
     assert!(client.mutex("silent").try_lock().unwrap().is_some());
 }
 
-pub fn a_release_of_a_forgotten_lock_is_told(backend: &dyn Backend) {
+pub fn unlock_of_a_deleted_lock_fails(backend: &dyn Backend) {
     let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     backend.forget();
@@ -65,14 +65,14 @@ pub fn a_release_of_a_forgotten_lock_is_told(backend: &dyn Backend) {
     assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
 }
 
-pub fn work_whose_lock_was_lost_has_no_value(backend: &dyn Backend) {
+pub fn closures_whose_lock_was_lost_return_no_value(backend: &dyn Backend) {
     let client = backend.client();
     let ttl = backend.ttl();
     let outcome = client.mutex("k").fixed_ttl(ttl).with(|_| backend.pass(ttl));
     assert!(outcome.unwrap_err().is_lease_lost());
 }
 
-pub fn work_is_not_done_without_the_lock(backend: &dyn Backend) {
+pub fn a_closure_never_runs_without_the_lock(backend: &dyn Backend) {
     let client = backend.client();
     client.shutdown(SOON).unwrap();
     let mut done = false;
@@ -81,7 +81,7 @@ pub fn work_is_not_done_without_the_lock(backend: &dyn Backend) {
     assert!(!done);
 }
 
-pub fn work_that_panics_lets_go(backend: &dyn Backend) {
+pub fn a_panicking_closure_releases_the_lock(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let work = std::panic::AssertUnwindSafe(|| one.with_lock("k", || panic!("as it should")));
     assert!(std::panic::catch_unwind(work).is_err());
@@ -89,7 +89,7 @@ pub fn work_that_panics_lets_go(backend: &dyn Backend) {
     assert!(free);
 }
 
-pub fn letting_go_twice_is_harmless(backend: &dyn Backend) {
+pub fn releasing_twice_is_harmless(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
     assert!(two.mutex("k").force_unlock().unwrap().is_some());
@@ -100,7 +100,7 @@ pub fn letting_go_twice_is_harmless(backend: &dyn Backend) {
     next.unlock().unwrap();
 }
 
-pub fn a_lock_is_let_go_on_whichever_thread(backend: &dyn Backend) {
+pub fn a_lock_can_be_released_on_any_thread(backend: &dyn Backend) {
     let (one, two) = (backend.client(), backend.client());
     let guard = one.mutex("k").lock().unwrap();
     let unlocked = std::thread::spawn(move || guard.unlock()).join();

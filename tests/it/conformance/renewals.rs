@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold::LossReason;
 
 use crate::conformance::backend::Backend;
-use crate::support::{Recorder, SOON, What, told_within};
+use crate::support::{Recorder, SOON, What, lost_within};
 
 pub fn a_lock_outlives_its_ttl_while_it_is_held(backend: &dyn Backend) {
     let (ttl, recorder) = (backend.ttl(), Recorder::new());
@@ -83,7 +83,7 @@ pub fn a_holder_renews_no_lock_but_its_own(backend: &dyn Backend) {
     backend.forget();
     let next = two.mutex("k").fixed_ttl(ttl).lock().unwrap();
     backend.pass(ttl / 2);
-    let reason = told_within(SOON, &lost);
+    let reason = lost_within(SOON, &lost);
     let taken = matches!(reason, LossReason::TakenOver { .. } | LossReason::Deleted);
     assert!(taken, "{reason:?}");
     backend.pass(ttl * 6 / 10);
@@ -102,7 +102,7 @@ pub fn max_hold_ends_a_hold_however_often_it_was_renewed(backend: &dyn Backend) 
     // Stuck: nobody lets go of it.
     std::mem::forget(guard);
     backend.pass(ttl * 8 / 5);
-    assert_eq!(told_within(SOON, &lost), LossReason::MaxHold);
+    assert_eq!(lost_within(SOON, &lost), LossReason::MaxHold);
     assert!(two.mutex("k").try_lock_for(SOON).unwrap().is_some());
 }
 

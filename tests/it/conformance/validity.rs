@@ -1,5 +1,5 @@
-//! For how long a holder may believe in its lock: less than the store keeps it, counted from before
-//! it was asked for.
+//! Validity: for how long a holder may rely on its lock. It ends before the store's ttl, and counts from
+//! before the request.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn less_drift(ttl: Duration) -> Duration {
     ttl - ttl / 100 - Duration::from_millis(2)
 }
 
-pub fn validity_is_the_ttl_less_the_drift_and_the_time_to_ask(backend: &dyn Backend) {
+pub fn validity_is_ttl_minus_drift_and_request_time(backend: &dyn Backend) {
     let client = backend.client();
     let guard = client.mutex("k").lock().unwrap();
     assert!(guard.remaining() <= less_drift(LONG_TTL));
@@ -25,7 +25,7 @@ pub fn validity_ends_before_the_lock_does(backend: &dyn Backend) {
     let mutex = client.mutex("k");
     for _ in 0..20 {
         let guard = mutex.lock().unwrap();
-        // Asked for first, so that it is the shorter by what passes in between.
+        // Read first, so it is shorter by the time that passes between the two reads.
         let remaining = guard.remaining();
         let expires_in = mutex.inspect().unwrap().unwrap().expires_in();
         let slack = LONG_TTL / 200;
@@ -34,7 +34,7 @@ pub fn validity_ends_before_the_lock_does(backend: &dyn Backend) {
     }
 }
 
-pub fn validity_goes_on_with_a_renewal_and_with_an_extension(backend: &dyn Backend) {
+pub fn renewals_and_extensions_prolong_validity(backend: &dyn Backend) {
     let client = backend.client();
     let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     guard.extend(LONG_TTL).unwrap();
@@ -46,7 +46,7 @@ pub fn validity_goes_on_with_a_renewal_and_with_an_extension(backend: &dyn Backe
     assert!(expires_in > Some(LONG_TTL / 2));
 }
 
-pub fn past_its_validity_a_lock_cannot_be_extended(backend: &dyn Backend) {
+pub fn a_lock_past_validity_cannot_be_extended(backend: &dyn Backend) {
     let client = backend.client();
     let guard = client.mutex("k").fixed_ttl(backend.ttl()).lock().unwrap();
     backend.pass(backend.ttl());

@@ -1,4 +1,4 @@
-//! Connections are killed while clients wait: those that hear notifications, those that ask, all of them.
+//! Connections are killed while clients wait: notification connections, pipelines, or all.
 
 use std::thread;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::contention_faults::{
 };
 use crate::support::{
     LONG_TTL, SOON, Task, ask, assert_all_become_free, in_redis, millis, secs, server,
-    wait_for_line, wake_up_connections,
+    wait_for_queue, wake_up_connections,
 };
 
-/// Entering without being told of one's turn takes about a second; a ttl is sixty.
+/// A grant without a notification takes about a second; a ttl takes sixty.
 const WITHOUT_WORD: Duration = Duration::from_secs(6);
 
-/// Four clients with two threads each take turns while `fault` is called again and again.
+/// Four clients with two threads each take turns while the test calls `fault` repeatedly.
 fn take_turns_under(fault: impl Fn(&Server)) {
     let server = server();
     let clients: Vec<Client> = (0..4).map(|_| client(&server.url())).collect();
@@ -28,14 +28,14 @@ fn take_turns_under(fault: impl Fn(&Server)) {
 }
 
 #[test]
-fn turns_go_on_while_wake_up_connections_are_killed() {
+fn grants_continue_while_notification_connections_are_killed() {
     take_turns_under(|server| {
         kill_notifications(server);
     });
 }
 
 #[test]
-fn turns_go_on_while_pipeline_connections_are_killed() {
+fn grants_continue_while_pipeline_connections_are_killed() {
     take_turns_under(|server| {
         let all = connections(server);
         for pipeline in all.iter().filter(|one| !one.hears_notifications()) {
@@ -45,7 +45,7 @@ fn turns_go_on_while_pipeline_connections_are_killed() {
 }
 
 #[test]
-fn turns_go_on_while_all_connections_are_killed() {
+fn grants_continue_while_all_connections_are_killed() {
     take_turns_under(|server| {
         for connection in &connections(server) {
             kill(server, connection);
@@ -54,7 +54,7 @@ fn turns_go_on_while_all_connections_are_killed() {
 }
 
 #[test]
-fn turns_go_on_while_one_connection_after_another_is_killed() {
+fn grants_continue_while_single_connections_are_killed() {
     let (server, mut victim) = (server(), 0);
     let clients: Vec<Client> = (0..4).map(|_| client(&server.url())).collect();
     let turns = Turns::of(&clients, 2, 50);
@@ -67,7 +67,7 @@ fn turns_go_on_while_one_connection_after_another_is_killed() {
 }
 
 #[test]
-fn a_lock_let_go_while_a_wake_up_connection_is_gone_for_good_is_entered_soon() {
+fn a_release_without_notification_connections_is_found_soon() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (holder, waiting) = (client(&server.url()), client(&proxy.url()));
@@ -75,13 +75,13 @@ fn a_lock_let_go_while_a_wake_up_connection_is_gone_for_good_is_entered_soon() {
         let held = holder.mutex(KEY).lock().unwrap();
         let mutex = waiting.mutex(KEY);
         let waiter = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, KEY, 1);
-        // Before and after it has looked at the key.
+        wait_for_queue(&server, KEY, 1);
+        // Before and after the client has read the key.
         thread::sleep(millis(10 * round));
         proxy.refuse(true);
         kill_notifications(&server);
         assert_kept(held.unlock());
-        let entered = waiter.within(WITHOUT_WORD, "entering without a wake-up");
+        let entered = waiter.within(WITHOUT_WORD, "the grant without a notification");
         proxy.refuse(false);
         assert_kept(entered.unlock());
     }
@@ -89,14 +89,14 @@ fn a_lock_let_go_while_a_wake_up_connection_is_gone_for_good_is_entered_soon() {
 }
 
 #[test]
-fn a_lock_let_go_just_as_a_wake_up_connection_is_killed_is_entered_soon() {
+fn releases_during_notification_disconnects_are_found_soon() {
     let server = server();
     let (holder, waiting) = (client(&server.url()), client(&server.url()));
     for round in 0..40 {
         let held = holder.mutex(KEY).lock().unwrap();
         let mutex = waiting.mutex(KEY);
         let waiter = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, KEY, 1);
+        wait_for_queue(&server, KEY, 1);
         let killer = || {
             kill_notifications(&server);
         };
@@ -115,14 +115,14 @@ fn a_lock_let_go_just_as_a_wake_up_connection_is_killed_is_entered_soon() {
                 drop(held);
             }),
         }
-        let entered = waiter.within(WITHOUT_WORD, "entering after the lock was let go");
+        let entered = waiter.within(WITHOUT_WORD, "the grant after the release");
         assert_kept(entered.unlock());
     }
     assert_all_become_free(&server);
 }
 
 #[test]
-fn who_cannot_be_told_holds_up_nobody_who_can() {
+fn an_unreachable_waiter_delays_no_other() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let (holder, away) = (client(&server.url()), client(&proxy.url()));
@@ -130,27 +130,30 @@ fn who_cannot_be_told_holds_up_nobody_who_can() {
     let held = holder.mutex(KEY).lock().unwrap();
     let mutex = away.mutex(KEY);
     let first = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     let mutex = there.mutex(KEY);
     let second = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, KEY, 2);
+    wait_for_queue(&server, KEY, 2);
     proxy.refuse(true);
     proxy.cut_all();
-    // This holder and the second in line hear.
+    // This holder and the second waiter are notified.
     let noticed = || wake_up_connections(&server) <= 2;
-    assert!(eventually(SOON, noticed), "Redis sees that it has gone");
+    assert!(
+        eventually(SOON, noticed),
+        "Redis sees that the client has gone"
+    );
     assert_kept(held.unlock());
-    let entered = second.within(WITHOUT_WORD, "entering in the place of who has gone");
-    assert!(!first.is_done(), "it cannot ask");
+    let entered = second.within(WITHOUT_WORD, "the grant in the place of the killed client");
+    assert!(!first.is_done(), "the client cannot ask");
     proxy.refuse(false);
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     assert_kept(entered.unlock());
-    drop(first.within(WITHOUT_WORD, "entering after the return"));
+    drop(first.within(WITHOUT_WORD, "the grant after the return"));
     assert_all_become_free(&server);
 }
 
 #[test]
-fn a_client_that_waits_for_many_locks_gets_them_all_after_its_notifications_broke() {
+fn many_waits_survive_broken_notifications() {
     const LOCKS: usize = 40;
     let server = server();
     let (holder, waiting) = (client(&server.url()), client(&server.url()));
@@ -167,7 +170,7 @@ fn a_client_that_waits_for_many_locks_gets_them_all_after_its_notifications_brok
         })
         .collect();
     for key in &keys {
-        wait_for_line(&server, key, 1);
+        wait_for_queue(&server, key, 1);
     }
     for (n, guard) in held.into_iter().enumerate() {
         if n % 8 == 0 {
@@ -176,26 +179,22 @@ fn a_client_that_waits_for_many_locks_gets_them_all_after_its_notifications_brok
         assert_kept(guard.unlock());
     }
     for waiter in waiters {
-        drop(waiter.within(WITHOUT_WORD, "entering after the lock was let go"));
+        drop(waiter.within(WITHOUT_WORD, "the grant after the release"));
     }
     assert_all_become_free(&server);
 }
 
 #[test]
-fn a_holder_is_told_of_a_loss_after_its_wake_up_connection_was_killed() {
+fn a_loss_is_reported_after_a_notification_disconnect() {
     let server = server();
-    // Told by the next renewal otherwise, and that is far away.
+    // Otherwise the next renewal would find the loss, and that is far away.
     let guard = client(&server.url()).mutex(KEY).lock().unwrap();
     let lost = guard.lost_signal();
     for _ in 0..5 {
         let hears = || kill_notifications(&server) > 0;
-        assert!(eventually(SOON, hears), "it listens");
+        assert!(eventually(SOON, hears), "the client listens");
     }
     ask(&server, &["DEL", &in_redis(KEY)]);
     let told = lost.recv_timeout(secs(6));
-    assert!(
-        told.is_ok(),
-        "a renewal comes after {:?} only",
-        LONG_TTL / 3
-    );
+    assert!(told.is_ok(), "the next renewal is in {:?}", LONG_TTL / 3);
 }

@@ -1,7 +1,7 @@
-//! Processes that die or stand still, holding the lock or waiting for it.
+//! Processes that die or are stopped while they hold a lock or wait for it.
 //!
-//! Each is a process of its own that tells its parent its holder id when it is about to wait, `entered` when it
-//! is inside, `left` when it has released the lock.
+//! Each is a process of its own. It sends its parent its holder id before it waits, `entered` when it has the
+//! lock, and `left` when it has released the lock.
 
 use std::path::PathBuf;
 use std::thread;
@@ -16,14 +16,14 @@ use crate::contention_faults::{KEY, unhurried};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, SOON, Task, ask, assert_all_become_free, make_first_join_earlier, millis, queue,
-    secs, server, value_of, wait_for_line, wake_up_connections,
+    secs, server, value_of, wait_for_queue, wake_up_connections,
 };
 
-/// How much later than they should things may happen on a busy machine.
+/// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
-/// Where processes find the ttl of their clients, in ms.
+/// The key in Redis with the ttl of the processes' clients, in ms.
 const TTL: &str = "settings:ttl";
-/// How many are inside, and the tokens of all who were, in order.
+/// The keys in Redis with the number of current holders, and with the tokens of all holders in order.
 const INSIDE: &str = "seen:inside";
 const TOKENS: &str = "seen:tokens";
 
@@ -37,7 +37,7 @@ fn builder_of_process(url: &str) -> Builder {
     steady(url).ttl(millis(number(url, TTL)))
 }
 
-/// In any process: stays inside for a moment and sees that it is alone there, by what Redis counts.
+/// Runs in any process: holds the lock for a moment, and checks with a counter in Redis that it is alone.
 struct Entry(redis::Connection);
 
 impl Entry {
@@ -55,13 +55,13 @@ impl Entry {
             .arg(guard.fencing_token())
             .query(&mut self.0)
             .unwrap();
-        assert_eq!(inside, 1, "somebody else is inside with {guard:?}");
+        assert_eq!(inside, 1, "another holder is inside with {guard:?}");
         thread::sleep(stay);
         redis::cmd("DECR").arg(INSIDE).exec(&mut self.0).unwrap();
     }
 }
 
-/// All who were inside had greater tokens than those before them.
+/// Every holder had a greater token than the holder before.
 #[track_caller]
 fn assert_tokens_rose(server: &Server, entries: usize) {
     let Reply::Array(tokens) = ask(server, &["LRANGE", TOKENS, "0", "-1"]) else {
@@ -89,17 +89,17 @@ impl Waiter {
         Self { child, holder }
     }
 
-    /// So many, who come into line one after another.
+    /// Starts `count` processes, which join the queue one after another.
     fn line(server: &Server, count: usize) -> Vec<Self> {
         let mut waiters = Vec::new();
         for n in 1..=count {
             waiters.push(Self::start(server));
-            wait_for_line(server, KEY, n);
+            wait_for_queue(server, KEY, n);
         }
         waiters
     }
 
-    /// It gets the lock within `limit`, and lets it go.
+    /// The process gets the lock within `limit`, and releases it.
     #[track_caller]
     fn has_its_turn(&self, limit: Duration) {
         assert_eq!(self.child.told::<String>(limit), "entered");
@@ -110,7 +110,7 @@ impl Waiter {
         self.child.signal(Signal::STOP);
         let stat = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
         let stopped = eventually(SOON, || {
-            // Where processes cannot be looked at, it has to be believed.
+            // Where the state of processes cannot be read, the test assumes that it has stopped.
             let Ok(stat) = std::fs::read_to_string(&stat) else {
                 return true;
             };
@@ -160,7 +160,7 @@ fn server_with_ttl(ttl: Duration) -> Server {
 }
 
 #[test]
-fn a_holder_that_crashes_costs_those_who_wait_no_more_than_its_ttl() {
+fn crashed_holders_cost_waiters_one_ttl_at_most() {
     let ttl = secs(2);
     let server = server_with_ttl(ttl);
     let mut holder = Child::start(hold_until_killed, &server.url());
@@ -172,13 +172,13 @@ fn a_holder_that_crashes_costs_those_who_wait_no_more_than_its_ttl() {
         waiter.has_its_turn(ttl + SLACK);
     }
     let took = killed.elapsed();
-    assert!(took < ttl + SLACK, "the last entered after {took:?}");
+    assert!(took < ttl + SLACK, "the last grant came after {took:?}");
     assert_tokens_rose(&server, waiters.len());
     assert_all_become_free(&server);
 }
 
-/// Kills those at `places` of a line of five; the others have their turn long before a ttl ends.
-fn die_in_line(places: &[usize]) {
+/// Kills the processes at `places` of a queue of five; the others get the lock long before a ttl ends.
+fn kill_in_queue(places: &[usize]) {
     let server = server_with_ttl(LONG_TTL);
     let client = unhurried(&server.url());
     let held = client.mutex(KEY).lock().unwrap();
@@ -186,15 +186,18 @@ fn die_in_line(places: &[usize]) {
     let queued = queue(&server, KEY);
     let waiting = queued.iter().map(|one| one.rsplit(',').next());
     let holders = waiters.iter().map(|waiter| Some(waiter.holder.as_str()));
-    assert!(waiting.eq(holders), "in the order they came: {queued:?}");
+    assert!(waiting.eq(holders), "in arrival order: {queued:?}");
 
     for place in places {
         waiters[*place].child.kill();
     }
     let living = waiters.len() - places.len();
-    // One more hears: this test's own client, which holds the lock.
+    // One more client listens: that of this test, which holds the lock.
     let noticed = || wake_up_connections(&server) <= living + 1;
-    assert!(eventually(SOON, noticed), "Redis sees that they have gone");
+    assert!(
+        eventually(SOON, noticed),
+        "Redis sees that the clients have gone"
+    );
     held.unlock().unwrap();
     for (place, waiter) in waiters.iter().enumerate() {
         if !places.contains(&place) {
@@ -206,28 +209,28 @@ fn die_in_line(places: &[usize]) {
 }
 
 #[test]
-fn who_dies_as_the_first_in_line_holds_up_nobody() {
-    die_in_line(&[0]);
+fn a_killed_first_waiter_delays_nobody() {
+    kill_in_queue(&[0]);
 }
 
 #[test]
-fn who_dies_in_the_middle_of_the_line_holds_up_nobody() {
-    die_in_line(&[1, 3]);
+fn a_killed_middle_waiter_delays_nobody() {
+    kill_in_queue(&[1, 3]);
 }
 
 #[test]
-fn who_dies_as_the_last_in_line_leaves_nothing_held() {
-    die_in_line(&[2, 3, 4]);
+fn a_killed_last_waiter_leaves_nothing_held() {
+    kill_in_queue(&[2, 3, 4]);
 }
 
 #[test]
-fn a_whole_line_that_dies_leaves_nothing_held() {
-    die_in_line(&[0, 1, 2, 3, 4]);
+fn a_killed_queue_leaves_nothing_held() {
+    kill_in_queue(&[0, 1, 2, 3, 4]);
 }
 
-/// A tool that listens to everything is no client that could have the lock.
+/// A tool that subscribes to all channels is not counted as a living client.
 #[test]
-fn who_dies_in_line_holds_up_nobody_while_a_tool_listens_to_all_channels() {
+fn a_pattern_subscriber_hides_no_killed_waiter() {
     let server = server_with_ttl(LONG_TTL);
     let client = unhurried(&server.url());
     let redis = redis::Client::open(server.url()).unwrap();
@@ -237,75 +240,88 @@ fn who_dies_in_line_holds_up_nobody_while_a_tool_listens_to_all_channels() {
     let held = client.mutex(KEY).lock().unwrap();
     let mut waiters = Waiter::line(&server, 2);
     waiters[0].child.kill();
-    // That of the other waiter, and that of the holder.
+    // The other waiter's connection, and the holder's.
     let noticed = || wake_up_connections(&server) <= 2;
-    assert!(eventually(SOON, noticed), "Redis sees that it has gone");
+    assert!(
+        eventually(SOON, noticed),
+        "Redis sees that the client has gone"
+    );
     held.unlock().unwrap();
     waiters[1].has_its_turn(SLACK);
     assert_all_become_free(&server);
 }
 
-/// The lock is granted to a process that stands still, until its ttl is over.
+/// Redis grants the lock to a stopped process, until the ttl ends.
 #[test]
-fn a_waiter_that_stands_still_loses_its_turn_and_knows_it() {
+fn a_stopped_waiter_loses_its_turn_and_knows() {
     let ttl = secs(2);
     let server = server_with_ttl(ttl);
     let holder = unhurried(&server.url());
     let next = unhurried(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
     let still = Waiter::start(&server);
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     let mutex = next.mutex(KEY);
     let second = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, KEY, 2);
+    wait_for_queue(&server, KEY, 2);
     still.stop();
     held.unlock().unwrap();
     let value = value_of(&server, KEY).unwrap();
-    assert!(value.contains(&still.holder), "it has the lock: {value}");
-    let second = second.within(ttl + SLACK, "entering after the ttl of who stands still");
+    assert!(
+        value.contains(&still.holder),
+        "the process has the lock: {value}"
+    );
+    let second = second.within(
+        ttl + SLACK,
+        "the grant after the ttl of the stopped process",
+    );
     let mut entry = Entry::open(&server.url());
 
     still.resume();
     entry.stay(&second, millis(700));
     second.check().unwrap();
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     second.unlock().unwrap();
     still.has_its_turn(SLACK);
     assert_tokens_rose(&server, 2);
     assert_all_become_free(&server);
 }
 
-/// It has been waiting for so long that it may be stopped: it gets the key for two seconds at first.
+/// The process has waited for so long that it may have been stopped: Redis grants it the key for two seconds
+/// at first.
 #[test]
 fn a_waiter_stopped_for_long_costs_less_than_its_ttl() {
     let server = server_with_ttl(LONG_TTL);
     let clients = [(); 2].map(|()| unhurried(&server.url()));
     let held = clients[0].mutex(KEY).lock().unwrap();
     let still = Waiter::start(&server);
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     let mutex = clients[1].mutex(KEY);
     let second = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, KEY, 2);
+    wait_for_queue(&server, KEY, 2);
     still.stop();
     make_first_join_earlier(&server, KEY, secs(3600));
     held.unlock().unwrap();
     let value = value_of(&server, KEY).unwrap();
-    assert!(value.contains(&still.holder), "it has the lock: {value}");
-    let second = second.within(LONG_TTL / 2, "entering after the one that is stopped");
+    assert!(
+        value.contains(&still.holder),
+        "the process has the lock: {value}"
+    );
+    let second = second.within(LONG_TTL / 2, "the grant after the stopped process");
 
     still.resume();
     second.check().unwrap();
-    wait_for_line(&server, KEY, 1);
-    assert_eq!(queue(&server, KEY).len(), 1, "it waits again");
+    wait_for_queue(&server, KEY, 1);
+    assert_eq!(queue(&server, KEY).len(), 1, "the process waits again");
     second.unlock().unwrap();
     still.has_its_turn(SLACK);
     assert_tokens_rose(&server, 1);
     assert_all_become_free(&server);
 }
 
-/// It wakes up when its turn is just over, or just not.
+/// The process is resumed when its grant has just expired, or just not.
 #[test]
-fn waiters_that_wake_up_at_the_end_of_their_turn_enter_alone() {
+fn waiters_resumed_as_their_turn_ends_enter_alone() {
     let ttl = millis(1500);
     let server = server_with_ttl(ttl);
     let holder = unhurried(&server.url());
@@ -326,10 +342,10 @@ fn waiters_that_wake_up_at_the_end_of_their_turn_enter_alone() {
     assert_all_become_free(&server);
 }
 
-/// Killed as its turn comes: whether Redis has granted it the lock or passed it over, the others wait
-/// for no more than its ttl.
+/// The process is killed when its turn comes: whether Redis granted it the lock or skipped it, the others
+/// wait for one ttl at most.
 #[test]
-fn a_waiter_killed_as_its_turn_comes_costs_no_more_than_its_ttl() {
+fn waiters_killed_at_their_turn_cost_one_ttl() {
     let ttl = secs(1);
     let server = server_with_ttl(ttl);
     let holder = unhurried(&server.url());
@@ -337,10 +353,10 @@ fn a_waiter_killed_as_its_turn_comes_costs_no_more_than_its_ttl() {
     for delay in [0, 200, 700].map(Duration::from_micros) {
         let held = holder.mutex(KEY).lock().unwrap();
         let mut first = Waiter::start_as(enter_once, &server);
-        wait_for_line(&server, KEY, 1);
+        wait_for_queue(&server, KEY, 1);
         let mutex = next.mutex(KEY);
         let second = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, KEY, 2);
+        wait_for_queue(&server, KEY, 2);
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(delay);
@@ -348,7 +364,7 @@ fn a_waiter_killed_as_its_turn_comes_costs_no_more_than_its_ttl() {
             });
             first.child.kill();
         });
-        let guard = second.within(ttl + SLACK, "entering after who was killed");
+        let guard = second.within(ttl + SLACK, "the grant after the killed process");
         guard.unlock().unwrap();
         assert_all_become_free(&server);
     }

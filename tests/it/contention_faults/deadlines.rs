@@ -1,4 +1,4 @@
-//! Waits that are cut short in great numbers, while the lock is held and while it changes hands.
+//! Many waits that time out, while the lock is held and while it changes hands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,14 +8,14 @@ use leasehold::Client;
 
 use crate::contention_faults::{KEY, unhurried};
 use crate::support::{
-    SOON, Task, Witness, assert_all_become_free, millis, secs, server, value_of, wait_for_line,
+    SOON, Task, Witness, assert_all_become_free, millis, secs, server, value_of, wait_for_queue,
 };
 
 const THREADS: usize = 16;
 const CLIENTS: usize = 4;
 
-/// Sixteen threads of four clients wait for 1 to 5 ms, a thousand times in all and on until it is
-/// `enough`; says how often one got in.
+/// Sixteen threads of four clients wait for 1 to 5 ms, a thousand times in all, and go on until `enough`.
+/// Returns the number of grants.
 fn wait_shortly(
     clients: &[Client],
     witness: &Arc<Witness>,
@@ -50,19 +50,23 @@ fn clients(url: &str) -> Vec<Client> {
 }
 
 #[test]
-fn a_thousand_waits_cut_short_leave_no_place_in_line() {
+fn a_thousand_timed_out_waits_leave_the_queue() {
     let server = server();
     let (holder, clients) = (unhurried(&server.url()), clients(&server.url()));
     let held = holder.mutex(KEY).lock().unwrap();
     let witness = Arc::new(Witness::default());
-    assert_eq!(wait_shortly(&clients, &witness, || true), 0, "it is held");
-    wait_for_line(&server, KEY, 0);
+    assert_eq!(
+        wait_shortly(&clients, &witness, || true),
+        0,
+        "the lock is held"
+    );
+    wait_for_queue(&server, KEY, 0);
     held.check().unwrap();
     held.unlock().unwrap();
     assert_eq!(
         value_of(&server, KEY),
         None,
-        "nobody was there to be granted it"
+        "no waiter was there to be granted the lock"
     );
     for client in clients {
         client
@@ -76,7 +80,7 @@ fn a_thousand_waits_cut_short_leave_no_place_in_line() {
 }
 
 #[test]
-fn a_thousand_waits_cut_short_while_the_lock_changes_hands_leave_nothing_held() {
+fn a_thousand_timeouts_during_grants_hold_nothing() {
     let server = server();
     let clients = clients(&server.url());
     let witness = Arc::new(Witness::default());
@@ -91,7 +95,7 @@ fn a_thousand_waits_cut_short_while_the_lock_changes_hands_leave_nothing_held() 
                 while busy.load(Ordering::Relaxed) {
                     let guard = mutex.lock().unwrap();
                     let inside = witness.enter(&guard);
-                    // Some of the deadlines end now, and some of the places in line are served later.
+                    // Some deadlines end now, and some queue entries are granted later.
                     thread::sleep(millis(turns.fetch_add(1, Ordering::Relaxed) as u64 % 4));
                     drop(inside);
                     guard.unlock().unwrap();
@@ -105,18 +109,18 @@ fn a_thousand_waits_cut_short_while_the_lock_changes_hands_leave_nothing_held() 
     });
     busy.store(false, Ordering::Relaxed);
     for task in patient {
-        task.within(SOON, "the last turn");
+        task.within(SOON, "the last grant");
     }
     assert_all_become_free(&server);
     let last = clients[0].mutex(KEY).lock().unwrap();
-    wait_for_line(&server, KEY, 0);
+    wait_for_queue(&server, KEY, 0);
     last.unlock().unwrap();
     assert_eq!(value_of(&server, KEY), None);
 }
 
-/// Those who give up do so while their own client's other threads wait on, who take their place.
+/// Threads that time out have threads of the same client behind them, which take over their queue entry.
 #[test]
-fn who_waits_on_gets_in_behind_those_who_give_up() {
+fn a_patient_waiter_gets_the_lock_behind_timeouts() {
     let server = server();
     let holder = unhurried(&server.url());
     let clients = clients(&server.url());
@@ -124,24 +128,18 @@ fn who_waits_on_gets_in_behind_those_who_give_up() {
     let held = holder.mutex(KEY).lock().unwrap();
     let patient: Vec<Task<()>> = clients
         .iter()
-        .map(|client| {
-            let (mutex, witness) = (client.mutex(KEY), Arc::clone(&witness));
-            Task::start(move || {
-                let guard = mutex.lock().unwrap();
-                drop(witness.enter(&guard));
-            })
-        })
+        .map(|client| witness.start_turns(client.mutex(KEY), 1))
         .collect();
     wait_shortly(&clients, &witness, || true);
     held.unlock().unwrap();
     for task in patient {
-        task.within(SOON, "its turn");
+        task.within(SOON, "the grant");
     }
     assert_all_become_free(&server);
 }
 
 #[test]
-fn a_client_that_goes_away_with_its_waits_cut_short_leaves_nothing() {
+fn clients_dropped_after_timed_out_waits_leave_nothing() {
     let server = server();
     let holder = unhurried(&server.url());
     let held = holder.mutex(KEY).lock().unwrap();
@@ -159,16 +157,11 @@ fn a_client_that_goes_away_with_its_waits_cut_short_leaves_nothing() {
         });
         drop(passing);
         for wait in waits {
-            assert!(!wait.within(SOON, "its deadline"), "it is held");
+            assert!(!wait.within(SOON, "the deadline"), "the lock is held");
         }
     }
-    wait_for_line(&server, KEY, 0);
-    drop(
-        mutex
-            .try_lock_for(secs(1))
-            .unwrap()
-            .expect("nobody wants it"),
-    );
+    wait_for_queue(&server, KEY, 0);
+    drop(mutex.try_lock_for(secs(1)).unwrap().expect("nobody waits"));
     held.unlock().unwrap();
     assert_all_become_free(&server);
 }

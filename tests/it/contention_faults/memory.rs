@@ -1,4 +1,4 @@
-//! Redis has too little room: for values, or for what it is to tell its clients about.
+//! Redis has too little memory: for values, or for its table of tracked keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use leasehold_testbed::{Server, eventually};
 use crate::contention_faults::{KEY, Turns, assert_kept, client};
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, Witness, ask, assert_all_become_free, builder, in_redis,
-    is_held, millis, reads_during, secs, server, told_within, tracked, wait_for_line,
+    is_held, lost_within, millis, reads_during, secs, server, tracked, wait_for_queue,
 };
 
 fn without_memory(server: &Server) {
@@ -23,7 +23,7 @@ fn with_memory(server: &Server) {
 }
 
 #[test]
-fn without_memory_a_release_frees_the_lock_and_who_waits_gets_it_later() {
+fn without_memory_a_release_frees_the_lock() {
     let server = server();
     let recorder = Recorder::new();
     let holder = client(&server.url());
@@ -41,30 +41,24 @@ fn without_memory_a_release_frees_the_lock_and_who_waits_gets_it_later() {
     let held = holder.mutex(KEY).lock().unwrap();
     let witness = Arc::new(Witness::default());
     let waiters: Vec<Task<()>> = (0..6)
-        .map(|n| {
-            let (mutex, witness) = (clients[n % 3].mutex(KEY), Arc::clone(&witness));
-            Task::start(move || {
-                let guard = mutex.lock().unwrap();
-                drop(witness.enter(&guard));
-            })
-        })
+        .map(|n| witness.start_turns(clients[n % 3].mutex(KEY), 1))
         .collect();
-    wait_for_line(&server, KEY, 3);
+    wait_for_queue(&server, KEY, 3);
     without_memory(&server);
     assert_kept(held.unlock());
     recorder.wait_for(3, What::Unavailable, KEY);
-    assert!(!is_held(&server, KEY), "let go, and granted to nobody");
+    assert!(!is_held(&server, KEY), "released, and granted to nobody");
     assert_eq!(witness.entries(), 0);
     with_memory(&server);
     for waiter in waiters {
-        waiter.within(SOON, "its turn once there is memory");
+        waiter.within(SOON, "the grant once there is memory");
     }
     assert_all_become_free(&server);
 }
 
-/// The place in line of who gives up cannot be taken out as long as there is no memory.
+/// A departing waiter cannot remove its queue entry as long as Redis has no memory.
 #[test]
-fn who_gives_up_without_memory_is_granted_nothing_when_there_is_memory_again() {
+fn waiters_gone_during_oom_are_granted_nothing_later() {
     let server = server();
     let (holder, leaving, next) = (
         client(&server.url()),
@@ -74,22 +68,22 @@ fn who_gives_up_without_memory_is_granted_nothing_when_there_is_memory_again() {
     let held = holder.mutex(KEY).lock().unwrap();
     let mutex = leaving.mutex(KEY);
     let leaver = Task::start(move || mutex.try_lock_for(millis(500)).map(|guard| guard.is_some()));
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     let mutex = next.mutex(KEY);
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, KEY, 2);
+    wait_for_queue(&server, KEY, 2);
     without_memory(&server);
-    // Somebody has it, or Redis cannot say.
-    assert!(!leaver.within(SOON, "its deadline").unwrap_or(false));
+    // Another client has the lock, or Redis cannot answer.
+    assert!(!leaver.within(SOON, "the deadline").unwrap_or(false));
     with_memory(&server);
     assert_kept(held.unlock());
-    let guard = waiter.within(secs(8), "the turn of who waited on");
+    let guard = waiter.within(secs(8), "the grant of the remaining waiter");
     assert_kept(guard.unlock());
     assert_all_become_free(&server);
 }
 
 #[test]
-fn turns_go_on_while_memory_comes_and_goes() {
+fn grants_continue_while_memory_runs_out_repeatedly() {
     let server = server();
     let clients: Vec<Client> = (0..4).map(|_| client(&server.url())).collect();
     let turns = Turns::of(&clients, 2, 30);
@@ -114,7 +108,7 @@ fn hold(holder: &Client, keys: &[String]) -> Vec<MutexGuard> {
 }
 
 #[test]
-fn with_a_small_tracking_table_all_who_wait_have_their_turn() {
+fn a_small_tracking_table_starves_no_waiter() {
     const LOCKS: usize = 30;
     let server = forgetful();
     let (holder, waiting) = (client(&server.url()), client(&server.url()));
@@ -128,15 +122,15 @@ fn with_a_small_tracking_table_all_who_wait_have_their_turn() {
         })
         .collect();
     for key in &keys {
-        wait_for_line(&server, key, 1);
+        wait_for_queue(&server, key, 1);
     }
-    // Both clients have asked to be told by now.
+    // Both clients have asked to be notified by now.
     thread::sleep(millis(300));
     for (n, guard) in held.into_iter().enumerate() {
         match n % 3 {
             0 => assert_kept(guard.unlock()),
             1 => drop(guard),
-            // By a tool that tells nobody.
+            // A tool changes the key without a notification.
             _ => {
                 ask(&server, &["DEL", &in_redis(&keys[n])]);
                 drop(guard);
@@ -144,13 +138,13 @@ fn with_a_small_tracking_table_all_who_wait_have_their_turn() {
         }
     }
     for waiter in waiters {
-        drop(waiter.within(SOON, "its turn"));
+        drop(waiter.within(SOON, "the grant"));
     }
     assert_all_become_free(&server);
 }
 
 #[test]
-fn with_a_small_tracking_table_losses_are_told_by_the_next_renewal_at_the_latest() {
+fn a_small_tracking_table_delays_losses_little() {
     const LOCKS: usize = 30;
     let server = forgetful();
     let client = builder(&server.url()).ttl(secs(6)).build().unwrap();
@@ -162,14 +156,14 @@ fn with_a_small_tracking_table_losses_are_told_by_the_next_renewal_at_the_latest
         ask(&server, &["DEL", &in_redis(key)]);
     }
     for signal in &signals {
-        assert_eq!(told_within(secs(6), signal), LossReason::Deleted);
+        assert_eq!(lost_within(secs(6), signal), LossReason::Deleted);
     }
 }
 
-/// What the table has no room for is not asked for again and again: Redis makes room with every
-/// command that comes, whoever sends it.
+/// Keys that the table has no room for are not requested again and again: Redis evicts entries with each
+/// command, of whichever client.
 #[test]
-fn with_a_small_tracking_table_redis_is_not_asked_all_the_time() {
+fn a_small_tracking_table_causes_few_requests() {
     const LOCKS: usize = 30;
     let server = forgetful();
     let (holder, other) = (client(&server.url()), client(&server.url()));
@@ -177,7 +171,7 @@ fn with_a_small_tracking_table_redis_is_not_asked_all_the_time() {
     let held = hold(&holder, &keys);
     assert!(
         eventually(SOON, || tracked(&server) > 0),
-        "it looks at them"
+        "the clients read the keys"
     );
     let busy = Arc::new(AtomicBool::new(true));
     let work = {
@@ -193,7 +187,7 @@ fn with_a_small_tracking_table_redis_is_not_asked_all_the_time() {
     let looked = reads_during(&server, || thread::sleep(millis(1000)));
     let looked = looked as f64 / start.elapsed().as_secs_f64();
     busy.store(false, Ordering::Relaxed);
-    work.within(SOON, "the work of others");
+    work.within(SOON, "the work of other clients");
     let most = 150.0 * LOCKS as f64;
     assert!(looked < most, "{looked:.0} keys read in a second");
     drop(held);

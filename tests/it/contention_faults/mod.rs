@@ -1,13 +1,13 @@
-//! Faults while several clients wait for one lock: whoever waits gets it in the end, alone, and long
-//! before a ttl ends that nobody lives to use.
+//! Faults while several clients wait for one lock: each waiter gets it in the end, alone, and long before an
+//! unused ttl would end.
 
 mod connections;
 pub mod crashes;
 mod deadlines;
+mod lost_notifications;
 mod memory;
 mod outages;
 mod relay;
-mod unheard;
 
 use std::sync::Arc;
 use std::thread;
@@ -20,12 +20,12 @@ use crate::support::{LONG_TTL, SOON, Task, Witness, ask, builder, millis};
 
 const KEY: &str = "k";
 
-/// A client whose locks stay for very long if they are not let go.
+/// A client whose locks stay for very long unless they are released.
 fn client(url: &str) -> Client {
     builder(url).ttl(LONG_TTL).build().unwrap()
 }
 
-/// As [`client`], for where no fault is meant to meet it: no slowness of the machine makes it give up.
+/// As [`client`], with time-outs that a busy machine does not reach, for clients that no fault should hit.
 fn unhurried(url: &str) -> Client {
     steady(url).ttl(LONG_TTL).build().unwrap()
 }
@@ -42,7 +42,7 @@ impl Connection {
     }
 }
 
-/// All connections; among them, for a moment, that of the question itself.
+/// All connections; for a moment also that of this request.
 fn connections(server: &Server) -> Vec<Connection> {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().expect("CLIENT LIST is text").lines();
@@ -56,12 +56,12 @@ fn connections(server: &Server) -> Vec<Connection> {
     lines.map(one).collect()
 }
 
-/// False if it has gone by itself.
+/// Returns false if the connection has ended by itself.
 fn kill(server: &Server, connection: &Connection) -> bool {
     ask(server, &["CLIENT", "KILL", "ID", &connection.id]) == Reply::Int(1)
 }
 
-/// Kills the connections that hear notifications and no others; says how many.
+/// Kills all notification connections and no others; returns their number.
 fn kill_notifications(server: &Server) -> usize {
     let all = connections(server);
     let hearing = all
@@ -72,13 +72,13 @@ fn kill_notifications(server: &Server) -> usize {
         .count()
 }
 
-/// The lock is somebody else's by now, or let go; an answer that never came says nothing of that.
+/// The lock belongs to another client by now, or was released; a missing reply says nothing of that.
 #[track_caller]
 fn assert_kept(unlocked: Result<Released, Error>) {
     unlocked.unwrap();
 }
 
-/// Threads that take turns, seen to be alone.
+/// Threads that take turns, and are checked to be alone.
 struct Turns {
     witness: Arc<Witness>,
     tasks: Vec<Task<()>>,
@@ -86,7 +86,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// As many threads as there are `mutexes`; each has `turns` turns of a moment.
+    /// Starts one thread for each of `mutexes`; each holds the lock `turns` times for a moment.
     fn start(mutexes: impl IntoIterator<Item = Mutex>, turns: usize) -> Self {
         let witness = Arc::new(Witness::default());
         let tasks: Vec<Task<()>> = mutexes
@@ -114,7 +114,7 @@ impl Turns {
         }
     }
 
-    /// `threads` threads of each client, who want one lock.
+    /// `threads` threads of each client, which want one lock.
     fn of(clients: &[Client], threads: usize, turns: usize) -> Self {
         let one = |client: &Client| client.mutex(KEY);
         let mutexes = clients
@@ -127,8 +127,8 @@ impl Turns {
         self.tasks.iter().all(Task::is_done)
     }
 
-    /// Calls `fault` again and again until all have had their turns; says how often. After each,
-    /// turns must go on soon.
+    /// Calls `fault` repeatedly until all threads have finished; returns how often. After each fault a grant
+    /// must follow soon.
     #[track_caller]
     fn go_on_under(self, mut fault: impl FnMut()) -> usize {
         let mut faults = 0;
@@ -139,13 +139,13 @@ impl Turns {
             let moved = eventually(SOON, || {
                 self.witness.entries() > entries + 4 || self.are_over()
             });
-            assert!(moved, "nobody gets in after fault {faults}");
+            assert!(moved, "no grant after fault {faults}");
         }
         self.end();
         faults
     }
 
-    /// All have, soon after the last fault, had all their turns.
+    /// All threads finish soon after the last fault.
     #[track_caller]
     fn end(self) {
         for task in self.tasks {

@@ -1,4 +1,4 @@
-//! Redis forgets, stands still or starts again while clients wait for a lock.
+//! Redis loses its data, stops or restarts while clients wait for a lock.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,10 +9,10 @@ use leasehold_testbed::{Proxy, Server, eventually};
 use crate::contention_faults::{KEY, Turns, assert_kept, client};
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, assert_all_become_free, builder,
-    expires_in, in_line, millis, secs, server, told_within, wait_for_line, within,
+    expires_in, lost_within, millis, queued, secs, server, wait_for_queue, within,
 };
 
-/// Clients that ride out any outage of a test.
+/// Clients that wait through any outage of a test.
 fn patient(server: &Server, count: usize) -> Vec<Client> {
     let builder = || {
         builder(&server.url())
@@ -28,28 +28,28 @@ fn held_by(client: &Client) -> MutexGuard {
 }
 
 #[test]
-fn fifty_waiters_get_the_lock_of_a_server_that_comes_back_empty() {
+fn fifty_waiters_are_served_after_an_empty_restart() {
     let mut server = server();
     let clients = patient(&server, 5);
     let held = held_by(&client(&server.url()));
     let turns = Turns::of(&clients, 10, 2);
-    wait_for_line(&server, KEY, 5);
+    wait_for_queue(&server, KEY, 5);
     let lost = held.lost_signal();
-    assert_eq!(turns.witness.entries(), 0, "it is held");
+    assert_eq!(turns.witness.entries(), 0, "the lock is held");
     server.restart().unwrap();
-    told_within(SOON, &lost);
+    lost_within(SOON, &lost);
     drop(held);
     turns.end();
     assert_all_become_free(&server);
 }
 
 #[test]
-fn waiters_get_the_lock_of_a_server_that_was_away_for_a_while() {
+fn waiters_are_served_after_an_outage() {
     let mut server = server();
     let clients = patient(&server, 3);
     let held = held_by(&client(&server.url()));
     let turns = Turns::of(&clients, 4, 2);
-    wait_for_line(&server, KEY, 3);
+    wait_for_queue(&server, KEY, 3);
     server.kill();
     thread::sleep(2 * TIMEOUT);
     drop(held);
@@ -59,16 +59,16 @@ fn waiters_get_the_lock_of_a_server_that_was_away_for_a_while() {
 }
 
 #[test]
-fn waiters_get_a_lock_that_was_flushed() {
+fn waiters_are_served_after_a_flush() {
     let server = server();
     let clients = patient(&server, 4);
     for _ in 0..3 {
         let held = held_by(&client(&server.url()));
         let turns = Turns::of(&clients, 3, 2);
-        wait_for_line(&server, KEY, 4);
+        wait_for_queue(&server, KEY, 4);
         ask(&server, &["FLUSHALL"]);
         let someone = eventually(secs(5), || turns.witness.entries() > 0);
-        assert!(someone, "nobody is told of the flush");
+        assert!(someone, "the flush sends no notification");
         drop(held);
         turns.end();
         assert_all_become_free(&server);
@@ -76,7 +76,7 @@ fn waiters_get_a_lock_that_was_flushed() {
 }
 
 #[test]
-fn turns_go_on_while_scripts_are_flushed() {
+fn grants_continue_while_scripts_are_flushed() {
     let server = server();
     let clients = patient(&server, 4);
     let turns = Turns::of(&clients, 2, 50);
@@ -86,14 +86,14 @@ fn turns_go_on_while_scripts_are_flushed() {
 }
 
 #[test]
-fn turns_go_on_while_the_server_stands_still_now_and_then() {
+fn grants_continue_while_the_server_stops_repeatedly() {
     let server = server();
     let clients = patient(&server, 4);
     let turns = Turns::of(&clients, 2, 12);
     let mut fault = 0;
     turns.go_on_under(|| {
         server.stop();
-        // Below the time-outs, and now and then beyond.
+        // Shorter than the time-outs, and sometimes longer.
         let pause = if fault % 4 == 3 {
             TIMEOUT + millis(300)
         } else {
@@ -107,7 +107,7 @@ fn turns_go_on_while_the_server_stands_still_now_and_then() {
 }
 
 #[test]
-fn turns_go_on_while_the_server_answers_nobody_for_a_moment() {
+fn grants_continue_after_short_silences_of_the_server() {
     let server = server();
     let clients = patient(&server, 4);
     let turns = Turns::of(&clients, 2, 20);
@@ -121,9 +121,9 @@ fn turns_go_on_while_the_server_answers_nobody_for_a_moment() {
     assert_all_become_free(&server);
 }
 
-/// A renewal is under way while somebody comes into line, whose place it must not cost.
+/// A renewal is in flight while another client joins the queue. It must not remove the new entry.
 #[test]
-fn a_renewal_under_way_keeps_who_comes_into_line() {
+fn a_renewal_in_flight_keeps_a_joining_waiter() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
@@ -137,16 +137,19 @@ fn a_renewal_under_way_keeps_who_comes_into_line() {
     recorder.wait_for_more(1, What::Renewed, KEY);
     for n in 1..=3 {
         proxy.hold_requests(true);
-        assert!(eventually(SOON, || proxy.held_bytes() > 0), "it renews");
+        assert!(
+            eventually(SOON, || proxy.held_bytes() > 0),
+            "the client renews"
+        );
         let mutex = client(&server.url()).mutex(KEY);
         let waiter = Task::start(move || mutex.lock().unwrap());
-        wait_for_line(&server, KEY, n);
+        wait_for_queue(&server, KEY, n);
         proxy.hold_requests(false);
         recorder.wait_for_more(1, What::Renewed, KEY);
-        assert_eq!(in_line(&server, KEY), n);
+        assert_eq!(queued(&server, KEY), n);
         assert!(expires_in(&server, KEY) > Some(secs(5)));
-        // It waits on, and leaves with the client once it has had the lock.
-        thread::spawn(move || drop(waiter.within(6 * SOON, "its turn")));
+        // The waiter waits on, and ends with its client once it has had the lock.
+        thread::spawn(move || drop(waiter.within(6 * SOON, "the grant")));
     }
     held.check().unwrap();
     assert_eq!(recorder.count(What::Lost, KEY), 0);
@@ -154,10 +157,10 @@ fn a_renewal_under_way_keeps_who_comes_into_line() {
     assert_all_become_free(&server);
 }
 
-/// A renewal that comes when its lock was passed on must not lengthen the next one's ttl, nor be
-/// taken for a loss of it.
+/// A renewal that arrives after the lock has passed on must not lengthen the next holder's ttl, and is no
+/// loss for it.
 #[test]
-fn a_renewal_that_comes_after_the_lock_was_passed_on_changes_nothing() {
+fn a_renewal_after_the_next_grant_changes_nothing() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let recorder = Recorder::new();
@@ -172,14 +175,17 @@ fn a_renewal_that_comes_after_the_lock_was_passed_on_changes_nothing() {
     let waiting = builder(&server.url()).build().unwrap();
     let mutex = waiting.mutex(KEY).fixed_ttl(secs(8));
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, KEY, 1);
+    wait_for_queue(&server, KEY, 1);
     recorder.wait_for_more(1, What::Renewed, KEY);
     proxy.hold_requests(true);
-    assert!(eventually(SOON, || proxy.held_bytes() > 0), "it renews");
+    assert!(
+        eventually(SOON, || proxy.held_bytes() > 0),
+        "the client renews"
+    );
     let unlocked = Task::start(move || held.unlock());
     proxy.hold_requests(false);
-    unlocked.within(SOON, "letting go").unwrap();
-    let guard = waiter.within(SOON, "its turn");
+    unlocked.within(SOON, "the release").unwrap();
+    let guard = waiter.within(SOON, "the grant");
     thread::sleep(millis(200));
     guard.check().unwrap();
     assert!(expires_in(&server, KEY) <= Some(secs(8)));
@@ -188,9 +194,9 @@ fn a_renewal_that_comes_after_the_lock_was_passed_on_changes_nothing() {
     assert_all_become_free(&server);
 }
 
-/// Those who give up while the server stands still: their places in line are served, if at all, to
-/// nobody, and never for long.
-fn give_up_while_it_stands_still(let_go_before: bool, clients_go: bool) {
+/// Waiters that time out while the server is stopped: Redis grants their queue entries to nobody, or only for
+/// a moment.
+fn give_up_while_stopped(let_go_before: bool, clients_go: bool) {
     let server = server();
     let holder = client(&server.url());
     let keys = ["a", "b", "c"];
@@ -200,13 +206,13 @@ fn give_up_while_it_stands_still(let_go_before: bool, clients_go: bool) {
         let mutex = leaving.mutex(key);
         Task::start(move || mutex.try_lock_for(3 * TIMEOUT).map(|guard| guard.is_some()))
     });
-    keys.iter().for_each(|key| wait_for_line(&server, key, 1));
+    keys.iter().for_each(|key| wait_for_queue(&server, key, 1));
     let staying = patient(&server, 1);
     let waiters = keys.map(|key| {
         let mutex = staying[0].mutex(key);
         Task::start(move || mutex.lock().unwrap())
     });
-    keys.iter().for_each(|key| wait_for_line(&server, key, 2));
+    keys.iter().for_each(|key| wait_for_queue(&server, key, 2));
 
     server.stop();
     let mut held = Some(held);
@@ -214,30 +220,30 @@ fn give_up_while_it_stands_still(let_go_before: bool, clients_go: bool) {
         held.take();
     }
     for leaver in leavers {
-        let outcome = leaver.within(SOON, "giving up");
-        assert!(!outcome.is_ok_and(|entered| entered), "nobody let go");
+        let outcome = leaver.within(SOON, "the end of the wait");
+        assert!(!outcome.is_ok_and(|entered| entered), "no holder released");
     }
     let leaving = (!clients_go).then_some(leaving);
     server.resume();
     drop(held);
     for waiter in waiters {
-        drop(waiter.within(SOON, "the turn of who waited on"));
+        drop(waiter.within(SOON, "the grant of the remaining waiter"));
     }
     assert_all_become_free(&server);
     drop(leaving);
 }
 
 #[test]
-fn who_gives_up_while_the_server_stands_still_leaves_no_place_behind() {
-    give_up_while_it_stands_still(false, false);
+fn waits_ending_on_a_stopped_server_leave_nothing() {
+    give_up_while_stopped(false, false);
 }
 
 #[test]
-fn who_gives_up_after_a_release_that_the_server_has_not_seen_yet_leaves_no_grant_behind() {
-    give_up_while_it_stands_still(true, false);
+fn waits_ending_before_a_queued_release_leave_nothing() {
+    give_up_while_stopped(true, false);
 }
 
 #[test]
-fn a_client_that_goes_away_while_the_server_stands_still_leaves_no_place_behind() {
-    give_up_while_it_stands_still(false, true);
+fn clients_dropped_on_a_stopped_server_leave_nothing() {
+    give_up_while_stopped(false, true);
 }

@@ -1,5 +1,5 @@
-//! A relay in front of a server that loses, or holds back, what the server says on connections that
-//! hear notifications, and leaves all others alone. The client notices nothing.
+//! A relay in front of a server that drops or delays what the server sends on notification connections, and
+//! passes everything else on. The client notices nothing.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,12 +9,12 @@ use std::thread;
 
 use crate::support::millis;
 
-/// What becomes of the server's words on connections that hear notifications.
+/// The fate of the server's messages on notification connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Words {
     Pass,
-    /// A connection that has lost some delivers none any more, as when the way back is gone.
+    /// Dropped. A connection that has lost a message delivers none any more, as when the way back is broken.
     Lost,
     HeldBack,
 }
@@ -54,7 +54,7 @@ impl Relay {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// In force for all that the server says from now on; what was held back goes on its way.
+    /// Sets the fate of all messages from now on; messages held back are delivered.
     pub fn let_words(&self, words: Words) {
         self.words.store(words as u8, Ordering::Release);
     }
@@ -69,7 +69,7 @@ impl Drop for Relay {
     }
 }
 
-/// Ends when either end does.
+/// Ends when either end is closed.
 fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     let hears = Arc::new(AtomicBool::new(false));
     let [client, server] = [client, server].map(|stream| {
@@ -79,7 +79,7 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     let ends = (Arc::clone(&client), Arc::clone(&server));
     let (is_known, words) = (Arc::clone(&hears), Arc::clone(words));
     thread::spawn(move || {
-        // Its own name is the first thing that tells what it is for.
+        // The connection's name is the first bytes that show its purpose.
         pass(&ends.0, &ends.1, |bytes| {
             let name = b"leasehold-notifications";
             if bytes.windows(name.len()).any(|part| part == name) {
@@ -103,7 +103,7 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     });
 }
 
-/// Passes on what `passes` says, until the sender ends or the receiver has gone.
+/// Passes on what `passes` allows, until the sender ends or the receiver has gone.
 fn pass(mut from: &TcpStream, mut to: &TcpStream, mut passes: impl FnMut(&[u8]) -> bool) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
@@ -113,7 +113,7 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, mut passes: impl FnMut(&[u8]) 
         }
     }
     for stream in [from, to] {
-        // One that has gone needs not be told.
+        // A closed end needs no shutdown.
         let _ = stream.shutdown(Shutdown::Both);
     }
 }

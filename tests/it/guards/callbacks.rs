@@ -1,4 +1,4 @@
-//! Callbacks of a loss: after all flags and signals, one after another, free to use the client.
+//! `on_lost` callbacks: they run after all flags and signals, one after another, and may use the client.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -10,7 +10,7 @@ use crate::steady::steady;
 use crate::support::{SOON, ask, in_redis, is_held, millis, secs, server};
 
 #[test]
-fn callbacks_run_after_every_flag_and_signal_says_lost() {
+fn callbacks_run_after_flags_and_signals() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -35,7 +35,7 @@ fn callbacks_run_after_every_flag_and_signal_says_lost() {
 }
 
 #[test]
-fn a_callback_runs_at_once_when_the_lock_is_lost_already() {
+fn callbacks_on_a_lost_lock_run_at_once() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
@@ -48,7 +48,7 @@ fn a_callback_runs_at_once_when_the_lock_is_lost_already() {
 }
 
 #[test]
-fn a_callback_never_runs_once_the_lock_was_let_go_and_is_dropped_then() {
+fn a_release_drops_its_callbacks_unrun() {
     let server = server();
     let client = steady(&server.url()).ttl(millis(300)).build().unwrap();
     let mut heard = Vec::new();
@@ -66,7 +66,7 @@ fn a_callback_never_runs_once_the_lock_was_let_go_and_is_dropped_then() {
     ask(&server, &["DEL", &in_redis("k")]);
     client.shutdown(secs(5)).unwrap();
     for hears in heard {
-        // The sender has gone with the callback, and said nothing.
+        // The callback dropped the sender without a message.
         let outcome = hears.recv_timeout(SOON);
         assert_eq!(
             outcome,
@@ -76,7 +76,7 @@ fn a_callback_never_runs_once_the_lock_was_let_go_and_is_dropped_then() {
 }
 
 #[test]
-fn a_callback_that_panics_stops_no_other_and_no_later_lock() {
+fn a_panicking_callback_stops_no_other() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -100,7 +100,7 @@ fn a_callback_that_panics_stops_no_other_and_no_later_lock() {
 }
 
 #[test]
-fn a_callback_may_lock_wait_and_let_go() {
+fn a_callback_may_lock_wait_and_release() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -112,7 +112,7 @@ fn a_callback_may_lock_wait_and_let_go() {
     let (told, heard) = channel();
     let theirs = client.clone();
     guard.on_lost(move |_| {
-        // Contended at first: it waits on the callback thread.
+        // Contended at first: the callback thread waits.
         let token = theirs.with_lock("other", || 7).unwrap();
         // The very lock that was lost.
         let again = theirs.mutex("k").lock().unwrap();
@@ -126,7 +126,7 @@ fn a_callback_may_lock_wait_and_let_go() {
     drop((guard, other));
     assert!(
         is_held(&server, "k"),
-        "the lost one's drop leaves the new one alone"
+        "dropping the lost guard leaves the new one alone"
     );
     again.unlock().unwrap();
 }
@@ -145,7 +145,7 @@ fn a_callback_may_add_callbacks() {
 }
 
 #[test]
-fn a_slow_callback_holds_up_no_renewal_and_no_signal() {
+fn a_slow_callback_delays_no_renewal_or_signal() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -179,7 +179,7 @@ fn a_slow_callback_holds_up_no_renewal_and_no_signal() {
 }
 
 #[test]
-fn what_a_callback_owns_is_dropped_without_harm() {
+fn values_owned_by_callbacks_are_dropped_safely() {
     struct PanicsWhenDropped;
     impl Drop for PanicsWhenDropped {
         fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! Extending a lock: never shorter, never for somebody else, never beyond what is allowed.
+//! `MutexGuard::extend`: never shortens a lock, never touches another holder's, never exceeds `max_hold`.
 
 use std::time::Instant;
 
@@ -7,13 +7,13 @@ use leasehold_testbed::Proxy;
 
 use crate::steady::steady;
 use crate::support::{
-    SOON, Task, ask, builder, expires_in, in_redis, is_held, millis, secs, server, told_within,
+    SOON, Task, ask, builder, expires_in, in_redis, is_held, lost_within, millis, secs, server,
 };
 
 use super::steal;
 
 #[test]
-fn a_lock_lasts_for_as_long_as_it_was_extended() {
+fn an_extended_lock_lasts_for_its_extension() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for renewed in [true, false] {
@@ -54,7 +54,7 @@ fn extending_by_less_never_shortens() {
 }
 
 #[test]
-fn renewals_and_extensions_at_the_same_time_never_shorten() {
+fn concurrent_renewals_and_extensions_never_shorten() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let client = steady(&proxy.url())
@@ -63,7 +63,7 @@ fn renewals_and_extensions_at_the_same_time_never_shorten() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // So that renewals are under way for most of the time.
+    // So that renewals are in flight most of the time.
     proxy.delay(millis(20));
     let start = Instant::now();
     let (mut promised, mut last) = (start, start);
@@ -73,19 +73,19 @@ fn renewals_and_extensions_at_the_same_time_never_shorten() {
         let duration = millis(3_000 + n * 97 % 9_000);
         let asked = Instant::now();
         guard.extend(duration).unwrap();
-        // One percent and a little is kept back for the drift of clocks.
+        // One percent and a little is kept back for clock drift.
         promised = promised.max(asked + duration * 98 / 100 - millis(5));
         let ends = Instant::now() + guard.remaining();
         assert!(ends >= promised, "{:?} too short", promised - ends);
-        let left = expires_in(&server, "k").expect("it is held");
-        // Counted from the answer on: it was that long at some time before.
+        let left = expires_in(&server, "k").expect("the lock is held");
+        // Counted from the reply: the ttl was that long at some time before.
         let in_redis = Instant::now() + left;
         assert!(
             in_redis >= promised,
             "{:?} too short in Redis",
             promised - in_redis
         );
-        // Two clocks are read one after the other.
+        // The two clocks are read one after the other.
         assert!(ends + millis(50) >= last, "shortened by {:?}", last - ends);
         last = ends;
     }
@@ -117,7 +117,7 @@ fn threads_may_extend_the_same_guard_together() {
 }
 
 #[test]
-fn an_extended_lock_goes_on_being_renewed() {
+fn an_extended_lock_is_renewed() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
@@ -128,19 +128,19 @@ fn an_extended_lock_goes_on_being_renewed() {
 }
 
 #[test]
-fn an_extended_lock_that_is_not_renewed_ends_when_its_extension_does() {
+fn an_extended_fixed_ttl_ends_with_its_extension() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(500)).lock().unwrap();
     let asked = Instant::now();
     guard.extend(millis(1_500)).unwrap();
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     let lasted = asked.elapsed();
     assert!(lasted > millis(1_450), "{lasted:?}");
 }
 
 #[test]
-fn extending_what_is_not_ours_any_more_says_so_and_touches_nothing() {
+fn extending_a_lost_lock_fails_and_changes_nothing() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(20)).build().unwrap();
     let guard = client.mutex("gone").lock().unwrap();
@@ -148,9 +148,9 @@ fn extending_what_is_not_ours_any_more_says_so_and_touches_nothing() {
     let error = guard.extend(secs(30)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
-    assert!(!is_held(&server, "gone"), "not made again");
-    // Whoever learns of a loss tells all.
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Deleted);
+    assert!(!is_held(&server, "gone"), "not created again");
+    // A thread that learns of a loss notifies all.
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Deleted);
 
     let guard = client.mutex("stolen").lock().unwrap();
     steal(&server, "stolen", "5000");
@@ -163,7 +163,7 @@ fn extending_what_is_not_ours_any_more_says_so_and_touches_nothing() {
 }
 
 #[test]
-fn extending_beyond_max_hold_is_refused_and_changes_nothing() {
+fn extending_beyond_max_hold_changes_nothing() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client
@@ -183,14 +183,14 @@ fn extending_beyond_max_hold_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn extending_without_an_answer_is_a_time_out_and_no_loss() {
+fn extending_without_reply_is_no_loss() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(secs(60)).lock().unwrap();
     let before = guard.remaining();
     server.stop();
     let (error, guard) = Task::start(move || (guard.extend(secs(90)).unwrap_err(), guard))
-        .within(SOON, "an extension without an answer");
+        .within(SOON, "an extension without a reply");
     assert!(error.is_unavailable(), "{error}");
     assert_eq!(error.key(), Some("k"));
     assert!(!guard.is_lost(), "held for as long as it was before");

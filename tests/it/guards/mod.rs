@@ -1,8 +1,8 @@
-//! What a guard tells and does: asked, by signal, by callback; extended, let go.
+//! The methods of a guard, its signals and its callbacks; extending and releasing.
 
-mod asked;
 mod callbacks;
 mod extend;
+mod queries;
 mod release;
 pub mod signals;
 

@@ -1,17 +1,17 @@
-//! Letting go: confirmed by `unlock`, and only of what is one's own.
+//! Releases: confirmed by `unlock`, and of the guard's own lock only.
 
 use leasehold::{ErrorKind, LossReason};
 use leasehold_testbed::eventually;
 
 use crate::steady::steady;
 use crate::support::{
-    Recorder, SOON, Task, What, ask, in_redis, is_held, millis, secs, server, told_within, value_of,
+    Recorder, SOON, Task, What, ask, in_redis, is_held, lost_within, millis, secs, server, value_of,
 };
 
 use super::{THIEF, steal};
 
 #[test]
-fn unlock_returns_when_redis_has_let_go() {
+fn unlock_returns_after_redis_confirms() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for _ in 0..100 {
@@ -22,7 +22,7 @@ fn unlock_returns_when_redis_has_let_go() {
 }
 
 #[test]
-fn a_dropped_guard_lets_go_soon() {
+fn a_dropped_guard_releases_soon() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(60)).build().unwrap();
     for _ in 0..100 {
@@ -32,7 +32,7 @@ fn a_dropped_guard_lets_go_soon() {
 }
 
 #[test]
-fn whoever_lost_the_lock_does_not_delete_the_thiefs() {
+fn unlock_of_lost_locks_keeps_the_new_holder() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for told in [true, false] {
@@ -54,7 +54,7 @@ fn whoever_lost_the_lock_does_not_delete_the_thiefs() {
             } else {
                 drop(guard);
             }
-            // Confirmed, and so executed: on the same connection behind any release.
+            // The request is confirmed, and so executed: on the same connection behind any release.
             assert!(client.mutex(&key).try_lock().unwrap().is_none());
             assert_eq!(value_of(&server, &key).as_deref(), Some(THIEF));
         }
@@ -62,7 +62,7 @@ fn whoever_lost_the_lock_does_not_delete_the_thiefs() {
 }
 
 #[test]
-fn unlock_of_a_deleted_lock_says_that_the_work_may_have_had_company() {
+fn unlock_of_a_deleted_lock_is_an_error() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
@@ -73,35 +73,32 @@ fn unlock_of_a_deleted_lock_says_that_the_work_may_have_had_company() {
 }
 
 #[test]
-fn unlock_of_an_expired_lock_says_so_though_its_key_is_still_there() {
+fn unlock_past_validity_fails_even_with_the_key() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(150)).lock().unwrap();
-    // Past its validity it is lost, whatever Redis would say.
+    // Past its validity the lock is lost, whatever Redis would say.
     ask(&server, &["PERSIST", &in_redis("k")]);
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     let error = guard.unlock().unwrap_err();
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
 }
 
 #[test]
-fn a_lost_lock_whose_key_is_still_ours_is_let_go_all_the_same() {
+fn a_lost_lock_is_released_if_still_ours() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    // Lost by max_hold in this process, long before Redis would forget it.
+    // Lost by `max_hold` in this process, long before Redis would delete it.
     let guard = client.mutex("k").fixed_ttl(secs(1)).lock().unwrap();
     ask(&server, &["PERSIST", &in_redis("k")]);
     let lost = guard.lost_signal();
-    assert_eq!(told_within(SOON, &lost), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &lost), LossReason::Expired);
     drop(guard);
-    assert!(
-        eventually(SOON, || !is_held(&server, "k")),
-        "held by nobody"
-    );
+    assert!(eventually(SOON, || !is_held(&server, "k")), "leaked");
 }
 
 #[test]
-fn a_guard_forgotten_without_max_hold_is_kept() {
+fn a_forgotten_guard_without_max_hold_stays_held() {
     let server = server();
     let recorder = Recorder::new();
     let client = steady(&server.url()).ttl(secs(3)).renew_ratio(0.1);
@@ -111,11 +108,11 @@ fn a_guard_forgotten_without_max_hold_is_kept() {
     assert!(is_held(&server, "k"));
     client.shutdown(secs(5)).unwrap();
     let free = eventually(SOON, || !is_held(&server, "k"));
-    assert!(free, "after its ttl: nobody renews it any more");
+    assert!(free, "after its ttl: no renewal any more");
 }
 
 #[test]
-fn a_thread_that_panics_lets_go_of_what_it_holds() {
+fn a_panicking_thread_releases_its_locks() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(60)).build().unwrap();
     let theirs = client.clone();
@@ -138,7 +135,7 @@ fn a_release_waits_for_no_answer() {
         .map(|n| client.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     server.stop();
-    // Shorter than a single answer would be waited for.
+    // Shorter than a wait for one reply.
     Task::start(move || drop(guards)).within(secs(5), "dropping twenty guards");
     server.resume();
     let free = eventually(SOON, || {

@@ -1,15 +1,15 @@
-//! The signal of a loss: ready when it is lost, and never otherwise.
+//! `MutexGuard::lost_signal`: ready after a loss, and never otherwise.
 
 use leasehold::crossbeam_channel::{TryRecvError, after, never, select};
 use leasehold::{LossReason, LostSignal};
 
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, in_redis, millis, secs, server, told_within};
+use crate::support::{SOON, Task, ask, in_redis, lost_within, millis, secs, server};
 
 use super::steal;
 
-/// Never became ready, in none of the ways to look.
+/// The signal never became ready, in any way to look at it.
 #[track_caller]
 fn assert_silent(lost: &LostSignal) {
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
@@ -20,7 +20,7 @@ fn assert_silent(lost: &LostSignal) {
 }
 
 #[test]
-fn every_signal_is_told_the_reason_once() {
+fn every_signal_receives_the_reason_once() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -41,18 +41,18 @@ fn every_signal_is_told_the_reason_once() {
     };
     assert_eq!(by.as_str(), "thief/1/0");
     for lost in signals {
-        assert_eq!(told_within(SOON, &lost), told);
-        // One message, and the end of nothing: it just does not come again.
+        assert_eq!(lost_within(SOON, &lost), told);
+        // The channel gets one message and stays connected: a second message just never comes.
         assert_silent(&lost);
     }
 }
 
 #[test]
-fn a_signal_is_ready_at_once_when_the_lock_is_lost_already() {
+fn a_signal_of_a_lost_lock_is_ready() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
-    assert_eq!(told_within(SOON, &guard.lost_signal()), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     for _ in 0..3 {
         assert_eq!(guard.lost_signal().try_recv(), Ok(LossReason::Expired));
     }
@@ -73,12 +73,12 @@ fn a_signal_can_be_selected_among_others() {
     select! {
         recv(lost) -> reason => assert_eq!(reason, Ok(LossReason::Deleted)),
         recv(other) -> _ => unreachable!("it never is ready"),
-        recv(after(SOON)) -> _ => panic!("no loss was told"),
+        recv(after(SOON)) -> _ => panic!("no loss was reported"),
     }
 }
 
 #[test]
-fn a_signal_is_never_ready_once_the_lock_was_let_go() {
+fn a_signal_is_never_ready_after_release() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let mutex = client.mutex("k").fixed_ttl(millis(400));
@@ -93,7 +93,7 @@ fn a_signal_is_never_ready_once_the_lock_was_let_go() {
         }
     }
     signals.iter().for_each(assert_silent);
-    // Not when somebody else takes it or deletes it,
+    // Not when another client takes or deletes the lock,
     steal(&server, "k", "60000");
     ask(&server, &["DEL", &in_redis("k")]);
     // not when the client ends, nor when it is gone,
@@ -110,17 +110,17 @@ fn a_signal_outlives_its_guard_and_client() {
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
     let (early, late) = (guard.lost_signal(), guard.lost_signal());
-    assert_eq!(told_within(SOON, &early), LossReason::Expired);
+    assert_eq!(lost_within(SOON, &early), LossReason::Expired);
     drop((guard, client));
     assert_eq!(
         late.try_recv(),
         Ok(LossReason::Expired),
-        "kept until it is looked at"
+        "kept until it is read"
     );
 }
 
 #[test]
-fn a_signal_that_nobody_keeps_costs_the_others_nothing() {
+fn a_dropped_signal_affects_no_other() {
     let server = server();
     let client = steady(&server.url())
         .ttl(secs(3))
@@ -128,17 +128,17 @@ fn a_signal_that_nobody_keeps_costs_the_others_nothing() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // As a loop that asks for a new one in each round would.
+    // As a loop that asks for a new signal in each round.
     for _ in 0..10_000 {
         drop(guard.lost_signal());
     }
     let kept = guard.lost_signal();
     ask(&server, &["DEL", &in_redis("k")]);
-    assert_eq!(told_within(SOON, &kept), LossReason::Deleted);
+    assert_eq!(lost_within(SOON, &kept), LossReason::Deleted);
 }
 
 #[test]
-fn signals_that_nobody_keeps_cost_no_memory() {
+fn dropped_signals_free_their_memory() {
     if child::memory().is_none() {
         return;
     }
@@ -160,12 +160,12 @@ pub fn ask_for_many_signals(parent: &Parent) {
 }
 
 #[test]
-fn shutting_down_is_told_to_whoever_still_holds() {
+fn shutdown_notifies_holders() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.lost_signal();
     client.shutdown(secs(5)).unwrap();
-    assert_eq!(told_within(SOON, &lost), LossReason::Shutdown);
+    assert_eq!(lost_within(SOON, &lost), LossReason::Shutdown);
     assert!(guard.is_lost());
 }

@@ -12,7 +12,7 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, ask, in_redis, lock, millis, secs, server, told_within, unconfirmed,
+    LONG_TTL, SOON, ask, in_redis, lock, lost_within, millis, secs, server, unconfirmed,
 };
 
 const PASSWORD: &str = "hunter2secret";
@@ -180,7 +180,7 @@ fn a_holder_named_after_a_lease_is_not_shown() {
     let id = "0123456789abcdef0123456789abcdef";
     let forged = format!("lh1 {id} 1795263780943818 host/1/{id}");
     ask(&server, &["SET", &in_redis("k"), &forged]);
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     assert!(
         matches!(&reason, LossReason::TakenOver { by: None }),
         "{reason}"

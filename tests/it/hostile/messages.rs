@@ -9,9 +9,9 @@ use redis::{Connection, PubSub};
 use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, hearing_client,
-    in_redis, lease_of, lock, make_first_join_earlier, millis, queue, script_calls, secs, server,
-    told_within, wait_for_line, wait_for_messages,
+    LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, in_redis, lease_of,
+    lock, lost_within, make_first_join_earlier, millis, notified_client, queue, script_calls, secs,
+    server, wait_for_messages, wait_for_queue,
 };
 
 const PUBLISH: [&str; 3] = ["resetchannels", "&leasehold:*", "+publish"];
@@ -22,7 +22,7 @@ fn client(server: &Server) -> Client {
 
 /// A client that hears messages.
 fn hearing(server: &Server) -> Client {
-    hearing_client(server, &Recorder::new())
+    notified_client(server, &Recorder::new())
 }
 
 /// A connection of a user who has these rights and no others.
@@ -82,7 +82,7 @@ fn granted_by_message(server: &Server, owner: &Client) -> (leasehold::MutexGuard
     let held = lock(&client(server), "k");
     let mutex = owner.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(server, "k", 1);
+    wait_for_queue(server, "k", 1);
     held.unlock().unwrap();
     let guard = waiter.within(SOON, "its turn");
     let lease = next_text(&mut ear)[..32].to_owned();
@@ -101,7 +101,7 @@ fn a_near_message_is_not_enough_to_forge_a_grant() {
     ask(&server, &["EVAL", fill, "1", &in_redis("~queue:k")]);
     let mutex = victim.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 9);
+    wait_for_queue(&server, "k", 9);
     let rights = ["resetchannels", "&leasehold:*", "+psubscribe"];
     let mut subscriber = attacker(&server, &[&rights[..], &["+publish"]].concat());
     let mut ear = subscriber.as_pubsub();
@@ -147,7 +147,7 @@ fn a_forged_token_is_not_believed() {
                 guard.unlock().unwrap();
                 token
             });
-            wait_for_line(&server, "k", n);
+            wait_for_queue(&server, "k", n);
             task
         })
         .collect();
@@ -182,20 +182,20 @@ fn a_forged_grant_of_a_waiter_is_noticed_soon() {
     let held = lock(&client(&server), "k");
     let mutex = victim.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     let lease = queue(&server, "k")[0][..32].to_owned();
     let micros = held.fencing_token() / 1024 + 1_000_000;
     let text = format!("{lease} {micros} {}", in_redis("k"));
     publish(&mut attacker(&server, &PUBLISH), &victim, &text);
     let forged = waiter.within(SOON, "believing it");
     // Renewal is due in twenty seconds.
-    told_within(SOON, &forged.lost_signal());
+    lost_within(SOON, &forged.lost_signal());
     held.check().unwrap();
     drop(forged);
     // The lease is still queued. Its client gives the grant back.
     let mutex = client(&server).mutex("k");
     let next = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 2);
+    wait_for_queue(&server, "k", 2);
     held.unlock().unwrap();
     next.within(SOON, "its turn").unlock().unwrap();
 }
@@ -204,7 +204,7 @@ fn a_forged_grant_of_a_waiter_is_noticed_soon() {
 fn a_forged_force_ends_no_lock_and_no_connection() {
     let server = server();
     let recorder = Recorder::new();
-    let owner = hearing_client(&server, &recorder);
+    let owner = notified_client(&server, &recorder);
     let (guard, lease) = granted_by_message(&server, &owner);
     // Connections are replaced once they are a second old.
     thread::sleep(millis(1200));
@@ -226,7 +226,7 @@ fn a_forged_force_ends_no_lock_and_no_connection() {
     let operator = client(&server);
     operator.mutex("k").force_unlock().unwrap().unwrap();
     let by = operator.holder_id().clone();
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     assert_eq!(reason, LossReason::ForceUnlocked { by });
 }
 
@@ -260,7 +260,7 @@ fn a_flood_of_forged_forces_causes_few_requests() {
     let operator = client(&server);
     operator.mutex("k").force_unlock().unwrap().unwrap();
     let by = operator.holder_id().clone();
-    let reason = told_within(SOON, &guard.lost_signal());
+    let reason = lost_within(SOON, &guard.lost_signal());
     assert_eq!(reason, LossReason::ForceUnlocked { by });
     let calls = script_calls(&server) - before;
     assert!(calls < 50, "{calls} script calls");
@@ -296,11 +296,11 @@ fn a_subscriber_does_not_keep_a_dead_waiter_alive() {
     let channel = channel_of(&dead);
     let mutex = dead.mutex("k");
     let _waits = Task::start(move || mutex.lock().map(drop));
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     make_first_join_earlier(&server, "k", secs(5));
     let mutex = client(&server).mutex("k");
     let second = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&server, "k", 2);
+    wait_for_queue(&server, "k", 2);
     let rights = ["resetchannels", "&leasehold:*", "+subscribe"];
     let mut subscriber = attacker(&server, &rights);
     let mut ear = subscriber.as_pubsub();
@@ -349,7 +349,7 @@ fn a_user_who_reads_locks_cannot_read_queues() {
     let _held = lock(&holder, "k");
     let mutex = client(&server).mutex("k");
     let _waits = Task::start(move || mutex.lock().map(drop));
-    wait_for_line(&server, "k", 1);
+    wait_for_queue(&server, "k", 1);
     let mut reader = attacker(&server, &rights);
     let mut get = redis::cmd("GET");
     let value: String = get.arg(in_redis("k")).query(&mut reader).unwrap();

@@ -4,7 +4,7 @@ use leasehold::{LossReason, redis};
 use leasehold_testbed::eventually;
 
 use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, connections_made, in_redis, server, told_within, tracked};
+use crate::support::{LONG_TTL, SOON, connections_made, in_redis, lost_within, server, tracked};
 
 /// More than Redis keeps for a subscribed client.
 const LONG: usize = 40_000_000;
@@ -24,7 +24,7 @@ fn a_long_value_under_a_held_key_is_told_and_costs_no_connection() {
         let mut write = redis::cmd("SET");
         let write = write.arg(in_redis("k")).arg(vec![b'z'; LONG]);
         write.exec(&mut other).unwrap();
-        assert_eq!(told_within(SOON, &lost), LossReason::TakenOver { by: None });
+        assert_eq!(lost_within(SOON, &lost), LossReason::TakenOver { by: None });
     });
     assert_eq!(made, 0);
     guards[1].check().unwrap();

@@ -1,4 +1,4 @@
-//! What waiting and not waiting cost the server: a handful of requests, and no connection for who
+//! The cost of waiting for the server: a handful of requests; and no notification connection for a client that
 //! never waits.
 
 use std::time::{Duration, Instant};
@@ -9,27 +9,27 @@ use leasehold_testbed::{Server, eventually};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, SOON, Task, connections, millis, reads, reads_during, script_calls, secs, server,
-    tracked, wait_for_line, wake_up_connections,
+    tracked, wait_for_queue, wake_up_connections,
 };
 
 fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// Has the client wait once, so that it hears notifications from then on.
+/// The client waits once, so that it receives notifications from then on.
 fn wait_once(server: &Server, client: &Client, holder: &Client) {
     let held = holder.mutex("first").lock().unwrap();
     let mutex = client.mutex("first");
     let waiter = Task::start(move || mutex.lock().unwrap().unlock().unwrap());
-    wait_for_line(server, "first", 1);
+    wait_for_queue(server, "first", 1);
     held.unlock().unwrap();
     waiter.within(SOON, "entering");
 }
 
 #[test]
-fn without_others_a_lock_costs_two_calls_and_no_wake_up_connection() {
+fn an_uncontended_lock_costs_two_calls() {
     const TIMES: u64 = 100;
-    // Short holds only: after a longer one the server is asked to tell of the key.
+    // Short holds only: after a longer one the client tracks the key.
     const SHORT: Duration = Duration::from_millis(20);
     for _ in 0..50 {
         let server = server();
@@ -46,7 +46,7 @@ fn without_others_a_lock_costs_two_calls_and_no_wake_up_connection() {
             }
             longest = longest.max(start.elapsed());
         }
-        // A dropped guard's release is under way; the next lock of the key comes behind it.
+        // The release of a dropped guard is in flight; the next acquire of the key comes behind it.
         client.with_lock("k", || ()).unwrap();
         assert_eq!(script_calls(&server) - before, 2 * (TIMES + 1));
         if longest < SHORT {
@@ -55,15 +55,15 @@ fn without_others_a_lock_costs_two_calls_and_no_wake_up_connection() {
             return;
         }
     }
-    panic!("this machine is never quick for so many holds in a row");
+    panic!("this machine is too slow for so many holds in a row");
 }
 
 #[test]
-fn who_only_tries_opens_no_wake_up_connection() {
+fn try_lock_opens_no_notification_connection() {
     let server = server();
     let (holder, client) = (client(&server), client(&server));
     let held = holder.mutex("k").lock().unwrap();
-    // The holder's own, since it holds for long.
+    // The holder's own, because it holds for long.
     assert!(eventually(SOON, || wake_up_connections(&server) == 1));
     for _ in 0..20 {
         assert!(client.mutex("k").try_lock().unwrap().is_none());
@@ -78,23 +78,26 @@ fn a_second_of_waiting_costs_a_handful_of_requests() {
     let (holder, client) = (client(&server), client(&server));
     wait_once(&server, &client, &holder);
     let held = holder.mutex("k").lock().unwrap();
-    assert!(eventually(SOON, || tracked(&server) > 0), "it is watched");
+    assert!(
+        eventually(SOON, || tracked(&server) > 0),
+        "the lock is tracked"
+    );
     let before = script_calls(&server);
     let looked = reads_during(&server, || {
         assert!(client.mutex("k").try_lock_for(secs(1)).unwrap().is_none());
-        // Its place in line is given back behind its answer.
-        wait_for_line(&server, "k", 0);
+        // The queue entry is removed behind the reply.
+        wait_for_queue(&server, "k", 0);
     });
     let calls = script_calls(&server) - before;
-    // To ask, to ask again once or twice, to leave; polling would be twenty times and more.
+    // One request to ask, one or two to ask again, one to leave; polling would take twenty times as many.
     assert!(calls <= 5, "{calls} script calls");
-    // Each time the value changes, by both who watch it.
-    assert!(looked <= 8, "{looked} looks at the key");
+    // Both clients that track the key read it at each change.
+    assert!(looked <= 8, "{looked} reads of the key");
     held.unlock().unwrap();
 }
 
 #[test]
-fn a_turn_is_told_and_not_asked_for() {
+fn a_grant_is_notified_without_polling() {
     const ROUNDS: usize = 9;
     let server = server();
     let (holder, client) = (client(&server), client(&server));
@@ -105,7 +108,7 @@ fn a_turn_is_told_and_not_asked_for() {
             let held = holder.mutex("k").lock().unwrap();
             let mutex = client.mutex("k");
             let waiter = Task::start(move || mutex.lock().unwrap());
-            wait_for_line(&server, "k", 1);
+            wait_for_queue(&server, "k", 1);
             held.unlock().unwrap();
             let guard = waiter.within(SOON, "entering");
             let cost = script_calls(&server) - before;
@@ -114,12 +117,12 @@ fn a_turn_is_told_and_not_asked_for() {
         })
         .collect();
     costs.sort_unstable();
-    // The holder's two and the waiter's one; on a busy machine some ask again.
+    // The holder's two and the waiter's one; on a busy machine some clients ask again.
     assert_eq!(costs[ROUNDS / 2], 3, "{costs:?}");
 }
 
 #[test]
-fn a_client_hears_on_one_connection_however_much_it_waits_for_and_holds() {
+fn a_client_has_one_notification_connection() {
     let server = server();
     let (holder, client) = (client(&server), client(&server));
     let held: Vec<_> = (0..20)
@@ -132,10 +135,10 @@ fn a_client_hears_on_one_connection_however_much_it_waits_for_and_holds() {
         })
         .collect();
     for n in 0..20 {
-        wait_for_line(&server, &format!("held-{n}"), 1);
+        wait_for_queue(&server, &format!("held-{n}"), 1);
     }
     assert!(eventually(SOON, || wake_up_connections(&server) == 2));
-    // Two pipelines, two for renewals, one for notifications; of each.
+    // The connections of each client: two pipelines, two for renewals, one for notifications.
     assert!(connections(&server) <= 10);
     drop(held);
     for waiter in waiters {
@@ -148,7 +151,7 @@ fn a_client_hears_on_one_connection_however_much_it_waits_for_and_holds() {
 }
 
 #[test]
-fn a_lock_held_for_long_is_looked_at_once() {
+fn a_long_held_lock_is_read_once() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();

@@ -1,7 +1,7 @@
-//! Notifications: who waits is told at once when its turn has come, whoever brought that about; what that
-//! costs; and what becomes of it where a server does not tell.
+//! Notifications: a waiter is notified at once when its turn has come, whatever caused it; what that costs;
+//! and what clients do where a server sends none.
 
-mod apart;
 mod cost;
+mod isolation;
 mod refused;
-mod woken;
+mod wake_up;

@@ -1,5 +1,5 @@
-//! Where the server does not tell a client: it locks and waits all the same, by asking, and says so
-//! once.
+//! Servers that send a client no notifications: the client locks and waits all the same, by polling, and
+//! reports it once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,24 +9,24 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, clients_that_hear, connections_made,
-    info_number, millis, secs, server, told_within, wait_for_line, wake_up_connections,
+    LONG_TTL, Recorder, SOON, Task, What, Witness, ask, connections_made, info_number, lost_within,
+    millis, notified_clients, secs, server, wait_for_queue, wake_up_connections,
 };
 
-/// What a user may lack so that nothing can be told.
+/// Permissions without which a user can get no notifications.
 const LACKS: [&[&str]; 5] = [
     &["~*", "&*", "+@all", "-subscribe"],
     // Redis 6.2 cannot forbid CLIENT TRACKING alone.
     &["~*", "&*", "+@all", "-client"],
-    // What is asked once it hears.
+    // Sent once the notification connection works.
     &["~*", "&*", "+@all", "-ping"],
-    // Other clients of this user could not tell it of its grants.
+    // Other clients of this user could not notify it of grants.
     &["~*", "&*", "+@all", "-publish"],
     // No channel at all, also not to publish on.
     &["~*", "resetchannels", "+@all"],
 ];
 
-/// Servers that do not tell a client at the URL beside them.
+/// Servers that send no notifications to a client at the URL beside them.
 fn refusing() -> Vec<(Server, String)> {
     let old = Server::builder().arg("rename-command", "HELLO \"\"");
     let old = old.start().unwrap();
@@ -54,7 +54,7 @@ fn client(url: &str, recorder: &Arc<Recorder>) -> Client {
 }
 
 #[test]
-fn a_client_that_is_not_told_waits_all_the_same_and_says_so_once() {
+fn a_client_without_notifications_polls_and_reports_once() {
     for (n, (server, url)) in refusing().into_iter().enumerate() {
         let recorder = Recorder::new();
         let client = client(&url, &recorder);
@@ -64,7 +64,7 @@ fn a_client_that_is_not_told_waits_all_the_same_and_says_so_once() {
             let mutex = client.mutex(key);
             let waiter = Task::start(move || mutex.lock().unwrap());
             recorder.wait_for(1, What::WakeUpsRefused, "");
-            wait_for_line(&server, key, 1);
+            wait_for_queue(&server, key, 1);
             if round % 2 == 0 {
                 drop(held);
             } else {
@@ -81,29 +81,20 @@ fn a_client_that_is_not_told_waits_all_the_same_and_says_so_once() {
 }
 
 #[test]
-fn a_client_that_is_not_told_waits_for_its_own_threads_all_the_same() {
+fn local_waiting_works_without_notifications() {
     let (server, recorder) = (server(), Recorder::new());
     let client = client(&limited(&server, LACKS[0]), &recorder);
     let witness = Arc::new(Witness::default());
-    let tasks: Vec<_> = (0..8)
-        .map(|_| {
-            let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
-            Task::start(move || {
-                for _ in 0..10 {
-                    let guard = mutex.lock().unwrap();
-                    drop(witness.enter(&guard));
-                }
-            })
-        })
-        .collect();
+    let turns = |_| witness.start_turns(client.mutex("k"), 10);
+    let tasks: Vec<_> = (0..8).map(turns).collect();
     for task in tasks {
-        task.within(secs(60), "ten turns");
+        task.within(secs(60), "ten grants");
     }
     assert_eq!(witness.entries(), 80);
 }
 
 #[test]
-fn a_client_that_is_not_told_finds_a_loss_at_its_next_renewal() {
+fn without_notifications_a_renewal_finds_a_loss() {
     let (server, recorder) = (server(), Recorder::new());
     let client = client(&limited(&server, LACKS[1]), &recorder);
     let mutex = client.mutex("k").ttl(secs(3));
@@ -115,7 +106,7 @@ fn a_client_that_is_not_told_finds_a_loss_at_its_next_renewal() {
 }
 
 #[test]
-fn a_key_that_may_no_longer_be_read_costs_no_connection() {
+fn a_key_without_read_permission_costs_no_connection() {
     let (server, recorder) = (server(), Recorder::new());
     let client = client(&limited(&server, &["~*", "&*", "+@all"]), &recorder);
     let [hidden, seen] = ["hidden", "seen"].map(|key| client.mutex(key).lock().unwrap());
@@ -127,12 +118,12 @@ fn a_key_that_may_no_longer_be_read_costs_no_connection() {
         &[&["ACL", "SETUSER", "limited"], &rules[..]].concat(),
     );
     ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
-    // Reads of the connection that was closed may come until then, so only a refused read tells that the next one
-    // is there.
+    // The closed connection may still send reads until then, so only a refused read shows that the next
+    // connection is there.
     assert!(eventually(SOON, || looks_refused(&server) == 1));
     let other = redis::Client::open(server.url()).unwrap();
     let mut other = other.get_connection_with_timeout(SOON).unwrap();
-    // Makes the connection on which a loss is confirmed.
+    // Opens the connection on which a loss is confirmed.
     seen.extend(secs(120)).unwrap();
     let made = connections_made(&server, || {
         for _ in 0..20 {
@@ -146,16 +137,16 @@ fn a_key_that_may_no_longer_be_read_costs_no_connection() {
             .exec(&mut other)
             .unwrap();
         let signal = seen.lost_signal();
-        assert_eq!(told_within(SOON, &signal), leasehold::LossReason::Deleted);
+        assert_eq!(lost_within(SOON, &signal), leasehold::LossReason::Deleted);
     });
     assert_eq!(made, 0);
-    assert_eq!(looks_refused(&server), 1, "the hidden one");
-    // Else the client would try to release it for as long as it may.
+    assert_eq!(looks_refused(&server), 1, "the hidden key");
+    // Otherwise the client would try to release the lock for as long as it may.
     ask(&server, &["ACL", "SETUSER", "limited", "~*"]);
     hidden.unlock().unwrap();
 }
 
-/// Calls of GETRANGE that Redis refused because of a key.
+/// The number of GETRANGE calls that Redis refused because of a key.
 fn looks_refused(server: &Server) -> u64 {
     let stats = ask(server, &["INFO", "commandstats"]);
     let mut lines = stats.as_text().unwrap().lines();
@@ -164,7 +155,8 @@ fn looks_refused(server: &Server) -> u64 {
     refused.split(',').next().unwrap().parse().unwrap()
 }
 
-/// Takes turns with one other client until both have had `total` together; how many were its own.
+/// Takes turns with one other client until both together have had `total` grants; returns the number of its
+/// own.
 fn take_turns(
     server: &Server,
     mutex: &Mutex,
@@ -180,8 +172,8 @@ fn take_turns(
         }
         own += 1;
         drop(witness.enter(&guard));
-        // However late the machine lets the other ask.
-        wait_for_line(server, "k", 1);
+        // However late the machine lets the other client ask.
+        wait_for_queue(server, "k", 1);
         if own % 2 == 0 {
             guard.unlock().unwrap();
         }
@@ -189,12 +181,12 @@ fn take_turns(
 }
 
 #[test]
-fn neither_who_is_told_nor_who_polls_starves_the_other() {
+fn notified_and_polling_waiters_both_progress() {
     const TOTAL: usize = 60;
     for (n, (server, url)) in refusing().into_iter().enumerate() {
         let recorder = Recorder::new();
         let polling = client(&url, &recorder);
-        // On the last of the servers it is not told either.
+        // On the last of the servers this client is not notified either.
         let told = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
         let server = Arc::new(server);
         let (witness, turns) = (Arc::new(Witness::default()), Arc::default());
@@ -206,13 +198,13 @@ fn neither_who_is_told_nor_who_polls_starves_the_other() {
             Task::start(move || take_turns(&server, &mutex, &witness, &turns, TOTAL))
         });
         recorder.wait_for(1, What::WakeUpsRefused, "");
-        wait_for_line(&server, "k", 2);
+        wait_for_queue(&server, "k", 2);
         held.unlock().unwrap();
-        let [by_polling, by_told] = tasks.map(|task| task.within(secs(60), "all turns"));
-        // A client that is queued while the other holds has the next turn, unless it polls too late for it.
+        let [by_polling, by_told] = tasks.map(|task| task.within(secs(60), "all grants"));
+        // A client that is queued while the other holds gets the next grant, unless it polls too late for it.
         assert!(
             by_polling.min(by_told) >= TOTAL / 12,
-            "{by_polling} by who polls, {by_told} by who is told, server {n}"
+            "{by_polling} by polling, {by_told} by notification, server {n}"
         );
     }
 }
@@ -228,27 +220,22 @@ fn clients_that_may_not_publish_keep_their_connections() {
     let witness = Arc::new(Witness::default());
     let held = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
     let held = held.mutex("k").lock().unwrap();
-    let tasks = clients.each_ref().map(|client| {
-        let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
-        Task::start(move || {
-            for _ in 0..TURNS {
-                drop(witness.enter(&mutex.lock().unwrap()));
-            }
-        })
-    });
-    wait_for_line(&server, "k", CLIENTS);
-    // Each has made all its connections by now.
+    let tasks = clients
+        .each_ref()
+        .map(|client| witness.start_turns(client.mutex("k"), TURNS));
+    wait_for_queue(&server, "k", CLIENTS);
+    // Each client has opened all its connections by now.
     for recorder in &recorders {
         recorder.wait_for(1, What::WakeUpsRefused, "");
     }
     assert!(
-        eventually(SOON, || clients_that_hear(&server) == 1),
+        eventually(SOON, || notified_clients(&server) == 1),
         "the holder"
     );
     let made = connections_made(&server, || {
         held.unlock().unwrap();
         for task in tasks {
-            task.within(secs(60), "all turns");
+            task.within(secs(60), "all grants");
         }
     });
     assert_eq!(made, 0);

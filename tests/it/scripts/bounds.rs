@@ -1,5 +1,5 @@
-//! Values that other users wrote under the keys of locks, queues and counters: what a script reads of
-//! them, how many entries it visits, and which ttl it accepts.
+//! Values that other users wrote under the keys of locks, queues and counters: the bytes that a script reads,
+//! the entries that it visits, and the ttls that it accepts.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::support::{ask, info_number, server};
 
-/// The entries that a call takes out of a queue at most.
+/// The largest number of entries that a call takes out of a queue.
 const VISITED: i64 = 10_000;
-/// Bytes of memory that Redis may need for a request, whatever it finds.
+/// The most memory, in bytes, that Redis may need for a request, whatever the values.
 const LITTLE: i64 = 1 << 20;
-/// The bytes of a value that another user wrote.
+/// The size in bytes of a value that another user wrote.
 const HUGE: usize = 20 << 20;
 
 /// Puts entries before all others into the queue of `k`: `made` is the Lua expression for entry number `i`.
@@ -30,7 +30,7 @@ fn forge(server: &Server, numbers: Range<usize>, made: &str) {
     assert_eq!(said, Reply::Nil);
 }
 
-/// Waiters whose clients have gone.
+/// Waiters of dead clients.
 const DEAD: &str = "string.format('%032x,60000,gone/1/0', i)";
 /// An entry that no client writes.
 const JUNK: &str = "'junk ' .. i";
@@ -40,13 +40,14 @@ fn queued(server: &Server) -> i64 {
     length.as_int().unwrap()
 }
 
-/// The lease that is served when caller 0 releases `k`. In the queue are the entry `first` and caller 1 behind it.
+/// The lease that is granted when caller 0 releases `k`. The queue has the entry `first` and caller 1 behind
+/// it.
 fn served(server: &Server, redis: &mut Connection, first: &str) -> String {
     ask(server, &["FLUSHALL"]);
     queue_up(redis, "k", &[TTL]);
     ask(server, &["ZADD", &queue_name("k"), "7", first]);
     assert_eq!(go(redis, "k", 0), Said::Number(1));
-    let value = text_of(server, "k").expect("one of them has it");
+    let value = text_of(server, "k").expect("one of the callers has it");
     value.split(' ').nth(1).unwrap().to_owned()
 }
 
@@ -124,7 +125,7 @@ fn an_entry_longer_than_any_is_skipped() {
         assert_eq!(served(&server, &mut redis, &first), wanted, "{holder}");
     }
     heard(&server, &mut ear);
-    // Nor is its client notified when it comes near the front.
+    // Nor is the entry's client notified when it comes near the front.
     for (length, published) in [(128, 1), (1 << 20, 0)] {
         ask(&server, &["FLUSHALL"]);
         queue_up(&mut redis, "k", &["0"; 8]);
@@ -162,7 +163,7 @@ fn an_entry_with_an_impossible_ttl_is_skipped() {
 }
 
 #[test]
-fn the_newest_entry_is_removed_where_no_client_wrote_it() {
+fn a_foreign_newest_entry_is_removed() {
     let server = server();
     let mut redis = connect(&server);
     let huge = "x".repeat(1 << 20);
@@ -185,7 +186,7 @@ fn the_newest_entry_is_removed_where_no_client_wrote_it() {
 }
 
 #[test]
-fn a_place_that_no_client_has_is_none() {
+fn an_impossible_queue_position_is_ignored() {
     let server = server();
     let mut redis = connect(&server);
     let queue = queue_name("k");
@@ -197,7 +198,7 @@ fn a_place_that_no_client_has_is_none() {
     }
 }
 
-/// Values that begin like those of locks, but cannot be any.
+/// Values that begin like those of locks, but are none.
 fn forged_values() -> [String; 3] {
     let held = format!("lh1 {ONE} 1795263780943818 ");
     [
@@ -259,22 +260,22 @@ fn an_empty_string_is_foreign_and_not_free() {
         assert_eq!(said, [Said::Text(String::new())]);
     }
     assert_eq!(text_of(&server, "k").as_deref(), Some(""));
-    // A user who may not ask whether the key is there is told that.
+    // A user without the right to check the key gets this error.
     ask(&server, &["DEL", "k"]);
     ask(&server, &["ACL", "SETUSER", "default", "-exists"]);
     let said = release(&mut redis, &["k"], &[ONE]);
     assert_eq!(ends(&said), ["refused"]);
 }
 
-/// Bytes, by what INFO calls them.
+/// The bytes that INFO reports as `of`.
 fn memory(server: &Server, of: &str) -> i64 {
     info_number(server, "memory", of) as i64
 }
 
-/// The memory that Redis needs for a request beyond what it has.
+/// The additional memory that Redis needs for a request.
 fn needed(server: &Server, request: impl FnOnce() -> Said) -> (i64, Said) {
     let peak = || memory(server, "used_memory_peak");
-    // Up to the highest peak so far, so that a higher one shows.
+    // Fills the memory up to the highest peak so far, so that a higher peak shows.
     let gap = peak() - memory(server, "used_memory");
     let filled = ask(server, &["STRLEN", "filler"]).as_int().unwrap();
     let end = (filled + gap).to_string();
@@ -318,7 +319,7 @@ fn scripts_read_the_beginning_of_a_value_only() {
         let (bytes, _) = needed(&server, || call(&mut redis, script, keys, args).remove(0));
         assert!(bytes < LITTLE, "{name}: {bytes} bytes");
     }
-    // A release that has to serve a queue leaves the counter as it is.
+    // A release that has to grant from a queue leaves the counter as it is.
     ask(&server, &["SET", FENCE, "1795263780943818"]);
     queue_up(&mut redis, "a", &[TTL]);
     ask(&server, &["SETRANGE", FENCE, &end, "x"]);

@@ -1,4 +1,4 @@
-//! Fenced values: which writes are accepted, and what is read then.
+//! Fenced values: which writes the script accepts, and what it reads afterwards.
 
 use leasehold_testbed::Reply;
 use redis::Connection;
@@ -6,7 +6,7 @@ use redis::Connection;
 use super::{READ, Said, WRITE, call, connect, say};
 use crate::support::{ask, server};
 
-/// The longest value that the readers of these tests accept, in bytes.
+/// The longest value, in bytes, that the readers of these tests accept.
 const LONGEST: &str = "2000000";
 
 fn write(connection: &mut Connection, key: &str, token: u64, text: &str) -> Said {
@@ -86,7 +86,7 @@ fn a_value_comes_back_byte_for_byte() {
 }
 
 #[test]
-fn what_is_no_fenced_value_is_neither_written_nor_read() {
+fn foreign_values_are_neither_written_nor_read() {
     let server = server();
     let mut redis = connect(&server);
     let digits = "1".repeat(20);
@@ -124,7 +124,7 @@ fn what_is_no_fenced_value_is_neither_written_nor_read() {
         }
         assert_eq!(ask(&server, &["DUMP", "v"]).to_string(), before);
     }
-    // In the company of others, too.
+    // Together with other keys, too.
     ask(&server, &["SET", "x", "theirs"]);
     let args = [&*digits, "", "a", &digits, "", "b", &digits, "", "c"];
     let said = call(&mut redis, &WRITE, &["a", "x", "c"], &args);
@@ -165,7 +165,7 @@ fn a_value_longer_than_accepted_is_an_error_of_its_key() {
 }
 
 #[test]
-fn a_refusal_is_not_taken_for_something_else_that_stands_there() {
+fn refusals_are_not_mistaken_for_foreign_values() {
     let server = server();
     let mut redis = connect(&server);
     for denied in ["hstrlen", "exists"] {
@@ -213,7 +213,7 @@ fn a_value_keeps_its_ttl_until_a_write_sets_another() {
         }
         change(&mut redis, "v", 2, "600000", "c");
         assert!(ttl() > 60_000, "{mode}: {}", ttl());
-        // A write that is refused leaves the ttl alone.
+        // A refused write does not change the ttl.
         change(&mut redis, "v", 1, "50", "late");
         assert!(ttl() > 60_000, "{mode}: {}", ttl());
     }
@@ -224,7 +224,7 @@ fn a_deleted_value_keeps_its_token() {
     let server = server();
     let mut redis = connect(&server);
     let stale = |token: u64| Said::Text(format!("{token:020}"));
-    // One that was never written, too.
+    // Also a value that was never written.
     for written in [false, true] {
         ask(&server, &["DEL", "v"]);
         if written {
@@ -245,7 +245,7 @@ fn a_deleted_value_keeps_its_token() {
 }
 
 #[test]
-fn a_deletion_that_is_refused_halfway_still_refuses_older_tokens() {
+fn a_half_refused_deletion_still_refuses_older_tokens() {
     let server = server();
     let mut redis = connect(&server);
     write(&mut redis, "v", 5, "a");

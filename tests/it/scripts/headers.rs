@@ -1,4 +1,4 @@
-//! The headers of the scripts, held against the code below them.
+//! Compares the headers of the scripts with the code below them.
 
 use super::parts::PARTS;
 use super::{
@@ -21,7 +21,7 @@ fn all() -> Vec<(&'static str, &'static str)> {
     scripts.into_iter().chain(PARTS).collect()
 }
 
-/// The comment lines that a script begins with, and the code behind them.
+/// The comment lines at the top of a script, and the code below them.
 pub(super) fn halves(script: &str) -> (String, String) {
     let header = script.lines().take_while(|line| line.starts_with("--"));
     let code = script.lines().skip_while(|line| line.starts_with("--"));
@@ -31,7 +31,7 @@ pub(super) fn halves(script: &str) -> (String, String) {
     )
 }
 
-/// What the header says under `title`, up to the next title.
+/// The text of the header under `title`, up to the next title.
 #[track_caller]
 fn section<'a>(header: &'a str, title: &str) -> &'a str {
     let start = format!("-- {title}: ");
@@ -58,9 +58,9 @@ fn headers_name_every_part_and_every_error() {
     }
 }
 
-/// What is said of one lock key under which nothing stands, and of several: one answer each.
+/// The replies for one lock key without a value, and for several: one reply for each key.
 #[test]
-fn every_script_answers_once_for_each_key_in_the_shape_of_its_header() {
+fn scripts_answer_each_key_as_documented() {
     let server = server();
     let mut redis = connect(&server);
     let token = "00000000000000000017";
@@ -96,12 +96,12 @@ fn headers_agree_with_the_code_below_them() {
         ("renew", &RENEW),
     ] {
         let (header, _) = halves(script);
-        // Called in the shape that the header draws, it answers in the shape that it promises.
+        // Called as its header says, each script replies as its header says.
         let (keys, args) = (section(&header, "KEYS"), section(&header, "ARGV"));
         let fixed_keys = keys.matches("[1] ").count();
         let fixed_args = args.matches("[1] ").count();
         let (_, each) = args.split_once("for each lock key: ").unwrap();
-        // With what the header says of each part behind it.
+        // With the description of each part.
         let (words, modes) = each.split_once(':').unwrap_or((each, ""));
         for (mode, called) in [
             ("", "empty:"),
@@ -133,7 +133,7 @@ fn headers_agree_with_the_code_below_them() {
                     ends(&out)
                 };
                 assert!(!said.contains(&"refused"), "{name}: {out:?}");
-                // Where it says that a caller joins, it does.
+                // A caller joins where the header says so.
                 if name == "acquire" && n > 1 {
                     let joins = modes.contains(called) && !["", "-"].contains(&mode);
                     let wanted = if joins { "queued" } else { "contended" };
@@ -155,8 +155,7 @@ fn release_names_each_form_of_a_lease() {
     }
 }
 
-/// The calls of Redis that use what is neither the clock, nor a channel of ours, nor a key that
-/// was declared.
+/// The Redis calls that use anything but the clock, the library's channels and declared keys.
 fn undeclared(code: &str) -> Vec<&str> {
     let calls = code
         .split("redis.")
@@ -176,7 +175,7 @@ fn undeclared(code: &str) -> Vec<&str> {
                 ["key", "counter", "KEYS[i + 1]"].contains(&first)
             }
             "'HSTRLEN'" | "'HDEL'" => first == "key",
-            // Read up to a length.
+            // Reads up to a length.
             "'GETRANGE'" => ["key", "counter"].contains(&first) && args.next() == Some("'0'"),
             "'TYPE'" => first == "key",
             "'PTTL'" | "'PEXPIRE'" => ["key", "queue"].contains(&first),
@@ -208,7 +207,7 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
                 !channel || line.contains(" = string.sub(counter, 1, -6) .. 'to:' .. "),
                 "{line}"
             );
-            // A function is given declared keys as well.
+            // A function is given declared keys, too.
             for (call, keys) in [
                 (
                     "serve(",

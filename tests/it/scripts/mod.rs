@@ -1,18 +1,18 @@
-//! The Lua scripts, called directly on a real server, comments and all. Knows nothing of the
-//! library but what their headers say.
+//! The Lua scripts, called directly on a real server, comments included. Uses only what the headers of the
+//! scripts say.
 
-mod adopting;
+mod adopt;
+mod batches;
 mod bounds;
 mod fenced;
-mod forcing;
+mod force;
+mod grants;
 mod headers;
-mod inspecting;
-mod many;
-mod not_the_holder;
+mod inspect;
+mod other_leases;
 mod queue;
 mod replicas;
 mod tokens;
-mod turns;
 
 use std::sync::LazyLock;
 
@@ -39,19 +39,20 @@ const FENCE: &str = "p:~fence";
 const ONE: &str = "11111111111111111111111111111111";
 const TWO: &str = "22222222222222222222222222222222";
 const TTL: &str = "60000";
-/// When [`value`] was granted.
+/// The time of the grant in [`value`].
 const MICROS: &str = "1795263780943818";
 
-/// From then on the fence counter can be read, but not written, and keys that begin with `k` can.
-/// Not before Redis 7: see [`has_selectors`].
+/// After this command the fence counter can be read, but not written, and keys that begin with `k` can be
+/// used. Needs Redis 7: see [`has_selectors`].
 const READS_THE_COUNTER: &str = "ACL SETUSER default resetkeys ~k* %R~p:~fence (+eval ~*)";
 const READS_IT_NO_MORE: &str = "ACL SETUSER default clearselectors allkeys";
-/// From then on keys that begin with `k` can be used, and the fence counter not at all: the whole call is refused.
+/// After this command keys that begin with `k` can be used, and the fence counter not at all: Redis refuses
+/// the whole call.
 const NO_COUNTER: &str = "ACL SETUSER default resetkeys ~k*";
 const ALL_KEYS: &str = "ACL SETUSER default allkeys";
 
-/// Whether a user can have a key to read only, and one more set of rules for some commands. Redis 6.2 knows
-/// neither: it refuses a call with a key that the user may not write.
+/// Whether the server has read-only permissions for keys, and permissions that apply to some commands only.
+/// Redis 6.2 has neither: it refuses a call with a key that the user may not write.
 fn has_selectors(server: &Server) -> bool {
     let tried = ["ACL", "SETUSER", "tried", "(+eval ~*)"];
     !matches!(server.command(&tried).unwrap(), Reply::Error(_))
@@ -62,12 +63,12 @@ fn connect(server: &Server) -> Connection {
     client.get_connection_with_timeout(SOON).unwrap()
 }
 
-/// What a script said of one lock key.
+/// The result of a script for one lock key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
     Number(i64),
     Text(String),
-    /// For how long the key is taken in ms, the waiters before it, the µs of its place.
+    /// For how long the key is taken in ms, the number of waiters before this one, and its position in µs.
     Queued {
         left: i64,
         ahead: i64,
@@ -77,7 +78,7 @@ enum Said {
 }
 
 impl Said {
-    /// What is said in words; a number as its digits.
+    /// The result as text; a number as its digits.
     fn text(&self) -> String {
         match self {
             Self::Number(number) => number.to_string(),
@@ -89,12 +90,12 @@ impl Said {
 
 type Outcomes = Vec<Said>;
 
-/// What was said of each lock key, also where one result says it of all, or refuses the whole call.
+/// The result for each lock key, also where one result is for all keys, or Redis refuses the whole call.
 fn call(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
     let said = answer(connection, script, keys, args);
     let locks = keys.iter().filter(|key| **key != FENCE).count();
     match said.as_slice() {
-        // Where its header promises that.
+        // A script may return this where its header says so.
         [Said::Error(_)] => vec![said[0].clone(); locks],
         [Said::Number(1)] if script.contains(" or 1: all ") => vec![Said::Number(1); locks],
         [Said::Text(first)] if script == *ACQUIRE => {
@@ -113,7 +114,7 @@ fn queue_name(key: &str) -> String {
     format!("{key}~queue")
 }
 
-/// The call of a script, with the queues of its lock keys behind them where its header asks for them.
+/// The call of a script, with the queues of its lock keys behind them where its header requires them.
 fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
     let locks = keys.iter().filter(|key| **key != FENCE);
     let modes = || args.iter().skip(3).step_by(3);
@@ -152,7 +153,7 @@ fn result_of(value: Value) -> Said {
     }
 }
 
-/// What was said.
+/// The results.
 fn answer(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
     let packed = eval(script, keys, args).get_packed_command();
     connection.send_packed_command(&packed).unwrap();
@@ -163,8 +164,7 @@ fn answer(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str
     }
 }
 
-/// An error as Redis 7 has it. Before, `@user_script: 18: -` stands in front of those of commands that were
-/// refused.
+/// An error as Redis 7 writes it. Redis 6.2 puts `@user_script: 18: -` before the errors of refused commands.
 fn own_words(error: &str) -> String {
     let inside = error.strip_prefix("@user_script: ");
     let own = inside.and_then(|inside| inside.split_once(": "));
@@ -172,12 +172,12 @@ fn own_words(error: &str) -> String {
     own.strip_prefix('-').unwrap_or(own).to_owned()
 }
 
-/// Asks for all `keys` at once under the lease id [`ONE`], without a queue mode.
+/// Requests all `keys` at once under the lease id [`ONE`], without a queue mode.
 fn acquire(connection: &mut Connection, keys: &[&str]) -> Outcomes {
     acquire_under(&vec![ONE; keys.len()], connection, keys)
 }
 
-/// As [`acquire`], each key under the lease id of its place.
+/// As [`acquire`], with the lease id at the same index for each key.
 fn acquire_under(leases: &[&str], connection: &mut Connection, keys: &[&str]) -> Outcomes {
     let mut args = vec!["host/1/0"];
     leases.iter().for_each(|id| args.extend([id, TTL, ""]));
@@ -188,7 +188,7 @@ fn release(connection: &mut Connection, keys: &[&str], leases: &[&str]) -> Outco
     call(connection, &RELEASE, &[&[FENCE], keys].concat(), leases)
 }
 
-/// Which of its results an acquire gave: granted, queued, contended, foreign, refused.
+/// The kinds of an acquire's results: granted, queued, contended, foreign, refused.
 fn kinds(outcomes: &[Said]) -> Vec<&'static str> {
     let kind = |said: &Said| match said {
         Said::Text(_) => "granted",
@@ -200,7 +200,7 @@ fn kinds(outcomes: &[Said]) -> Vec<&'static str> {
     outcomes.iter().map(kind).collect()
 }
 
-/// Which of its results a release or renewal gave: done, missing, taken, refused.
+/// The kinds of a release's or renewal's results: done, missing, taken, refused.
 fn ends(outcomes: &[Said]) -> Vec<&'static str> {
     let end = |said: &Said| match said {
         Said::Number(1) => "done",
@@ -213,7 +213,7 @@ fn ends(outcomes: &[Said]) -> Vec<&'static str> {
     outcomes.iter().map(end).collect()
 }
 
-/// The time in µs that a grant's token is made of.
+/// The time in µs in a grant's token.
 #[track_caller]
 fn granted(outcome: &Said) -> u64 {
     match outcome {
@@ -226,12 +226,12 @@ fn value(lease: &str) -> String {
     format!("lh1 {lease} {MICROS} host/1/0")
 }
 
-/// One command without quotes, as typed.
+/// Runs one command without quotes, as typed.
 fn say(server: &Server, command: &str) -> Reply {
     ask(server, &command.split(' ').collect::<Vec<_>>())
 }
 
-/// What stands under the key, just as it is there.
+/// The value under the key, unchanged.
 fn text_of(server: &Server, key: &str) -> Option<String> {
     ask(server, &["GET", key]).as_text().map(str::to_owned)
 }
@@ -240,17 +240,17 @@ fn ttl_of(server: &Server, key: &str) -> i64 {
     ask(server, &["PTTL", key]).as_int().unwrap()
 }
 
-/// The lease id of caller `n`: those who come for one lock are numbered, 0 has it first.
+/// The lease id of caller `n`: the callers for one lock are numbered, and 0 has it first.
 fn lease(n: usize) -> String {
     format!("{n:032x}")
 }
 
-/// Caller `n` as the holder of a lock: each is a client of its own.
+/// Caller `n` as the holder of a lock: each caller is a client of its own.
 fn holder(n: usize) -> String {
     format!("host/{n}/0")
 }
 
-/// Caller `n` as it stands in a queue: with its ttl in ms, or `0` if it polls.
+/// Caller `n` as an entry of a queue: with its ttl in ms, or `0` if it polls.
 fn entry(n: usize, ttl: &str) -> String {
     format!("{},{ttl},{}", lease(n), holder(n))
 }
@@ -263,7 +263,7 @@ fn queue_of(server: &Server, key: &str) -> Vec<String> {
     entries.iter().map(Reply::to_string).collect()
 }
 
-/// Caller `n` asks for the key for [`TTL`], with this queue mode.
+/// Caller `n` requests the key for [`TTL`], with this queue mode.
 fn come(connection: &mut Connection, key: &str, n: usize, mode: &str) -> Said {
     come_for(TTL, connection, key, n, mode)
 }
@@ -273,7 +273,7 @@ fn come_for(ttl: &str, connection: &mut Connection, key: &str, n: usize, mode: &
     call(connection, &ACQUIRE, &[FENCE, key], &args).remove(0)
 }
 
-/// Caller `n` asks for the key for `ttl`, or for [`TTL`] and polls if `ttl` is `0`.
+/// Caller `n` requests the key for `ttl`, or for [`TTL`] and polls if `ttl` is `0`.
 fn join(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
     if ttl == "0" {
         return come(connection, key, n, "0");
@@ -286,15 +286,15 @@ fn go(connection: &mut Connection, key: &str, n: usize) -> Said {
     release(connection, &[key], &[&lease(n)]).remove(0)
 }
 
-/// Caller `n` gives back what it may have: the key, or its place in the queue with this ttl.
+/// Caller `n` gives back the key, or its place in the queue with this ttl.
 fn leave(connection: &mut Connection, key: &str, n: usize, ttl: &str) -> Said {
-    // A caller that polls asks for [`TTL`].
+    // A caller that polls requests [`TTL`].
     let ttl = if ttl == "0" { TTL } else { ttl };
     let may_be_queued = format!("{},{ttl},{}", lease(n), holder(n));
     release(connection, &[key], &[&may_be_queued]).remove(0)
 }
 
-/// Caller 0 acquires the key, and for each of `ttls` the next one joins its queue. Returns the value.
+/// Caller 0 acquires the key, and for each of `ttls` the next caller joins its queue. Returns the value.
 #[track_caller]
 fn queue_up(connection: &mut Connection, key: &str, ttls: &[&str]) -> String {
     let micros = granted(&come(connection, key, 0, ""));
@@ -306,7 +306,7 @@ fn queue_up(connection: &mut Connection, key: &str, ttls: &[&str]) -> String {
     format!("lh1 {} {micros} {}{mark}", lease(0), holder(0))
 }
 
-/// The queue that callers from `first` on make with these ttls.
+/// The queue that callers from `first` on form with these ttls.
 fn entries(first: usize, ttls: &[&str]) -> Vec<String> {
     (first..).zip(ttls).map(|(n, ttl)| entry(n, ttl)).collect()
 }
@@ -316,7 +316,7 @@ fn channel(holder: &str) -> String {
     FENCE.replace("fence", "to:") + holder
 }
 
-/// Listens, as their clients would, for the grants of these holders.
+/// Subscribes to the channels of these holders, as their clients would.
 fn listen<'a>(connection: &'a mut Connection, holders: &[String]) -> PubSub<'a> {
     connection.set_read_timeout(Some(SOON)).unwrap();
     let mut ear = connection.as_pubsub();
@@ -342,7 +342,7 @@ fn heard(server: &Server, ear: &mut PubSub) -> Vec<(String, String)> {
 }
 
 #[test]
-fn one_bad_key_costs_the_others_nothing() {
+fn one_bad_key_affects_no_other() {
     let server = server();
     let mut redis = connect(&server);
     ask(&server, &["RPUSH", "b", "theirs"]);
@@ -379,7 +379,7 @@ fn one_bad_key_costs_the_others_nothing() {
 }
 
 #[test]
-fn a_key_asked_for_twice_in_one_call_is_granted_once() {
+fn a_key_repeated_in_one_call_granted_once() {
     let server = server();
     let mut redis = connect(&server);
     let leases = [0, 1, 2, 3].map(lease);
@@ -391,7 +391,7 @@ fn a_key_asked_for_twice_in_one_call_is_granted_once() {
 }
 
 #[test]
-fn a_value_of_ours_without_a_ttl_is_given_the_asked_one() {
+fn a_lock_without_ttl_gets_the_requested_one() {
     let server = server();
     let mut redis = connect(&server);
     ask(&server, &["SET", "a", &value(TWO)]);
@@ -410,7 +410,7 @@ fn a_value_of_ours_without_a_ttl_is_given_the_asked_one() {
 }
 
 #[test]
-fn release_lets_go_of_its_own_only() {
+fn release_deletes_only_its_own_lock() {
     let server = server();
     let mut redis = connect(&server);
     let keys = ["own", "none", "theirs", "foreign", "list", "own2"];
@@ -443,7 +443,7 @@ fn release_lets_go_of_its_own_only() {
 }
 
 #[test]
-fn renew_touches_its_own_only_and_never_shortens() {
+fn renew_prolongs_only_its_own_lock() {
     let server = server();
     let mut redis = connect(&server);
     let keys = [
@@ -472,7 +472,7 @@ fn renew_touches_its_own_only_and_never_shortens() {
         );
         assert!(ttl("longer") > 800_000, "{}", ttl("longer"));
     };
-    // As a Redis older than 7.0 does it, which refuses the option.
+    // As Redis before 7.0, which refuses the option.
     let without_the_option = RENEW.replace("'GT'", "'none such'");
     assert_ne!(without_the_option, *RENEW);
     for renew in [RENEW.as_str(), &without_the_option] {
@@ -497,7 +497,7 @@ fn renew_touches_its_own_only_and_never_shortens() {
 }
 
 #[test]
-fn without_memory_nothing_is_granted_and_what_is_held_lives_and_leaves() {
+fn without_memory_held_locks_still_renew_and_release() {
     let server = server();
     let mut redis = connect(&server);
     let held = acquire(&mut redis, &["own", "own2"]);

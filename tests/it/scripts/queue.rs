@@ -1,7 +1,7 @@
-//! The queue of a lock: how a waiter joins it, stays in it, and leaves it.
-//! Which waiter a release serves is the subject of `turns`.
+//! The queue of a lock: how a waiter joins it, stays in it, and leaves it. `grants` tests which waiter a
+//! release grants the lock to.
 
-mod living;
+mod expiry;
 mod unusable;
 
 use leasehold_testbed::{Reply, Server, eventually};
@@ -14,12 +14,12 @@ use super::{
 };
 use crate::support::{SOON, ask, server};
 
-/// What stands under the key that these tests wait for.
+/// The value under the key that these tests wait for.
 fn value_of(server: &Server) -> String {
-    text_of(server, "k").expect("it is held")
+    text_of(server, "k").expect("the lock is held")
 }
 
-/// For how long the key is taken, the number of waiters before this one, and the µs of its place.
+/// For how long the key is taken, the number of waiters before this one, and its position in µs.
 #[track_caller]
 fn queued(said: &Said) -> (i64, i64, u64) {
     match said {
@@ -41,7 +41,7 @@ fn expire(server: &Server) {
 }
 
 #[test]
-fn waiters_queue_in_the_order_of_their_coming() {
+fn waiters_queue_in_arrival_order() {
     let server = server();
     let mut redis = connect(&server);
     let micros = granted(&join(&mut redis, "k", 0, TTL));
@@ -58,17 +58,17 @@ fn waiters_queue_in_the_order_of_their_coming() {
         last = since;
         assert_eq!(since_of(&server, &entry(n, ttl)), since);
         assert_eq!(queue_of(&server, "k"), entries(1, &ttls[..n]));
-        assert_eq!(value_of(&server), format!("{alone} +"), "one mark");
+        assert_eq!(value_of(&server), format!("{alone} +"), "one marker");
         assert!((1..=60_000).contains(&ttl_of(&server, "k")));
     }
     assert_eq!(text_of(&server, FENCE), Some(micros.to_string()));
-    // The ttl that an endless key is given is known to the millisecond.
+    // The ttl that an endless key gets is known to the millisecond.
     ask(&server, &["PERSIST", "k"]);
     assert_eq!(queued(&come(&mut redis, "k", 4, "0")).0, 60_000);
 }
 
 #[test]
-fn places_rise_whatever_the_clock_says() {
+fn queue_positions_rise_whatever_the_clock_says() {
     let server = server();
     let mut redis = connect(&server);
     let micros = granted(&come(&mut redis, "k", 0, ""));
@@ -83,12 +83,12 @@ fn places_rise_whatever_the_clock_says() {
         (micros + 1..micros + hour).contains(&by_clock),
         "{by_clock}"
     );
-    // Where the counter is makes no difference.
+    // The position of the counter key makes no difference.
     ask(&server, &["SET", FENCE, &(micros + hour).to_string()]);
     let next_by_clock = join_next(&mut redis);
     assert!((by_clock + 1..by_clock + hour).contains(&next_by_clock));
-    // The clock has been set back. Then near the end of what a double tells apart, and where its short form has
-    // an exponent.
+    // The clock has been set back. Then near the largest integer of a double, and where its short form has an
+    // exponent.
     for newest in [micros + hour, 8_888_888_888_888_887, 9_007_000_000_000_000] {
         let newest_of_all = newest.to_string();
         ask(
@@ -104,7 +104,7 @@ fn places_rise_whatever_the_clock_says() {
 }
 
 #[test]
-fn a_waiter_joins_once_and_only_if_asked() {
+fn a_waiter_joins_once_and_on_request() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[TTL, "0"]);
@@ -133,14 +133,14 @@ fn a_waiter_joins_once_and_only_if_asked() {
             "{n} as {mode:?}"
         );
     }
-    // A place asked for anew is the last one.
+    // A waiter that joins anew is the last.
     assert_eq!(queued(&come(&mut redis, "k", 1, "+")).1, 1);
     assert_eq!(queue_of(&server, "k"), [entry(2, "0"), entry(1, TTL)]);
     assert_eq!(value_of(&server), value);
 }
 
 #[test]
-fn asking_again_keeps_the_place_and_its_time() {
+fn a_repeated_request_keeps_its_queue_position() {
     let server = server();
     let mut redis = connect(&server);
     queue_up(&mut redis, "k", &[]);
@@ -158,7 +158,7 @@ fn asking_again_keeps_the_place_and_its_time() {
 }
 
 #[test]
-fn a_waiter_returns_to_its_former_place() {
+fn a_waiter_returns_to_its_former_position() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[TTL; 3]);
@@ -181,7 +181,7 @@ fn a_waiter_returns_to_its_former_place() {
     ask(&server, &["DEL", &queue_name("k")]);
     granted(&come(&mut redis, "k", 4, &again));
     assert_eq!(queued(&come(&mut redis, "k", 5, &again)).2, former);
-    // A place that is none.
+    // An invalid position.
     for mode in ["+x", "+ ", "+1 2"] {
         assert_eq!(kinds(&[come(&mut redis, "k", 6, mode)]), ["contended"]);
     }
@@ -279,7 +279,7 @@ fn a_full_queue_takes_no_more_until_a_waiter_leaves() {
         assert_eq!(waiters(), Some(10_000), "{mode}");
     }
     assert_eq!(kinds(&[come(&mut redis, "k", 4, "-")]), ["contended"]);
-    // The others are queued as before.
+    // The other keys are queued as before.
     assert_eq!(queued(&come(&mut redis, "k", 3, "-")).1, 9_999);
     assert_eq!(leave(&mut redis, "k", 2, "0"), Said::Number(1));
     assert_eq!(queued(&come(&mut redis, "k", 4, "+")).1, 9_999);
@@ -287,7 +287,7 @@ fn a_full_queue_takes_no_more_until_a_waiter_leaves() {
 }
 
 #[test]
-fn a_waiter_leaves_from_wherever_it_stands() {
+fn a_waiter_leaves_from_any_position() {
     let server = server();
     let mut redis = connect(&server);
     for ttls in [&["0"][..], &["5000", "0", TTL]] {
@@ -304,25 +304,29 @@ fn a_waiter_leaves_from_wherever_it_stands() {
             assert_eq!(queue_of(&server, "k"), rest);
             let exists = ask(&server, &["EXISTS", &queue_name("k")]);
             assert_eq!(exists, Reply::Int(i64::from(!rest.is_empty())));
-            assert_eq!(value_of(&server), value, "the lock is as it was");
+            assert_eq!(value_of(&server), value, "the lock is unchanged");
             let left = ttl_of(&server, "k");
             assert!((1..=60_000).contains(&left), "{left}: the ttl stays");
 
             let again = leave(&mut redis, "k", n, ttl);
             assert_eq!(again, Said::Text(value.clone()), "again");
             let said = come(&mut redis, "k", n, "-");
-            assert_eq!(kinds(&[said]), ["contended"], "it is queued no more");
+            assert_eq!(
+                kinds(&[said]),
+                ["contended"],
+                "the waiter is no longer queued"
+            );
             let ahead = queued(&come(&mut redis, "k", n, "0")).1;
             assert_eq!(ahead, rest.len() as i64);
             rest.push(entry(n, "0"));
-            assert_eq!(queue_of(&server, "k"), rest, "it comes last");
+            assert_eq!(queue_of(&server, "k"), rest, "the waiter comes last");
             ask(&server, &["FLUSHALL"]);
         }
     }
 }
 
 #[test]
-fn a_waiter_leaves_under_its_own_name_only() {
+fn a_waiter_removes_only_its_own_entry() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[TTL, "0"]);
@@ -341,7 +345,7 @@ fn a_waiter_leaves_under_its_own_name_only() {
         assert_eq!(said, [Said::Text(value.clone())], "{other}");
         assert_eq!(queue_of(&server, "k"), waiters, "{other}");
     }
-    // A caller that was queued as told and as polling leaves as both.
+    // A caller that was queued with notifications and as polling leaves both entries.
     queued(&come(&mut redis, "k", 1, "0"));
     assert_eq!(queue_of(&server, "k").len(), 3);
     assert_eq!(leave(&mut redis, "k", 1, TTL), Said::Number(1));
@@ -355,13 +359,13 @@ fn a_lease_that_may_be_queued_is_released_if_granted() {
     let mut ear = listen(&mut clients, &[2].map(holder));
     queue_up(&mut redis, "k", &[TTL, TTL]);
     assert_eq!(leave(&mut redis, "k", 0, TTL), Said::Number(1));
-    // Caller 1 does not listen.
+    // Caller 1 is not subscribed.
     assert!(value_of(&server).starts_with(&format!("lh1 {}", lease(2))));
     assert_eq!(heard(&server, &mut ear).len(), 1);
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(1));
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(0));
     assert_eq!(ask(&server, &["EXISTS", "k"]), Reply::Int(0));
-    // A waiter leaves the queue of a key that is free, or holds something else.
+    // A waiter leaves the queue of a key that is free, or that holds a foreign value.
     for spoil in [
         &["DEL", "k"][..],
         &["SET", "k", "theirs"],
@@ -399,7 +403,7 @@ fn a_waiter_may_neither_release_nor_renew() {
 fn the_values_of_others_are_never_joined() {
     let server = server();
     let mut redis = connect(&server);
-    // As long as a value of ours.
+    // As long as a lock's value.
     let beginnings = ["lh2 ", "LH1 ", "lh1-", "    "];
     for value in beginnings.map(|begin| value(ONE).replace("lh1 ", begin)) {
         ask(&server, &["SET", "k", &value, "PX", "50000"]);
@@ -419,7 +423,7 @@ fn the_values_of_others_are_never_joined() {
 }
 
 #[test]
-fn commas_in_a_holders_name_mislead_nobody() {
+fn commas_in_a_holder_name_are_harmless() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let hosts = [",", "a,b", "0,a,", ",,5000,"].map(|host| format!("{host}/1/0"));
@@ -443,7 +447,7 @@ fn commas_in_a_holders_name_mislead_nobody() {
         let value = value_of(&server);
         let micros = value.split(' ').nth(2).unwrap();
         assert_eq!(value, format!("lh1 {} {micros} {host} +", lease(1)));
-        // It has been waiting since long ago.
+        // The waiter joined long ago.
         let message = format!("{} ?{micros} k", lease(1));
         let channel = channel(host);
         assert_eq!(heard(&server, &mut ear), [(channel, message)]);

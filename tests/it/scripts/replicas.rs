@@ -1,4 +1,4 @@
-//! A replica may be behind its primary, so no script says of a lock there that it has gone.
+//! A replica may be behind its primary, so no script reports there that a lock has gone.
 
 use redis::Connection;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::support::{ask, server};
 
-/// What each script that ends or keeps a lock says of `key` for the lease [`TWO`], which has no lock.
+/// The results of each script that ends or keeps a lock, for `key` and the lease [`TWO`], which has no lock.
 fn said(connection: &mut Connection, key: &str) -> [Said; 3] {
     let one = |mut said: Vec<Said>| said.remove(0);
     [
@@ -24,7 +24,7 @@ fn said(connection: &mut Connection, key: &str) -> [Said; 3] {
 }
 
 #[test]
-fn a_replica_does_not_say_that_a_lock_has_gone() {
+fn a_replica_never_reports_a_deleted_lock() {
     let server = server();
     let mut connection = connect(&server);
     acquire(&mut connection, &["taken"]);
@@ -51,9 +51,9 @@ fn a_replica_does_not_say_that_a_lock_has_gone() {
     }
 }
 
-/// Its ttl there looks as long as it is to be: no reason to say that it was renewed.
+/// The ttl on the replica looks as long as requested: no reason to confirm the renewal.
 #[test]
-fn a_replica_does_not_say_that_a_lock_was_renewed() {
+fn a_replica_never_confirms_a_renewal() {
     let server = server();
     let mut connection = connect(&server);
     acquire(&mut connection, &["k"]);
@@ -63,12 +63,12 @@ fn a_replica_does_not_say_that_a_lock_was_renewed() {
 }
 
 #[test]
-fn a_replica_does_not_say_that_a_lock_is_taken() {
+fn a_replica_never_reports_a_held_lock() {
     let server = server();
     let mut connection = connect(&server);
     queue_up(&mut connection, "k", &[TTL]);
     acquire(&mut connection, &["taken"]);
-    // A `try_lock` took it past its queue, so its value has no mark.
+    // A `try_lock` acquired the lock past its queue, so its value has no marker.
     queue_up(&mut connection, "past", &[TTL]);
     ask(&server, &["SET", "past", &value(ONE), "PX", TTL]);
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);

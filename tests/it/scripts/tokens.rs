@@ -2,7 +2,7 @@
 
 use leasehold_testbed::Reply;
 
-use super::turns::pass;
+use super::grants::pass;
 use super::{
     ALL_KEYS, FENCE, NO_COUNTER, READS_IT_NO_MORE, READS_THE_COUNTER, TTL, acquire, come, connect,
     go, granted, has_selectors, heard, holder, kinds, listen, queue_up, say, text_of,
@@ -10,13 +10,13 @@ use super::{
 use crate::steady::steady;
 use crate::support::{ask, in_redis, server, value_of};
 
-/// The time in µs that the token of a value's holder is made of.
+/// The time in µs in the token of a value's holder.
 fn micros_of(value: &str) -> u64 {
     value.split(' ').nth(2).unwrap().parse().unwrap()
 }
 
 #[test]
-fn tokens_rise_within_and_across_calls_and_survive_the_counter() {
+fn tokens_rise_and_survive_a_deleted_counter() {
     let server = server();
     let mut redis = connect(&server);
     let mut last = 0;
@@ -32,7 +32,7 @@ fn tokens_rise_within_and_across_calls_and_survive_the_counter() {
             ask(&server, &["DEL", FENCE]);
         }
     }
-    // A counter ahead of the clock is followed, not fallen behind of.
+    // A counter ahead of the clock is continued.
     let ahead = last + 3_600_000_000;
     ask(&server, &["SET", FENCE, &ahead.to_string()]);
     let tokens: Vec<u64> = acquire(&mut redis, &["a", "b"])
@@ -90,7 +90,7 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
             ask(&server, &["DEL", FENCE]);
         }
     }
-    // A counter ahead of the clock is followed by both.
+    // Both continue a counter ahead of the clock.
     let ahead = last + 3_600_000_000;
     ask(&server, &["SET", FENCE, &ahead.to_string()]);
     let value = queue_up(&mut redis, "a", &[TTL]);
@@ -101,7 +101,7 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
 }
 
 #[test]
-fn a_release_that_can_make_no_token_frees_the_key_instead_of_granting_it() {
+fn a_release_without_a_token_frees_the_key() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
@@ -122,8 +122,7 @@ fn a_release_that_can_make_no_token_frees_the_key_instead_of_granting_it() {
     assert_eq!(ask(&server, &["LLEN", FENCE]), Reply::Int(1));
 }
 
-/// What is no time in µs that the counter could be at: none of them may be counted on from, nor
-/// overwritten.
+/// Values that are no time in µs: a script must neither count on from them nor overwrite them.
 const BROKEN: [&str; 14] = [
     "",
     "text",
@@ -137,7 +136,7 @@ const BROKEN: [&str; 14] = [
     "1e00000000000015",
     "             nan",
     "             inf",
-    // From 2^53 on a double cannot tell one number from the next.
+    // From 2^53 on, a double cannot tell one number from the next.
     "9007199254740993",
     "9999999999999999",
 ];
@@ -174,7 +173,7 @@ fn a_broken_fence_counter_grants_nothing_and_leaves_no_key() {
 }
 
 #[test]
-fn a_counter_that_cannot_be_written_grants_nothing_and_leaves_no_key() {
+fn an_unwritable_counter_grants_nothing() {
     let server = server();
     let mut redis = connect(&server);
     acquire(&mut redis, &["k", "k2"]);
@@ -195,7 +194,7 @@ fn a_counter_that_cannot_be_written_grants_nothing_and_leaves_no_key() {
 }
 
 #[test]
-fn a_client_is_told_of_a_broken_fence_counter() {
+fn a_broken_fence_counter_is_a_client_error() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let fence = in_redis("~fence");
@@ -213,11 +212,11 @@ fn a_client_is_told_of_a_broken_fence_counter() {
 }
 
 #[test]
-fn the_token_a_holder_sees_is_the_time_that_redis_keeps() {
+fn a_token_is_the_time_of_redis() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    let value = value_of(&server, "k").expect("it is held");
+    let value = value_of(&server, "k").expect("the lock is held");
     let micros: u64 = value.split(' ').nth(2).unwrap().parse().unwrap();
     assert_eq!(guard.fencing_token() >> 10, micros);
     let counter = ask(&server, &["GET", &in_redis("~fence")]);

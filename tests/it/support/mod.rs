@@ -1,9 +1,9 @@
-//! What the tests share: servers, clients, witnesses of exclusion that no lock library wrote, and
-//! ways to wait for what happens. Never looks inside the library.
+//! Code that the tests share: servers, clients, checks of exclusion that use no lock of the library, and ways to
+//! wait for an event. Uses the public API only.
 
-mod asleep;
-mod outside;
+mod blocked;
 mod recorder;
+mod server;
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use leasehold::{Builder, Client, Error, LossReason, LostSignal, MutexGuard, Released};
+use leasehold::{Builder, Client, Error, LossReason, LostSignal, Mutex, MutexGuard, Released};
 use leasehold_testbed::{Reply, Server, eventually};
 
-pub use outside::{
-    bytes_received, bytes_sent, channel_of, clients_that_hear, connections, connections_accepted,
-    connections_made, in_line, info_number, lease_of, make_first_join_earlier, queue, reads,
-    reads_during, script_calls, tracked, wait_for_line, wake_up_connections,
-};
 pub use recorder::{Recorder, What};
+pub use server::{
+    bytes_received, bytes_sent, channel_of, connections, connections_accepted, connections_made,
+    info_number, lease_of, make_first_join_earlier, notified_clients, queue, queued, reads,
+    reads_during, script_calls, tracked, wait_for_queue, wake_up_connections,
+};
 
 use crate::steady::steady;
 
-/// For what is only a matter of moments, on the busiest of machines.
+/// The limit for what takes a moment, on a busy machine.
 pub const SOON: Duration = Duration::from_secs(10);
-/// A ttl that no test lives to see the end of: a key that is free again was let go.
+/// A ttl longer than any test: a key that is free before its end was released.
 pub const LONG_TTL: Duration = Duration::from_secs(60);
-/// How long the clients of [`builder`] wait for an answer.
+/// How long the clients of [`builder`] wait for a reply.
 pub const TIMEOUT: Duration = Duration::from_millis(500);
 
 pub fn millis(n: u64) -> Duration {
@@ -40,32 +40,32 @@ pub fn secs(n: u64) -> Duration {
 }
 
 /// A client that receives notifications by now.
-pub fn hearing_client(server: &Server, recorder: &Arc<Recorder>) -> Client {
+pub fn notified_client(server: &Server, recorder: &Arc<Recorder>) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
-    let before = clients_that_hear(server);
+    let before = notified_clients(server);
     let guard = lock(&client, "warm");
-    let heard = eventually(SOON, || clients_that_hear(server) > before);
+    let heard = eventually(SOON, || notified_clients(server) > before);
     assert!(heard, "no notifications");
     guard.unlock().unwrap();
     client
 }
 
-/// Returns when the client has handled all messages that it received before: they come in order, and this sends
-/// it one more.
+/// Returns when the client has handled all messages that it received before: they come in order, and this
+/// sends it one more.
 pub fn wait_for_messages(server: &Server, client: &Client) {
     let mark = lock(client, "mark");
     let operator = steady(&server.url()).build().unwrap();
     operator.mutex("mark").force_unlock().unwrap().unwrap();
-    told_within(SOON, &mark.lost_signal());
+    lost_within(SOON, &mark.lost_signal());
 }
 
 pub fn server() -> Server {
     Server::start().unwrap()
 }
 
-/// Settings that suit tests: short time-outs (longer for a connection, which starts a thread and
-/// takes several steps on a busy machine), a ttl that no short stall of the machine uses up.
+/// Settings for tests: short time-outs (longer for a connection, which starts a thread and takes several
+/// steps on a busy machine), and a ttl longer than the stalls of a busy machine.
 pub fn builder(url: &str) -> Builder {
     Client::builder(url)
         .ttl(secs(6))
@@ -74,13 +74,13 @@ pub fn builder(url: &str) -> Builder {
         .outage_timeout(secs(20))
 }
 
-/// The lock; that it cannot be had soon fails the test.
+/// Acquires the lock; fails the test if that takes long.
 pub fn lock(client: &Client, key: &str) -> MutexGuard {
     let mutex = client.mutex(key);
     within(SOON, "locking", move || mutex.lock().unwrap())
 }
 
-/// One command over a connection of its own; a refusal fails the test.
+/// Runs one command over a connection of its own; a refusal fails the test.
 pub fn ask(server: &Server, args: &[&str]) -> Reply {
     match server.command(args).unwrap() {
         Reply::Error(error) => panic!("{args:?}: {error}"),
@@ -88,12 +88,12 @@ pub fn ask(server: &Server, args: &[&str]) -> Reply {
     }
 }
 
-/// The lock's key as it stands in Redis, with the default prefix.
+/// The lock's key in Redis, with the default prefix.
 pub fn in_redis(key: &str) -> String {
     format!("leasehold:{key}")
 }
 
-/// What stands under the lock's key.
+/// The value under the lock's key.
 pub fn value_of(server: &Server, key: &str) -> Option<String> {
     ask(server, &["GET", &in_redis(key)])
         .as_text()
@@ -104,13 +104,13 @@ pub fn is_held(server: &Server, key: &str) -> bool {
     ask(server, &["EXISTS", &in_redis(key)]) == Reply::Int(1)
 }
 
-/// How long the lock's key has left to live; `None` when there is no such key.
+/// The remaining ttl of the lock's key; `None` when there is no such key.
 pub fn expires_in(server: &Server, key: &str) -> Option<Duration> {
     let left = ask(server, &["PTTL", &in_redis(key)]).as_int().unwrap();
     u64::try_from(left).ok().map(Duration::from_millis)
 }
 
-/// All keys of locks that stand in Redis, whoever holds them.
+/// All keys of locks in Redis, whoever holds them.
 pub fn held_keys(server: &Server) -> Vec<String> {
     let Reply::Array(keys) = ask(server, &["KEYS", "leasehold:*"]) else {
         panic!("KEYS answers with an array");
@@ -122,14 +122,14 @@ pub fn held_keys(server: &Server) -> Vec<String> {
         .collect()
 }
 
-/// Fails unless all locks become free soon: that is long before a [`LONG_TTL`] ends.
+/// Fails unless all locks become free soon, which is long before a [`LONG_TTL`] ends.
 #[track_caller]
 pub fn assert_all_become_free(server: &Server) {
     let free = eventually(SOON, || held_keys(server).is_empty());
-    assert!(free, "held by nobody: {:?}", held_keys(server));
+    assert!(free, "leaked: {:?}", held_keys(server));
 }
 
-/// Closes every connection to the server but the one that says so.
+/// Closes every connection to the server, except that of this command.
 pub fn kill_connections(server: &Server) {
     ask(
         server,
@@ -137,16 +137,16 @@ pub fn kill_connections(server: &Server) {
     );
 }
 
-/// The reason of a loss that must be told within `limit`.
+/// The reason of a loss, which the signal must report within `limit`.
 #[track_caller]
-pub fn told_within(limit: Duration, signal: &LostSignal) -> LossReason {
+pub fn lost_within(limit: Duration, signal: &LostSignal) -> LossReason {
     match signal.recv_timeout(limit) {
         Ok(reason) => reason,
-        Err(error) => panic!("no loss was told within {limit:?}: {error}"),
+        Err(error) => panic!("no loss was reported within {limit:?}: {error}"),
     }
 }
 
-/// Work on a thread of its own; waiting for it is bounded, so that a hang fails the test.
+/// Work on a thread of its own. A wait for it has a limit, so that a hang fails the test.
 pub struct Task<T> {
     outcome: Receiver<T>,
     thread: JoinHandle<()>,
@@ -156,7 +156,7 @@ impl<T: Send + 'static> Task<T> {
     pub fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
         let (done, outcome) = channel();
         let thread = thread::spawn(move || {
-            // Nobody is left to hear of it when the test has failed already.
+            // Nobody receives the result when the test has failed already.
             let _ = done.send(work());
         });
         Self { outcome, thread }
@@ -188,7 +188,7 @@ pub fn within<T: Send + 'static>(
     Task::start(work).within(limit, what)
 }
 
-/// Why the release of a lock that was held until then could not be confirmed.
+/// The reason why the release of a lock that was held until then could not be confirmed.
 #[track_caller]
 pub fn unconfirmed(unlocked: Result<Released, Error>) -> Error {
     match unlocked {
@@ -197,8 +197,8 @@ pub fn unconfirmed(unlocked: Result<Released, Error>) -> Error {
     }
 }
 
-/// Sees that holders of one lock are inside one at a time, in the order of their tokens. Its own
-/// atomics decide, no lock does.
+/// Checks that the holders of one lock are inside one at a time, in the order of their tokens. Its own
+/// atomics decide, and no lock.
 #[derive(Default)]
 pub struct Witness {
     inside: AtomicUsize,
@@ -206,12 +206,12 @@ pub struct Witness {
     last_token: AtomicU64,
 }
 
-/// Somebody who is inside; dropped, they have left.
+/// A holder that is inside; dropping it leaves.
 #[must_use]
 pub struct Inside<'a>(&'a Witness);
 
 impl Witness {
-    /// Fails if somebody else is inside, or was with a higher token.
+    /// Fails if another holder is inside, or was with a higher token.
     #[track_caller]
     pub fn enter(&self, guard: &MutexGuard) -> Inside<'_> {
         let others = self.inside.fetch_add(1, Ordering::SeqCst);
@@ -224,7 +224,18 @@ impl Witness {
         inside
     }
 
-    /// How often anybody has entered.
+    /// Starts a thread that takes the lock `turns` times, and enters each time.
+    pub fn start_turns(self: &Arc<Self>, mutex: Mutex, turns: usize) -> Task<()> {
+        let witness = Arc::clone(self);
+        Task::start(move || {
+            for _ in 0..turns {
+                let guard = mutex.lock().unwrap();
+                drop(witness.enter(&guard));
+            }
+        })
+    }
+
+    /// The number of entries so far.
     pub fn entries(&self) -> usize {
         self.entries.load(Ordering::SeqCst)
     }
@@ -243,7 +254,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// A connection of its own to the server's counter of this name; one for each thread.
+    /// Opens a connection of its own to the server's counter of this name. Each thread needs one.
     pub fn open(server: &Server, name: &str) -> Self {
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_connection_with_timeout(SOON).unwrap();

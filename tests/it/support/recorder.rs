@@ -1,4 +1,4 @@
-//! Counts what a client tells, so that tests can wait for it. Never calls the client.
+//! Counts the events of a client, so that tests can wait for them. Never calls the client.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub enum What {
     RenewalFailed,
     Lost,
     Unavailable,
-    /// Of no key: noted under the empty one.
+    /// Has no key: counted under the empty one.
     WakeUpsRefused,
 }
 
@@ -33,19 +33,19 @@ impl Recorder {
         Arc::default()
     }
 
-    /// How often it was told about the lock of this key.
+    /// The number of these events for the lock of this key.
     pub fn count(&self, what: What, key: &str) -> usize {
         let counts = self.counts();
         counts.get(&(what, key.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Waits until it has been told `more` times from now on.
+    /// Waits for `more` further events.
     #[track_caller]
     pub fn wait_for_more(&self, more: usize, what: What, key: &str) {
         self.wait_for(self.count(what, key) + more, what, key);
     }
 
-    /// Waits until it has been told so often in all.
+    /// Waits until there have been `count` events in all.
     #[track_caller]
     pub fn wait_for(&self, count: usize, what: What, key: &str) {
         let deadline = Instant::now() + SOON;
@@ -58,14 +58,14 @@ impl Recorder {
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(
                 !left.is_zero(),
-                "{what:?} of {key:?} was told {told} times, not {count}"
+                "{what:?} of {key:?}: {told} events, not {count}"
             );
             let waited = self.changed.wait_timeout(counts, left);
             counts = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// A test that failed while it waited is no concern of the client's threads.
+    /// A test that failed while it waited must not disturb the client's threads.
     fn counts(&self) -> MutexGuard<'_, HashMap<(What, String), usize>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

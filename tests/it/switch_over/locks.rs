@@ -7,7 +7,7 @@ use super::{Servers, assert_listens_on_the_new, listen_on_the_old};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, What, ask, assert_all_become_free, expires_in, in_redis, is_held,
-    lock, millis, server, told_within, tracked, value_of,
+    lock, lost_within, millis, server, tracked, value_of,
 };
 
 #[test]
@@ -20,7 +20,7 @@ fn locks_of_the_new_primary_are_not_lost() {
     servers.close_lanes();
     let looked = tracked(&servers.old);
     let guards: Vec<MutexGuard> = (0..5).map(|n| lock(&client, &format!("k{n}"))).collect();
-    // The notification connection reads their keys on the old primary, which has none of them.
+    // The notification connection reads the keys on the old primary, which has none of them.
     assert!(eventually(SOON, || tracked(&servers.old) > looked));
     assert_listens_on_the_new(&servers, &client);
     for guard in guards {
@@ -48,7 +48,7 @@ fn locks_held_across_the_switch_are_released_when_dropped() {
 
 /// All connections of the client lead to the old primary, where the lock is deleted.
 #[test]
-fn a_key_that_goes_on_the_old_primary_is_no_loss() {
+fn keys_deleted_on_the_old_primary_are_kept() {
     let (servers, recorder) = (Servers::start(), Recorder::new());
     let builder = steady(&servers.proxy.url()).ttl(LONG_TTL);
     let client = builder.event_handler(recorder.clone()).build().unwrap();
@@ -66,7 +66,7 @@ fn a_key_that_goes_on_the_old_primary_is_no_loss() {
 }
 
 #[test]
-fn a_lock_reported_lost_is_released_all_the_same() {
+fn a_lock_reported_lost_is_still_released() {
     type Leave = fn(MutexGuard);
     let leave: [Leave; 2] = [drop, |guard| drop(guard.unlock().unwrap_err())];
     for leave in leave {
@@ -76,7 +76,7 @@ fn a_lock_reported_lost_is_released_all_the_same() {
         let value = value_of(&server, "k").unwrap();
         let lost = guard.lost_signal();
         ask(&server, &["DEL", &in_redis("k")]);
-        assert_eq!(told_within(SOON, &lost), LossReason::Deleted);
+        assert_eq!(lost_within(SOON, &lost), LossReason::Deleted);
         // As if the read had come from another server: the primary still has the lock.
         ask(&server, &["SET", &in_redis("k"), &value, "PX", "60000"]);
         leave(guard);

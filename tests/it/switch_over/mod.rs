@@ -1,5 +1,5 @@
-//! A switch-over that closes no connection: two servers swap their roles behind one address. Connections
-//! made before lead to the old primary, which still answers reads.
+//! A switch-over that closes no connection: two servers swap their roles behind one address. Connections made
+//! before lead to the old primary, which still replies to reads.
 
 mod locks;
 mod notifications;
@@ -11,10 +11,10 @@ use leasehold_testbed::{Proxy, Reply, Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, ask, channel_of, clients_that_hear, in_redis, kill_connections,
+    LONG_TTL, SOON, ask, channel_of, in_redis, kill_connections, notified_clients,
 };
 
-/// Two servers, and the address of the one that is the primary.
+/// Two servers, and the address that leads to the primary.
 struct Servers {
     old: Server,
     new: Server,
@@ -22,7 +22,7 @@ struct Servers {
 }
 
 impl Servers {
-    /// `new` is a replica of `old`, and has all that it has.
+    /// Starts two servers; `new` is a replica of `old`, and has all its data.
     fn start() -> Self {
         let server = || {
             let builder = Server::builder().arg("repl-diskless-sync-delay", "0");
@@ -47,8 +47,7 @@ impl Servers {
         ask(&self.old, &["CLIENT", "UNPAUSE"]);
     }
 
-    /// As [`switch_over`](Self::switch_over), but what is written on the new primary does not reach the
-    /// old one.
+    /// As [`switch_over`](Self::switch_over), but writes on the new primary do not reach the old one.
     fn switch_over_apart(&self) {
         self.promote_the_new();
         ask(&self.old, &["REPLICAOF", "127.0.0.1", "1"]);
@@ -70,13 +69,13 @@ impl Servers {
         ask(&self.old, &["CONFIG", "SET", "replica-read-only", "yes"]);
     }
 
-    /// Closes all connections to the old primary but those for notifications.
+    /// Closes all connections to the old primary, except those for notifications.
     fn close_lanes(&self) {
         kill_connections(&self.old);
     }
 }
 
-/// Makes `one` a replica of `other`, with all that it has.
+/// Makes `one` a replica of `other`, with all its data.
 fn replicate(one: &Server, other: &Server) {
     ask(one, &["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
     let linked = || replication(one).contains("master_link_status:up");
@@ -96,7 +95,7 @@ fn offset(server: &Server, role: &str) -> String {
     offset.unwrap().trim().to_owned()
 }
 
-/// How many connections get the messages of `client` on `server`.
+/// The number of connections on `server` that get the messages of `client`.
 fn listening(server: &Server, client: &Client) -> i64 {
     let channel = channel_of(client);
     let Reply::Array(reply) = ask(server, &["PUBSUB", "NUMSUB", &channel]) else {
@@ -105,7 +104,7 @@ fn listening(server: &Server, client: &Client) -> i64 {
     reply[1].as_int().unwrap()
 }
 
-/// Waits until the client listens on the new primary, and nowhere else.
+/// Waits until the client is subscribed on the new primary, and nowhere else.
 #[track_caller]
 fn assert_listens_on_the_new(servers: &Servers, client: &Client) {
     let moved = || {
@@ -117,9 +116,9 @@ fn assert_listens_on_the_new(servers: &Servers, client: &Client) {
     assert!(eventually(SOON, || moved() == (0, 1)), "{:?}", moved());
 }
 
-/// Has the client listen on the old primary: it holds a lock for longer than a moment.
+/// Makes the client subscribe on the old primary: it holds a lock for longer than a moment.
 fn listen_on_the_old(servers: &Servers, client: &Client) -> leasehold::MutexGuard {
     let guard = client.mutex("watched").lock().unwrap();
-    assert!(eventually(SOON, || clients_that_hear(&servers.old) > 0));
+    assert!(eventually(SOON, || notified_clients(&servers.old) > 0));
     guard
 }

@@ -9,11 +9,11 @@ use leasehold_testbed::{Server, eventually};
 use super::{Servers, assert_listens_on_the_new, listen_on_the_old, listening};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, Task, ask, channel_of, lock, millis, script_calls, secs, wait_for_line,
+    LONG_TTL, SOON, Task, ask, channel_of, lock, millis, script_calls, secs, wait_for_queue,
 };
 
 #[test]
-fn one_refused_request_moves_the_notifications() {
+fn one_refused_request_replaces_the_notification_connection() {
     let servers = Servers::start();
     // One pipeline: the request has to use a connection to the old primary, whatever its key.
     let builder = steady(&servers.proxy.url()).ttl(LONG_TTL).pipelines(1);
@@ -25,12 +25,13 @@ fn one_refused_request_moves_the_notifications() {
     lock(&client, "other").unlock().unwrap();
     assert_listens_on_the_new(&servers, &client);
     let requests = script_calls(&servers.old) + script_calls(&servers.new) - before;
-    // It is repeated while the connections are younger than a second, on either server half of the time.
+    // The client repeats the request while its connections are younger than a second; half of the attempts
+    // reach each server.
     assert!(requests < 100, "{requests} requests");
 }
 
 #[test]
-fn a_waiter_that_was_passed_over_moves_the_notifications() {
+fn a_skipped_waiter_replaces_the_notification_connection() {
     let servers = Servers::start();
     let client = servers.client();
     let _held = listen_on_the_old(&servers, &client);
@@ -41,20 +42,20 @@ fn a_waiter_that_was_passed_over_moves_the_notifications() {
     let held = lock(&other, "k");
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    wait_for_line(&servers.new, "k", 1);
+    wait_for_queue(&servers.new, "k", 1);
     assert_eq!(listening(&servers.new, &client), 0);
     held.unlock().unwrap();
-    // The release skipped the waiter, whose client listens on the old primary.
+    // The release skipped the waiter, whose client is subscribed on the old primary.
     let next = lock(&other, "k");
-    wait_for_line(&servers.new, "k", 1);
+    wait_for_queue(&servers.new, "k", 1);
     assert_listens_on_the_new(&servers, &client);
     next.unlock().unwrap();
-    let guard = waiter.within(SOON, "its turn");
+    let guard = waiter.within(SOON, "the grant");
     guard.check().unwrap();
 }
 
 #[test]
-fn the_old_client_gets_its_share_beside_new_ones() {
+fn a_client_from_before_the_switch_competes_fairly() {
     const NEW_CLIENTS: usize = 4;
     const GRANTS: u64 = 800;
     let servers = Servers::start();
@@ -86,13 +87,13 @@ fn the_old_client_gets_its_share_beside_new_ones() {
         .into_iter()
         .map(|task| task.within(secs(60), "its share"));
     let grants: Vec<u64> = grants.collect();
-    // A fifth would be fair. It loses a second until its connections are old enough to be replaced.
+    // A fifth would be fair. The client loses a second until its connections are old enough to be replaced.
     assert!(grants[NEW_CLIENTS] > GRANTS / 20, "{grants:?}");
 }
 
-/// A script finds the client listening all the time, also while its connection is replaced.
+/// A script finds the client subscribed all the time, also while its connection is replaced.
 #[test]
-fn a_replaced_connection_leaves_no_gap() {
+fn a_replaced_notification_connection_misses_nothing() {
     let servers = Servers::start();
     let server = &servers.old;
     let client = servers.client();

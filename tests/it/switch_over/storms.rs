@@ -1,4 +1,4 @@
-//! A server that refuses everything for long is not asked for a connection with each request.
+//! A client of a server that refuses everything for long does not open a connection for each request.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use leasehold_testbed::eventually;
 
 use crate::steady::steady;
 use crate::support::{
-    SOON, TIMEOUT, Task, ask, clients_that_hear, connections_accepted, lock, script_calls, secs,
+    SOON, TIMEOUT, Task, ask, connections_accepted, lock, notified_clients, script_calls, secs,
     server,
 };
 
@@ -27,11 +27,11 @@ fn a_read_only_server_costs_a_connection_per_second() {
                 .unwrap()
         })
         .collect();
-    // Each has its connection for notifications: it holds a lock for longer than a moment.
+    // Each client has its notification connection: it holds a lock for longer than a moment.
     let held: Vec<_> = (0..CLIENTS)
         .map(|n| lock(&clients[n], &format!("held{n}")))
         .collect();
-    let heard = eventually(SOON, || clients_that_hear(&server) == CLIENTS);
+    let heard = eventually(SOON, || notified_clients(&server) == CLIENTS);
     assert!(heard);
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     let (before, started) = (
@@ -50,11 +50,11 @@ fn a_read_only_server_costs_a_connection_per_second() {
         })
         .collect();
     for task in tasks {
-        task.within(secs(60), "being refused");
+        task.within(secs(60), "the refusal");
     }
     let seconds = started.elapsed().as_secs() + 1;
     let refused = script_calls(&server) - before.1;
-    // Two of them are of the test.
+    // Two of the connections are the test's own.
     let made = connections_accepted(&server) - before.0 - 2;
     let bound = CLIENTS as u64 * USED * (seconds + 1);
     println!("{made} connections for {refused} requests in {seconds} s");

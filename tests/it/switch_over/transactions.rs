@@ -1,5 +1,5 @@
-//! A transaction whose connection leads to the old primary writes nothing there, and the next one gets
-//! another connection.
+//! A transaction whose connection leads to the old primary writes nothing there, and the next transaction
+//! gets another connection.
 
 use leasehold::ErrorKind;
 use leasehold_testbed::eventually;
@@ -49,7 +49,7 @@ fn an_old_primary_without_the_lock_is_no_loss() {
             servers.switch_over();
             servers.drop_from_the_old("k");
         }
-        // It only reads: a write would be refused before the lock is looked at again.
+        // The closure only reads: a write would be refused before the lock is checked again.
         pipe.get("data");
         Ok(())
     });

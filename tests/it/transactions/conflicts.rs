@@ -1,5 +1,4 @@
-//! Something that is watched changes while the lock is still ours: the closure runs again, on what is
-//! there now.
+//! A watched key changes while the lock is still held: the closure runs again, on the new data.
 
 use leasehold::ErrorKind;
 use leasehold::redis::Commands;
@@ -7,11 +6,11 @@ use leasehold::redis::Commands;
 use super::{DATA, assert_writes, client, data, set, watch, write};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, secs, server, wait_for_line,
+    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, secs, server, wait_for_queue,
 };
 
 #[test]
-fn a_renewal_in_between_costs_another_run_and_nothing_else() {
+fn a_renewal_meanwhile_only_reruns_the_closure() {
     let (server, recorder) = (server(), Recorder::new());
     let builder = steady(&server.url()).ttl(secs(10)).renew_ratio(0.05);
     let client = builder.event_handler(recorder.clone()).build().unwrap();
@@ -28,7 +27,7 @@ fn a_renewal_in_between_costs_another_run_and_nothing_else() {
 }
 
 #[test]
-fn a_lock_that_its_closure_extends_is_written_under_all_the_same() {
+fn a_closure_may_extend_its_lock() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -42,7 +41,7 @@ fn a_lock_that_its_closure_extends_is_written_under_all_the_same() {
 }
 
 #[test]
-fn somebody_who_joins_the_line_costs_another_run_and_nothing_else() {
+fn a_joining_waiter_only_reruns_the_closure() {
     let server = server();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("k").lock().unwrap();
@@ -51,7 +50,7 @@ fn somebody_who_joins_the_line_costs_another_run_and_nothing_else() {
         if run == 1 {
             let mutex = two.mutex("k");
             waiting = Some(Task::start(move || mutex.lock().unwrap()));
-            wait_for_line(&server, "k", 1);
+            wait_for_queue(&server, "k", 1);
         }
     });
     result.unwrap();
@@ -62,7 +61,7 @@ fn somebody_who_joins_the_line_costs_another_run_and_nothing_else() {
 }
 
 #[test]
-fn a_foreign_writer_of_a_watched_key_makes_the_closure_read_again() {
+fn a_foreign_write_reruns_the_closure() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -80,23 +79,23 @@ fn a_foreign_writer_of_a_watched_key_makes_the_closure_read_again() {
     });
     assert_eq!(read.unwrap().value, "abb");
     assert_eq!(seen, ["a", "ab", "abb"]);
-    // What earlier runs wanted to write is forgotten.
+    // The writes of earlier runs are discarded.
     assert_eq!(data(&server).as_deref(), Some("abb!"));
 }
 
 #[test]
-fn a_key_that_nobody_watches_may_change() {
+fn an_unwatched_key_may_change() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
-    let (runs, result) = write(&guard, |_| set(&server, "somebody else's"));
+    let (runs, result) = write(&guard, |_| set(&server, "another user's"));
     result.unwrap();
     assert_eq!(runs, 1);
     assert_eq!(data(&server).as_deref(), Some("written in run 1"));
 }
 
 #[test]
-fn what_only_reads_has_read_all_of_it_at_one_time() {
+fn a_read_only_transaction_is_consistent() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -115,7 +114,7 @@ fn what_only_reads_has_read_all_of_it_at_one_time() {
 }
 
 #[test]
-fn a_foreign_writer_without_end_is_a_conflict_that_says_how_often_it_was_tried() {
+fn endless_foreign_writes_end_in_a_conflict() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -141,7 +140,7 @@ fn a_foreign_writer_without_end_is_a_conflict_that_says_how_often_it_was_tried()
 }
 
 #[test]
-fn a_lock_that_is_stolen_during_a_conflict_is_lost() {
+fn a_lock_stolen_during_a_conflict_is_lost() {
     let server = super::silent_server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();

@@ -1,4 +1,4 @@
-//! The network fails during a transaction: nothing is written, or its outcome is said to be unknown.
+//! The network fails during a transaction: nothing is written, or the error says that the outcome is unknown.
 
 use std::error::Error as _;
 use std::sync::Barrier;
@@ -15,7 +15,7 @@ use crate::support::{
     server,
 };
 
-/// A server behind a proxy, and a client of that, with short time-outs.
+/// A server behind a proxy, and a client of that proxy, with short time-outs.
 fn behind_a_proxy() -> (Server, Proxy, Client) {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
@@ -24,13 +24,13 @@ fn behind_a_proxy() -> (Server, Proxy, Client) {
 }
 
 #[test]
-fn connections_that_died_while_nobody_used_them_cost_nothing() {
+fn dead_idle_connections_are_replaced() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
     let other = client.mutex("other").lock().unwrap();
     for _ in 0..3 {
-        // Two connections, and both die.
+        // The client has two connections, and both die.
         let nested = guard.transaction(|_, _| {
             assert_writes(&server, &other);
             Ok(())
@@ -43,7 +43,7 @@ fn connections_that_died_while_nobody_used_them_cost_nothing() {
 }
 
 #[test]
-fn a_connection_that_is_killed_during_the_closure_writes_nothing() {
+fn a_disconnect_during_the_closure_writes_nothing() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -61,7 +61,7 @@ fn a_connection_that_is_killed_during_the_closure_writes_nothing() {
 }
 
 #[test]
-fn a_connection_that_is_killed_before_the_writes_leaves_their_outcome_unknown() {
+fn a_disconnect_before_exec_leaves_the_outcome_unknown() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -75,7 +75,7 @@ fn a_connection_that_is_killed_before_the_writes_leaves_their_outcome_unknown() 
 }
 
 #[test]
-fn writes_whose_answer_does_not_come_in_time_have_an_unknown_outcome() {
+fn unanswered_writes_have_an_unknown_outcome() {
     let (server, proxy, client) = behind_a_proxy();
     let guard = client.mutex("k").lock().unwrap();
     let (runs, result) = write(&guard, |_| proxy.hold_replies(true));
@@ -86,20 +86,20 @@ fn writes_whose_answer_does_not_come_in_time_have_an_unknown_outcome() {
     assert_eq!(runs, 1, "never repeated: it may have been done");
     assert_eq!(data(&server).as_deref(), Some("written in run 1"));
     proxy.hold_replies(false);
-    // The late answer is nobody's.
+    // No request reads the late reply.
     ask(&server, &["DEL", DATA]);
     assert_writes(&server, &guard);
 }
 
 #[test]
-fn writes_that_arrive_after_the_lock_was_lost_are_not_done() {
+fn writes_after_a_loss_are_refused() {
     let (server, proxy, client) = behind_a_proxy();
     let guard = client.mutex("k").lock().unwrap();
     let (_, result) = write(&guard, |_| proxy.hold_requests(true));
     assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout);
     ask(&server, &["DEL", &in_redis("k")]);
     let held = proxy.held_bytes();
-    assert!(held > 0, "they are still under way");
+    assert!(held > 0, "the writes are still in flight");
     proxy.hold_requests(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
     let written = eventually(millis(200), || data(&server).is_some());
@@ -107,7 +107,7 @@ fn writes_that_arrive_after_the_lock_was_lost_are_not_done() {
 }
 
 #[test]
-fn a_closure_that_takes_no_notice_of_a_broken_connection_writes_nothing() {
+fn ignoring_a_broken_connection_writes_nothing() {
     let (server, proxy, client) = behind_a_proxy();
     let guard = client.mutex("k").lock().unwrap();
     let mut later = Vec::new();
@@ -131,7 +131,7 @@ fn a_closure_that_takes_no_notice_of_a_broken_connection_writes_nothing() {
 }
 
 #[test]
-fn a_read_that_times_out_leaves_no_outcome_unknown() {
+fn a_timed_out_read_is_no_unknown_outcome() {
     let (server, proxy, client) = behind_a_proxy();
     let guard = client.mutex("k").lock().unwrap();
     let result = guard.transaction(|conn, pipe| {
@@ -147,7 +147,7 @@ fn a_read_that_times_out_leaves_no_outcome_unknown() {
 }
 
 #[test]
-fn without_an_answer_to_the_first_look_the_closure_does_not_run() {
+fn without_the_first_reply_the_closure_never_runs() {
     let (server, proxy, client) = behind_a_proxy();
     let guard = client.mutex("k").lock().unwrap();
     assert_writes(&server, &guard);
@@ -164,9 +164,10 @@ fn without_an_answer_to_the_first_look_the_closure_does_not_run() {
     assert_writes(&server, &guard);
 }
 
-/// The writes may arrive at any time: before the key has changed, which is nobody else's yet, or not at all.
+/// The writes may arrive at any time: before the key has changed, while no other client has it, or not at
+/// all.
 #[test]
-fn writes_under_way_change_nothing_once_the_next_thread_of_the_client_has_the_lock() {
+fn late_writes_change_nothing_after_a_local_grant() {
     let server = server();
     let proxy = Proxy::start(server.port()).unwrap();
     let builder = builder(&proxy.url()).ttl(LONG_TTL);
@@ -177,7 +178,7 @@ fn writes_under_way_change_nothing_once_the_next_thread_of_the_client_has_the_lo
         client.mutex("k"),
         redis::Client::open(server.url()).unwrap(),
     );
-    let waiter = Task::start_and_see_asleep(move || {
+    let waiter = Task::start_blocked(move || {
         let guard = mutex.lock().unwrap();
         let mut direct = direct.get_connection_with_timeout(SOON).unwrap();
         let seen: Option<String> = direct.get(DATA).unwrap();
@@ -189,7 +190,7 @@ fn writes_under_way_change_nothing_once_the_next_thread_of_the_client_has_the_lo
     let handed_off = eventually(millis(200), || waiter.is_done());
     assert!(!handed_off, "its key has not changed");
     proxy.hold_requests(false);
-    let (guard, seen) = waiter.within(SOON, "its turn");
+    let (guard, seen) = waiter.within(SOON, "the grant");
     assert!(guard.fencing_token() > token + 1023, "a grant by Redis");
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
     let written = eventually(millis(200), || data(&server) != seen);
@@ -197,7 +198,7 @@ fn writes_under_way_change_nothing_once_the_next_thread_of_the_client_has_the_lo
     guard.check().unwrap();
 }
 
-/// One increment by a transaction under each lock, all of them under way at the same time.
+/// One increment by a transaction under each lock, all in flight at the same time.
 fn increment_all_at_once(guards: &[MutexGuard]) {
     let inside = Barrier::new(guards.len());
     thread::scope(|scope| {
@@ -215,9 +216,9 @@ fn increment_all_at_once(guards: &[MutexGuard]) {
     });
 }
 
-/// The pool has room for so many, and dead ones count until they are given back.
+/// The pool has a limit, and dead connections count until they are returned.
 #[test]
-fn dead_connections_of_transactions_keep_no_new_ones_from_being_made() {
+fn dead_transaction_connections_free_their_slots() {
     for at_once in [1, 3] {
         let server = server();
         let proxy = Proxy::start(server.port()).unwrap();
@@ -229,7 +230,8 @@ fn dead_connections_of_transactions_keep_no_new_ones_from_being_made() {
             .unwrap();
         let guards = ["a", "b", "c"].map(|key| client.mutex(key).lock().unwrap());
         proxy.delay(millis(2));
-        // Those that are not for transactions: a pipeline, the notifications, and two of renewals, once two are under way.
+        // The connections that are not for transactions: a pipeline, the notifications, and two for renewals,
+        // once two renewals are in flight.
         let all_others = eventually(SOON, || {
             thread::scope(|scope| {
                 for guard in &guards {
@@ -254,7 +256,7 @@ fn dead_connections_of_transactions_keep_no_new_ones_from_being_made() {
     }
 }
 
-/// Closes the connections that did a transaction last, and nothing since.
+/// Closes the connections whose last command was a transaction's.
 fn kill_idle_transactions(server: &Server, count: usize) {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();

@@ -1,4 +1,5 @@
-//! A lock that is lost before the data is written: nothing is written, and everybody is told.
+//! A lock that is lost before the data is written: nothing is written, and the holder learns of the loss in
+//! every way.
 
 use leasehold::redis::Commands;
 use leasehold::{ErrorKind, LossReason};
@@ -7,11 +8,11 @@ use leasehold_testbed::{Reply, Server, eventually};
 use super::{DATA, client, data, silent_server, write};
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, Recorder, SOON, What, ask, builder, expires_in, in_redis, is_held, lease_of, millis,
-    server, told_within, value_of,
+    LONG_TTL, Recorder, SOON, What, ask, builder, expires_in, in_redis, is_held, lease_of,
+    lost_within, millis, server, value_of,
 };
 
-/// What is told when `theft` happens between the closure and its writes.
+/// The reason of the loss when `theft` happens between the closure and its writes.
 #[track_caller]
 fn reason(what: &str, theft: impl Fn(&Server)) -> LossReason {
     let (server, recorder) = (silent_server(), Recorder::new());
@@ -26,14 +27,14 @@ fn reason(what: &str, theft: impl Fn(&Server)) -> LossReason {
     assert_eq!(runs, 1, "{what}");
     assert_eq!(data(&server), None, "{what}");
     let reason = error.loss_reason().unwrap().clone();
-    assert_eq!(told_within(SOON, &lost), reason, "{what}");
+    assert_eq!(lost_within(SOON, &lost), reason, "{what}");
     assert!(guard.is_lost(), "{what}");
     recorder.wait_for(1, What::Lost, "k");
     reason
 }
 
 #[test]
-fn a_lock_that_is_gone_when_the_data_is_to_be_written_is_lost_and_nothing_is_written() {
+fn a_deleted_lock_writes_nothing() {
     let key = in_redis("k");
     let other = format!("lh1 {} 1 host/1/ab", "0123456789abcdef".repeat(2));
     for (command, expected) in [
@@ -62,18 +63,18 @@ fn a_lock_that_is_gone_when_the_data_is_to_be_written_is_lost_and_nothing_is_wri
 }
 
 #[test]
-fn a_lock_that_expires_before_the_data_is_written_is_lost() {
+fn a_lock_expired_before_exec_is_lost() {
     let key = in_redis("k");
     let reason = reason("expiry", |server| {
         ask(server, &["PEXPIRE", &key, "1"]);
-        // Nobody touches the key: that it has expired is seen by Redis when it comes to the writes.
+        // No client touches the key: Redis itself finds that it has expired when it executes the writes.
         std::thread::sleep(millis(20));
     });
     assert_eq!(reason, LossReason::Deleted);
 }
 
 #[test]
-fn who_took_the_lock_over_keeps_it_and_its_data() {
+fn the_new_holder_keeps_lock_and_data() {
     let server = silent_server();
     let (one, two) = (client(&server), client(&server));
     let late = one.mutex("k").lock().unwrap();
@@ -100,7 +101,7 @@ fn who_took_the_lock_over_keeps_it_and_its_data() {
 }
 
 #[test]
-fn past_its_validity_nothing_is_written_even_if_redis_still_has_the_key() {
+fn nothing_is_written_past_validity() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").fixed_ttl(millis(300)).lock().unwrap();
@@ -115,12 +116,12 @@ fn past_its_validity_nothing_is_written_even_if_redis_still_has_the_key() {
 }
 
 #[test]
-fn a_lock_that_is_known_to_be_lost_is_not_asked_about() {
+fn a_known_loss_sends_no_request() {
     let mut server = server();
     let client = builder(&server.url()).build().unwrap();
     let guard = client.mutex("k").lock().unwrap();
     ask(&server, &["DEL", &in_redis("k")]);
-    told_within(SOON, &guard.lost_signal());
+    lost_within(SOON, &guard.lost_signal());
     server.kill();
     let (runs, result) = write(&guard, |_| ());
     assert_eq!(result.unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -128,7 +129,7 @@ fn a_lock_that_is_known_to_be_lost_is_not_asked_about() {
 }
 
 #[test]
-fn a_client_that_was_shut_down_meanwhile_writes_nothing() {
+fn a_client_shut_down_meanwhile_writes_nothing() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -140,7 +141,7 @@ fn a_client_that_was_shut_down_meanwhile_writes_nothing() {
 }
 
 #[test]
-fn a_loss_is_found_by_what_only_reads_too() {
+fn a_read_only_transaction_finds_a_loss() {
     let server = silent_server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -152,8 +153,8 @@ fn a_loss_is_found_by_what_only_reads_too() {
     assert_eq!(read.unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
-/// The known broken way, which the library must not take: what is watched on one connection is nothing
-/// to what is done on another.
+/// The known mistake, which the library must not make: a WATCH on one connection does not protect a
+/// transaction on another.
 #[test]
 fn a_watch_on_another_connection_would_protect_nothing() {
     let server = server();
@@ -168,8 +169,8 @@ fn a_watch_on_another_connection_would_protect_nothing() {
     pipe.atomic().set(DATA, "written without the lock");
     pipe.exec(&mut writing).unwrap();
     assert_eq!(value_of(&server, "k"), None);
-    assert!(data(&server).is_some(), "a loss that nobody noticed");
-    // On the one connection it is noticed.
+    assert!(data(&server).is_some(), "an unnoticed loss");
+    // On one connection the loss is noticed.
     let done: Reply = {
         ask(&server, &["DEL", DATA]);
         watch().exec(&mut writing).unwrap();

@@ -1,7 +1,7 @@
-//! Data in Redis that is changed only while the lock is held: nothing is written after a loss, and
-//! nothing of it gets in anybody's way.
+//! Data in Redis that changes only while the lock is held: nothing is written after a loss, and a transaction
+//! disturbs no other request.
 
-mod apart;
+mod concurrency;
 mod conflicts;
 mod faults;
 mod large;
@@ -17,7 +17,7 @@ use leasehold_testbed::Server;
 use crate::steady::steady;
 use crate::support::{LONG_TTL, ask};
 
-/// What the transactions write.
+/// The key that the transactions write.
 const DATA: &str = "data";
 
 /// Locks are renewed every twenty seconds: not while a test runs.
@@ -25,7 +25,7 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// A server that tells nobody of losses: who finds one has looked.
+/// A server that notifies no client of losses: a client that finds a loss has read the key.
 fn silent_server() -> Server {
     let builder = Server::builder().arg("rename-command", "HELLO \"\"");
     builder.start().unwrap()
@@ -43,7 +43,7 @@ fn watch(conn: &mut TransactionConnection, key: &str) -> RedisResult<()> {
     redis::cmd("WATCH").arg(key).exec(conn)
 }
 
-/// Writes, doing `before` between what it reads and the end of the closure. With how often that ran.
+/// Writes; runs `before` between the read and the end of the closure. Returns the number of runs as well.
 fn write(guard: &MutexGuard, mut before: impl FnMut(usize)) -> (usize, Result<(), Error>) {
     let mut runs = 0;
     let result = guard.transaction(|conn, pipe| {
@@ -56,7 +56,7 @@ fn write(guard: &MutexGuard, mut before: impl FnMut(usize)) -> (usize, Result<()
     (runs, result.map(|committed| committed.value))
 }
 
-/// Nothing is the matter: a transaction is done at once.
+/// A transaction without a fault is done at once.
 #[track_caller]
 fn assert_writes(server: &Server, guard: &MutexGuard) {
     let (runs, result) = write(guard, |_| ());

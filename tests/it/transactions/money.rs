@@ -1,5 +1,5 @@
-//! Money is moved by reading, then writing: two at the same time would lose some. Locks are stolen
-//! meanwhile, so only what Redis refuses to a holder that was robbed keeps the sum.
+//! Money is moved by reading, then writing: two movers at once would lose some. Locks are stolen meanwhile,
+//! so the sum stays right only because Redis refuses the writes of a former holder.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{LONG_TTL, Task, ask, in_redis, millis, server};
 
 const WORK: Duration = Duration::from_secs(120);
 
-/// Moves one from `a` to `b` so often; says how often the lock was lost.
+/// Moves one from `a` to `b`, `times` times; returns how often the lock was lost.
 fn move_money(client: &Client, times: usize) -> usize {
     let (mut moved, mut losses) = (0, 0);
     while moved < times {
@@ -39,8 +39,8 @@ fn balances(server: &Server) -> (i64, i64) {
     (balance("a").unwrap(), balance("b").unwrap())
 }
 
-/// Takes the lock away from whoever has it, again and again while `work` is done.
-fn rob_during(server: &Server, work: impl FnOnce()) {
+/// Takes the lock away from its holder, again and again while `work` runs.
+fn steal_during(server: &Server, work: impl FnOnce()) {
     let (done, is_done) = bounded::<()>(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -55,11 +55,11 @@ fn rob_during(server: &Server, work: impl FnOnce()) {
 }
 
 #[test]
-fn threads_that_are_robbed_of_their_locks_lose_no_money() {
+fn stolen_locks_lose_no_money() {
     let server = server();
     ask(&server, &["MSET", "a", "1000", "b", "0"]);
     let clients = [client(&server), client(&server)];
-    rob_during(&server, || {
+    steal_during(&server, || {
         let tasks: Vec<_> = (0..8)
             .map(|n| {
                 let client = clients[n % 2].clone();
@@ -69,7 +69,7 @@ fn threads_that_are_robbed_of_their_locks_lose_no_money() {
         let losses = tasks
             .into_iter()
             .map(|task| task.within(WORK, "moving money"));
-        assert!(losses.sum::<usize>() > 0, "nobody was ever robbed in time");
+        assert!(losses.sum::<usize>() > 0, "no lock was stolen in time");
     });
     assert_eq!(balances(&server), (1000 - 8 * 50, 8 * 50));
 }
@@ -78,7 +78,7 @@ fn threads_that_are_robbed_of_their_locks_lose_no_money() {
 fn processes_lose_no_money() {
     let server = server();
     ask(&server, &["MSET", "a", "1000", "b", "0"]);
-    rob_during(&server, || {
+    steal_during(&server, || {
         let children =
             [(); 3].map(|()| Child::start(move_money_in_a_process_of_its_own, &server.url()));
         children.into_iter().for_each(|child| child.finish(WORK));
@@ -98,7 +98,7 @@ pub fn move_money_in_a_process_of_its_own(parent: &Parent) {
 }
 
 #[test]
-fn money_is_moved_once_however_often_its_closure_runs() {
+fn reruns_move_money_once() {
     let server = server();
     ask(&server, &["MSET", "a", "1000", "b", "0"]);
     let client = client(&server);

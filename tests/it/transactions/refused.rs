@@ -1,5 +1,4 @@
-//! What Redis or the library refuses, and closures that fail: nothing is written but what the error
-//! says.
+//! Refusals by Redis or the library, and closures that fail: nothing is written except what the error says.
 
 use std::error::Error as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,15 +11,15 @@ use super::{DATA, assert_writes, client, data, set, write};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, ask, server};
 
-/// What Redis or redis-rs said.
+/// The error of Redis or redis-rs.
 #[track_caller]
 fn source(error: &Error) -> &RedisError {
-    let source = error.source().expect("something else said so first");
-    source.downcast_ref().expect("it came from redis-rs")
+    let source = error.source().expect("another error came first");
+    source.downcast_ref().expect("the error came from redis-rs")
 }
 
 #[test]
-fn a_write_that_redis_refuses_for_what_it_finds_is_named_and_the_others_stay() {
+fn a_failed_write_is_named_and_others_stay() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -41,7 +40,7 @@ fn a_write_that_redis_refuses_for_what_it_finds_is_named_and_the_others_stay() {
 }
 
 #[test]
-fn a_write_that_redis_does_not_know_keeps_all_of_them_from_being_done() {
+fn an_unknown_command_prevents_all_writes() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -57,7 +56,7 @@ fn a_write_that_redis_does_not_know_keeps_all_of_them_from_being_done() {
 }
 
 #[test]
-fn without_memory_nothing_is_written_and_the_lock_is_kept() {
+fn without_memory_writes_fail_and_the_lock_stays() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -70,7 +69,7 @@ fn without_memory_nothing_is_written_and_the_lock_is_kept() {
 }
 
 #[test]
-fn the_error_of_a_closure_is_handed_on_and_nothing_is_written() {
+fn an_error_of_the_closure_writes_nothing() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -88,7 +87,7 @@ fn the_error_of_a_closure_is_handed_on_and_nothing_is_written() {
 }
 
 #[test]
-fn a_closure_that_panics_writes_nothing_and_leaves_the_lock_as_it_is() {
+fn a_panic_in_the_closure_writes_nothing() {
     let server = server();
     let builder = steady(&server.url()).ttl(LONG_TTL).max_transactions(1);
     let client = builder.build().unwrap();
@@ -97,7 +96,7 @@ fn a_closure_that_panics_writes_nothing_and_leaves_the_lock_as_it_is() {
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             guard.transaction::<()>(|conn, pipe| {
                 pipe.set(DATA, "x");
-                // Never read: its answer must not be taken for another's.
+                // Never read: no other command may get its reply.
                 conn.set::<_, _, ()>("seen", round)?;
                 panic!("a closure's own")
             })
@@ -116,7 +115,7 @@ fn a_closure_that_panics_writes_nothing_and_leaves_the_lock_as_it_is() {
 type Body = fn(&mut TransactionConnection, &mut Pipeline) -> RedisResult<()>;
 
 #[test]
-fn what_would_end_a_transaction_early_is_refused_and_nothing_is_written() {
+fn commands_that_end_a_transaction_are_refused() {
     let on_the_connection: [Body; 6] = [
         |conn, _| redis::cmd("UNWATCH").exec(conn),
         |conn, _| redis::cmd("exec").exec(conn),
@@ -157,7 +156,7 @@ fn what_would_end_a_transaction_early_is_refused_and_nothing_is_written() {
     }
     assert_writes(&server, &guard);
     set(&server, "0");
-    // An atomic pipeline to write, and pipelines to read, are as good as others.
+    // An atomic pipeline that writes, and pipelines that read, are accepted, too.
     let read = guard.transaction(|conn, pipe| {
         pipe.atomic().set(DATA, "1");
         let read: (String, String) = redis::pipe().get(DATA).get(DATA).query(conn)?;
@@ -167,7 +166,7 @@ fn what_would_end_a_transaction_early_is_refused_and_nothing_is_written() {
     assert_eq!(data(&server).as_deref(), Some("1"));
 }
 
-/// A URL of a user who may do all but `missing`.
+/// The URL of a user who may run every command but `missing`.
 fn user(server: &Server, missing: &[&str]) -> String {
     let command = ["ACL", "SETUSER", "limited", "reset", "on", ">secret", "&*"];
     ask(server, &[&command, missing].concat());
@@ -175,7 +174,7 @@ fn user(server: &Server, missing: &[&str]) -> String {
 }
 
 #[test]
-fn a_user_without_a_permission_is_denied_and_nothing_is_written() {
+fn a_missing_permission_writes_nothing() {
     let server = server();
     for (missing, expected_runs) in [
         (&["~*", "+@all", "-watch"][..], 0),
@@ -202,7 +201,7 @@ fn a_user_without_a_permission_is_denied_and_nothing_is_written() {
 }
 
 #[test]
-fn a_permission_that_is_taken_away_meanwhile_is_not_passed_off_as_nothing_written() {
+fn a_permission_revoked_meanwhile_leaves_the_outcome_unknown() {
     let server = server();
     let url = user(&server, &["~*", "+@all"]);
     let client = steady(&url).ttl(LONG_TTL).build().unwrap();

@@ -1,4 +1,5 @@
-//! What a transaction returns: the value of its closure, the replies to its pipeline, errors of the caller's own.
+//! The results of a transaction: the value of its closure, the replies to its pipeline, errors of the
+//! caller's own.
 
 use std::error::Error as _;
 
@@ -39,7 +40,7 @@ fn replies_are_typed_and_leave_out_ignored_commands() {
     let done = done.unwrap();
     assert_eq!(done.value, "value");
     assert_eq!(done.replies::<(i64, String)>().unwrap(), (42, "42".into()));
-    // They may be read more than once, as what they can be read as.
+    // Replies can be read more than once, as each type that fits.
     assert_eq!(done.replies::<Vec<i64>>().unwrap(), [42, 42]);
     let empty = guard.transaction(|_, _| Ok(())).unwrap();
     assert_eq!(empty.replies::<Vec<i64>>().unwrap(), [0; 0]);
@@ -67,7 +68,7 @@ fn replies_of_another_type_are_an_error_after_the_writes() {
 }
 
 #[test]
-fn an_own_error_comes_back_and_nothing_is_written() {
+fn an_own_error_is_returned_and_nothing_written() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();
@@ -124,7 +125,7 @@ fn errors_of_the_library_become_own_errors() {
 }
 
 #[test]
-fn a_reply_that_is_too_large_is_an_error_after_the_writes() {
+fn an_oversized_reply_fails_after_the_writes() {
     let server = server();
     let limit = 256 * 1024;
     let builder = leasehold::Client::builder(server.url()).max_reply_bytes(limit);
@@ -143,7 +144,7 @@ fn a_reply_that_is_too_large_is_an_error_after_the_writes() {
 }
 
 #[test]
-fn the_replies_are_those_of_the_run_that_was_written() {
+fn replies_belong_to_the_committed_run() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").lock().unwrap();

@@ -1,5 +1,5 @@
-//! Hand-overs while the network or Redis fails: a lock is never had twice, and never by nobody for
-//! longer than its ttl.
+//! Transfers while the network or Redis fails: a lock never has two holders, and is never leaked for longer
+//! than its ttl.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use crate::support::{
     value_of, wait_for_messages, within,
 };
 
-/// A client behind the proxy with one pipeline; it has connected.
+/// A connected client behind the proxy, with one pipeline.
 fn behind(proxy: &Proxy, command_timeout: Duration) -> Client {
     let builder = builder(&proxy.url()).ttl(LONG_TTL).pipelines(1);
     let client = builder.command_timeout(command_timeout).build().unwrap();
@@ -25,10 +25,10 @@ fn behind(proxy: &Proxy, command_timeout: Duration) -> Client {
 }
 
 const SHORT_TTL: Duration = Duration::from_secs(1);
-/// Longer than that, and than the time-out of a connection that is made meanwhile.
+/// Longer than the command time-out, and than the time-out of a connection that is made meanwhile.
 const OUTAGE: Duration = Duration::from_secs(4);
 
-/// Redis keeps it for ten minutes.
+/// Redis keeps the lock for ten minutes.
 fn lock_extended(client: &Client) -> MutexGuard {
     let mutex = client.mutex("k").ttl(SHORT_TTL);
     let guard = mutex.lock().unwrap();
@@ -37,7 +37,7 @@ fn lock_extended(client: &Client) -> MutexGuard {
 }
 
 #[test]
-fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free() {
+fn adoptions_cut_anywhere_leave_one_holder_at_most() {
     let server = server();
     let old = client(&server);
     let length = {
@@ -71,12 +71,12 @@ fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free(
                             guard.extend(2 * LONG_TTL).unwrap();
                             guard.unlock().unwrap();
                         }
-                        // Its answer was lost, and what it took is given back.
+                        // The reply was lost, and the adopted lock is released.
                         Err(error) => {
                             assert_eq!(error.kind(), ErrorKind::NotHeld, "{n}: {error}");
                             let undone = || lease_of(&server, &key).is_none_or(|id| id == before);
-                            assert!(eventually(SOON, undone), "{n}: had by nobody");
-                            // What was not adopted is still to be had, once.
+                            assert!(eventually(SOON, undone), "{n}: leaked");
+                            // A ticket that was not used can still be adopted, once.
                             match old.adopt(&ticket) {
                                 Ok(guard) => drop(guard.unlock().unwrap()),
                                 Err(error) => {
@@ -93,9 +93,9 @@ fn an_adoption_cut_after_any_number_of_its_bytes_leaves_the_lock_to_one_or_free(
     assert_all_become_free(&server);
 }
 
-/// It comes to Redis when its caller has given up: what it takes is given back.
+/// The adoption arrives at Redis when its caller has given up: the lock is released.
 #[test]
-fn an_adoption_that_comes_late_is_undone() {
+fn a_late_adoption_is_undone() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
@@ -113,7 +113,7 @@ fn an_adoption_that_comes_late_is_undone() {
 }
 
 #[test]
-fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
+fn a_late_adoption_spares_a_later_adopter() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
@@ -125,7 +125,7 @@ fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
     let value = value_of(&server, "k");
     proxy.hold_requests(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
-    // Behind all that is owed.
+    // Behind all repeated releases.
     late.shutdown(secs(5)).unwrap();
     assert_eq!(value_of(&server, "k"), value);
     guard.extend(2 * LONG_TTL).unwrap();
@@ -133,7 +133,7 @@ fn an_adoption_that_comes_late_leaves_who_adopted_meanwhile_alone() {
 }
 
 #[test]
-fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
+fn adoptions_in_an_outage_end_with_their_client() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
@@ -146,7 +146,7 @@ fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
     let ticket = lock(&old, "k").into_ticket().unwrap();
     proxy.refuse(true);
     proxy.cut_all();
-    let adopting = Task::start_and_see_asleep({
+    let adopting = Task::start_blocked({
         let new = new.clone();
         move || new.adopt(&ticket)
     });
@@ -157,9 +157,9 @@ fn an_adoption_that_rides_out_an_outage_ends_with_its_client() {
     assert_eq!(recorder.count(What::Acquired, "k"), 0);
 }
 
-/// Connections that the server closed while they were idle: nothing is known of that yet.
+/// Connections that the server closed while they were idle: the client does not know yet.
 #[test]
-fn after_a_restart_of_all_connections_nothing_is_had_by_nobody() {
+fn disconnects_during_transfers_leave_nothing_held() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
     for _ in 0..5 {
@@ -167,7 +167,7 @@ fn after_a_restart_of_all_connections_nothing_is_had_by_nobody() {
         kill_connections(&server);
         match new.adopt(&ticket) {
             Ok(guard) => drop(guard.unlock().unwrap()),
-            // It was adopted on a connection that broke before the answer.
+            // The adoption was carried out on a connection that broke before the reply.
             Err(error) => assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}"),
         }
         assert!(eventually(SOON, || !is_held(&server, "k")));
@@ -175,20 +175,22 @@ fn after_a_restart_of_all_connections_nothing_is_had_by_nobody() {
 }
 
 #[test]
-fn a_lock_is_handed_over_while_redis_is_stopped_and_adopted_when_it_is_back() {
+fn tickets_made_in_an_outage_are_adopted_later() {
     let server = server();
     let old = builder(&server.url()).ttl(LONG_TTL).build().unwrap();
     let new = client(&server);
     let guard = lock(&old, "k");
     let token = guard.fencing_token();
     server.stop();
-    let ticket = within(SOON, "handing over", move || guard.into_ticket().unwrap());
+    let ticket = within(SOON, "the transfer", move || guard.into_ticket().unwrap());
     let adopter = old.clone();
     let stopped = ticket.clone();
-    let error = within(SOON, "giving up", move || refused(&adopter, &stopped));
+    let error = within(SOON, "the end of the wait", move || {
+        refused(&adopter, &stopped)
+    });
     assert!(error.is_unavailable(), "{error}");
     server.resume();
-    // Whether the first one was carried out after all is not known, and it is undone then.
+    // Whether the first adoption was carried out is unknown, and it is undone then.
     match new.adopt(&ticket) {
         Ok(guard) => {
             assert_eq!(guard.fencing_token(), token);
@@ -213,9 +215,9 @@ fn a_ticket_of_a_restarted_server_is_refused() {
     assert!(refused);
 }
 
-/// Another thread reads the answer, in time for itself: who asked has given up by then.
+/// Another thread reads the reply, in time for itself: the caller of the adoption has given up by then.
 #[test]
-fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
+fn an_adoption_for_a_departed_caller_is_undone() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
@@ -224,7 +226,7 @@ fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
     late.mutex("warm").inspect().unwrap();
     let ticket = lock(&old, "k").into_ticket().unwrap();
     proxy.delay(millis(700));
-    // The first leads; the second leads when that is answered, and takes the third along.
+    // The first thread leads; the second leads after the first reply, and takes the third along.
     let looks = ["first", "second"].map(|key| {
         let mutex = late.mutex(key);
         let look = Task::start(move || mutex.inspect());
@@ -237,16 +239,17 @@ fn an_adoption_answered_to_a_caller_that_has_left_is_undone() {
         let _ = look.within(SOON, "looking");
     }
     match outcome {
-        // A machine that is busy enough lets the third lead.
+        // On a busy machine the third thread may lead.
         Ok(guard) => drop(guard),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
     }
     assert_all_become_free(&server);
 }
 
-/// Messages may come twice, or late, and anybody may publish one. Only what a client has abandoned is released.
+/// Messages may come twice, or late, and any user may publish one. A client releases only what it has
+/// abandoned.
 #[test]
-fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
+fn a_repeated_grant_notification_spares_the_ticket() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
     let channel = channel_of(&old);
@@ -255,11 +258,14 @@ fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
     let words: Vec<&str> = value.split(' ').collect();
     let granted = format!("{} {} {}", words[1], words[2], in_redis("k"));
     let tell = |text: &str| ask(&server, &["PUBLISH", &channel, text]) == Reply::Int(1);
-    assert!(eventually(SOON, || tell(&granted)), "it hears");
+    assert!(
+        eventually(SOON, || tell(&granted)),
+        "the client is subscribed"
+    );
     let ticket = guard.into_ticket().unwrap();
     assert!(tell(&granted));
     wait_for_messages(&server, &old);
-    // Behind what was written of the key.
+    // Behind the writes for this key.
     old.mutex("k").inspect().unwrap();
     let guard = adopt(&new, &ticket);
     assert!(tell(&granted));
@@ -271,12 +277,12 @@ fn a_grant_that_is_told_again_after_it_was_handed_over_stays_with_its_ticket() {
     assert!(tell(&granted.replace(words[1], &"0".repeat(32))));
     wait_for_messages(&server, &old);
     old.mutex("k").inspect().unwrap();
-    assert!(is_held(&server, "k"), "nobody here asked for it");
+    assert!(is_held(&server, "k"), "no waiter here requested it");
 }
 
-/// Its ttl is that of its renewals: Redis keeps it for longer.
+/// The ttl of its renewals counts; Redis keeps the lock for longer.
 #[test]
-fn an_extended_lock_that_was_adopted_is_free_soon_after_an_outage_in_which_it_was_dropped() {
+fn adopted_extended_locks_are_released_after_an_outage() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
@@ -289,11 +295,11 @@ fn an_extended_lock_that_was_adopted_is_free_soon_after_an_outage_in_which_it_wa
     thread::sleep(OUTAGE);
     proxy.refuse(false);
     let free = eventually(2 * SOON, || !is_held(&server, "k"));
-    assert!(free, "had by nobody for {:?}", expires_in(&server, "k"));
+    assert!(free, "leaked for {:?}", expires_in(&server, "k"));
 }
 
 #[test]
-fn the_unanswered_adoption_of_an_extended_lock_is_undone_after_the_outage() {
+fn an_unanswered_extended_adoption_is_undone_later() {
     let server = server();
     let old = client(&server);
     let proxy = Proxy::start(server.port()).unwrap();
@@ -318,5 +324,5 @@ fn the_unanswered_adoption_of_an_extended_lock_is_undone_after_the_outage() {
     proxy.hold_replies(false);
     proxy.refuse(false);
     let free = eventually(2 * SOON, || !is_held(&server, "k"));
-    assert!(free, "had by nobody for {:?}", expires_in(&server, "k"));
+    assert!(free, "leaked for {:?}", expires_in(&server, "k"));
 }

@@ -1,9 +1,9 @@
-//! A held lock that passes from one client to another by a ticket: nobody comes in between, and a
-//! ticket is good once.
+//! A held lock passes from one client to another by a ticket: no other client gets it in between, and a
+//! ticket is valid once.
 
 mod faults;
+mod options;
 pub mod processes;
-mod terms;
 mod tickets;
 
 use leasehold::{Client, Error, MutexGuard};
@@ -11,7 +11,7 @@ use leasehold::{Client, Error, MutexGuard};
 use crate::steady::handing_off as client;
 use crate::support::lock;
 
-/// The guard of whoever holds a ticket for a lock that is held.
+/// Adopts the ticket of a held lock.
 #[track_caller]
 fn adopt(client: &Client, ticket: &str) -> MutexGuard {
     match client.adopt(ticket) {

@@ -8,10 +8,10 @@ use super::{adopt, client, lock};
 use crate::child::{Child, Parent};
 use crate::support::{LONG_TTL, SOON, ask, in_redis, is_held, secs, server};
 
-/// For a process to start on the busiest of machines.
+/// The limit for starting a process on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
-/// Adopts what stands under the key `ticket`, tells its token, and hands over in its turn.
+/// Adopts the ticket under the key `ticket`, sends its token, and makes a ticket in its turn.
 pub fn adopt_and_hand_over(parent: &Parent) {
     let client = Client::builder(&parent.url).ttl(LONG_TTL).build().unwrap();
     let ticket = client.fenced_value("ticket").read().unwrap().unwrap();
@@ -27,7 +27,7 @@ pub fn adopt_and_hand_over(parent: &Parent) {
 }
 
 #[test]
-fn a_lock_goes_through_processes_and_back_with_its_token() {
+fn a_lock_keeps_its_token_through_processes() {
     let server = server();
     let [client, third] = [(); 2].map(|()| client(&server));
     let guard = lock(&client, "k");
@@ -39,7 +39,7 @@ fn a_lock_goes_through_processes_and_back_with_its_token() {
         let child = Child::start(adopt_and_hand_over, &server.url());
         assert_eq!(child.told::<u64>(START), token);
         let holder: String = child.told(SOON);
-        assert_ne!(holder, last, "each is a holder of its own");
+        assert_ne!(holder, last, "each process is a holder of its own");
         last = holder;
         assert_eq!(child.told::<String>(SOON), "done");
         assert!(third.mutex("k").try_lock().unwrap().is_none());
@@ -53,7 +53,7 @@ fn a_lock_goes_through_processes_and_back_with_its_token() {
     assert!(third.mutex("k").try_lock().unwrap().is_some());
 }
 
-/// Adopts, says so, and holds it until it is killed.
+/// Adopts, sends a message, and holds the lock until it is killed.
 pub fn adopt_and_hold(parent: &Parent) {
     let client = Client::builder(&parent.url).build().unwrap();
     let ticket = client.fenced_value("ticket").read().unwrap().unwrap();
@@ -64,13 +64,13 @@ pub fn adopt_and_hold(parent: &Parent) {
 }
 
 #[test]
-fn an_adopter_that_dies_leaves_the_lock_to_its_ttl() {
+fn a_killed_adopter_leaves_the_lock_its_ttl() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("k").ttl(secs(3)).lock().unwrap();
     let token = guard.fencing_token();
     let ticket = guard.into_ticket().unwrap();
-    // A process may take longer to start than that.
+    // A process may take longer than the ttl to start.
     ask(&server, &["PEXPIRE", &in_redis("k"), "120000"]);
     client.fenced_value("ticket").write(token, ticket).unwrap();
     let mut child = Child::start(adopt_and_hold, &server.url());

@@ -1,4 +1,4 @@
-//! What a ticket is good for, and what it is not.
+//! When a ticket is valid, and when it is refused.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::{adopt, client, lock, refused};
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, expires_in, in_redis, is_held, secs, server,
-    value_of, wait_for_line,
+    value_of, wait_for_queue,
 };
 
 #[test]
-fn the_token_stays_and_the_old_guards_events_are_those_of_a_release() {
+fn transfers_keep_tokens_and_report_a_release() {
     let server = server();
     let recorders = [(); 2].map(|()| Recorder::new());
     let [old, new] = recorders.each_ref().map(|recorder| {
@@ -35,20 +35,23 @@ fn the_token_stays_and_the_old_guards_events_are_those_of_a_release() {
     );
     guard.unlock().unwrap();
     assert!(!is_held(&server, "k"));
-    assert!(lost.try_recv().is_err(), "handed over, not lost");
+    assert!(lost.try_recv().is_err(), "transferred, not lost");
     assert_eq!(recorders[0].count(What::Lost, "k"), 0);
     assert!(lock(&old, "k").fencing_token() > token);
 }
 
 #[test]
-fn nobody_else_gets_a_lock_that_is_handed_over_again_and_again() {
+fn repeated_transfers_admit_nobody_else() {
     let server = server();
     let [one, two, third] = [(); 3].map(|()| client(&server));
     let mut guard = lock(&one, "k");
     let mutex = third.mutex("k");
     let tries = Task::start(move || {
         for _ in 0..400 {
-            assert!(mutex.try_lock().unwrap().is_none(), "got in between");
+            assert!(
+                mutex.try_lock().unwrap().is_none(),
+                "another client entered in between"
+            );
         }
     });
     let mut transfer = 0;
@@ -63,7 +66,7 @@ fn nobody_else_gets_a_lock_that_is_handed_over_again_and_again() {
 }
 
 #[test]
-fn of_many_who_adopt_at_once_exactly_one_wins() {
+fn one_of_many_concurrent_adopters_wins() {
     let server = server();
     let clients: Vec<Client> = (0..4).map(|_| client(&server)).collect();
     for _ in 0..25 {
@@ -89,7 +92,7 @@ fn of_many_who_adopt_at_once_exactly_one_wins() {
 
 type End = fn(&Server, &Client);
 
-/// What may become of a lock before its ticket is used.
+/// The ways in which a lock can end before its ticket is used.
 fn ends() -> [(&'static str, End); 5] {
     [
         ("deleted", |server, _| {
@@ -113,7 +116,7 @@ fn ends() -> [(&'static str, End); 5] {
 }
 
 #[test]
-fn the_ticket_of_a_lock_that_is_over_is_refused() {
+fn a_ticket_of_an_ended_lock_is_refused() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
     for (what, end) in ends() {
@@ -126,7 +129,7 @@ fn the_ticket_of_a_lock_that_is_over_is_refused() {
         assert_eq!(ask(&server, &["EXISTS", &in_redis("k")]), before, "{what}");
         ask(&server, &["DEL", &in_redis("k")]);
     }
-    // Another has it now: it is named, and left alone.
+    // Another holder has the lock now: the error names it, and nothing changes.
     let ticket = lock(&old, "k").into_ticket().unwrap();
     new.mutex("k").force_unlock().unwrap().unwrap();
     let held = lock(&new, "k");
@@ -142,7 +145,7 @@ fn the_ticket_of_a_lock_that_is_over_is_refused() {
 }
 
 #[test]
-fn what_is_forged_is_refused_and_changes_nothing() {
+fn forged_tickets_are_refused() {
     let server = server();
     let [old, new] = [(); 2].map(|()| client(&server));
     let held = lock(&old, "held");
@@ -155,7 +158,7 @@ fn what_is_forged_is_refused_and_changes_nothing() {
         words.join(" ")
     };
     let max = u64::MAX.to_string();
-    // Of a grant to come.
+    // The token of a grant to come.
     let later = (words[2].parse::<u64>().unwrap() + 1024).to_string();
     let mut forged = vec![
         with(1, &"0".repeat(32)),
@@ -225,7 +228,7 @@ fn what_is_forged_is_refused_and_changes_nothing() {
 
 /// The keys look alike in Redis, and the locks have other names.
 #[test]
-fn a_ticket_for_a_prefix_that_nests_in_the_other_is_refused() {
+fn a_ticket_of_a_nested_prefix_is_refused() {
     let server = server();
     let [outer, inner] = ["a:", "a:b:"].map(|prefix| {
         let builder = steady(&server.url()).ttl(LONG_TTL).prefix(prefix);
@@ -241,7 +244,7 @@ fn a_ticket_for_a_prefix_that_nests_in_the_other_is_refused() {
 }
 
 #[test]
-fn a_lost_guard_is_not_handed_over() {
+fn a_lost_guard_makes_no_ticket() {
     let server = server();
     let client = client(&server);
     let guard = lock(&client, "k");
@@ -252,7 +255,7 @@ fn a_lost_guard_is_not_handed_over() {
     assert_eq!(error.key(), Some("k"));
     assert_eq!(value_of(&server, "k").as_deref(), Some("theirs"));
     ask(&server, &["DEL", &in_redis("k")]);
-    // It is not known to be lost yet.
+    // The client does not know of the loss yet.
     let guard = lock(&client, "k");
     ask(&server, &["DEL", &in_redis("k")]);
     let error = guard.into_ticket().unwrap_err();
@@ -260,7 +263,7 @@ fn a_lost_guard_is_not_handed_over() {
     client.with_lock("k", || ()).unwrap();
 }
 
-/// Unlocking, extending, dropping a guard whose lock another has by now.
+/// Unlocking, extending or dropping a guard whose lock another holder has.
 #[test]
 fn lost_guards_change_nothing() {
     let server = server();
@@ -280,7 +283,7 @@ fn lost_guards_change_nothing() {
                 lost
             }
         };
-        // A drop tells nothing; what it wrote has been dealt with once this is.
+        // A drop has no result; what it wrote has been executed once this request is.
         old.mutex("k").inspect().unwrap();
         assert!(
             round == 3 || outcome.unwrap_err().is_lease_lost(),
@@ -293,7 +296,7 @@ fn lost_guards_change_nothing() {
 }
 
 #[test]
-fn a_client_that_is_shut_down_adopts_nothing_and_leaves_the_ticket_good() {
+fn a_shut_down_client_leaves_the_ticket_valid() {
     let server = server();
     let [old, ended, new] = [(); 3].map(|()| client(&server));
     let guard = lock(&old, "k");
@@ -301,7 +304,7 @@ fn a_client_that_is_shut_down_adopts_nothing_and_leaves_the_ticket_good() {
     let ticket = guard.into_ticket().unwrap();
     ended.shutdown(secs(5)).unwrap();
     assert_eq!(refused(&ended, &ticket).kind(), ErrorKind::Shutdown);
-    // What is handed over is no business of its old client any more.
+    // A transferred lock no longer concerns its old client.
     old.shutdown(secs(5)).unwrap();
     assert!(stays.into_ticket().unwrap_err().is_lease_lost());
     let guard = adopt(&new, &ticket);
@@ -310,9 +313,9 @@ fn a_client_that_is_shut_down_adopts_nothing_and_leaves_the_ticket_good() {
     assert!(!is_held(&server, "k"));
 }
 
-/// Threads of the old client, of the new one, and of others: all get it after the adopter, in turn.
+/// Threads of the old client, of the new one, and of others: all get the lock after the adopter, in turn.
 #[test]
-fn whoever_waits_gets_the_lock_after_the_adopter() {
+fn waiters_are_granted_after_the_adopter() {
     let server = server();
     let clients: Vec<Client> = (0..3).map(|_| client(&server)).collect();
     for let_go in [drop, |guard: leasehold::MutexGuard| {
@@ -324,7 +327,7 @@ fn whoever_waits_gets_the_lock_after_the_adopter() {
             let waiters: Vec<_> = (0..6)
                 .map(|n| {
                     let mutex = clients[n % 3].mutex("k");
-                    Task::start_and_see_asleep(move || {
+                    Task::start_blocked(move || {
                         let guard = mutex.lock().unwrap();
                         guard
                             .extend(2 * LONG_TTL)
@@ -335,20 +338,20 @@ fn whoever_waits_gets_the_lock_after_the_adopter() {
                     })
                 })
                 .collect();
-            wait_for_line(&server, "k", 2);
+            wait_for_queue(&server, "k", 2);
             let ticket = guard.into_ticket().unwrap();
-            // Those of the old client stand in line in Redis from now on.
-            wait_for_line(&server, "k", 3);
+            // The threads of the old client are queued in Redis from now on.
+            wait_for_queue(&server, "k", 3);
             let guard = adopt(&clients[adopter], &ticket);
             guard.extend(LONG_TTL).unwrap();
             assert!(waiters.iter().all(|waiter| !waiter.is_done()));
             let_go(guard);
-            let turns = waiters.into_iter().map(|task| task.within(SOON, "a turn"));
+            let turns = waiters.into_iter().map(|task| task.within(SOON, "a grant"));
             let mut tokens: Vec<u64> = turns.collect();
             tokens.sort_unstable();
             assert!(token < tokens[0] && tokens.is_sorted_by(|a, b| a < b));
             let free = eventually(SOON, || !is_held(&server, "k"));
-            assert!(free, "held by nobody: {:?}", value_of(&server, "k"));
+            assert!(free, "leaked: {:?}", value_of(&server, "k"));
         }
     }
 }

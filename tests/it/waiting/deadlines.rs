@@ -1,4 +1,4 @@
-//! Deadlines: never early, never much too late, of any length.
+//! Deadlines of waits: never early, never much too late, of any length.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use leasehold::{Client, ErrorKind};
 
 use crate::support::{SOON, TIMEOUT, Task, builder, millis, secs, server};
 
-/// How much later than they should things may happen on a busy machine.
+/// The delay to allow for on a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
 
 #[test]
-fn contention_is_told_at_once_by_who_does_not_wait() {
+fn try_lock_reports_contention_at_once() {
     let server = server();
     let clients = [(); 2].map(|()| builder(&server.url()).build().unwrap());
     let _held = clients[0].mutex("k").lock().unwrap();
@@ -62,7 +62,7 @@ fn a_deadline_is_neither_early_nor_late() {
 }
 
 #[test]
-fn deadlines_hold_behind_others_who_wait_longer() {
+fn deadlines_hold_behind_longer_waits() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
@@ -95,7 +95,7 @@ fn deadlines_hold_behind_others_who_wait_longer() {
     }
     held.unlock().unwrap();
     for task in patient {
-        task.within(SOON, "whoever waits longer has a turn")
+        task.within(SOON, "the wait with the later deadline")
             .unwrap();
     }
 }
@@ -116,7 +116,7 @@ fn a_lock_that_is_free_is_taken_whatever_the_deadline() {
     let now = Instant::now();
     for deadline in [now.checked_sub(millis(1)).unwrap_or(now), now, now + year] {
         let guard = mutex.try_lock_until(deadline).unwrap();
-        guard.expect("it is free").unlock().unwrap();
+        guard.expect("the lock is free").unlock().unwrap();
     }
 }
 
@@ -137,23 +137,26 @@ fn endless_durations_overflow_nothing() {
                     1 => mutex.try_lock_for(Duration::MAX),
                     _ => mutex.fixed_ttl(secs(9)).try_lock_for(secs(u64::MAX)),
                 };
-                guard.unwrap().expect("it waits for ever").unlock()
+                guard
+                    .unwrap()
+                    .expect("the wait without a deadline")
+                    .unlock()
             })
         })
         .collect();
     assert!(
         held.lost_signal().recv_timeout(secs(4)).is_err(),
-        "renewed as ever"
+        "renewed as usual"
     );
     held.unlock().unwrap();
     for waiter in waiters {
-        waiter.within(SOON, "a turn").unwrap();
+        waiter.within(SOON, "a grant").unwrap();
     }
     client.shutdown(Duration::MAX).unwrap();
 }
 
 #[test]
-fn waiting_for_others_uses_up_no_patience() {
+fn contention_uses_up_no_outage_timeout() {
     let server = server();
     let client = builder(&server.url())
         .outage_timeout(millis(200))
@@ -174,12 +177,12 @@ fn waiting_for_others_uses_up_no_patience() {
     );
     held.unlock().unwrap();
     for task in tasks {
-        task.within(SOON, "a turn").unwrap();
+        task.within(SOON, "a grant").unwrap();
     }
 }
 
 #[test]
-fn shutting_down_sends_everybody_away() {
+fn shutdown_ends_all_waits() {
     let server = server();
     let (holder, client) = (
         builder(&server.url()).build().unwrap(),
@@ -199,7 +202,7 @@ fn shutting_down_sends_everybody_away() {
     std::thread::sleep(millis(100));
     client.shutdown(secs(5)).unwrap();
     for task in tasks {
-        let error = task.within(SOON, "being sent away").unwrap_err();
+        let error = task.within(SOON, "the end of the wait").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Shutdown);
         assert_eq!(error.key(), Some("k"));
     }

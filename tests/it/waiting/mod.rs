@@ -1,5 +1,5 @@
-//! How callers wait: deadlines, turns, and outages that are never taken for contention.
+//! How callers wait: deadlines, order, and outages that are never reported as contention.
 
 mod deadlines;
+mod order;
 mod outages;
-mod turns;

@@ -1,5 +1,4 @@
-//! Redis is not there, or does not answer: an error, never taken for contention; and contention is
-//! never taken for an error.
+//! Redis is down, or does not reply: that is an error, never contention; and contention is never an error.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +9,12 @@ use crate::support::{SOON, Task, builder, millis, secs, server};
 
 const SLACK: Duration = Duration::from_secs(3);
 
-fn impatient(server: &Server) -> Builder {
+fn short_timeout(server: &Server) -> Builder {
     builder(&server.url()).outage_timeout(millis(800))
 }
 
 #[test]
-fn lock_rides_out_an_outage_shorter_than_its_patience() {
+fn lock_survives_an_outage_below_its_timeout() {
     let mut server = server();
     let client = builder(&server.url())
         .outage_timeout(secs(60))
@@ -29,7 +28,7 @@ fn lock_rides_out_an_outage_shorter_than_its_patience() {
         })
         .collect();
     std::thread::sleep(millis(700));
-    assert!(tasks.iter().all(|task| !task.is_done()), "they wait");
+    assert!(tasks.iter().all(|task| !task.is_done()), "the threads wait");
     server.restart().unwrap();
     for task in tasks {
         task.within(SOON, "the lock after the outage").unwrap();
@@ -37,13 +36,14 @@ fn lock_rides_out_an_outage_shorter_than_its_patience() {
 }
 
 #[test]
-fn lock_gives_up_when_its_patience_ends_and_not_before() {
+fn lock_gives_up_exactly_at_outage_timeout() {
     let mut server = server();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     server.kill();
     let mutex = client.mutex("k");
     let start = Instant::now();
-    let outcome = Task::start(move || mutex.lock().map(drop)).within(secs(15), "giving up");
+    let outcome =
+        Task::start(move || mutex.lock().map(drop)).within(secs(15), "the end of the wait");
     let waited = start.elapsed();
     let error = outcome.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -54,9 +54,9 @@ fn lock_gives_up_when_its_patience_ends_and_not_before() {
 }
 
 #[test]
-fn a_hundred_in_line_run_out_of_patience_together() {
+fn a_hundred_waiters_reach_outage_timeout_together() {
     let mut server = server();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     server.kill();
     let start = Instant::now();
     let tasks: Vec<_> = (0..100)
@@ -77,7 +77,7 @@ fn a_hundred_in_line_run_out_of_patience_together() {
 #[test]
 fn the_try_forms_say_unavailable_and_never_none() {
     let mut server = server();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     server.kill();
     let start = Instant::now();
     let error = client.mutex("k").try_lock().unwrap_err();
@@ -103,10 +103,10 @@ fn the_try_forms_say_unavailable_and_never_none() {
 #[test]
 fn a_server_that_answers_again_before_the_deadline_is_enough() {
     let mut server = server();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     server.kill();
     let mutex = client.mutex("k");
-    // Longer than its `outage_timeout`: the deadline counts.
+    // Longer than the `outage_timeout`: the deadline counts.
     let waiter = Task::start(move || mutex.try_lock_for(secs(60)));
     std::thread::sleep(millis(1500));
     assert!(!waiter.is_done());
@@ -116,10 +116,10 @@ fn a_server_that_answers_again_before_the_deadline_is_enough() {
 }
 
 #[test]
-fn an_outage_that_begins_while_waiting_is_told_as_one() {
+fn an_outage_during_a_wait_is_reported() {
     let server = server();
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     let held = holder.mutex("k").lock().unwrap();
     assert!(client.mutex("k").try_lock().unwrap().is_none());
     let bounded = Task::start({
@@ -127,13 +127,13 @@ fn an_outage_that_begins_while_waiting_is_told_as_one() {
         move || mutex.try_lock_for(secs(3)).map(|guard| guard.is_some())
     });
     let endless = Task::start({
-        let mutex = impatient(&server).build().unwrap().mutex("k");
+        let mutex = short_timeout(&server).build().unwrap().mutex("k");
         move || mutex.lock().map(drop)
     });
     std::thread::sleep(millis(300));
     server.stop();
-    let error = bounded.within(secs(15), "its deadline");
-    let error = error.expect_err("nobody knows who has the lock");
+    let error = bounded.within(secs(15), "the deadline");
+    let error = error.expect_err("the state of the lock is unknown");
     assert!(error.is_unavailable(), "{error}");
     let error = endless
         .within(secs(15), "the end of outage_timeout")
@@ -144,17 +144,17 @@ fn an_outage_that_begins_while_waiting_is_told_as_one() {
 }
 
 #[test]
-fn an_outage_is_told_as_one_to_those_who_share_a_connection() {
+fn an_outage_is_reported_to_all_waiters() {
     let server = server();
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
-    let client = impatient(&server).pipelines(1).build().unwrap();
+    let client = short_timeout(&server).pipelines(1).build().unwrap();
     let held: Vec<_> = (0..6)
         .map(|n| holder.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     let tasks: Vec<_> = (0..6)
         .map(|n| {
             let mutex = client.mutex(format!("k{n}"));
-            // Deadlines at odds with the time-outs, so that they fall into attempts.
+            // Deadlines that fall into attempts: they are no multiples of the time-outs.
             let wait = millis(2_000 + 170 * n);
             Task::start(move || mutex.try_lock_for(wait).map(|guard| guard.is_some()))
         })
@@ -162,8 +162,8 @@ fn an_outage_is_told_as_one_to_those_who_share_a_connection() {
     std::thread::sleep(millis(300));
     server.stop();
     for task in tasks {
-        let outcome = task.within(secs(15), "its deadline");
-        let error = outcome.expect_err("nobody knows who has the lock");
+        let outcome = task.within(secs(15), "the deadline");
+        let error = outcome.expect_err("the state of the lock is unknown");
         assert!(error.is_unavailable(), "{error}");
     }
     server.resume();
@@ -174,7 +174,7 @@ fn an_outage_is_told_as_one_to_those_who_share_a_connection() {
 fn contention_after_an_outage_is_contention_again() {
     let server = server();
     let holder = builder(&server.url()).ttl(secs(60)).build().unwrap();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     let _held = holder.mutex("k").lock().unwrap();
     server.stop();
     assert!(client.mutex("k").try_lock().is_err());
@@ -182,18 +182,18 @@ fn contention_after_an_outage_is_contention_again() {
     let waiter = Task::start(move || mutex.try_lock_for(secs(4)).map(|guard| guard.is_some()));
     std::thread::sleep(millis(700));
     server.resume();
-    let outcome = waiter.within(secs(15), "its deadline");
+    let outcome = waiter.within(secs(15), "the deadline");
     assert!(
         !outcome.expect("Redis answered in the end"),
-        "somebody has it"
+        "another client has it"
     );
     assert!(client.mutex("k").try_lock().unwrap().is_none());
 }
 
 #[test]
-fn a_server_without_an_answer_holds_nobody_past_the_deadline() {
+fn a_silent_server_overruns_no_deadline() {
     let server = server();
-    let client = impatient(&server).build().unwrap();
+    let client = short_timeout(&server).build().unwrap();
     client.with_lock("k", || ()).unwrap();
     server.stop();
     let tasks: Vec<_> = [0, 100, 400, 1500]
@@ -207,7 +207,7 @@ fn a_server_without_an_answer_holds_nobody_past_the_deadline() {
         })
         .into();
     for task in tasks {
-        let (wait, waited, error) = task.within(secs(15), "its deadline");
+        let (wait, waited, error) = task.within(secs(15), "the deadline");
         assert!(error.is_unavailable(), "{error}");
         // The first attempt has one command time-out, whatever the deadline.
         assert!(

@@ -1,5 +1,5 @@
-//! Queues that cannot be used: other data under their keys, no permission, no memory. They keep no lock
-//! from its callers, and no caller waits for what cannot come.
+//! Queues that cannot be used: foreign values under their keys, no permission, no memory. They block no
+//! caller, and no caller waits for a grant that cannot come.
 
 use leasehold_testbed::{Reply, Server};
 use redis::Connection;
@@ -12,7 +12,7 @@ use crate::scripts::{
 };
 use crate::support::{ask, server};
 
-/// How a key is used with a queue that is of no use: nobody is queued, and the lock goes round.
+/// Uses a lock with an unusable queue: no caller is queued, and each gets the lock.
 fn goes_round(server: &Server, redis: &mut Connection, spoilt: &str) {
     for mode in ["", "+", "0", "+1795263780943818"] {
         let case = format!("{spoilt} as {mode:?}");
@@ -31,7 +31,7 @@ fn goes_round(server: &Server, redis: &mut Connection, spoilt: &str) {
 }
 
 #[test]
-fn junk_under_the_queues_key_keeps_no_lock() {
+fn a_foreign_queue_value_blocks_no_lock() {
     let server = server();
     let mut redis = connect(&server);
     for junk in [
@@ -42,16 +42,17 @@ fn junk_under_the_queues_key_keeps_no_lock() {
         ask(&server, junk);
         goes_round(&server, &mut redis, junk[0]);
         assert_eq!(ask(&server, &["EXISTS", "k~queue"]), Reply::Int(1));
-        assert_eq!(ttl_of(&server, "k~queue"), -1, "it is as it was");
+        assert_eq!(ttl_of(&server, "k~queue"), -1, "the value is unchanged");
         ask(&server, &["DEL", "k~queue"]);
     }
 }
 
 #[test]
-fn without_a_permission_for_the_queue_locks_still_go_round() {
+fn locks_work_without_permission_for_the_queue() {
     let server = server();
     let mut redis = connect(&server);
-    // The last: all commands that the scripts use for queues only, but ZRANGE, which the test uses as well.
+    // The last: all commands that the scripts use for queues only, except ZRANGE, which the test uses as
+    // well.
     let all = "-zadd -zcard -zcount -zrank -zscore -zpopmin -zrem";
     for rules in ["-zadd", "-zcard", all] {
         say(&server, &format!("ACL SETUSER default {rules}"));
@@ -62,7 +63,7 @@ fn without_a_permission_for_the_queue_locks_still_go_round() {
 }
 
 #[test]
-fn a_queue_that_cannot_be_used_keeps_nobody() {
+fn an_unusable_queue_blocks_nobody() {
     let server = server();
     let mut redis = connect(&server);
     for command in [
@@ -71,14 +72,14 @@ fn a_queue_that_cannot_be_used_keeps_nobody() {
     ] {
         queue_up(&mut redis, "k", &[TTL, "0"]);
         say(&server, &format!("ACL SETUSER default -{command}"));
-        // Each is answered, by whatever a header promises.
+        // Each caller gets a result that a header documents.
         for (n, mode) in [(1, "-"), (2, "-"), (3, "+"), (4, "0"), (5, ""), (6, "+7")] {
             let said = come(&mut redis, "k", n, mode);
             assert_ne!(kinds(&[said]), ["granted"], "{command}: {mode:?}");
         }
         assert_eq!(go(&mut redis, "k", 0), Said::Number(1), "{command}");
         ask(&server, &["DEL", "k"]);
-        // The queue is as it was: a fresh caller has the key, or the first waiter.
+        // The queue is unchanged: a new caller gets the key, or the first waiter does.
         let said = come(&mut redis, "k", 7, "+");
         let has_it = text_of(&server, "k").is_some();
         // A script that cannot write a value grants nothing.
@@ -90,7 +91,7 @@ fn a_queue_that_cannot_be_used_keeps_nobody() {
 }
 
 #[test]
-fn a_free_key_is_granted_past_a_queue_that_cannot_be_popped() {
+fn free_keys_are_granted_past_an_unusable_queue() {
     let server = server();
     let mut redis = connect(&server);
     queue_up(&mut redis, "k", &[TTL]);
@@ -99,7 +100,7 @@ fn a_free_key_is_granted_past_a_queue_that_cannot_be_popped() {
     assert_eq!(
         come(&mut redis, "k", 1, "-"),
         Said::Number(0),
-        "it asks anew"
+        "the caller asks anew"
     );
     assert_eq!(queue_of(&server, "k"), [""; 0]);
     join(&mut redis, "k", 1, TTL);
@@ -117,18 +118,18 @@ fn a_free_key_is_granted_past_a_queue_that_cannot_be_popped() {
 }
 
 #[test]
-fn where_the_ttl_cannot_be_known_or_set_nobody_is_queued() {
+fn nobody_is_queued_without_a_settable_ttl() {
     let server = server();
     let mut redis = connect(&server);
     for command in ["pttl", "pexpire"] {
         queue_up(&mut redis, "k", &["0", TTL]);
-        // It would not live as long as what is waited for, and without an end of its own for ever.
+        // The queue would expire before the lock, or never.
         ask(&server, &["PERSIST", &queue_name("k")]);
         say(&server, &format!("ACL SETUSER default -{command}"));
         let said = come(&mut redis, "k", 3, "+");
         assert_ne!(kinds(&[said]), ["queued"], "{command}");
         assert_eq!(queue_of(&server, "k"), entries(1, &["0", TTL]), "{command}");
-        // The waiter that polls is served; the one that asks leaves the queue.
+        // The polling waiter is granted the lock; the one that asks leaves the queue.
         ask(&server, &["DEL", "k"]);
         let said = come(&mut redis, "k", 2, "-");
         assert_ne!(kinds(&[said]), ["queued"], "{command}");
@@ -142,11 +143,11 @@ fn where_the_ttl_cannot_be_known_or_set_nobody_is_queued() {
 }
 
 #[test]
-fn without_the_mark_nobody_joins() {
+fn nobody_joins_without_the_marker() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[]);
-    // A waiter from before, whose lock was acquired past the queue.
+    // An earlier waiter, whose lock was acquired past the queue.
     let waiters = [entry(1, TTL)];
     ask(&server, &["ZADD", &queue_name("k"), "7", &waiters[0]]);
     for (spoil, mend) in [
@@ -158,7 +159,7 @@ fn without_the_mark_nobody_joins() {
             let said = come(&mut redis, "k", 2, mode);
             assert_eq!(kinds(&[said]), ["contended"], "{spoil}: {mode}");
         }
-        // The waiter stays, and asks again once the lock has expired.
+        // The waiter stays queued, and asks again once the lock has expired.
         assert_eq!(queued(&come(&mut redis, "k", 1, "-")).1, 0, "{spoil}");
         assert_eq!(value_of(&server), value, "{spoil}");
         assert_eq!(queue_of(&server, "k"), waiters, "{spoil}");
@@ -167,7 +168,7 @@ fn without_the_mark_nobody_joins() {
 }
 
 #[test]
-fn without_memory_nobody_joins_and_all_may_leave() {
+fn without_memory_waiters_leave_but_never_join() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[TTL, "0"]);
@@ -185,7 +186,7 @@ fn without_memory_nobody_joins_and_all_may_leave() {
     }
     assert_eq!(ask(&server, &["EXISTS", &queue_name("k")]), Reply::Int(0));
     assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
-    // Nobody acquires a free key either, whether others are queued for it or not.
+    // No caller acquires a free key either, whether others are queued for it or not.
     for waiters in [&[][..], &[TTL]] {
         ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
         queue_up(&mut redis, "k", waiters);
@@ -202,7 +203,7 @@ fn without_memory_nobody_joins_and_all_may_leave() {
 }
 
 #[test]
-fn a_counter_that_cannot_be_written_serves_nobody() {
+fn an_unwritable_counter_grants_no_waiter() {
     let server = server();
     let mut redis = connect(&server);
     // Redis 6.2 cannot forbid writes of the counter alone.

@@ -1,0 +1,118 @@
+//! Administration of a lock: who holds it, who waits, how to take it away and how to pass it to another
+//! process.
+
+use leasehold::{ErrorKind, LossReason};
+use leasehold_testbed::eventually;
+
+use crate::conformance::backend::Backend;
+use crate::support::{LONG_TTL, SOON, Task, lost_within};
+
+pub fn inspect_names_the_holder(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let mutex = two.mutex("k");
+    assert_eq!(mutex.inspect().unwrap(), None);
+    assert!(!mutex.is_locked().unwrap());
+    let guard = one.mutex("k").lock().unwrap();
+    let found = mutex.inspect().unwrap().unwrap();
+    assert_eq!(found.holder(), one.holder_id());
+    assert_eq!(found.fencing_token(), guard.fencing_token());
+    assert!(found.expires_in().is_some_and(|left| left <= LONG_TTL));
+    assert_eq!(found.clients_waiting(), 0);
+    guard.unlock().unwrap();
+    assert_eq!(mutex.inspect().unwrap(), None);
+}
+
+pub fn inspect_names_a_crashed_holder(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let name = one.holder_id().clone();
+    std::mem::forget(one.mutex("k").lock().unwrap());
+    one.shutdown(SOON).unwrap();
+    drop(one);
+    let found = two.mutex("k").inspect().unwrap().unwrap();
+    assert_eq!(*found.holder(), name);
+    let process = format!("/{}/", std::process::id());
+    assert!(name.as_str().contains(&process), "{name}");
+}
+
+pub fn held_locks_lists_the_clients_locks(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let first = one.mutex("first").lock().unwrap();
+    let second = one.mutex("second").fixed_ttl(backend.ttl()).lock().unwrap();
+    let keys = || -> Vec<String> {
+        let held = one.held_locks();
+        held.iter().map(|held| held.key().to_owned()).collect()
+    };
+    assert_eq!(keys(), ["first", "second"]);
+    assert_eq!(one.held_locks()[0].fencing_token(), first.fencing_token());
+    assert!(two.held_locks().is_empty());
+    backend.pass(backend.ttl());
+    assert_eq!(keys(), ["first"], "the other is lost");
+    drop(second);
+    first.unlock().unwrap();
+    assert!(keys().is_empty());
+}
+
+pub fn force_unlock_grants_the_next_waiter(backend: &dyn Backend) {
+    let clients: Vec<_> = (0..3).map(|_| backend.client()).collect();
+    let stuck = clients[0].mutex("k").lock().unwrap();
+    let lost = stuck.lost_signal();
+    let mutex = clients[1].mutex("k");
+    let waiter = Task::start(move || mutex.lock().unwrap());
+    let operator = clients[2].mutex("k");
+    let queued = || operator.inspect().unwrap().unwrap().clients_waiting();
+    assert!(eventually(SOON, || queued() == 1));
+    backend.pass(std::time::Duration::from_millis(100));
+    let taken_from = operator.force_unlock().unwrap().unwrap();
+    assert_eq!(taken_from.holder(), clients[0].holder_id());
+    let next = waiter.within(SOON, "the grant");
+    assert!(next.fencing_token() > stuck.fencing_token());
+    let by = clients[2].holder_id().clone();
+    assert_eq!(lost_within(SOON, &lost), LossReason::ForceUnlocked { by });
+    assert!(stuck.unlock().unwrap_err().is_lease_lost());
+    next.unlock().unwrap();
+    assert!(operator.force_unlock().unwrap().is_none(), "it is free");
+}
+
+pub fn a_transferred_lock_stays_held_until_adopted(backend: &dyn Backend) {
+    let (one, two) = (backend.client(), backend.client());
+    let guard = one.mutex("k").lock().unwrap();
+    let token = guard.fencing_token();
+    let silent = guard.lost_signal();
+    let ticket = guard.into_ticket().unwrap();
+    assert!(two.mutex("k").try_lock().unwrap().is_none());
+    let guard = two.adopt(&ticket).unwrap();
+    assert_eq!(guard.fencing_token(), token);
+    let found = one.mutex("k").inspect().unwrap().unwrap();
+    assert_eq!(found.holder(), two.holder_id());
+    assert_eq!(one.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
+    assert!(silent.try_recv().is_err(), "transferred, not lost");
+    guard.unlock().unwrap();
+    assert_eq!(two.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
+}
+
+pub fn an_unused_ticket_ends_with_its_ttl(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
+    let ticket = one.mutex("k").lock().unwrap().into_ticket().unwrap();
+    backend.pass(ttl + ttl / 10);
+    assert!(!two.mutex("k").is_locked().unwrap());
+    assert_eq!(two.adopt(&ticket).unwrap_err().kind(), ErrorKind::NotHeld);
+    let forged = two.adopt("lock:k").unwrap_err();
+    assert_eq!(forged.kind(), ErrorKind::InvalidTicket);
+}
+
+pub fn an_adopted_lock_is_renewed_by_its_adopter(backend: &dyn Backend) {
+    let ttl = backend.ttl();
+    let (one, two) = (
+        backend.builder().ttl(ttl).build().unwrap(),
+        backend.client(),
+    );
+    let ticket = one.mutex("k").lock().unwrap().into_ticket().unwrap();
+    drop(one);
+    let guard = two.adopt(&ticket).unwrap();
+    backend.pass(ttl * 5 / 3);
+    guard.unlock().unwrap();
+}

@@ -1,0 +1,137 @@
+//! The clients' work as a server shows it: calls, connections by their names, the queues of locks. Never asks
+//! a client.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use leasehold::Client;
+use leasehold_testbed::{Reply, Server, eventually};
+
+use super::{SOON, ask, in_redis, value_of};
+
+/// The number of script calls since the server's start: for grants, releases and renewals.
+pub fn script_calls(server: &Server) -> u64 {
+    calls(server, "eval") + calls(server, "evalsha")
+}
+
+/// The keys of which the server will report the next change, each counted once per client that has read it.
+pub fn tracked(server: &Server) -> u64 {
+    info_number(server, "stats", "tracking_total_items")
+}
+
+/// Reads of locks so far, by scripts and by notification connections.
+pub fn reads(server: &Server) -> u64 {
+    calls(server, "getrange")
+}
+
+/// How many keys notification connections read during `work`.
+pub fn reads_during(server: &Server, work: impl FnOnce()) -> usize {
+    let mut monitor = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut lines = BufReader::new(monitor).lines().map(Result::unwrap);
+    assert_eq!(lines.next().as_deref(), Some("+OK"));
+    work();
+    ask(server, &["ECHO", "the end"]);
+    let seen = lines.take_while(|line| !line.ends_with("\"the end\""));
+    seen.filter(|line| line.contains("] \"GETRANGE\" ") && !line.contains(" lua] "))
+        .count()
+}
+
+fn calls(server: &Server, command: &str) -> u64 {
+    server.calls(command).unwrap()
+}
+
+/// The channel of a client with the default prefix.
+pub fn channel_of(client: &Client) -> String {
+    in_redis(&format!("~to:{}", client.holder_id()))
+}
+
+/// The notification connections of clients, also those that are being set up.
+pub fn wake_up_connections(server: &Server) -> usize {
+    clients_with(server, "")
+}
+
+/// The clients that receive notifications by now.
+pub fn notified_clients(server: &Server) -> usize {
+    clients_with(server, " sub=1 ")
+}
+
+fn clients_with(server: &Server, mark: &str) -> usize {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().expect("CLIENT LIST is text").lines();
+    let of_notifications = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    of_notifications.filter(|line| line.contains(mark)).count()
+}
+
+/// All connections, without that of this request.
+pub fn connections(server: &Server) -> usize {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    list.as_text().expect("CLIENT LIST is text").lines().count() - 1
+}
+
+/// The number of connections that the server has accepted, with that of this request.
+pub fn connections_accepted(server: &Server) -> u64 {
+    info_number(server, "stats", "total_connections_received")
+}
+
+/// Bytes that the server has received.
+pub fn bytes_received(server: &Server) -> u64 {
+    info_number(server, "stats", "total_net_input_bytes")
+}
+
+/// Bytes that the server has sent.
+pub fn bytes_sent(server: &Server) -> u64 {
+    info_number(server, "stats", "total_net_output_bytes")
+}
+
+/// The number that INFO gives for `name`.
+pub fn info_number(server: &Server, section: &str, name: &str) -> u64 {
+    let info = leasehold_load::info(server, section).unwrap();
+    let number = leasehold_load::field(&info, name);
+    let number = number.unwrap_or_else(|| panic!("INFO has no {name}"));
+    number.parse().expect("a number")
+}
+
+/// How many connections the server accepts during `work`.
+pub fn connections_made(server: &Server, work: impl FnOnce()) -> u64 {
+    let before = connections_accepted(server);
+    work();
+    connections_accepted(server) - before - 1
+}
+
+/// The id of the lease that has the lock.
+pub fn lease_of(server: &Server, key: &str) -> Option<String> {
+    let value = value_of(server, key)?;
+    value.split(' ').nth(1).map(str::to_owned)
+}
+
+/// The waiters in the queue of the lock in Redis, in their order: `<lease>,<ttl>,<holder>`.
+pub fn queue(server: &Server, key: &str) -> Vec<String> {
+    let queue = in_redis(&format!("~queue:{key}"));
+    let Reply::Array(waiters) = ask(server, &["ZRANGE", &queue, "0", "-1"]) else {
+        panic!("ZRANGE answers with an array");
+    };
+    let text = |waiter: &Reply| waiter.as_text().map(str::to_owned);
+    waiters.iter().filter_map(text).collect()
+}
+
+/// Makes the first waiter in the queue of the lock appear to have joined this much earlier.
+pub fn make_first_join_earlier(server: &Server, key: &str, earlier: Duration) {
+    let first = &queue(server, key)[0];
+    let queue = in_redis(&format!("~queue:{key}"));
+    let earlier = format!("-{}", earlier.as_micros());
+    ask(server, &["ZINCRBY", &queue, &earlier, first]);
+}
+
+/// The number of waiters in the queue of the lock in Redis: one for each client, however many threads it has.
+pub fn queued(server: &Server, key: &str) -> usize {
+    queue(server, key).len()
+}
+
+/// Waits until the queue of the lock in Redis has `of` waiters.
+#[track_caller]
+pub fn wait_for_queue(server: &Server, key: &str, of: usize) {
+    let there = eventually(SOON, || queued(server, key) == of);
+    assert!(there, "not {of} queued: {:?}", queue(server, key));
+}
