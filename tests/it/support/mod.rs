@@ -17,8 +17,9 @@ use leasehold_testbed::{Reply, Server, eventually};
 
 pub use outside::{
     bytes_received, bytes_sent, channel_of, clients_that_hear, connections, connections_accepted,
-    connections_made, in_line, info_number, lease_of, make_first_join_earlier, queue, reads,
-    reads_during, script_calls, tracked, wait_for_line, wake_up_connections,
+    connections_made, in_line, info_number, lease_of, make_first_join_earlier,
+    notification_connection, queue, reads, reads_by_connection, reads_during, script_calls,
+    tracked, wait_for_line, wake_up_connections,
 };
 pub use recorder::{Recorder, What};
 
