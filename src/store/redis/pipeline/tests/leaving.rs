@@ -127,9 +127,10 @@ fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
     f.acquire("second");
     f.server.stop();
     f.leaves("third");
-    thread::sleep(timeout);
-    let before = Instant::now();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    let reply_by = &mut leadership.connection.as_mut().unwrap().reply_by;
+    *reply_by = reply_by.map(|by| by.before(timeout));
+    let before = Instant::now();
     leadership.read_before_write(None);
     assert!(before.elapsed() < timeout, "the replies were overdue");
     assert!(leadership.connection.is_none());
