@@ -409,7 +409,8 @@ mod tests {
     fn a_closed_endpoint_ends_its_logins_and_connects_no_more() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
-        let endpoint = Endpoint::new(&url, Duration::from_secs(600), DEFAULT_MAX_REPLY).unwrap();
+        let timeout = Duration::from_secs(60);
+        let endpoint = Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
             // Their logins have come, and get no answer.
@@ -417,10 +418,13 @@ mod tests {
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();
             }
+            let closed_at = MonotonicTime::now();
             endpoint.close();
             for login in logins {
                 assert_eq!(login.join().unwrap().kind(), ErrorKind::Unavailable);
             }
+            let took = MonotonicTime::now().since(closed_at);
+            assert!(took < timeout / 2, "{took:?}");
         });
         assert!(endpoint.opening.lock().sockets.is_empty());
         listener.set_nonblocking(true).unwrap();

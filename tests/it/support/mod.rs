@@ -5,6 +5,7 @@ mod asleep;
 mod outside;
 mod recorder;
 
+use std::error::Error as _;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -59,6 +60,17 @@ pub fn wait_for_messages(server: &Server, client: &Client) {
     let operator = steady(&server.url()).build().unwrap();
     operator.mutex("mark").force_unlock().unwrap().unwrap();
     told_within(SOON, &mark.lost_signal());
+}
+
+/// All texts of an error and of what caused it, as text and as debug text.
+pub fn texts_of(error: &Error) -> Vec<String> {
+    let mut texts = vec![error.to_string(), format!("{error:?}")];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        texts.extend([cause.to_string(), format!("{cause:?}")]);
+        source = cause.source();
+    }
+    texts
 }
 
 pub fn server() -> Server {
