@@ -1,5 +1,6 @@
 //! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,6 +210,25 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
         self.send_raw(bytes, deadline).map_err(no_reply)
+    }
+
+    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. All of them have to be written by
+    /// `due`. Returns false if they are not by `until`, before that: then the next call writes the rest.
+    pub(crate) fn send_until(
+        &mut self,
+        bytes: &[u8],
+        sent: &mut usize,
+        until: MonotonicTime,
+        due: MonotonicTime,
+    ) -> Result<bool, Error> {
+        match self.sender.send_from(bytes, sent, until) {
+            Ok(()) => Ok(true),
+            Err(error) if until < due && error.kind() == io::ErrorKind::TimedOut => Ok(false),
+            Err(error) => {
+                self.mark_broken();
+                Err(no_reply(error.into()))
+            }
+        }
     }
 
     /// Reads the next reply. All of it has to come by `deadline`.

@@ -62,6 +62,7 @@ fn waiting_for_replies_on_a_stale_connection_takes_a_request_its_time() {
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     let written = leadership.write(
         vec![PendingRequest::new(release, None)],
+        None,
         MonotonicTime::now().after(LONG),
     );
     written.unwrap();
