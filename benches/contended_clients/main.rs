@@ -235,8 +235,12 @@ impl Options {
         let requests = sent as f64 / counted as f64;
         report.at_most("requests per grant", requests, REQUESTS);
         report.figure("scripts per grant", each(stats.scripts()));
-        let mget = stats.calls.get("mget").copied().unwrap_or(0);
-        report.figure("MGET per grant", each(mget));
+        // The notification connections read changed keys. Redis' own count would have the reads of scripts as well.
+        let reads = counts.requests.get("getrange").copied().unwrap_or(0);
+        report.figure(
+            "reads of changed keys per grant",
+            reads as f64 / counted as f64,
+        );
         let out = stats.sent.saturating_sub(counts.faults_bytes);
         let [received, sent] = [stats.received, out].map(|bytes| each(bytes) / 1000.0);
         report.figure("KB received by Redis per grant", received);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::Error;
 use crate::store::{Command, Listener, QueueMode, Reply, Request, Store, TrackedKey};
@@ -27,6 +27,8 @@ pub(crate) struct Scripted {
     pub(crate) notification_epoch: AtomicU64,
     /// The result of `Store::queue_mode`; `Notified` if this is `None`.
     pub(crate) queue_mode: Mutex<Option<QueueMode>>,
+    /// The result of `Store::must_confirm_losses`.
+    pub(crate) must_confirm_losses: AtomicBool,
     /// How often `Store::suspect_connections` was called.
     pub(crate) suspected: AtomicUsize,
     /// Called by `Store::request_notifications`.
@@ -96,6 +98,10 @@ impl Store for Scripted {
 
     fn notification_epoch(&self) -> u64 {
         self.notification_epoch.load(Ordering::SeqCst)
+    }
+
+    fn must_confirm_losses(&self) -> bool {
+        self.must_confirm_losses.load(Ordering::SeqCst)
     }
 
     fn suspect_connections(&self) {

@@ -168,6 +168,23 @@ fn a_denied_force_makes_no_connection_suspect() {
     f.callbacks.stop();
 }
 
+/// Otherwise forged messages would have connections replaced, and the next message would not be confirmed.
+#[test]
+fn a_force_message_is_not_queued_as_a_read() {
+    let f = fixture();
+    let lease = scheduled_lease(&f);
+    let by = HolderId::of_text("host/1/0");
+    f.store.must_confirm_losses.store(true, Ordering::SeqCst);
+    f.watchdog.handle_force_message(Arc::clone(&lease), by);
+    let queued = f.watchdog.scheduler.wait_for_renewals();
+    let Some(RenewalBatch::Confirm(report, leases)) = queued else {
+        panic!("no confirmation is queued");
+    };
+    assert_eq!(report, LossReport::ForceMessage);
+    assert!(leases.iter().all(|queued| Arc::ptr_eq(queued, &lease)));
+    f.callbacks.stop();
+}
+
 #[test]
 fn a_denied_force_is_no_later_loss_reason() {
     let f = fixture();

@@ -264,6 +264,31 @@ fn every_test_that_a_page_names_exists() {
     }
 }
 
+#[test]
+fn the_page_on_conformance_names_every_behaviour() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).expect("it is there");
+    let (page, lists) = (
+        read("docs/conformance.md"),
+        read("tests/it/conformance/mod.rs"),
+    );
+    // `<subject>:`, then its behaviours, one a line; the last one has a semicolon.
+    let lists = lists.split("shown! { $backend;").skip(1);
+    let lines = lists.flat_map(|list| list.lines().skip(1).take_while(|line| line.trim() != "}"));
+    let (mut subject, mut behaviours) = ("", Vec::new());
+    for line in lines.map(str::trim) {
+        match line.strip_suffix(':') {
+            Some(next) => subject = next,
+            None => {
+                let behaviour = line.trim_end_matches(';');
+                behaviours.push(format!("conformance::{subject}::{behaviour}"));
+            }
+        }
+    }
+    assert!(behaviours.len() >= 60, "read wrongly: {behaviours:?}");
+    behaviours.retain(|behaviour| !page.contains(&format!("`{behaviour}`")));
+    none(&behaviours, "docs/conformance.md does not name a behaviour");
+}
+
 fn is_path_of_a_test(word: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':';
     word.contains("::") && word.chars().all(is_plain)

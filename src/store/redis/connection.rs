@@ -1,5 +1,6 @@
 //! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -211,6 +212,25 @@ impl Connection {
         self.send_raw(bytes, deadline).map_err(no_reply)
     }
 
+    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. All of them have to be written by
+    /// `due`. Returns false if they are not by `until`, before that: then the next call writes the rest.
+    pub(crate) fn send_until(
+        &mut self,
+        bytes: &[u8],
+        sent: &mut usize,
+        until: MonotonicTime,
+        due: MonotonicTime,
+    ) -> Result<bool, Error> {
+        match self.sender.send_from(bytes, sent, until) {
+            Ok(()) => Ok(true),
+            Err(error) if until < due && error.kind() == io::ErrorKind::TimedOut => Ok(false),
+            Err(error) => {
+                self.mark_broken();
+                Err(no_reply(error.into()))
+            }
+        }
+    }
+
     /// Reads the next reply. All of it has to come by `deadline`.
     pub(crate) fn receive(
         &mut self,
@@ -409,7 +429,8 @@ mod tests {
     fn a_closed_endpoint_ends_its_logins_and_connects_no_more() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
-        let endpoint = Endpoint::new(&url, Duration::from_secs(600), DEFAULT_MAX_REPLY).unwrap();
+        let timeout = Duration::from_secs(60);
+        let endpoint = Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
             // Their logins have come, and get no answer.
@@ -417,10 +438,13 @@ mod tests {
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();
             }
+            let closed_at = MonotonicTime::now();
             endpoint.close();
             for login in logins {
                 assert_eq!(login.join().unwrap().kind(), ErrorKind::Unavailable);
             }
+            let took = MonotonicTime::now().since(closed_at);
+            assert!(took < timeout / 2, "{took:?}");
         });
         assert!(endpoint.opening.lock().sockets.is_empty());
         listener.set_nonblocking(true).unwrap();

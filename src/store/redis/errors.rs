@@ -287,6 +287,13 @@ mod tests {
     }
 
     #[test]
+    fn lease_ids_are_left_out_of_short_errors() {
+        let detail = "no lease 0123456789abcdef0123456789abcdef here".to_owned();
+        let error = sanitized(redis::make_extension_error("ERR".to_owned(), Some(detail)));
+        assert_eq!(error.detail(), Some("no lease <id> here"));
+    }
+
+    #[test]
     fn script_errors_have_one_kind_on_all_versions() {
         const RAISED: &str = "ERR Error running script (call to f_1f8f4c): @user_script:1: ";
         let raised = |error: &str| format!("{RAISED}{error}");

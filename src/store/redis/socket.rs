@@ -77,14 +77,25 @@ pub(crate) struct Sender {
 
 impl Sender {
     /// Writes all of `bytes`. After an error, a part of them may have been written.
-    pub(crate) fn send(&mut self, mut bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
+    pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
+        self.send_from(bytes, &mut 0, deadline)
+    }
+
+    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. After `TimedOut`, another call can
+    /// write the rest.
+    pub(crate) fn send_from(
+        &mut self,
+        bytes: &[u8],
+        sent: &mut usize,
+        deadline: MonotonicTime,
+    ) -> io::Result<()> {
         let mut attempt = Attempt::First;
-        while !bytes.is_empty() {
+        while *sent < bytes.len() {
             let set = |timeout| self.socket.set_write_timeout(Some(timeout));
             attempt.set_timeout(&mut self.timeout, deadline, set)?;
-            match (&*self.socket).write(bytes) {
+            match (&*self.socket).write(&bytes[*sent..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => bytes = &bytes[n..],
+                Ok(n) => *sent += n,
                 Err(error) if may_be_retried(&error) => {}
                 Err(error) => return Err(error),
             }

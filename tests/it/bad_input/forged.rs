@@ -6,10 +6,9 @@ use std::time::Duration;
 use leasehold::{ErrorKind, EventHandler, EventLock, LossReason};
 use leasehold_testbed::Server;
 
-use super::texts_of;
 use crate::fakes::{FORGED, Fake, Manner};
 use crate::steady::steady;
-use crate::support::{SOON, ask, builder, in_redis, lock, lost_within, secs, server};
+use crate::support::{SOON, ask, builder, in_redis, lock, lost_within, secs, server, texts_of};
 
 #[track_caller]
 fn assert_is_one_line(text: &str) {

@@ -9,12 +9,11 @@ mod settings;
 mod urls;
 mod values;
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use leasehold::{Builder, Client, Error, ErrorKind};
 
-use crate::support::{Task, millis, secs};
+use crate::support::{Task, millis, secs, texts_of};
 
 /// Long enough for every time-out below several times over, on the busiest of machines.
 const BOUND: Duration = Duration::from_secs(15);
@@ -70,15 +69,4 @@ fn assert_all_say(kind: ErrorKind, url: &str) {
 /// All that an error says, itself and what it was caused by, as text and as debug text.
 fn everything_said(error: &Error) -> String {
     format!("{}\n{error:#?}", texts_of(error).join("\n"))
-}
-
-/// The same, each text by itself.
-fn texts_of(error: &Error) -> Vec<String> {
-    let mut texts = vec![error.to_string(), format!("{error:?}")];
-    let mut source = error.source();
-    while let Some(cause) = source {
-        texts.extend([cause.to_string(), format!("{cause:?}")]);
-        source = cause.source();
-    }
-    texts
 }

@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
-use leasehold::LossReason;
+use leasehold::{Client, LossReason};
 
 use crate::conformance::backend::Backend;
 use crate::support::{Recorder, SOON, What, lost_within};
 
+/// A client whose locks have the backend's ttl, and its events.
+fn recorded(backend: &dyn Backend) -> (Client, Arc<Recorder>) {
+    let recorder = Recorder::new();
+    let builder = backend.builder().ttl(backend.ttl());
+    let client = builder.event_handler(Arc::clone(&recorder)).build();
+    (client.unwrap(), recorder)
+}
+
 pub fn a_lock_outlives_its_ttl_while_it_is_held(backend: &dyn Backend) {
-    let (ttl, recorder) = (backend.ttl(), Recorder::new());
-    let builder = backend
-        .builder()
-        .ttl(ttl)
-        .event_handler(Arc::clone(&recorder));
-    let (one, two) = (builder.build().unwrap(), backend.client());
+    let (ttl, two) = (backend.ttl(), backend.client());
+    let (one, recorder) = recorded(backend);
     let guard = one.mutex("k").lock().unwrap();
     backend.pass(ttl * 5 / 3);
     guard.check().unwrap();
@@ -23,12 +27,8 @@ pub fn a_lock_outlives_its_ttl_while_it_is_held(backend: &dyn Backend) {
 }
 
 pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(backend: &dyn Backend) {
-    let (ttl, recorder) = (backend.ttl(), Recorder::new());
-    let builder = backend
-        .builder()
-        .ttl(ttl)
-        .event_handler(Arc::clone(&recorder));
-    let client = builder.build().unwrap();
+    let ttl = backend.ttl();
+    let (client, recorder) = recorded(backend);
     let guard = client.mutex("k").lock().unwrap();
     for renewals in 1..4 {
         backend.pass(ttl / 3);
@@ -52,12 +52,8 @@ pub fn a_ttl_of_ones_own_is_renewed_only_when_asked_for(backend: &dyn Backend) {
 }
 
 pub fn renewal_stops_at_the_release(backend: &dyn Backend) {
-    let (ttl, recorder) = (backend.ttl(), Recorder::new());
-    let builder = backend
-        .builder()
-        .ttl(ttl)
-        .event_handler(Arc::clone(&recorder));
-    let (one, two) = (builder.build().unwrap(), backend.client());
+    let (ttl, two) = (backend.ttl(), backend.client());
+    let (one, recorder) = recorded(backend);
     let guard = one.mutex("k").lock().unwrap();
     backend.pass(ttl / 2);
     recorder.wait_for(1, What::Renewed, "k");

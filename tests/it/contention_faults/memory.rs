@@ -185,11 +185,11 @@ fn a_small_tracking_table_causes_few_requests() {
     thread::sleep(millis(300));
     let start = Instant::now();
     let looked = reads_during(&server, || thread::sleep(millis(1000)));
-    let looked = looked as f64 / start.elapsed().as_secs_f64();
+    // All changed keys are read together, 10 ms apart.
+    let most = (100.0 * start.elapsed().as_secs_f64() + 2.0) * LOCKS as f64;
     busy.store(false, Ordering::Relaxed);
     work.within(SOON, "the work of other clients");
-    let most = 150.0 * LOCKS as f64;
-    assert!(looked < most, "{looked:.0} keys read in a second");
+    assert!((looked as f64) < most, "{looked} keys read in a second");
     drop(held);
     assert_all_become_free(&server);
 }

@@ -99,6 +99,42 @@ fn a_hostile_server_cannot_hold_up_try_lock_for() {
 }
 
 #[test]
+fn a_server_that_reads_nothing_cannot_hold_up_try_lock_for() {
+    let server = server();
+    let builder = Client::builder(server.url()).command_timeout(TIMEOUT);
+    let client = builder.build().unwrap();
+    // All pipelines are connected then.
+    let keys: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        client.mutex(key).lock().unwrap().unlock().unwrap();
+    }
+    server.stop();
+    let tasks: Vec<Task<()>> = keys
+        .into_iter()
+        .map(|key| {
+            let client = client.clone();
+            Task::start(move || {
+                // More than sockets hold.
+                let value = client.fenced_value(&key);
+                let writer = std::thread::spawn(move || value.write(1, vec![0; 32 << 20]));
+                let started = Instant::now();
+                let locked = client.mutex(&key).try_lock_for(WANTED);
+                let took = started.elapsed();
+                let what = format!("try_lock_for beside a long write, no reader, {key}");
+                fail(locked.map(|_| true), &what);
+                println!("{what}: {took:?}");
+                assert!(took < WANTED + TIMEOUT + MARGIN, "{what}: {took:?}");
+                writer.join().unwrap().unwrap_err();
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.within(BOUND, "locking and writing");
+    }
+    server.resume();
+}
+
+#[test]
 fn a_hostile_server_cannot_hold_up_a_transaction() {
     // The look at the lock, the read of the closure, the writes.
     for since in ["WATCH", "data", "marker"].map(Since::word) {

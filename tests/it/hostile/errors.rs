@@ -1,6 +1,5 @@
 //! A server that puts what it was told into its errors: the password, and the ids of leases.
 
-use std::error::Error as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +11,7 @@ use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    LONG_TTL, SOON, ask, in_redis, lock, lost_within, millis, secs, server, unconfirmed,
+    LONG_TTL, SOON, ask, in_redis, lock, lost_within, millis, secs, server, texts_of, unconfirmed,
 };
 
 const PASSWORD: &str = "hunter2secret";
@@ -98,16 +97,6 @@ impl EventHandler for Seen {
     fn release_delayed(&self, _: EventLock<'_>, error: &Error) {
         self.0.lock().unwrap().extend(texts_of(error));
     }
-}
-
-fn texts_of(error: &Error) -> Vec<String> {
-    let mut texts = vec![error.to_string(), format!("{error:?}")];
-    let mut source = error.source();
-    while let Some(cause) = source {
-        texts.extend([cause.to_string(), format!("{cause:?}")]);
-        source = cause.source();
-    }
-    texts
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Attacks by users of the same Redis who may publish or subscribe, and who may read or write little else.
 
+use std::sync::mpsc;
 use std::thread;
+use std::time::Instant;
 
 use leasehold::{Client, LossReason};
 use leasehold_testbed::{Proxy, Reply, Server, eventually};
@@ -10,8 +12,8 @@ use crate::scripts::RELEASE;
 use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, Task, What, ask, bytes_received, channel_of, in_redis, lease_of,
-    lock, lost_within, make_first_join_earlier, millis, notified_client, queue, script_calls, secs,
-    server, wait_for_messages, wait_for_queue,
+    lock, lost_within, make_first_join_earlier, millis, notified_client, notified_clients, queue,
+    script_calls, secs, server, wait_for_messages, wait_for_queue,
 };
 
 const PUBLISH: [&str; 3] = ["resetchannels", "&leasehold:*", "+publish"];
@@ -239,6 +241,63 @@ fn a_message_too_long_costs_no_connection() {
     publish(&mut attacker, &victim, &"x".repeat(300_000));
     wait_for_messages(&server, &victim);
     assert_eq!(notification_connections(&server), before);
+}
+
+/// Redis closes a subscribed connection that it owes more than its limit.
+#[test]
+fn messages_beyond_the_output_limit_cause_few_reconnects() {
+    let server = server();
+    let limit = ["client-output-buffer-limit", "pubsub 1mb 0 0"];
+    ask(&server, &[&["CONFIG", "SET"], &limit[..]].concat());
+    let holder = client(&server);
+    // Without notifications, a renewal finds the loss: every second.
+    let victim = steady(&server.url()).ttl(secs(3)).build().unwrap();
+    let url = server.url();
+    let mut tool = redis::Client::open(url).unwrap().get_connection().unwrap();
+    let warm_up = lock(&victim, "warm-up");
+    assert!(eventually(SOON, || notified_clients(&server) == 1));
+    let mut attacker = attacker(&server, &PUBLISH);
+    let mut flood = redis::cmd("PUBLISH");
+    flood.arg(channel_of(&victim)).arg("x".repeat(2_000_000));
+    let (stop, is_stopped) = mpsc::channel::<()>();
+    let attack = Task::start(move || {
+        let mut closed = 0_u64;
+        while is_stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            closed += flood.query::<u64>(&mut attacker).unwrap();
+        }
+        closed
+    });
+    let accepted = |tool: &mut Connection| {
+        let info: redis::InfoDict = redis::cmd("INFO").arg("stats").query(tool).unwrap();
+        info.get::<u64>("total_connections_received").unwrap()
+    };
+    let (before, started) = (accepted(&mut tool), Instant::now());
+    // Long enough that reconnects without a pause would be hundreds.
+    while started.elapsed() < secs(3) {
+        let guard = lock(&victim, "lost");
+        let mut delete = redis::cmd("DEL");
+        delete.arg(in_redis("lost")).exec(&mut tool).unwrap();
+        lost_within(SOON, &guard.lost_signal());
+        let held = lock(&holder, "k");
+        let mutex = victim.mutex("k");
+        let waiter = Task::start_blocked(move || mutex.lock().unwrap());
+        held.unlock().unwrap();
+        waiter.within(SOON, "its turn").unlock().unwrap();
+    }
+    let (made, took) = (accepted(&mut tool) - before, started.elapsed());
+    stop.send(()).unwrap();
+    let closed = attack.within(SOON, "stopping");
+    warm_up.unlock().unwrap();
+    // The pauses grow to half a second in eight connections; the pipelines of both clients make eight more at most.
+    let most = 16 + took.as_millis() as u64 / 500;
+    println!("{closed} connections closed, {made} made in {took:?}");
+    assert!(
+        closed >= 5 && made <= most,
+        "{closed} closed, {made} made in {took:?}"
+    );
+    // The attack ends, and the client is notified again.
+    assert!(eventually(SOON, || notified_clients(&server) >= 1));
+    wait_for_messages(&server, &victim);
 }
 
 #[test]

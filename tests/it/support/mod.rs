@@ -5,6 +5,7 @@ mod blocked;
 mod recorder;
 mod server;
 
+use std::error::Error as _;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,8 +19,9 @@ use leasehold_testbed::{Reply, Server, eventually};
 pub use recorder::{Recorder, What};
 pub use server::{
     bytes_received, bytes_sent, channel_of, connections, connections_accepted, connections_made,
-    info_number, lease_of, make_first_join_earlier, notified_clients, queue, queued, reads,
-    reads_during, script_calls, tracked, wait_for_queue, wake_up_connections,
+    info_number, lease_of, make_first_join_earlier, notification_connection, notified_clients,
+    queue, queued, reads, reads_by_connection, reads_during, script_calls, tracked, wait_for_queue,
+    wake_up_connections,
 };
 
 use crate::steady::steady;
@@ -58,6 +60,17 @@ pub fn wait_for_messages(server: &Server, client: &Client) {
     let operator = steady(&server.url()).build().unwrap();
     operator.mutex("mark").force_unlock().unwrap().unwrap();
     lost_within(SOON, &mark.lost_signal());
+}
+
+/// All texts of an error and of what caused it, as text and as debug text.
+pub fn texts_of(error: &Error) -> Vec<String> {
+    let mut texts = vec![error.to_string(), format!("{error:?}")];
+    let mut source = error.source();
+    while let Some(cause) = source {
+        texts.extend([cause.to_string(), format!("{cause:?}")]);
+        source = cause.source();
+    }
+    texts
 }
 
 pub fn server() -> Server {

@@ -1,6 +1,7 @@
 //! The clients' work as a server shows it: calls, connections by their names, the queues of locks. Never asks
 //! a client.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
@@ -25,17 +26,49 @@ pub fn reads(server: &Server) -> u64 {
     calls(server, "getrange")
 }
 
-/// How many keys notification connections read during `work`.
+/// How many locks notification connections read during `work`.
 pub fn reads_during(server: &Server, work: impl FnOnce()) -> usize {
+    reads_by_connection(server, work).values().sum()
+}
+
+/// How many locks each notification connection read during `work`, by the connection's address. The read of the fence
+/// counter with which a connection begins does not count.
+pub fn reads_by_connection(server: &Server, work: impl FnOnce()) -> HashMap<String, usize> {
     let mut monitor = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();
     monitor.write_all(b"MONITOR\r\n").unwrap();
     let mut lines = BufReader::new(monitor).lines().map(Result::unwrap);
     assert_eq!(lines.next().as_deref(), Some("+OK"));
     work();
     ask(server, &["ECHO", "the end"]);
-    let seen = lines.take_while(|line| !line.ends_with("\"the end\""));
-    seen.filter(|line| line.contains("] \"GETRANGE\" ") && !line.contains(" lua] "))
-        .count()
+    let mut reads = HashMap::new();
+    // `+<time> [<database> <address>] "GETRANGE" "<key>" ..`; the address of a script is `lua`.
+    for line in lines.take_while(|line| !line.ends_with("\"the end\"")) {
+        let Some((sender, arguments)) = line.split_once("] \"GETRANGE\" ") else {
+            continue;
+        };
+        let address = sender
+            .rsplit(' ')
+            .next()
+            .expect("rsplit gives one at least");
+        if address != "lua" && !arguments.starts_with(&format!("\"{}", in_redis("~"))) {
+            *reads.entry(address.to_owned()).or_default() += 1;
+        }
+    }
+    reads
+}
+
+/// The address of the only notification connection.
+#[track_caller]
+pub fn notification_connection(server: &Server) -> String {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().expect("CLIENT LIST is text").lines();
+    let mut found = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    let line = found.next().expect("there is a notification connection");
+    assert!(found.next().is_none(), "there are several");
+    let address = line
+        .split(' ')
+        .find_map(|field| field.strip_prefix("addr="));
+    address.expect("CLIENT LIST shows addresses").to_owned()
 }
 
 fn calls(server: &Server, command: &str) -> u64 {

@@ -128,6 +128,8 @@ struct ConnectionState {
     is_wanted: bool,
     stopped: bool,
     sender: Option<Sender>,
+    /// When the connection of `sender` was opened.
+    opened_at: Option<MonotonicTime>,
     /// The writes without a reply and when each was sent, in the order in which the replies come.
     unanswered: VecDeque<(MonotonicTime, SentCommand)>,
     /// How many keys the writes in `unanswered` read.
@@ -159,6 +161,12 @@ impl ConnectionState {
             self.unanswered.pop_front();
         }
         Some(answered)
+    }
+
+    /// How long ago the last connection was opened.
+    fn open_for(&self) -> Duration {
+        let opened_at = self.opened_at;
+        opened_at.map_or(Duration::ZERO, |at| MonotonicTime::now().since(at))
     }
 
     /// For how long the oldest command without a reply has waited for it.
@@ -400,9 +408,8 @@ impl Notifications {
                     if self.install(sender, &made_in) {
                         is_reported = false;
                         listener.all_changed();
-                        let opened_at = MonotonicTime::now();
                         let ended = self.listen(subscription, &made_in, listener);
-                        if MonotonicTime::now().since(opened_at) >= SHORTEST_LIFE {
+                        if self.state.lock().open_for() >= SHORTEST_LIFE {
                             pause = FIRST_PAUSE;
                         }
                         if ended == ListenEnd::Suspect {
@@ -465,6 +472,7 @@ impl Notifications {
         if let Some(suspect) = state.sender.replace(sender) {
             suspect.closer().close();
         }
+        state.opened_at = Some(MonotonicTime::now());
         // The replaced connection gives no more replies. `all_changed` has the listener track its keys again.
         state.forget_commands();
         self.notification_epoch.fetch_add(1, Ordering::AcqRel);

@@ -19,7 +19,7 @@ pub(super) struct Subscription {
     receiver: Receiver,
     timeout: Duration,
     /// When the first part of the next value was read.
-    begun: Option<MonotonicTime>,
+    pub(super) begun: Option<MonotonicTime>,
 }
 
 impl Subscription {

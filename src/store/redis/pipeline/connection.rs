@@ -109,13 +109,17 @@ pub(crate) enum CommandOutcome {
 pub(crate) struct PipelinedConnection {
     connection: PooledConnection<Connector>,
     in_flight: VecDeque<InFlightBatch>,
-    /// By when the replies to what is in flight are due, but to the last `behind` calls. Set by the first read.
+    /// By when the replies to what is in flight are due, but to the last `behind` calls. Set by the first read, or by a
+    /// write that has not ended.
     pub(super) reply_by: Option<MonotonicTime>,
     /// Calls that were written behind those that are being read.
     behind: usize,
     /// Keys whose releases come only now, behind acquires that were sent after them.
     released_late: Vec<Key>,
+    /// The calls that are written next, or are being written.
     buffer: Vec<u8>,
+    /// How much of `buffer` is written.
+    sent: usize,
     /// Empty vectors for the next batches.
     spare: Vec<Vec<PendingRequest>>,
     /// The last write failed, maybe in the middle of a command. No further command may be written.
@@ -131,6 +135,7 @@ impl PipelinedConnection {
             behind: 0,
             released_late: Vec::new(),
             buffer: Vec::new(),
+            sent: 0,
             spare: Vec::new(),
             write_failed: false,
         }
@@ -157,10 +162,16 @@ impl PipelinedConnection {
         self.in_flight.iter().map(|batch| batch.bytes).sum()
     }
 
-    /// Whether a reader has left before all replies were read. Its successor reads the rest before it writes awaited
+    /// Whether a leader has left before all replies were read. Its successor reads the rest before it writes awaited
     /// requests.
     pub(crate) fn is_half_read(&self) -> bool {
         self.reply_by.is_some()
+    }
+
+    /// Whether a leader has left before all requests were written. Nothing is written behind them before a successor has
+    /// written the rest.
+    pub(crate) fn is_half_written(&self) -> bool {
+        self.sent < self.buffer.len()
     }
 
     /// The first caller that waits for a request in flight, after a reader has left.
@@ -191,13 +202,16 @@ impl PipelinedConnection {
         }
     }
 
-    /// Writes a batch to the socket. The batch is in flight even if that fails.
+    /// Writes a batch to the socket, until `until` at most: then the next read writes the rest, which has to be written
+    /// by `due`. The batch is in flight even if that fails.
     pub(crate) fn write(
         &mut self,
         context: &ScriptContext,
         mut batch: Vec<PendingRequest>,
-        deadline: MonotonicTime,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
     ) -> Result<(), Error> {
+        debug_assert!(!self.is_half_written(), "its replies are read first");
         let mut by_kind = ScriptKind::ALL.map(|_| Vec::new());
         for request in batch.drain(..) {
             if let Some(kind) = ScriptKind::of(&request.command) {
@@ -209,7 +223,6 @@ impl PipelinedConnection {
             }
         }
         self.keep(batch);
-        self.buffer.clear();
         let before = self.in_flight.len();
         for (kind, requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(context, kind, MAX_KEYS, false, requests);
@@ -217,7 +230,10 @@ impl PipelinedConnection {
         if self.is_half_read() {
             self.behind += self.in_flight.len() - before;
         }
-        self.send(deadline)
+        if !self.send(until, due)? {
+            self.reply_by.get_or_insert(due);
+        }
+        Ok(())
     }
 
     fn enqueue(
@@ -243,16 +259,28 @@ impl PipelinedConnection {
         });
     }
 
-    fn send(&mut self, deadline: MonotonicTime) -> Result<(), Error> {
-        let sent = self.connection.send(&self.buffer, deadline);
-        self.write_failed = sent.is_err();
-        self.buffer.clear();
-        self.buffer.shrink_to(64 * 1024);
-        sent
+    /// Writes what is left of `buffer`. Returns false if that is not written at `until`, before `due`.
+    fn send(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
+        let leaves = until.filter(|until| until.after(GRACE) < due);
+        let (buffer, sent) = (&self.buffer, &mut self.sent);
+        let written = self
+            .connection
+            .send_until(buffer, sent, leaves.unwrap_or(due), due);
+        self.write_failed = written.is_err();
+        if !matches!(written, Ok(false)) {
+            self.clear_buffer();
+        }
+        written
     }
 
-    /// Reads all missing replies, oldest first, and passes each request to `deliver` with its outcome. The replies are
-    /// due by `due`, unless an earlier read has set when they are. Returns false if some are missing at `until`, if that
+    fn clear_buffer(&mut self) {
+        self.buffer.clear();
+        self.buffer.shrink_to(64 * 1024);
+        self.sent = 0;
+    }
+
+    /// Writes the rest of a batch, then reads all missing replies, oldest first, and passes each request to `deliver`
+    /// with its outcome. The replies are due by `due`, unless an earlier read has set when they are. Returns false if some are missing at `until`, if that
     /// is before: then the next read goes on.
     pub(crate) fn read(
         &mut self,
@@ -262,8 +290,12 @@ impl PipelinedConnection {
         deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
     ) -> Result<bool, Error> {
         let latest = due;
-        while let Some(batch) = self.in_flight.front() {
+        while !self.in_flight.is_empty() {
             let due = latest.min(*self.reply_by.get_or_insert(latest));
+            if self.is_half_written() && !self.send(until, due)? {
+                return Ok(false);
+            }
+            let batch = self.in_flight.front().expect("the loop found a batch");
             let leaves = until.filter(|until| until.after(GRACE) < due);
             let (kind, n, by_text) = (batch.kind, batch.requests.len(), batch.by_text);
             let contents = match kind {
@@ -280,14 +312,14 @@ impl PipelinedConnection {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
                 Decoded::OutcomeUnknown(error) => (Few::new(), Some(error)),
                 Decoded::SplitBatch => {
-                    self.repeat(context, 1, by_text, due)?;
+                    self.repeat(context, 1, by_text);
                     continue;
                 }
                 Decoded::NoScript if !by_text => {
                     if kind == ScriptKind::Release {
                         self.released_late.extend(batch.released_keys());
                     }
-                    self.repeat(context, MAX_KEYS, true, due)?;
+                    self.repeat(context, MAX_KEYS, true);
                     continue;
                 }
                 Decoded::NoScript => {
@@ -322,7 +354,6 @@ impl PipelinedConnection {
             self.keep(batch.requests);
             if !too_early.is_empty() {
                 self.enqueue_all(context, kind, MAX_KEYS, by_text, too_early);
-                self.send(due)?;
             }
             if self.in_flight.len() <= self.behind {
                 (self.reply_by, self.behind) = (None, 0);
@@ -333,26 +364,16 @@ impl PipelinedConnection {
         Ok(true)
     }
 
-    /// Writes the oldest batch in flight again, `at_once` keys in one call. The server refused the call before it did
+    /// Has the oldest batch in flight written again, `at_once` keys in one call. The server refused the call before it did
     /// anything: it does not know the script, or refuses one of the keys. Acquires of callers that have left are
     /// dropped.
-    fn repeat(
-        &mut self,
-        context: &ScriptContext,
-        at_once: usize,
-        by_text: bool,
-        deadline: MonotonicTime,
-    ) -> Result<(), Error> {
+    fn repeat(&mut self, context: &ScriptContext, at_once: usize, by_text: bool) {
         let Some(batch) = self.in_flight.pop_front() else {
-            return Ok(());
+            return;
         };
         let mut requests = batch.requests;
         requests.retain(PendingRequest::is_wanted);
-        if requests.is_empty() {
-            return Ok(());
-        }
         self.enqueue_all(context, batch.kind, at_once, by_text, requests);
-        self.send(deadline)
     }
 
     fn enqueue_all(
@@ -390,8 +411,7 @@ impl PipelinedConnection {
             .iter()
             .filter_map(|request| request.command.undo(MonotonicTime::now()))
             .collect();
-        if !releases.is_empty() && !self.write_failed {
-            self.buffer.clear();
+        if !releases.is_empty() && !self.write_failed && !self.is_half_written() {
             for releases in releases.chunks(MAX_KEYS) {
                 let call = ScriptRef::Text(ScriptKind::Release.text());
                 let commands = releases.iter();

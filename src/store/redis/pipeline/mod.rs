@@ -429,7 +429,7 @@ impl<'a> Leadership<'a> {
             self.connect(batch, deadline)
                 .and_then(|batch| {
                     let due = self.reply_deadline();
-                    self.write(batch, due)?;
+                    self.write(batch, until, due)?;
                     self.read(until, due)
                 })
                 .inspect_err(|error| self.lose_connection(error))
@@ -513,7 +513,13 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    fn write(&mut self, batch: Vec<PendingRequest>, deadline: MonotonicTime) -> Result<(), Error> {
+    /// Writes a batch to the socket, until `until` at most: see [`PipelinedConnection::write`].
+    fn write(
+        &mut self,
+        batch: Vec<PendingRequest>,
+        until: Option<MonotonicTime>,
+        due: MonotonicTime,
+    ) -> Result<(), Error> {
         #[cfg(test)]
         let panic_now = self
             .pipeline
@@ -527,7 +533,7 @@ impl<'a> Leadership<'a> {
             connection.keep(batch);
             return Ok(());
         }
-        let written = connection.write(&self.pipeline.shared.context, batch, deadline);
+        let written = connection.write(&self.pipeline.shared.context, batch, until, due);
         #[cfg(test)]
         assert!(!panic_now, "a test asked for this panic");
         written
@@ -588,6 +594,7 @@ impl Drop for LeaveOnDrop<'_> {
 /// How many bytes of releases a thread may write that does not wait for the replies.
 fn room_of(connection: Option<&PipelinedConnection>) -> usize {
     connection
+        .filter(|connection| !connection.is_half_written())
         .filter(|connection| connection.unanswered() < MAX_UNANSWERED)
         .map_or(0, |connection| {
             MAX_UNANSWERED_BYTES.saturating_sub(connection.unanswered_bytes())
@@ -635,7 +642,7 @@ impl Drop for Leadership<'_> {
                 let deadline = self.reply_deadline();
                 batch.retain(PendingRequest::is_wanted);
                 // After a panic here, the loop still ends the leadership.
-                match catch_unwind(AssertUnwindSafe(|| self.write(batch, deadline))) {
+                match catch_unwind(AssertUnwindSafe(|| self.write(batch, None, deadline))) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_connection(&error),
                     Err(_) => self.lose_connection(&batch_given_up()),

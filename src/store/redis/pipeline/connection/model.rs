@@ -287,6 +287,10 @@ impl PipelinedConnection {
         self.reply_by.is_some()
     }
 
+    pub(crate) fn is_half_written(&self) -> bool {
+        false
+    }
+
     pub(crate) fn first_caller(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
         let mut completions = self
@@ -312,6 +316,7 @@ impl PipelinedConnection {
         &mut self,
         _: &ScriptContext,
         batch: Vec<PendingRequest>,
+        _: Option<MonotonicTime>,
         _: MonotonicTime,
     ) -> Result<(), Error> {
         let server = Arc::clone(&self.connection.server);

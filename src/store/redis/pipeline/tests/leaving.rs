@@ -107,6 +107,68 @@ fn a_release_is_written_behind_a_batch_in_flight() {
     assert!(!f.exists("warm-up"));
 }
 
+/// A value that no socket takes while the server does not read.
+fn long_write() -> Command {
+    Command::Write {
+        key: key("value"),
+        token: 1,
+        value: Some(vec![b'x'; 32 << 20].into()),
+        ttl: None,
+    }
+}
+
+#[test]
+fn a_leader_leaves_at_its_deadline_while_the_socket_is_full() {
+    let f = fixture();
+    let lease = f.acquire("warm-up");
+    let before = f.connection();
+    f.server.stop();
+    let writer = Caller::new(1);
+    let write = PendingRequest::new(long_write(), Some(Completion::new(&writer, 0)));
+    f.pipeline.state.lock().enqueue([write]);
+    let started = Instant::now();
+    f.leaves("first");
+    let took = started.elapsed();
+    println!("a leader with {SHORT:?}, before a server that reads nothing: {took:?}");
+    assert!(took < Duration::from_secs(5), "the time-out is 10 s");
+    assert_eq!(f.unanswered(), 2);
+    f.pipeline.send_release(f.release("warm-up", lease));
+    assert_eq!(
+        f.unanswered(),
+        2,
+        "nothing is written into the middle of a request"
+    );
+    f.server.resume();
+    // The next leader writes the rest.
+    f.pipeline
+        .wait_or_lead(&writer, MonotonicTime::now().after(LONG), None);
+    let outcome = writer.take_outcomes().next().unwrap();
+    assert!(matches!(outcome, Ok(Reply::Done)), "{outcome:?}");
+    while f.pipeline.run_maintenance() {}
+    assert!(!f.exists("first") && !f.exists("warm-up"));
+    assert_eq!(f.connection(), before);
+}
+
+#[test]
+fn a_batch_that_is_not_written_in_time_is_given_up() {
+    let timeout = Duration::from_secs(1);
+    let f = with_timeout(timeout);
+    f.acquire("warm-up");
+    f.server.stop();
+    let writer = Caller::new(1);
+    let write = PendingRequest::new(long_write(), Some(Completion::new(&writer, 0)));
+    f.pipeline.state.lock().enqueue([write]);
+    let started = Instant::now();
+    f.leaves("first");
+    let deadline = MonotonicTime::now().after(LONG);
+    f.pipeline.wait_or_lead(&writer, deadline, None);
+    let outcome = writer.take_outcomes().next().unwrap();
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+    assert!((timeout..LONG / 2).contains(&started.elapsed()));
+    f.server.resume();
+    f.acquire("second");
+}
+
 #[test]
 fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
     let timeout = Duration::from_secs(2);
@@ -127,9 +189,10 @@ fn a_batch_in_flight_is_due_one_command_timeout_after_it_was_written() {
     f.acquire("second");
     f.server.stop();
     f.leaves("third");
-    thread::sleep(timeout);
-    let before = Instant::now();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    let reply_by = &mut leadership.connection.as_mut().unwrap().reply_by;
+    *reply_by = reply_by.map(|by| by.before(timeout));
+    let before = Instant::now();
     leadership.read_before_write(None);
     assert!(before.elapsed() < timeout, "the replies were overdue");
     assert!(leadership.connection.is_none());
