@@ -8,14 +8,14 @@ use crate::acquire::queue::{GrantOf, LocalQueues};
 use crate::error::Error;
 use crate::lease::CallbackExecutor;
 use crate::store::{
-    Command, GrantMessage, Listener, Store, TrackedKey, has_queue, is_held_by, loss_reason,
+    Backend, Command, GrantMessage, Listener, TrackedKey, has_queue, is_held_by, loss_reason,
 };
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 pub(crate) struct NotificationHandler {
-    store: Arc<dyn Store>,
+    backend: Backend,
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
@@ -26,7 +26,7 @@ pub(crate) struct NotificationHandler {
 impl NotificationHandler {
     /// Also sets the hook for lost leases: their keys are not tracked any more, and the first waiter is woken.
     pub(crate) fn new(
-        store: Arc<dyn Store>,
+        backend: Backend,
         watchdog: Arc<Watchdog>,
         callbacks: Arc<CallbackExecutor>,
         queues: Arc<LocalQueues>,
@@ -43,7 +43,7 @@ impl NotificationHandler {
             }
         });
         Self {
-            store,
+            backend,
             watchdog,
             callbacks,
             queues,
@@ -58,7 +58,7 @@ impl NotificationHandler {
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
             return;
         };
-        if self.store.must_confirm_losses() {
+        if self.backend.notifications.must_confirm_losses() {
             self.watchdog.queue_confirmation(held);
         } else {
             held.lose(self.watchdog.now(), loss_reason(value));
@@ -70,7 +70,7 @@ impl Listener for NotificationHandler {
     fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
             // The release that abandoned the lease may have reached Redis before the grant.
-            self.store.send_release(Command::Release {
+            self.backend.store.send_release(Command::Release {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
@@ -152,13 +152,13 @@ mod tests {
     #[test]
     fn lost_lease_is_not_tracked_any_more() {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let store = Arc::new(MemoryNode::plain(
+        let store = Backend::new(Arc::new(MemoryNode::plain(
             MemoryServer::new(),
             HolderId::of_this_process(),
-        ));
+        )));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
         let second = Duration::from_secs(1);
-        let watchdog = Watchdog::new(scheduler, store.clone(), Arc::clone(&callbacks), second);
+        let watchdog = Watchdog::new(scheduler, &store, Arc::clone(&callbacks), second);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
         let dog = Arc::clone(&watchdog);
         let _hearing = NotificationHandler::new(store, dog, Arc::clone(&callbacks), queues, second);

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::store::memory::Notification;
 use crate::store::redis::pipeline::connection::{Faults, Server as Memory};
-use crate::store::{Command, Listener, QueueMode, Reply, Request, Store, TrackedKey};
+use crate::store::{
+    Command, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
+};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyMap};
@@ -36,7 +38,7 @@ struct Notices {
 
 enum Notice {
     Notification(Notification),
-    /// The client called `Store::track`.
+    /// The client called `Notifications::track`.
     Track(TrackedKey),
     /// The connection was lost with the notifications on it, and the client has connected again.
     Reconnected,
@@ -225,8 +227,10 @@ impl Store for Direct {
         }
         self.server.serve(&self.holder, &release);
     }
+}
 
-    fn start_notifications(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+impl Notifications for Direct {
+    fn start(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -234,7 +238,7 @@ impl Store for Direct {
         self.queue_mode
     }
 
-    fn request_notifications(&self) {}
+    fn request(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         for tracked in keys {
@@ -243,5 +247,5 @@ impl Store for Direct {
         true
     }
 
-    fn stop_notifications(&self) {}
+    fn stop(&self) {}
 }

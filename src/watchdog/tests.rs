@@ -8,7 +8,7 @@ use crossbeam_channel::bounded;
 use super::*;
 use crate::event::EventLock;
 use crate::lease::{Grant, Options};
-use crate::store::{MAX_RENEWALS, Scripted};
+use crate::store::{RenewalLimits, Scripted};
 use crate::util::clock::Clock;
 
 #[derive(Default)]
@@ -45,7 +45,12 @@ fn fixture() -> Fixture {
     let events: Arc<dyn EventHandler> = reported.clone();
     let callbacks = CallbackExecutor::start(&threads, Some(events)).unwrap();
     let (scheduler, _) = Scheduler::new(clock.clone());
-    let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), EVERY);
+    let watchdog = Watchdog::new(
+        scheduler,
+        &Backend::new(store.clone()),
+        callbacks.clone(),
+        EVERY,
+    );
     let options = Options {
         renew_every: Some(EVERY),
         ..Options::USUAL
@@ -221,7 +226,7 @@ fn due(count: usize, watchdog: &Watchdog, callbacks: &Arc<CallbackExecutor>) -> 
 
 #[test]
 fn due_leases_are_renewed_in_batches() {
-    let (f, count) = (fixture(), MAX_RENEWALS + 1);
+    let (f, count) = (fixture(), RenewalLimits::USUAL.at_a_time + 1);
     f.watchdog
         .scheduler
         .queue_renewals(due(count, &f.watchdog, &f.callbacks));
@@ -266,7 +271,12 @@ fn a_hanging_renewal_delays_no_other() {
     let (threads, store) = (ThreadGroup::new(), Arc::new(Scripted::default()));
     let callbacks = CallbackExecutor::start(&threads, None).unwrap();
     let (scheduler, inboxes) = Scheduler::new(Clock::default());
-    let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), EVERY);
+    let watchdog = Watchdog::new(
+        scheduler,
+        &Backend::new(store.clone()),
+        callbacks.clone(),
+        EVERY,
+    );
     watchdog.start(&threads, inboxes).unwrap();
     let (hangs, hung) = bounded(1);
     let (end, ended) = bounded::<()>(0);
@@ -280,12 +290,14 @@ fn a_hanging_renewal_delays_no_other() {
         renews.send(()).unwrap();
         Ok(Reply::Done)
     });
-    for _ in 1..MAX_RENEWALS {
+    for _ in 1..RenewalLimits::USUAL.at_a_time {
         store.answer(|_| Ok(Reply::Done));
     }
-    watchdog
-        .scheduler
-        .queue_renewals(due(MAX_RENEWALS + 1, &watchdog, &callbacks));
+    watchdog.scheduler.queue_renewals(due(
+        RenewalLimits::USUAL.at_a_time + 1,
+        &watchdog,
+        &callbacks,
+    ));
     let long = Duration::from_secs(60);
     let seen = [hung.recv_timeout(long), renewed.recv_timeout(long)];
     drop(end);

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::late_release::LateReleaseHook;
-use crate::store::{Listener, MaintenanceHook, Store, TrackedKey, Urgency};
+use crate::store::{Listener, MaintenanceHook, Notifications, Store, TrackedKey, Urgency};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
 use crate::util::id::HolderId;
@@ -328,12 +328,8 @@ impl Store for MemoryNode {
         self.server.outage.pending(&self.holder) > 0
     }
 
-    fn failed_releases(&self) -> Vec<usize> {
-        vec![self.server.outage.pending(&self.holder)]
-    }
-
-    fn notification_epoch(&self) -> u64 {
-        self.server.notification_epoch.load(Ordering::Acquire)
+    fn failed_releases(&self) -> usize {
+        self.server.outage.pending(&self.holder)
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
@@ -344,12 +340,10 @@ impl Store for MemoryNode {
         let message = "releases wait for the end of an outage of the memory store";
         Err(Error::new(ErrorKind::Unavailable, message))
     }
+}
 
-    fn start_notifications(
-        &self,
-        _: &ThreadGroup,
-        listener: Arc<dyn Listener>,
-    ) -> Result<(), Error> {
+impl Notifications for MemoryNode {
+    fn start(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
         let holder = self.holder.clone();
         self.server.listeners.lock().insert(holder, listener);
         Ok(())
@@ -359,7 +353,7 @@ impl Store for MemoryNode {
         QueueMode::Notified
     }
 
-    fn request_notifications(&self) {}
+    fn request(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         if self.server.outage.is_on() {
@@ -376,7 +370,11 @@ impl Store for MemoryNode {
         true
     }
 
-    fn stop_notifications(&self) {
+    fn epoch(&self) -> u64 {
+        self.server.notification_epoch.load(Ordering::Acquire)
+    }
+
+    fn stop(&self) {
         let gone = self.server.listeners.lock().remove(&self.holder);
         drop(gone);
     }

@@ -29,11 +29,12 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::redis::connection::Endpoint;
-use crate::store::redis::notifications::Notifications;
+use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::{Pipeline, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
-    LateReleaseHook, Listener, MaintenanceHook, Store, TrackedKey, TransactionConnection,
+    LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, Store, TrackedKey,
+    TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -41,9 +42,8 @@ use crate::util::key;
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
-/// The number of pipelines for renewals, and of the watchdog's threads that use them. While one thread handles replies,
-/// Redis has the requests of the other.
-pub(crate) const RENEWAL_PIPELINES: usize = 2;
+/// The number of pipelines for renewals: one for each thread that renews.
+const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
 /// The pause between the first two attempts of a flush, while Redis is away or refuses releases. It doubles with each
 /// attempt, since each attempt repeats all refused releases.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -56,7 +56,7 @@ pub(crate) struct Node {
     /// Counts the calls with renewals. Their pipelines take turns, so that each connection is used often and a dead one
     /// is noticed.
     turn: AtomicUsize,
-    notifications: Arc<Notifications>,
+    notifications: Arc<NotificationConnection>,
     shared: Arc<Shared>,
 }
 
@@ -69,7 +69,7 @@ impl Node {
         request_maintenance: MaintenanceHook,
         late_releases: Option<LateReleaseHook>,
     ) -> Self {
-        let notifications = Notifications::new(
+        let notifications = NotificationConnection::new(
             Arc::clone(&endpoint),
             &holder,
             &config.prefix,
@@ -174,23 +174,12 @@ impl Store for Node {
         left
     }
 
-    fn failed_releases(&self) -> Vec<usize> {
-        self.pipelines
-            .iter()
-            .map(Pipeline::failed_releases)
-            .collect()
-    }
-
-    fn notification_epoch(&self) -> u64 {
-        self.notifications.notification_epoch()
+    fn failed_releases(&self) -> usize {
+        self.pipelines.iter().map(Pipeline::failed_releases).sum()
     }
 
     fn suspect_connections(&self) {
         self.shared.endpoint.epoch().suspect();
-    }
-
-    fn must_confirm_losses(&self) -> bool {
-        true
     }
 
     fn report_given_up_releases(&self) {
@@ -214,19 +203,25 @@ impl Store for Node {
         }
     }
 
-    fn start_notifications(
-        &self,
-        threads: &ThreadGroup,
-        listener: Arc<dyn Listener>,
-    ) -> Result<(), Error> {
+    fn close(&self) {
+        self.shared.endpoint.close();
+    }
+}
+
+impl Notifications for Node {
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
         self.notifications.start(threads, listener)
+    }
+
+    fn stop(&self) {
+        self.notifications.stop();
     }
 
     fn queue_mode(&self) -> QueueMode {
         self.notifications.queue_mode()
     }
 
-    fn request_notifications(&self) {
+    fn request(&self) {
         self.notifications.request_connection();
     }
 
@@ -234,14 +229,16 @@ impl Store for Node {
         self.notifications.track(keys)
     }
 
-    fn stop_notifications(&self) {
-        self.notifications.stop();
+    fn epoch(&self) -> u64 {
+        self.notifications.epoch()
     }
 
-    fn close(&self) {
-        self.shared.endpoint.close();
+    fn must_confirm_losses(&self) -> bool {
+        true
     }
+}
 
+impl Transactions for Node {
     fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
         let Shared {
             pool,

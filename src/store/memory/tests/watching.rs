@@ -9,7 +9,7 @@ use super::histories::{holder, key};
 use crate::error::Error;
 use crate::store::command::{Command, GrantMessage, QueueMode};
 use crate::store::memory::{MemoryNode, MemoryServer};
-use crate::store::{Listener, Store, TrackedKey};
+use crate::store::{Listener, Notifications, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
@@ -54,7 +54,7 @@ fn a_key_is_tracked_while_it_exists() {
     let store = MemoryNode::plain(Arc::clone(&server), holder(0));
     let track_all = Arc::new(TrackAll::default());
     store
-        .start_notifications(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
+        .start(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
         .unwrap();
     let count_tracked = || server.trackers.lock().len();
     let acquire = |ttl| {

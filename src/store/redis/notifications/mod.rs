@@ -71,7 +71,7 @@ pub(crate) struct TrackedKey {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Handles notifications. Called on the notification thread; quick; may call [`Notifications::track`].
+/// Handles notifications. Called on the notification thread; quick; may call [`Notifications::track`](crate::store::Notifications::track).
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage);
@@ -93,15 +93,15 @@ pub(crate) trait Listener: Send + Sync {
 }
 
 /// The notification connection of a client.
-pub(crate) struct Notifications {
+pub(crate) struct NotificationConnection {
     endpoint: Arc<Endpoint>,
     channel: String,
     prefix: String,
     timeout: Duration,
     /// One of the stages below. Read without the mutex.
     stage: AtomicU8,
-    /// See `Store::notification_epoch`.
-    notification_epoch: AtomicU64,
+    /// See `Notifications::epoch`.
+    epoch: AtomicU64,
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
@@ -203,7 +203,7 @@ impl SentCommand {
     }
 }
 
-impl Notifications {
+impl NotificationConnection {
     pub(crate) fn new(
         endpoint: Arc<Endpoint>,
         holder: &HolderId,
@@ -216,7 +216,7 @@ impl Notifications {
             prefix: prefix.to_owned(),
             timeout,
             stage: AtomicU8::new(NOT_CONNECTED_YET),
-            notification_epoch: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             sockets: Mutex::default(),
@@ -245,9 +245,9 @@ impl Notifications {
         }
     }
 
-    /// Counts connections and reported flushes: see `Store::notification_epoch`.
-    pub(crate) fn notification_epoch(&self) -> u64 {
-        self.notification_epoch.load(Ordering::Acquire)
+    /// Counts connections and reported flushes: see `Notifications::epoch`.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     /// Has the thread make the first connection.
@@ -467,7 +467,7 @@ impl Notifications {
         }
         // The replaced connection gives no more replies. `all_changed` has the listener track its keys again.
         state.forget_commands();
-        self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+        self.epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
         // LISTENING is set before the check: a suspicion after the check finds LISTENING, and sets AWAY (`suspect`).
         if self.endpoint.epoch().replace_at(made_in).is_some() {
@@ -579,7 +579,7 @@ impl Notifications {
                 true
             }
             Some(Value::Nil) => {
-                self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+                self.epoch.fetch_add(1, Ordering::AcqRel);
                 listener.all_changed();
                 true
             }

@@ -53,7 +53,8 @@ impl Listener for Counting {
 #[test]
 fn endless_changes_of_one_key_close_the_connection() {
     let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
-    let notifications = Notifications::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
+    let notifications =
+        NotificationConnection::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
     let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
     let push = || Value::Push {
         kind: PushKind::Invalidate,
@@ -80,7 +81,7 @@ fn too_many_unanswered_commands_close_the_connection() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
-    let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
+    let notifications = Arc::new(NotificationConnection::new(endpoint, &holder, "p:", LONG));
     let threads = ThreadGroup::new();
     notifications
         .start(&threads, Arc::new(Counting::default()))
@@ -112,29 +113,29 @@ fn reconnects_back_off_while_connections_break_at_once() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
-    let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
+    let notifications = Arc::new(NotificationConnection::new(endpoint, &holder, "p:", LONG));
     notifications
         .start(&ThreadGroup::new(), Arc::new(Counting::default()))
         .unwrap();
     notifications.request_connection();
-    assert!(eventually(LONG, || notifications.notification_epoch() == 1));
+    assert!(eventually(LONG, || notifications.epoch() == 1));
     let start = MonotonicTime::now();
     for broken in 1..10 {
         server
             .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
             .unwrap();
-        assert!(eventually(LONG, || notifications.notification_epoch() > broken));
+        assert!(eventually(LONG, || notifications.epoch() > broken));
     }
     // 5 ms, 10 ms, 20 ms and so on until 500 ms.
     assert!(MonotonicTime::now().since(start) > Duration::from_secs(1));
     // After a connection that lasts, the pause is short again: it would take 500 ms each time.
     let is_remade_soon = || {
         std::thread::sleep(SHORTEST_LIFE);
-        let (start, opened) = (MonotonicTime::now(), notifications.notification_epoch());
+        let (start, opened) = (MonotonicTime::now(), notifications.epoch());
         server
             .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
             .unwrap();
-        assert!(eventually(LONG, || notifications.notification_epoch() > opened));
+        assert!(eventually(LONG, || notifications.epoch() > opened));
         MonotonicTime::now().since(start) < LONGEST_PAUSE
     };
     assert!((0..8).any(|_| is_remade_soon()));
@@ -165,7 +166,7 @@ fn stop_closes_open_connections_and_later_ones() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
-    let notifications = Notifications::new(Arc::clone(&endpoint), &holder, "p:", LONG);
+    let notifications = NotificationConnection::new(Arc::clone(&endpoint), &holder, "p:", LONG);
     let by = MonotonicTime::now().after(LONG);
     let connect = || crate::store::redis::socket::connect(endpoint.info().addr(), by).unwrap();
     let limit = crate::store::redis::connection::LONGEST_REPLY;
@@ -272,7 +273,7 @@ fn a_server_that_sends_changes_but_no_answers_is_given_up() {
         gone.send(()).unwrap();
     });
     let holder = HolderId::of_this_process();
-    let notifications = Arc::new(Notifications::new(
+    let notifications = Arc::new(NotificationConnection::new(
         Arc::new(endpoint(address)),
         &holder,
         "p:",

@@ -34,16 +34,13 @@ use crate::store::redis::pipeline::request::{
 };
 use crate::store::redis::pipeline::state::PipelineState;
 use crate::store::redis::scripts::ScriptContext;
-use crate::store::{LateReleaseHook, MaintenanceHook, Urgency};
+use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
 /// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
 /// all that a connection has sent before it reads from the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// As [`MAX_BATCH`], for a pipeline for renewals. Batches of the watchdog are large only when renewals are late; then a
-/// lost lock is worse than a reply that comes some ms later.
-pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
 /// With this many unread replies to releases, further releases are left to the background: an awaited request cannot
 /// overtake a release that is written.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
@@ -85,7 +82,7 @@ impl Pipeline {
     }
 
     pub(crate) fn for_renewals(shared: Arc<Shared>) -> Self {
-        Self::new(shared, MAX_RENEWALS)
+        Self::new(shared, RenewalLimits::USUAL.at_a_time)
     }
 
     fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
