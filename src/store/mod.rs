@@ -2,6 +2,11 @@
 //! [`Transactions`]. Code above it knows no connections, and not how many servers there are.
 
 pub(crate) mod command;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "only a store of several servers submits requests")
+)]
+mod completion;
 mod late_release;
 mod memory;
 #[cfg(test)]
@@ -22,6 +27,7 @@ pub(crate) use command::{
     Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
     front_place,
 };
+pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
 pub(crate) use redis::Node;
@@ -55,6 +61,15 @@ pub(crate) trait Store: Send + Sync {
         let [request] = request;
         request.into_outcome()
     }
+
+    /// Queues requests and returns at once: a thread of the store, or the leader of the pipeline, does the I/O. So one
+    /// caller can ask several stores, and a server that does not answer delays none of the others. The requests of one
+    /// call that can share a round trip do so.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "a store of several servers calls it")
+    )]
+    fn submit(&self, requests: Vec<(Command, Completion)>);
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.

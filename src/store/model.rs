@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::store::memory::Notification;
 use crate::store::redis::pipeline::connection::{Faults, Server as Memory};
 use crate::store::{
-    Command, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
+    Command, Completion, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -216,6 +216,10 @@ impl Store for Direct {
             request.outcome = Some(Ok(reply));
         }
         step();
+    }
+
+    fn submit(&self, _: Vec<(Command, Completion)>) {
+        unreachable!("no model above the stores submits");
     }
 
     fn send_release(&self, release: Command) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::Error;
 use crate::store::{
-    Command, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
+    Command, Completion, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
 };
 use crate::util::id::LeaseId;
 use crate::util::sync::Mutex;
@@ -66,6 +66,10 @@ impl Store for Scripted {
             let answer = answer.expect("the test gave a reply for each request");
             request.outcome = Some(answer(request));
         }
+    }
+
+    fn submit(&self, _: Vec<(Command, Completion)>) {
+        unreachable!("no test of the modules above submits");
     }
 
     fn send_release(&self, release: Command) {

@@ -18,7 +18,9 @@ use parking_lot::Mutex;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::late_release::LateReleaseHook;
-use crate::store::{Listener, MaintenanceHook, Notifications, Store, TrackedKey, Urgency};
+use crate::store::{
+    Completion, Listener, MaintenanceHook, Notifications, Store, TrackedKey, Urgency,
+};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
 use crate::util::id::HolderId;
@@ -315,6 +317,23 @@ impl Store for MemoryNode {
     fn execute(&self, requests: &mut [Request]) {
         for request in requests {
             request.outcome = Some(self.carry_out(&request.command, Some(request.deadline)));
+        }
+    }
+
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (command, completion) in requests {
+            match self.carry_out(&command, None) {
+                // No answer comes until the outage ends.
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    self.server.outage.hold(completion);
+                }
+                outcome => {
+                    let undo = command.undo(self.server.clock.now());
+                    if let (Err(Ok(_)), Some(undo)) = (completion.complete(outcome), undo) {
+                        self.send_release(undo);
+                    }
+                }
+            }
         }
     }
 

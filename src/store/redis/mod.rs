@@ -33,8 +33,8 @@ use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::{Pipeline, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
-    LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, Store, TrackedKey,
-    TransactionConnection, Transactions,
+    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, Store,
+    TrackedKey, TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -159,6 +159,21 @@ impl Store for Node {
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
         let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
         self.pipelines[pipeline].execute_one(command, deadline)
+    }
+
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        let mut by_pipeline: Vec<Vec<(Command, Completion)>> = Vec::new();
+        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
+        let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
+        for (command, completion) in requests {
+            let pipeline = self.pipeline_of(&command, || *for_renewals);
+            by_pipeline[pipeline].push((command, completion));
+        }
+        for (pipeline, requests) in self.pipelines.iter().zip(by_pipeline) {
+            if !requests.is_empty() {
+                pipeline.submit(requests);
+            }
+        }
     }
 
     fn send_release(&self, release: Command) {

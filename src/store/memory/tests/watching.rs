@@ -6,8 +6,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::histories::{holder, key};
-use crate::error::Error;
-use crate::store::command::{Command, GrantMessage, QueueMode};
+use crate::error::{Error, ErrorKind};
+use crate::store::command::{Command, GrantMessage, QueueMode, Reply};
+use crate::store::completion::Submitted;
 use crate::store::memory::{MemoryNode, MemoryServer};
 use crate::store::{Listener, Notifications, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
@@ -82,4 +83,36 @@ fn a_key_is_tracked_while_it_exists() {
         assert_eq!(&track_all.0.lock()[..], [true, true, false]);
         assert_eq!(count_tracked(), 0, "the key is missing");
     }
+}
+
+#[test]
+fn a_submitted_request_hangs_until_the_outage_ends() {
+    let server = MemoryServer::new();
+    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
+    let submit = |key| {
+        let (submitted, mut completions) = Submitted::new(1);
+        let command = Command::Acquire {
+            key,
+            lease: LeaseId::random(),
+            ttl: Duration::from_secs(30),
+            queue_mode: QueueMode::None,
+        };
+        store.submit(vec![(command, completions.remove(0))]);
+        submitted
+    };
+    let outcome = |submitted: &Submitted| submitted.outcomes().remove(0);
+    let granted = outcome(&submit(key(0)));
+    assert!(
+        matches!(granted, Some(Ok(Reply::Granted { .. }))),
+        "{granted:?}"
+    );
+    server.hang();
+    let hanging = submit(key(1));
+    assert!(outcome(&hanging).is_none());
+    server.recover();
+    let error = outcome(&hanging).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    server.fail(ErrorKind::Denied);
+    let error = outcome(&submit(key(1))).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
 }

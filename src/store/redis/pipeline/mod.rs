@@ -27,11 +27,10 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
+use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
-use crate::store::redis::pipeline::request::{
-    Caller, Completion, Next, Outcome, PendingRequest, WaitEnd,
-};
+use crate::store::redis::pipeline::request::{Next, PendingRequest};
 use crate::store::redis::pipeline::state::PipelineState;
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, Urgency};
@@ -181,6 +180,24 @@ impl Pipeline {
         }
     }
 
+    /// Queues requests for whoever leads the pipeline, and returns at once. If no thread leads, the background does.
+    pub(crate) fn submit(&self, requests: Vec<(Command, Completion)>) {
+        let requests = requests
+            .into_iter()
+            .map(|(command, completion)| self.new_request(command, Some(completion)));
+        let requests: Vec<PendingRequest> = requests.collect();
+        let urgency = {
+            let mut state = self.state.lock();
+            state.awaited.drop_unwanted_if_long();
+            state.enqueue(requests);
+            // A leader requests maintenance at its end, if requests are left.
+            (!state.is_led).then(|| urgency_of(&state))
+        };
+        if let Some(urgency) = urgency {
+            (self.shared.request_maintenance)(urgency);
+        }
+    }
+
     /// Writes a release to the socket, if the pipeline is idle and connected. Otherwise queues it for the leader or the
     /// background. Does not wait for the reply.
     pub(crate) fn send_release(&self, release: Command) {
@@ -250,6 +267,14 @@ impl Pipeline {
         drop(state);
         drop(stale);
         readiness
+    }
+
+    /// How many awaited requests are queued.
+    #[cfg(test)]
+    #[cfg(feature = "__server_tests")]
+    #[cfg(not(shuttle))]
+    pub(crate) fn awaited(&self) -> usize {
+        self.state.lock().awaited.iter().count()
     }
 
     /// How many releases wait to be retried.
@@ -337,9 +362,9 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Whether a caller waits for a request that is not written.
+    /// Whether a caller that can lead waits for a request that is not written.
     fn is_awaited(&self) -> bool {
-        self.pipeline.state.lock().awaited.first_caller().is_some()
+        self.pipeline.state.lock().awaited.next_leader().is_some()
     }
 
     /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops a
@@ -388,14 +413,14 @@ impl<'a> Leadership<'a> {
         connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
     }
 
-    /// Appoints the first caller that waits for a request in flight or in the queue. If there is none, returns the
-    /// locked state, and this thread still leads.
+    /// Appoints the first caller that waits for a request in flight or in the queue, and can lead. If there is none,
+    /// returns the locked state, and this thread still leads.
     fn appoint_next(&mut self) -> Option<MutexGuard<'a, PipelineState>> {
         loop {
             let mut state = self.pipeline.state.lock();
             let connection = self.connection.as_ref();
-            let in_flight = connection.and_then(PipelinedConnection::first_caller);
-            let next = in_flight.or_else(|| state.awaited.first_caller());
+            let in_flight = connection.and_then(PipelinedConnection::next_leader);
+            let next = in_flight.or_else(|| state.awaited.next_leader());
             let Some(next) = next.map(Arc::clone) else {
                 return Some(state);
             };
@@ -487,7 +512,8 @@ impl<'a> Leadership<'a> {
             }
         }
         let batch = self.pipeline.state.lock().unsent.take_all();
-        Ok(batch.collect())
+        // Callers may have left while this connected.
+        Ok(batch.filter(PendingRequest::is_wanted).collect())
     }
 
     /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late.
@@ -606,7 +632,7 @@ fn batch_given_up() -> Error {
 
 impl Drop for Leadership<'_> {
     /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the
-    /// socket, and leaves the rest to the background.
+    /// socket, and leaves the rest and the submitted requests to the background.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_connection(&batch_given_up());
@@ -639,9 +665,13 @@ impl Drop for Leadership<'_> {
                 }
                 continue;
             }
+            let is_waited_for = self
+                .connection
+                .as_ref()
+                .is_some_and(PipelinedConnection::is_waited_for);
             state.connection = self.connection.take();
             state.is_led = false;
-            let urgency = if state.is_ready() {
+            let urgency = if state.is_ready() || is_waited_for {
                 Some(urgency_of(&state))
             } else {
                 (state.has_work() || unanswered > 0).then_some(Urgency::Soon)

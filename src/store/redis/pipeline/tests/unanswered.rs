@@ -226,7 +226,7 @@ fn caller_still_waits(eighths: u32) -> bool {
     outcome.unwrap_err();
     let state = f.pipeline.state.lock();
     let mut completion = state.awaited.iter().filter_map(|p| p.completion.as_ref());
-    completion.any(|completion| Arc::ptr_eq(completion.caller(), &patient))
+    completion.any(|completion| completion.is_of(&patient))
 }
 
 #[test]
