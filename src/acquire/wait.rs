@@ -409,6 +409,7 @@ impl Wait<'_> {
             lease,
             ttl,
             queue_mode,
+            above: None,
         };
         let outcome = acquirer.store.execute_one(command, deadline);
         let keeps_entry = match &outcome {

@@ -150,7 +150,7 @@ impl Caller {
     /// Makes the caller lead the pipeline, and unparks it. Returns false if it has left.
     pub(crate) fn appoint(&self) -> bool {
         let mut state = self.state.lock();
-        if !self.can_lead || !state.is_waiting() {
+        if !state.is_waiting() {
             return false;
         }
         state.appointed = true;

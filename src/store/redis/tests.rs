@@ -222,6 +222,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
             lease,
             ttl: 10 * LONG,
             queue_mode: QueueMode::None,
+            above: None,
         });
         assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));
         assert!(started.elapsed() < LONG / 2, "the time-out is {LONG:?}");

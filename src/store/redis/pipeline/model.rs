@@ -87,6 +87,7 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::Notified,
+            above: None,
         };
         let deadline = MonotonicTime::now().after(limit);
         let mut request = Request::new(command, deadline);
@@ -112,6 +113,7 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::None,
+            above: None,
         };
         let completion = completions.pop().unwrap();
         self.pipeline.submit(vec![(command, completion)]);

@@ -77,6 +77,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
         lease,
         ttl: LONG,
         queue_mode: crate::store::QueueMode::None,
+        above: None,
     }
 }
 
@@ -177,6 +178,7 @@ fn foreign_values_cost_no_connection() {
             lease,
             ttl: LONG,
             queue_mode: crate::store::QueueMode::Existing { notified: false },
+            above: None,
         };
         let outcome = f.ask(command, LONG);
         let error = outcome.expect_err(micros);

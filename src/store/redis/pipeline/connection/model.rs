@@ -89,6 +89,7 @@ impl Server {
             lease,
             ttl: until.since(MonotonicTime::now()),
             queue_mode: QueueMode::None,
+            above: None,
         });
     }
 

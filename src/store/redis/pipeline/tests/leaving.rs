@@ -18,6 +18,7 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: LONG,
             queue_mode: crate::store::QueueMode::None,
+            above: None,
         };
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
         self.pipeline.state.lock().enqueue([request]);
