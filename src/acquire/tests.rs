@@ -2,6 +2,7 @@
 
 mod granted;
 mod outages;
+mod polling;
 mod release;
 mod transfer;
 
