@@ -18,7 +18,7 @@ use crate::mutex::Mutex;
 use crate::observe;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
-    Backend, Command, Endpoint, LateReleaseHook, MemoryNode, MemoryServer, Node, Reply,
+    Backend, Command, Endpoint, LateReleaseHook, MemoryNode, MemoryServer, Node, Reply, ServerId,
 };
 use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
@@ -557,6 +557,7 @@ fn backend_of(
     });
     match server {
         Server::Redis(endpoint) => Backend::with_transactions(Arc::new(Node::new(
+            ServerId::ONLY,
             endpoint,
             config,
             holder,

@@ -12,8 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::store::{
-    Backend, TransactionConnection, TransactionOutcome, Transactions, is_held_by, read_failed,
-    reply_unread,
+    Backend, TransactionConnection, TransactionOutcome, Transactions, read_failed, reply_unread,
 };
 use crate::util::fork::Process;
 use crate::util::key::Key;
@@ -213,19 +212,15 @@ impl TransactionRunner {
             Some(conn) => conn,
             None => self.connection()?,
         };
-        let mut seen = conn.watch_and_get(&grant.key);
+        let mut seen = conn.watch_and_check(&grant.key, grant.id);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // The connection may have broken while it was idle. The pool replaces it with a new one.
             drop(conn);
             conn = self.connection()?;
-            seen = conn.watch_and_get(&grant.key);
+            seen = conn.watch_and_check(&grant.key, grant.id);
         }
-        let value = seen.map_err(as_unavailable)?;
-        if value
-            .as_ref()
-            .is_some_and(|value| is_held_by(value, grant.id))
-        {
+        if seen.map_err(as_unavailable)? {
             return Ok(conn);
         }
         conn.unwatch();

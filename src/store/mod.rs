@@ -12,6 +12,7 @@ mod memory;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
+mod observation;
 pub(crate) mod redis;
 #[cfg(all(test, not(shuttle)))]
 mod scripted;
@@ -30,9 +31,9 @@ pub(crate) use command::{
 pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
+pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey};
 pub(crate) use redis::Node;
 pub(crate) use redis::connection::Endpoint;
-pub(crate) use redis::notifications::{Listener, TrackedKey};
 #[cfg(leasehold_internals)]
 pub(crate) use redis::replies::{Limit, Replies};
 #[cfg(leasehold_internals)]
@@ -42,9 +43,7 @@ pub(crate) use redis::session::{TransactionOutcome, read_failed, reply_unread};
 pub(crate) use redis::url::{redacted, redacted_info};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;
-pub(crate) use value::{
-    LockValue, MAX_TOKEN, hand_offs_of, has_queue, is_held_by, loss_reason, micros_of,
-};
+pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, micros_of};
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// the latest one command time-out after its deadline.

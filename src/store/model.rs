@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::store::memory::Notification;
 use crate::store::redis::pipeline::connection::{Faults, Server as Memory};
 use crate::store::{
-    Command, Completion, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
+    Command, Completion, KeyState, Listener, Notifications, QueueMode, Reply, Request, ServerId,
+    Store, TrackedKey,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -166,20 +167,20 @@ impl Direct {
         match notice {
             Notice::Notification(Notification::Granted {
                 key, lease, grant, ..
-            }) => listener.granted(&key, lease, grant),
+            }) => listener.granted(ServerId::ONLY, &key, lease, grant),
             Notice::Notification(Notification::Near { key, lease, .. }) => {
-                listener.near(&key, lease)
+                listener.near(ServerId::ONLY, &key, lease)
             }
             Notice::Notification(Notification::Forced { key, lease, by, .. }) => {
-                listener.forced(&key, lease, by)
+                listener.forced(ServerId::ONLY, &key, lease, by)
             }
             Notice::Notification(Notification::Changed(key)) => {
-                if let Some(tracked) = listener.changed(&key) {
+                if let Some(tracked) = listener.changed(ServerId::ONLY, &key) {
                     self.read_and_track(listener, &tracked);
                 }
             }
             Notice::Track(tracked) => self.read_and_track(listener, &tracked),
-            Notice::Reconnected => listener.all_changed(),
+            Notice::Reconnected => listener.all_changed(ServerId::ONLY),
         }
     }
 
@@ -189,7 +190,8 @@ impl Direct {
         trackers.push(self.holder.clone());
         let value = self.server.0.memory.text(&tracked.key);
         drop(notices);
-        listener.seen(tracked, value.as_deref().map(str::as_bytes));
+        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        listener.seen(ServerId::ONLY, tracked, state);
     }
 
     /// Drops the notification connection and connects again.

@@ -19,7 +19,8 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::late_release::LateReleaseHook;
 use crate::store::{
-    Completion, Listener, MaintenanceHook, Notifications, Store, TrackedKey, Urgency,
+    Completion, KeyState, Listener, MaintenanceHook, Notifications, ServerId, Store, TrackedKey,
+    Urgency,
 };
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
@@ -167,7 +168,7 @@ impl MemoryServer {
 
     fn notify_all_changed(&self) {
         for listener in self.listeners() {
-            listener.all_changed();
+            listener.all_changed(ServerId::ONLY);
         }
     }
 
@@ -208,17 +209,17 @@ impl MemoryServer {
                 grant,
             } => {
                 if let Some(listener) = listener(&to) {
-                    listener.granted(&key, lease, grant);
+                    listener.granted(ServerId::ONLY, &key, lease, grant);
                 }
             }
             Notification::Near { to, key, lease } => {
                 if let Some(listener) = listener(&to) {
-                    listener.near(&key, lease);
+                    listener.near(ServerId::ONLY, &key, lease);
                 }
             }
             Notification::Forced { to, key, lease, by } => {
                 if let Some(listener) = listener(&to) {
-                    listener.forced(&key, lease, by);
+                    listener.forced(ServerId::ONLY, &key, lease, by);
                 }
             }
             Notification::Changed(key) => {
@@ -227,7 +228,7 @@ impl MemoryServer {
                     let Some(listener) = listener(&holder) else {
                         continue;
                     };
-                    if let Some(tracked) = listener.changed(&key) {
+                    if let Some(tracked) = listener.changed(ServerId::ONLY, &key) {
                         self.read_and_track(&holder, &*listener, &tracked);
                     }
                 }
@@ -250,7 +251,8 @@ impl MemoryServer {
             }
             value
         });
-        listener.seen(tracked, value.as_deref().map(str::as_bytes));
+        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        listener.seen(ServerId::ONLY, tracked, state);
     }
 }
 

@@ -33,8 +33,8 @@ use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::{Pipeline, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
-    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, Store,
-    TrackedKey, TransactionConnection, Transactions,
+    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, ServerId,
+    Store, TrackedKey, TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -61,8 +61,9 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Does not connect: each pipeline connects for its first request.
+    /// Does not connect: each pipeline connects for its first request. Its reports name `server`.
     pub(crate) fn new(
+        server: ServerId,
         endpoint: Arc<Endpoint>,
         config: &Config,
         holder: HolderId,
@@ -70,6 +71,7 @@ impl Node {
         late_releases: Option<LateReleaseHook>,
     ) -> Self {
         let notifications = NotificationConnection::new(
+            server,
             Arc::clone(&endpoint),
             &holder,
             &config.prefix,

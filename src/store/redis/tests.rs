@@ -43,7 +43,14 @@ fn node_with(url: &str, request_maintenance: MaintenanceHook) -> Node {
         ..Config::default()
     };
     let holder = HolderId::of_this_process();
-    Node::new(endpoint, &config, holder, request_maintenance, None)
+    Node::new(
+        ServerId::ONLY,
+        endpoint,
+        &config,
+        holder,
+        request_maintenance,
+        None,
+    )
 }
 
 #[test]

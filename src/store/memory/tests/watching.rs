@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, GrantMessage, QueueMode, Reply};
 use crate::store::completion::Submitted;
 use crate::store::memory::{MemoryNode, MemoryServer};
-use crate::store::{Listener, Notifications, Store, TrackedKey};
+use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
@@ -21,25 +21,25 @@ use crate::util::threads::ThreadGroup;
 struct TrackAll(Mutex<Vec<bool>>);
 
 impl Listener for TrackAll {
-    fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
 
-    fn near(&self, _: &Key, _: LeaseStart) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
 
-    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
 
-    fn changed(&self, key: &Key) -> Option<TrackedKey> {
+    fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
         Some(tracked_key(key))
     }
 
-    fn all_changed(&self) {}
+    fn all_changed(&self, _: ServerId) {}
 
-    fn seen(&self, _: &TrackedKey, value: Option<&[u8]>) {
-        self.0.lock().push(value.is_some());
+    fn seen(&self, _: ServerId, _: &TrackedKey, state: KeyState<'_>) {
+        self.0.lock().push(state.exists());
     }
 
     fn clock_moved(&self) {}
 
-    fn refused(&self, _: &Error) {}
+    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 fn tracked_key(key: &Key) -> TrackedKey {

@@ -26,14 +26,15 @@ use parking_lot::{Condvar, Mutex};
 use redis::{PushKind, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::command::{GrantMessage, QueueMode};
+use crate::store::command::QueueMode;
+use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::epoch::MadeIn;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts;
 use crate::store::redis::socket::{Closer, Sender};
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::id::HolderId;
 use crate::util::key::{Key, channel, fence_counter};
 use crate::util::threads::ThreadGroup;
 
@@ -64,36 +65,9 @@ const MAX_UNANSWERED: usize = 16_384;
 /// changes of one key without end.
 const MAX_KEYS_UNANSWERED: usize = 65_536;
 
-/// A key to read, and the lease that is expected to hold it.
-#[derive(Clone, Debug)]
-pub(crate) struct TrackedKey {
-    pub(crate) key: Key,
-    pub(crate) lease: Option<LeaseId>,
-}
-
-/// Handles notifications. Called on the notification thread; quick; may call [`Notifications::track`](crate::store::Notifications::track).
-pub(crate) trait Listener: Send + Sync {
-    /// `key` was granted to `lease`, which was queued for it.
-    fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage);
-    /// `lease` is among the first waiters for `key`.
-    fn near(&self, key: &Key, lease: LeaseStart);
-    /// A message says that another client took `key` from `lease`. Any user can publish one.
-    fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId);
-    /// `key` was changed. Returns the key to read and track, if that still matters.
-    fn changed(&self, key: &Key) -> Option<TrackedKey>;
-    /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
-    /// again.
-    fn all_changed(&self);
-    /// The value of a tracked key was read; `None` for a missing key.
-    fn seen(&self, tracked: &TrackedKey, value: Option<&[u8]>);
-    /// A test moved the client's clock ahead.
-    fn clock_moved(&self);
-    /// The server refuses notifications to this client.
-    fn refused(&self, error: &Error);
-}
-
 /// The notification connection of a client.
 pub(crate) struct NotificationConnection {
+    server: ServerId,
     endpoint: Arc<Endpoint>,
     channel: String,
     prefix: String,
@@ -205,12 +179,14 @@ impl SentCommand {
 
 impl NotificationConnection {
     pub(crate) fn new(
+        server: ServerId,
         endpoint: Arc<Endpoint>,
         holder: &HolderId,
         prefix: &str,
         timeout: Duration,
     ) -> Self {
         Self {
+            server,
             endpoint,
             channel: channel(prefix, holder),
             prefix: prefix.to_owned(),
@@ -399,7 +375,7 @@ impl NotificationConnection {
                 Ok((subscription, sender)) => {
                     if self.install(sender, &made_in) {
                         is_reported = false;
-                        listener.all_changed();
+                        listener.all_changed(self.server);
                         let opened_at = MonotonicTime::now();
                         let ended = self.listen(subscription, &made_in, listener);
                         if MonotonicTime::now().since(opened_at) >= SHORTEST_LIFE {
@@ -420,7 +396,7 @@ impl NotificationConnection {
                         self.sleep_and_double(&mut pause);
                     } else {
                         if !std::mem::replace(&mut is_reported, true) {
-                            listener.refused(&error);
+                            listener.refused(self.server, &error);
                         }
                         self.sleep(REFUSED_PAUSE);
                     }
@@ -541,12 +517,15 @@ impl NotificationConnection {
                 match (answered, value) {
                     (Some(Answered::Read(tracked)), Value::BulkString(bytes)) => {
                         // GETRANGE returns '' for a missing key, too.
-                        listener.seen(&tracked, (!bytes.is_empty()).then_some(&*bytes));
+                        let value = (!bytes.is_empty()).then_some(&*bytes);
+                        listener.seen(self.server, &tracked, KeyState::new(value));
                         true
                     }
                     (Some(Answered::Read(tracked)), Value::ServerError(error)) => {
                         match error.code() {
-                            "WRONGTYPE" => listener.seen(&tracked, None),
+                            "WRONGTYPE" => {
+                                listener.seen(self.server, &tracked, KeyState::new(None))
+                            }
                             // Nothing is known of this key, and others can be read.
                             "NOPERM" => {}
                             _ => return false,
@@ -567,7 +546,7 @@ impl NotificationConnection {
                     let Some(key) = self.key_of(key) else {
                         continue;
                     };
-                    if let Some(tracked) = listener.changed(&key) {
+                    if let Some(tracked) = listener.changed(self.server, &key) {
                         // `send_due_reads` reads the changed keys together, once all notifications are handled.
                         let mut state = self.state.lock();
                         state.to_read.push(tracked);
@@ -580,7 +559,7 @@ impl NotificationConnection {
             }
             Some(Value::Nil) => {
                 self.epoch.fetch_add(1, Ordering::AcqRel);
-                listener.all_changed();
+                listener.all_changed(self.server);
                 true
             }
             _ => false,
@@ -596,9 +575,11 @@ impl NotificationConnection {
         };
         if let Some(Message { kind, key }) = Message::parse(&self.prefix, message) {
             match kind {
-                MessageKind::Granted(lease, grant) => listener.granted(&key, lease, grant),
-                MessageKind::Near(lease) => listener.near(&key, lease),
-                MessageKind::Forced(lease, by) => listener.forced(&key, lease, by),
+                MessageKind::Granted(lease, grant) => {
+                    listener.granted(self.server, &key, lease, grant)
+                }
+                MessageKind::Near(lease) => listener.near(self.server, &key, lease),
+                MessageKind::Forced(lease, by) => listener.forced(self.server, &key, lease, by),
             }
         }
         true
