@@ -65,8 +65,9 @@ pub(crate) enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
-    /// Does nothing. Its outcome follows those of all requests that were queued on the pipeline before it.
-    Flush { pipeline: usize },
+    /// Does nothing: a store sends it to itself, and its outcome follows those of the requests before it. Others call
+    /// `Store::flush`.
+    Flush,
 }
 
 /// The grant that a ticket stands for, and its ttl after the adoption.
@@ -93,7 +94,7 @@ impl Command {
             | Self::Inspect { key }
             | Self::Write { key, .. }
             | Self::Read { key } => Some(key),
-            Self::Flush { .. } => None,
+            Self::Flush => None,
         }
     }
 

@@ -177,7 +177,7 @@ impl Keyspace {
                 ttl,
             } => self.write(key, *token, value.as_ref(), *ttl, step),
             Command::Read { key } => self.read(key),
-            Command::Flush { .. } => Ok(Reply::Done),
+            Command::Flush => Ok(Reply::Done),
         }
     }
 

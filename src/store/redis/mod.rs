@@ -114,7 +114,6 @@ impl Node {
     fn pipeline_of(&self, command: &Command, for_renewals: impl FnOnce() -> usize) -> usize {
         match command {
             Command::Renew { .. } => for_renewals(),
-            Command::Flush { pipeline } => *pipeline,
             of_key => {
                 let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
                 of_key.key().map_or(0, |key| key.shard(for_callers))
@@ -133,14 +132,13 @@ impl Node {
             .expect("RENEWAL_PIPELINES is not zero")
     }
 
+    /// Flushes each pipeline. Returns the first error.
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        let mut flushes: Vec<Request> = (0..self.pipelines.len())
-            .map(|pipeline| Request::new(Command::Flush { pipeline }, deadline))
-            .collect();
-        self.execute(&mut flushes);
-        flushes
-            .into_iter()
-            .try_for_each(|flush| flush.into_outcome().map(drop))
+        let mut flushed = Ok(());
+        for pipeline in &self.pipelines {
+            flushed = flushed.and(pipeline.flush(deadline).map(drop));
+        }
+        flushed
     }
 }
 

@@ -99,8 +99,6 @@ impl Pipeline {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
         };
-        let is_flush = |request: &&mut Request| matches!(request.command, Command::Flush { .. });
-        let shutdown_deadline = requests.iter().any(is_flush).then_some(deadline);
         let caller = Caller::new(requests.len());
         let pending = requests.iter().enumerate().map(|(index, request)| {
             let completion = Completion::new(&caller, index);
@@ -108,7 +106,7 @@ impl Pipeline {
         });
         // Collected here, so that the clones are not made under the mutex.
         let pending: Vec<PendingRequest> = pending.collect();
-        self.run(pending, &caller, deadline, shutdown_deadline);
+        self.run(pending, &caller, deadline, None);
         for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
             request.outcome = Some(outcome);
         }
@@ -116,9 +114,23 @@ impl Pipeline {
 
     /// As [`execute`](Self::execute), for one command.
     pub(crate) fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        self.run_one(command, deadline, None)
+    }
+
+    /// Waits until all releases that were sent are done. At `deadline`, the pipeline gives up its connection.
+    pub(crate) fn flush(&self, deadline: MonotonicTime) -> Outcome {
+        self.run_one(Command::Flush, deadline, Some(deadline))
+    }
+
+    fn run_one(
+        &self,
+        command: Command,
+        deadline: MonotonicTime,
+        shutdown_deadline: Option<MonotonicTime>,
+    ) -> Outcome {
         let caller = Caller::new(1);
         let request = self.new_request(command, Some(Completion::new(&caller, 0)));
-        self.run([request], &caller, deadline, None);
+        self.run([request], &caller, deadline, shutdown_deadline);
         let outcome = caller.take_outcomes().next();
         outcome.expect("a caller has an outcome for each request")
     }
@@ -180,7 +192,7 @@ impl Pipeline {
         }
     }
 
-    /// Queues requests for whoever leads the pipeline, and returns at once. If no thread leads, the background does.
+    /// Queues requests for the leader of the pipeline, and returns at once. If no thread leads, the background does.
     pub(crate) fn submit(&self, requests: Vec<(Command, Completion)>) {
         let requests = requests
             .into_iter()

@@ -175,7 +175,7 @@ impl PendingRequest {
     }
 
     pub(crate) fn is_flush(&self) -> bool {
-        matches!(self.command, Command::Flush { .. })
+        matches!(self.command, Command::Flush)
     }
 
     /// Sets the outcome from the reply of Redis.

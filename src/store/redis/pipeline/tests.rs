@@ -415,7 +415,7 @@ fn a_flush_follows_all_earlier_releases() {
     let f = fixture();
     let lease = f.acquire("a");
     f.pipeline.send_release(f.release("a", lease));
-    let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
+    let flushed = f.ask(Command::Flush, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert_eq!(f.unanswered(), 0);
     assert!(!f.exists("a"));
@@ -427,7 +427,7 @@ fn a_flush_without_a_server_fails_and_keeps_releases() {
     let lease = f.acquire("a");
     f.server.kill();
     f.pipeline.send_release(f.release("a", lease));
-    let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
+    let error = f.ask(Command::Flush, LONG).unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     assert!(!f.is_idle(), "the release is queued");
 }

@@ -135,7 +135,7 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.text(&format!("{delete}{ttl}"));
             out.bytes(value.as_deref().unwrap_or_default());
         }
-        Command::Inspect { .. } | Command::Read { .. } | Command::Flush { .. } => {}
+        Command::Inspect { .. } | Command::Read { .. } | Command::Flush => {}
     }
 }
 
