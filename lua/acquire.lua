@@ -13,12 +13,14 @@
 --   `0` or `+` and µs: the same, at the place of that time;
 --   `-`: it may be queued, and does not join;
 --   `-+`: as `-`, and if it joined to poll, it is notified from now on.
--- Returns: for one lock key its result, for several keys an array of results. If all keys were granted, the result of
---   the first one, from which those of the others count up. A result is a string: granted, the µs part of the
---   fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the lock expires, the
---   number of waiters before this one, and the µs of its place; an error FOREIGN and a type: the key holds no lock of
---   this library; any other error: refused.
-local counter, holder, n = KEYS[1], ARGV[1], (#ARGV - 1) / 3
+--   Then, if one of them has a lower bound: for each lock key sixteen digits, the least time in µs of its grant.
+-- Returns: for one lock key its result, for several keys an array of results. If all keys were granted without
+--   bounds, the result of the first one, from which those of the others count up. A result is a string: granted, the
+--   µs part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the lock
+--   expires, the number of waiters before this one, and the µs of its place; an error FOREIGN and a type: the key holds
+--   no lock of this library; any other error: refused.
+local counter, holder, n, bounds = KEYS[1], ARGV[1], (#ARGV - 1) / 3, nil
+if n % 1 ~= 0 then n, bounds = math.floor(n), ARGV[#ARGV] end
 local time = redis.call('TIME')
 -- Times have sixteen digits until the year 2286, so they sort as text. `..` loses leading zeros of the µs in one of ten
 -- times, and is faster than `string.format`.
@@ -55,6 +57,9 @@ for i = 1, n do
   end
   if type(result) == 'table' and result.ok then
     result, used, granted = micros, micros, granted + 1
+  elseif bounds and not used then
+    -- The next key has a bound of its own.
+    micros = nil
   end
   if results then results[i] = result end
 end
@@ -70,4 +75,4 @@ if written and written.err then
   end
   granted = 0
 end
-return results and (granted == n and results[1] or results) or result
+return results and (granted == n and not bounds and results[1] or results) or result

@@ -1,5 +1,5 @@
 -- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the last grant if that is
---   later. A part of lua/acquire.lua, lua/join.lua and lua/release.lua, before a key may be
+--   later, or the caller's lower bound if that is the latest. A part of lua/acquire.lua, lua/join.lua and lua/release.lua, before a key may be
 --   granted. Requests that join the queue of a
 --   taken key do not read the counter.
 -- KEYS: those of the script
@@ -24,4 +24,8 @@ elseif not micros then
   elseif last and last >= micros then
     micros = string.format('%.0f', last + 1)
   end
+end
+if bounds then
+  local least = string.sub(bounds, 16 * i - 15, 16 * i)
+  if least > micros then micros, head, tail = least, nil, nil end
 end

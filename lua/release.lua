@@ -53,7 +53,7 @@ for i = 1, n do
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
-      local micros, refused, used, head, tail = nil, nil, nil, nil, nil
+      local micros, refused, used, head, tail, bounds = nil, nil, nil, nil, nil, nil
       -- part: count.lua
       micros = not refused and redis.pcall('SET', counter, micros).ok and micros
       -- part: serve.lua

@@ -18,9 +18,9 @@ use crate::mutex::Mutex;
 use crate::observe;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
-    Command, Endpoint, LateReleaseHook, MemoryNode, MemoryServer, Node, Reply, Store,
+    Backend, Command, Endpoint, LateReleaseHook, MemoryNode, MemoryServer, Node, Reply, ServerId,
 };
-use crate::transaction::Transactions;
+use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::{ForkGuard, Process};
 use crate::util::id::HolderId;
@@ -77,12 +77,12 @@ pub(crate) struct Handle {
     /// For debug output.
     address: String,
     pub(crate) config: Config,
-    pub(crate) store: Arc<dyn Store>,
+    backend: Backend,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) callbacks: Arc<CallbackExecutor>,
     pub(crate) acquirer: Acquirer,
     delayed: Arc<LateReleases>,
-    pub(crate) transactions: Transactions,
+    pub(crate) transactions: TransactionRunner,
     holder: HolderId,
     /// All threads but the callback thread.
     threads: ThreadGroup,
@@ -438,10 +438,10 @@ impl Handle {
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
         let delayed = Arc::new(LateReleases::new(Arc::clone(&callbacks)));
-        let store = store_of(server, &config, holder.clone(), &scheduler, &delayed);
+        let backend = backend_of(server, &config, holder.clone(), &scheduler, &delayed);
         let watchdog = Watchdog::new(
             scheduler,
-            Arc::clone(&store),
+            &backend,
             Arc::clone(&callbacks),
             config.command_timeout,
         );
@@ -450,20 +450,21 @@ impl Handle {
             .inspect_err(|_| callbacks.stop())?;
         let queues = Arc::new(LocalQueues::new(clock));
         let notification_handler = NotificationHandler::new(
-            Arc::clone(&store),
+            backend.clone(),
             Arc::clone(&watchdog),
             Arc::clone(&callbacks),
             Arc::clone(&queues),
             config.max_ttl,
         );
-        store
-            .start_notifications(&threads, Arc::new(notification_handler))
+        let notifications = &backend.notifications;
+        notifications
+            .start(&threads, Arc::new(notification_handler))
             .inspect_err(|_| {
                 watchdog.stop();
                 callbacks.stop();
             })?;
         let acquirer = Acquirer::new(
-            Arc::clone(&store),
+            &backend,
             Arc::clone(&watchdog),
             Arc::clone(&callbacks),
             queues,
@@ -471,8 +472,8 @@ impl Handle {
             config.outage_timeout,
             config.hand_offs,
         );
-        let transactions = Transactions::new(
-            Arc::clone(&store),
+        let transactions = TransactionRunner::new(
+            &backend,
             Arc::clone(&watchdog),
             config.max_transactions,
             config.connect_timeout,
@@ -481,7 +482,7 @@ impl Handle {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             address,
             config,
-            store,
+            backend,
             watchdog,
             callbacks,
             acquirer,
@@ -497,7 +498,7 @@ impl Handle {
     fn ask(&self, command: Command) -> Result<Reply, Error> {
         self.acquirer.check_open()?;
         let deadline = self.watchdog.now().after(self.config.command_timeout);
-        self.store.execute_one(command, deadline)
+        self.backend.store.execute_one(command, deadline)
     }
 
     /// Starts the thread that runs the checks of locks, unless it runs already.
@@ -510,9 +511,14 @@ impl Handle {
         // First of all, end the leases: the next call takes entries out of the queues.
         self.watchdog.stop();
         self.acquirer.end();
-        let flushed = self.store.flush(deadline);
-        self.store.stop_notifications();
-        self.delayed.end(|| self.store.report_given_up_releases());
+        let Backend {
+            store,
+            notifications,
+            ..
+        } = &self.backend;
+        let flushed = store.flush(deadline);
+        notifications.stop();
+        self.delayed.end(|| store.report_given_up_releases());
         // The other threads end first: until then they queue callbacks for the callback thread, which runs all of them.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();
@@ -531,18 +537,18 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // No caller is left for the error. Locks that are not released now expire at the end of their ttl.
         let _ = self.shut_down(self.config.command_timeout);
-        self.store.close();
+        self.backend.store.close();
     }
 }
 
 /// Makes the store. It requests maintenance from the scheduler, and reports late releases.
-fn store_of(
+fn backend_of(
     server: Server,
     config: &Config,
     holder: HolderId,
     scheduler: &Arc<Scheduler>,
     delayed: &Arc<LateReleases>,
-) -> Arc<dyn Store> {
+) -> Backend {
     let scheduler = Arc::clone(scheduler);
     let request_maintenance = Box::new(move |urgency| scheduler.request_maintenance(urgency));
     let delays = (config.event_handler.is_some() || observe::IS_ON).then(|| {
@@ -550,15 +556,17 @@ fn store_of(
         Arc::new(move |key: &Key, token, delay| delayed.note(key, token, delay)) as LateReleaseHook
     });
     match server {
-        Server::Redis(endpoint) => Arc::new(Node::new(
+        Server::Redis(endpoint) => Backend::with_transactions(Arc::new(Node::new(
+            ServerId::ONLY,
             endpoint,
             config,
             holder,
             request_maintenance,
             delays,
-        )),
+        ))),
         Server::Memory(memory) => {
-            Arc::new(MemoryNode::new(memory, holder, request_maintenance, delays))
+            let node = MemoryNode::new(memory, holder, request_maintenance, delays);
+            Backend::new(Arc::new(node))
         }
     }
 }

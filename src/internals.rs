@@ -85,6 +85,7 @@ impl Batch {
             lease: LeaseId::random(),
             ttl: TTL,
             queue_mode: QueueMode::None,
+            above: None,
         };
         Self {
             names: ScriptContext {

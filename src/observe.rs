@@ -265,14 +265,10 @@ impl EventHandler for Observer {
 }
 
 /// Records how many failed releases each pipeline will retry.
-pub(crate) fn record_retries(per_pipeline: &[usize]) {
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables))]
+pub(crate) fn record_retries(count: usize) {
     #[cfg(feature = "metrics")]
-    for (pipeline, count) in per_pipeline.iter().enumerate() {
-        catch_panics(|| {
-            metrics::gauge!("leasehold_release_retries", "pipeline" => pipeline.to_string())
-                .set(*count as f64);
-        });
-    }
+    catch_panics(|| metrics::gauge!("leasehold_release_retries").set(count as f64));
 }
 
 /// Describes the metrics to the recorder.
@@ -328,7 +324,7 @@ pub(crate) fn describe() {
         describe_gauge!(
             "leasehold_release_retries",
             Unit::Count,
-            "Failed releases that a pipeline will retry"
+            "Failed releases that will be retried"
         );
     });
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lease::Lease;
 use crate::loss::LossReason;
 use crate::store::{
-    Store, TransactionConnection, TransactionOutcome, is_held_by, read_failed, reply_unread,
+    Backend, TransactionConnection, TransactionOutcome, Transactions, read_failed, reply_unread,
 };
 use crate::util::fork::Process;
 use crate::util::key::Key;
@@ -111,8 +111,9 @@ impl Failed<RedisError> {
 const MAX_TRIES: u32 = 100;
 
 /// Runs the transactions of a client, and bounds how many run at a time, since each has a connection.
-pub(crate) struct Transactions {
-    store: Arc<dyn Store>,
+pub(crate) struct TransactionRunner {
+    /// `None` if the store has no transactions.
+    transactions: Option<Arc<dyn Transactions>>,
     watchdog: Arc<Watchdog>,
     /// A channel with one message for each running transaction. Its capacity is the most at a time.
     begin: Sender<()>,
@@ -130,16 +131,16 @@ impl Drop for Permit<'_> {
     }
 }
 
-impl Transactions {
+impl TransactionRunner {
     pub(crate) fn new(
-        store: Arc<dyn Store>,
+        backend: &Backend,
         watchdog: Arc<Watchdog>,
         max_running: usize,
         permit_timeout: Duration,
     ) -> Self {
         let (begin, end) = bounded(max_running);
         Self {
-            store,
+            transactions: backend.transactions.clone(),
             watchdog,
             begin,
             end,
@@ -209,21 +210,17 @@ impl Transactions {
         let grant = lease.grant();
         let mut conn = match connection {
             Some(conn) => conn,
-            None => self.store.transaction_connection()?,
+            None => self.connection()?,
         };
-        let mut seen = conn.watch_and_get(&grant.key);
+        let mut seen = conn.watch_and_check(&grant.key, grant.id);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // The connection may have broken while it was idle. The pool replaces it with a new one.
             drop(conn);
-            conn = self.store.transaction_connection()?;
-            seen = conn.watch_and_get(&grant.key);
+            conn = self.connection()?;
+            seen = conn.watch_and_check(&grant.key, grant.id);
         }
-        let value = seen.map_err(as_unavailable)?;
-        if value
-            .as_ref()
-            .is_some_and(|value| is_held_by(value, grant.id))
-        {
+        if seen.map_err(as_unavailable)? {
             return Ok(conn);
         }
         conn.unwatch();
@@ -231,6 +228,16 @@ impl Transactions {
         self.watchdog.confirm(lease)?;
         let message = "the connection of the transaction does not lead to the primary";
         Err(Error::new(ErrorKind::Unavailable, message))
+    }
+
+    fn connection(&self) -> Result<TransactionConnection, Error> {
+        match &self.transactions {
+            Some(transactions) => transactions.transaction_connection(),
+            None => {
+                let message = "a transaction needs a Redis";
+                Err(Error::new(ErrorKind::Unsupported, message))
+            }
+        }
     }
 
     fn check(&self, lease: &Lease) -> Result<(), Error> {

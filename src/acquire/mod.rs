@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::event::EventLock;
 use crate::lease::{CallbackExecutor, Check, Lease, Options, SharedOptions};
 use crate::observe;
-use crate::store::Store;
+use crate::store::{Backend, Notifications, Store};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseIds;
 use crate::util::key::Key;
@@ -66,6 +66,7 @@ struct LeasePool {
 /// Acquires and releases the locks of one client.
 pub(crate) struct Acquirer {
     store: Arc<dyn Store>,
+    notifications: Arc<dyn Notifications>,
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
@@ -80,7 +81,7 @@ pub(crate) struct Acquirer {
 
 impl Acquirer {
     pub(crate) fn new(
-        store: Arc<dyn Store>,
+        backend: &Backend,
         watchdog: Arc<Watchdog>,
         callbacks: Arc<CallbackExecutor>,
         queues: Arc<LocalQueues>,
@@ -89,7 +90,8 @@ impl Acquirer {
         hand_offs: HandOffs,
     ) -> Self {
         Self {
-            store,
+            store: Arc::clone(&backend.store),
+            notifications: Arc::clone(&backend.notifications),
             watchdog,
             callbacks,
             queues,

@@ -41,10 +41,11 @@ impl Client {
         let store = Arc::new(Direct::new(server, queue_mode));
         let (callbacks, _deliver) = CallbackExecutor::for_model();
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), SECOND);
+        let backend = Backend::new(store.clone());
+        let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), SECOND);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
         let notification_epoch = NotificationHandler::new(
-            store.clone(),
+            backend.clone(),
             watchdog.clone(),
             callbacks.clone(),
             queues.clone(),
@@ -55,7 +56,7 @@ impl Client {
             time: SECOND,
         };
         let waits = Acquirer::new(
-            store.clone(),
+            &backend,
             watchdog.clone(),
             callbacks,
             queues.clone(),

@@ -7,15 +7,13 @@ use std::time::Duration;
 use crate::acquire::queue::{GrantOf, LocalQueues};
 use crate::error::Error;
 use crate::lease::CallbackExecutor;
-use crate::store::{
-    Command, GrantMessage, Listener, Store, TrackedKey, has_queue, is_held_by, loss_reason,
-};
+use crate::store::{Backend, Command, GrantMessage, KeyState, Listener, ServerId, TrackedKey};
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
 use crate::watchdog::Watchdog;
 
 pub(crate) struct NotificationHandler {
-    store: Arc<dyn Store>,
+    backend: Backend,
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
@@ -26,7 +24,7 @@ pub(crate) struct NotificationHandler {
 impl NotificationHandler {
     /// Also sets the hook for lost leases: their keys are not tracked any more, and the first waiter is woken.
     pub(crate) fn new(
-        store: Arc<dyn Store>,
+        backend: Backend,
         watchdog: Arc<Watchdog>,
         callbacks: Arc<CallbackExecutor>,
         queues: Arc<LocalQueues>,
@@ -43,7 +41,7 @@ impl NotificationHandler {
             }
         });
         Self {
-            store,
+            backend,
             watchdog,
             callbacks,
             queues,
@@ -53,24 +51,24 @@ impl NotificationHandler {
 
     /// Handles a read of `key` that did not find `lease`. The read may come from an old primary or from a replica that lags
     /// behind, so a request to the primary confirms the loss.
-    fn lost(&self, key: &Key, lease: LeaseId, value: Option<&[u8]>) {
+    fn lost(&self, key: &Key, lease: LeaseId, state: KeyState<'_>) {
         let held = self.watchdog.tracked(key);
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
             return;
         };
-        if self.store.must_confirm_losses() {
+        if self.backend.notifications.must_confirm_losses() {
             self.watchdog.queue_confirmation(held);
         } else {
-            held.lose(self.watchdog.now(), loss_reason(value));
+            held.lose(self.watchdog.now(), state.loss_reason());
         }
     }
 }
 
 impl Listener for NotificationHandler {
-    fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage) {
+    fn granted(&self, _: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
             // The release that abandoned the lease may have reached Redis before the grant.
-            self.store.send_release(Command::Release {
+            self.backend.store.send_release(Command::Release {
                 key: key.clone(),
                 lease,
                 until: self.watchdog.now().after(self.max_ttl),
@@ -80,17 +78,17 @@ impl Listener for NotificationHandler {
         }
     }
 
-    fn near(&self, key: &Key, lease: LeaseStart) {
+    fn near(&self, _: ServerId, key: &Key, lease: LeaseStart) {
         self.queues.near(key, lease);
     }
 
-    fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId) {
+    fn forced(&self, _: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
         if let Some(held) = self.queues.forced(key, lease, &by) {
             self.watchdog.handle_force_message(held, by);
         }
     }
 
-    fn changed(&self, key: &Key) -> Option<TrackedKey> {
+    fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
         let now = self.watchdog.now();
         let held = self.watchdog.tracked(key);
         let held = held.filter(|lease| lease.valid_for(now).is_some());
@@ -102,23 +100,22 @@ impl Listener for NotificationHandler {
         })
     }
 
-    fn all_changed(&self) {
+    fn all_changed(&self, _: ServerId) {
         self.queues.wake_first();
         // All held keys, even those that have not been held for long enough to be tracked.
         self.watchdog.track_keys(&self.queues.holders());
     }
 
-    fn seen(&self, tracked: &TrackedKey, value: Option<&[u8]>) {
+    fn seen(&self, _: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
         let TrackedKey { key, lease } = tracked;
         match lease {
-            Some(lease) if value.is_some_and(|value| is_held_by(value, *lease)) => {}
-            Some(lease) => self.lost(key, *lease, value),
+            Some(lease) if state.is_held_by(*lease) => {}
+            Some(lease) => self.lost(key, *lease, state),
             None => {
                 // Another client holds the lock, and its release will serve the queue: the waiter need not ask.
                 let entry = self.queues.tracked_entry_of(key);
-                let waits_on = entry
-                    .zip(value)
-                    .is_some_and(|(entry, value)| has_queue(value) && !is_held_by(value, entry));
+                let waits_on =
+                    entry.is_some_and(|entry| state.has_queue() && !state.is_held_by(entry));
                 if !waits_on {
                     self.queues.wake(key);
                 }
@@ -131,7 +128,7 @@ impl Listener for NotificationHandler {
         self.queues.wake_all();
     }
 
-    fn refused(&self, error: &Error) {
+    fn refused(&self, _: ServerId, error: &Error) {
         let error = error.clone();
         self.callbacks
             .queue_event(move |events| events.notifications_refused(&error));
@@ -152,13 +149,13 @@ mod tests {
     #[test]
     fn lost_lease_is_not_tracked_any_more() {
         let (scheduler, _inboxes) = Scheduler::new(Clock::default());
-        let store = Arc::new(MemoryNode::plain(
+        let store = Backend::new(Arc::new(MemoryNode::plain(
             MemoryServer::new(),
             HolderId::of_this_process(),
-        ));
+        )));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
         let second = Duration::from_secs(1);
-        let watchdog = Watchdog::new(scheduler, store.clone(), Arc::clone(&callbacks), second);
+        let watchdog = Watchdog::new(scheduler, &store, Arc::clone(&callbacks), second);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
         let dog = Arc::clone(&watchdog);
         let _hearing = NotificationHandler::new(store, dog, Arc::clone(&callbacks), queues, second);

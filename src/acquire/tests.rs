@@ -2,6 +2,7 @@
 
 mod granted;
 mod outages;
+mod polling;
 mod release;
 mod transfer;
 
@@ -13,7 +14,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::lease::Grant;
 use crate::store::{
-    Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, front_place,
+    Backend, Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, front_place,
 };
 use crate::util::clock::Clock;
 use crate::util::id::LeaseId;
@@ -43,14 +44,15 @@ fn fixture() -> Fixture {
     callbacks.stop();
     // Without its threads: nothing is held for long enough to need them.
     let (scheduler, _) = Scheduler::new(clock.clone());
-    let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), COMMAND_TIMEOUT);
+    let backend = Backend::new(store.clone());
+    let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
     let queues = Arc::new(LocalQueues::new(clock.clone()));
     let hand_offs = HandOffs {
         count: 2,
         time: PATIENCE,
     };
     let waits = Acquirer::new(
-        store.clone(),
+        &backend,
         watchdog.clone(),
         callbacks.clone(),
         queues.clone(),

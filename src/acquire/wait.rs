@@ -360,7 +360,7 @@ impl Wait<'_> {
         self.waiter.note_tracked();
         let key = self.request.key.clone();
         let tracked = vec![TrackedKey { key, lease: None }];
-        self.acquirer.store.track(tracked)
+        self.acquirer.notifications.track(tracked)
     }
 
     /// Makes the lease of a grant that came as a message. Returns nothing if an acquire has to confirm the grant first:
@@ -403,12 +403,13 @@ impl Wait<'_> {
             (Until::At(at), LastAttempt::Answered) => full_time.min(at),
             _ => full_time,
         };
-        let notification_epoch = acquirer.store.notification_epoch();
+        let notification_epoch = acquirer.notifications.epoch();
         let command = Command::Acquire {
             key: key.clone(),
             lease,
             ttl,
             queue_mode,
+            above: None,
         };
         let outcome = acquirer.store.execute_one(command, deadline);
         let keeps_entry = match &outcome {
@@ -478,7 +479,7 @@ impl Wait<'_> {
             let ttl = replaced.options.first_ttl();
             acquirer.release_unheld(key.clone(), replaced.lease, ttl);
         }
-        let queue_mode = match (entry_kind, acquirer.store.queue_mode()) {
+        let queue_mode = match (entry_kind, acquirer.notifications.queue_mode()) {
             (EntryKind::Existing, mode) => QueueMode::Existing {
                 notified: mode == QueueMode::Notified,
             },
@@ -532,11 +533,13 @@ impl Wait<'_> {
         let expires_at = now.after(expires_in + Duration::from_millis(1));
         self.backoff.no_longer_than(expires_in);
         if !matches!(self.until, Until::Now) {
-            acquirer.store.request_notifications();
+            acquirer.notifications.request();
         }
         self.retry = match queued {
             // An entry that joined to poll is not notified, even if notifications come in by now.
-            Some(queued) if is_notified && acquirer.store.queue_mode() == QueueMode::Notified => {
+            Some(queued)
+                if is_notified && acquirer.notifications.queue_mode() == QueueMode::Notified =>
+            {
                 RetryState::queued(queued, expires_at, now)
             }
             Some(_) => RetryState::Polling,
@@ -552,12 +555,16 @@ impl Wait<'_> {
 
     /// Handles the reply that `lease`, which was queued in Redis, is missing there: asks again at once.
     fn note_missing_entry(&mut self, lease: LeaseId) {
-        let store = &self.acquirer.store;
+        let Acquirer {
+            store,
+            notifications,
+            ..
+        } = self.acquirer;
         let expected_notification = self.waiter.remove_missing_entry(lease);
         // A grant may have skipped it, because its subscription is on an old primary. Not if the subscription was away
         // for a moment, or everything was flushed.
-        let is_notified = store.queue_mode() == QueueMode::Notified;
-        if is_notified && expected_notification == Some(store.notification_epoch()) {
+        let is_notified = notifications.queue_mode() == QueueMode::Notified;
+        if is_notified && expected_notification == Some(notifications.epoch()) {
             store.suspect_connections();
         }
         self.retry = RetryState::AskNow;

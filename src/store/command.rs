@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::store::value::LockValue;
+use crate::store::value::{LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
@@ -18,6 +18,8 @@ pub(crate) enum Command {
         lease: LeaseId,
         ttl: Duration,
         queue_mode: QueueMode,
+        /// The token of a grant in reply has to be greater.
+        above: Option<TokenBound>,
     },
     /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
     /// the queue. Retries end at `until`, when the ttl has ended.
@@ -63,8 +65,9 @@ pub(crate) enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
-    /// Does nothing. Its outcome follows those of all requests that were queued on the pipeline before it.
-    Flush { pipeline: usize },
+    /// Does nothing: a store sends it to itself, and its outcome follows those of the requests before it. Others call
+    /// `Store::flush`.
+    Flush,
 }
 
 /// The grant that a ticket stands for, and its ttl after the adoption.
@@ -91,7 +94,7 @@ impl Command {
             | Self::Inspect { key }
             | Self::Write { key, .. }
             | Self::Read { key } => Some(key),
-            Self::Flush { .. } => None,
+            Self::Flush => None,
         }
     }
 
@@ -115,6 +118,7 @@ impl Command {
                 lease,
                 ttl,
                 queue_mode,
+                ..
             } => (key, lease, ttl, *queue_mode != QueueMode::None),
             Self::Adopt { key, lease, grant } => (key, lease, &grant.longest, false),
             _ => return None,

@@ -1,11 +1,18 @@
-//! The interface to the server that keeps the locks. All requests that read or change locks go through [`Store`].
+//! The interface to the server, or servers, that keep the locks: [`Store`] for requests, [`Notifications`], and
+//! [`Transactions`]. Code above it knows no connections, and not how many servers there are.
 
 pub(crate) mod command;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "only a store of several servers submits requests")
+)]
+mod completion;
 mod late_release;
 mod memory;
 #[cfg(test)]
 #[cfg(shuttle)]
 pub(crate) mod model;
+mod observation;
 pub(crate) mod redis;
 #[cfg(all(test, not(shuttle)))]
 mod scripted;
@@ -13,7 +20,7 @@ mod value;
 
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::ThreadGroup;
 
@@ -21,11 +28,12 @@ pub(crate) use command::{
     Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
     front_place,
 };
+pub(crate) use completion::Completion;
 pub(crate) use late_release::{LateRelease, LateReleaseHook};
 pub(crate) use memory::{MemoryNode, MemoryServer};
+pub(crate) use observation::{KeyState, Listener, ServerId, TrackedKey};
+pub(crate) use redis::Node;
 pub(crate) use redis::connection::Endpoint;
-pub(crate) use redis::notifications::{Listener, TrackedKey};
-pub(crate) use redis::pipeline::MAX_RENEWALS;
 #[cfg(leasehold_internals)]
 pub(crate) use redis::replies::{Limit, Replies};
 #[cfg(leasehold_internals)]
@@ -33,18 +41,14 @@ pub(crate) use redis::scripts::{ScriptContext, ScriptKind, ScriptRef, encode};
 pub use redis::session::TransactionConnection;
 pub(crate) use redis::session::{TransactionOutcome, read_failed, reply_unread};
 pub(crate) use redis::url::{redacted, redacted_info};
-pub(crate) use redis::{Node, RENEWAL_PIPELINES};
 #[cfg(all(test, not(shuttle)))]
 pub(crate) use scripted::Scripted;
-pub(crate) use value::{
-    LockValue, MAX_TOKEN, hand_offs_of, has_queue, is_held_by, loss_reason, micros_of,
-};
+pub(crate) use value::{LockValue, MAX_TOKEN, hand_offs_of, micros_of};
 
 /// Carries out commands on the server, or servers, that keep the locks. Every request gets an outcome of its own, at
 /// the latest one command time-out after its deadline.
 ///
-/// The default methods do nothing, so a store without background work, notifications or transactions implements only
-/// the others.
+/// The default methods do nothing, so a store without background work implements only the others.
 pub(crate) trait Store: Send + Sync {
     /// Sends all of `requests` and waits for their replies.
     fn execute(&self, requests: &mut [Request]);
@@ -57,6 +61,15 @@ pub(crate) trait Store: Send + Sync {
         request.into_outcome()
     }
 
+    /// Queues requests and returns at once: a thread of the store, or the leader of the pipeline, does the I/O. So one
+    /// caller can ask several stores, and a server that does not answer delays none of the others. The requests of one
+    /// call that can share a round trip do so.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "a store of several servers calls it")
+    )]
+    fn submit(&self, requests: Vec<(Command, Completion)>);
+
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.
     fn send_release(&self, release: Command);
@@ -66,26 +79,19 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
-    /// How many releases failed and wait to be retried, by pipeline.
-    fn failed_releases(&self) -> Vec<usize> {
-        Vec::new()
+    /// How many releases failed and wait to be retried.
+    fn failed_releases(&self) -> usize {
+        0
     }
 
-    /// A number that changes when notifications may have been missed: with each new notification connection, and with
-    /// each flush of the server.
-    fn notification_epoch(&self) -> u64 {
-        0
+    /// How many threads should renew leases, and how many renewals they should send at a time.
+    fn renewal_limits(&self) -> RenewalLimits {
+        RenewalLimits::USUAL
     }
 
     /// Marks all connections as suspect, since they may lead to a server that is no longer the primary. Each is
     /// replaced before its next use, but not within the first second of its life.
     fn suspect_connections(&self) {}
-
-    /// Whether a request has to confirm what a notification says about a held lease. It may come from another server
-    /// than the replies, or from another user.
-    fn must_confirm_losses(&self) -> bool {
-        false
-    }
 
     /// Reports each late release that is still queued as given up. Called when the client ends.
     fn report_given_up_releases(&self) {}
@@ -95,35 +101,97 @@ pub(crate) trait Store: Send + Sync {
         Ok(())
     }
 
-    /// Calls `listener` for each notification from now on. Connects only after
-    /// [`request_notifications`](Self::request_notifications) or [`track`](Self::track).
-    fn start_notifications(
-        &self,
-        threads: &ThreadGroup,
-        listener: Arc<dyn Listener>,
-    ) -> Result<(), Error>;
+    /// The client has ended: makes no connection from now on.
+    fn close(&self) {}
+}
 
-    /// How a waiter should join the queue of its key.
-    fn queue_mode(&self) -> QueueMode;
+/// Reports to a [`Listener`] what happens to locks on the servers. All reports are hints, except that of a grant: every
+/// wait is bounded without them.
+pub(crate) trait Notifications: Send + Sync {
+    /// Calls `listener` for each notification from now on. Connects only after [`request`](Self::request) or
+    /// [`track`](Self::track).
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error>;
+
+    /// Ends the calls to the listener, and closes the notification connections.
+    fn stop(&self);
 
     /// Has the background connect for notifications, unless it has done so already.
-    fn request_notifications(&self);
+    fn request(&self);
 
     /// Reads keys, and from then on reports each change of them to the listener. Returns false if notifications are
     /// not connected: the listener is called once they are (`all_changed`).
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
-    /// Ends the calls to the listener, and closes the notification connection.
-    fn stop_notifications(&self);
+    /// How a waiter should join the queue of its key now. A store without queues always returns `None`: its waiters
+    /// poll, with random pauses.
+    fn queue_mode(&self) -> QueueMode;
 
-    /// The client has ended: makes no connection from now on.
-    fn close(&self) {}
-
-    /// Takes a connection for one transaction out of the pool, or connects.
-    fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
-        let message = "a transaction needs a Redis";
-        Err(Error::new(ErrorKind::Unsupported, message))
+    /// A number that changes when notifications may have been missed: with each new notification connection, and with
+    /// each flush of a server.
+    fn epoch(&self) -> u64 {
+        0
     }
+
+    /// Whether a request has to confirm what a notification says about a held lease. It may come from another server
+    /// than the replies, or from another user.
+    fn must_confirm_losses(&self) -> bool {
+        false
+    }
+}
+
+/// Lends connections to a store whose locks lie beside the data of transactions.
+pub(crate) trait Transactions: Send + Sync {
+    /// Takes a connection for one transaction out of the pool, or connects.
+    fn transaction_connection(&self) -> Result<TransactionConnection, Error>;
+}
+
+/// A client's store, by its interfaces.
+#[derive(Clone)]
+pub(crate) struct Backend {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) notifications: Arc<dyn Notifications>,
+    /// `None` if the store has no transactions.
+    pub(crate) transactions: Option<Arc<dyn Transactions>>,
+}
+
+impl Backend {
+    /// A store without transactions.
+    pub(crate) fn new<S: Store + Notifications + 'static>(store: Arc<S>) -> Self {
+        Self {
+            notifications: Arc::<S>::clone(&store),
+            store,
+            transactions: None,
+        }
+    }
+
+    /// A store with transactions.
+    pub(crate) fn with_transactions<S>(store: Arc<S>) -> Self
+    where
+        S: Store + Notifications + Transactions + 'static,
+    {
+        Self {
+            transactions: Some(Arc::<S>::clone(&store)),
+            ..Self::new(store)
+        }
+    }
+}
+
+/// The renewals that suit a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RenewalLimits {
+    /// How many threads renew at the same time.
+    pub(crate) threads: usize,
+    /// How many renewals a thread sends at a time, if they are late.
+    pub(crate) at_a_time: usize,
+}
+
+impl RenewalLimits {
+    /// The limits of one server. While one thread handles replies, the server has the requests of the other. Batches
+    /// are large only when renewals are late; then a lost lock is worse than a reply that comes some ms later.
+    pub(crate) const USUAL: Self = Self {
+        threads: 2,
+        at_a_time: if cfg!(all(test, shuttle)) { 8 } else { 512 },
+    };
 }
 
 /// How soon a store needs [`Store::run_maintenance`].

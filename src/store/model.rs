@@ -7,7 +7,10 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::store::memory::Notification;
 use crate::store::redis::pipeline::connection::{Faults, Server as Memory};
-use crate::store::{Command, Listener, QueueMode, Reply, Request, Store, TrackedKey};
+use crate::store::{
+    Command, Completion, KeyState, Listener, Notifications, QueueMode, Reply, Request, ServerId,
+    Store, TrackedKey,
+};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::{Key, KeyMap};
@@ -36,7 +39,7 @@ struct Notices {
 
 enum Notice {
     Notification(Notification),
-    /// The client called `Store::track`.
+    /// The client called `Notifications::track`.
     Track(TrackedKey),
     /// The connection was lost with the notifications on it, and the client has connected again.
     Reconnected,
@@ -164,20 +167,20 @@ impl Direct {
         match notice {
             Notice::Notification(Notification::Granted {
                 key, lease, grant, ..
-            }) => listener.granted(&key, lease, grant),
+            }) => listener.granted(ServerId::ONLY, &key, lease, grant),
             Notice::Notification(Notification::Near { key, lease, .. }) => {
-                listener.near(&key, lease)
+                listener.near(ServerId::ONLY, &key, lease)
             }
             Notice::Notification(Notification::Forced { key, lease, by, .. }) => {
-                listener.forced(&key, lease, by)
+                listener.forced(ServerId::ONLY, &key, lease, by)
             }
             Notice::Notification(Notification::Changed(key)) => {
-                if let Some(tracked) = listener.changed(&key) {
+                if let Some(tracked) = listener.changed(ServerId::ONLY, &key) {
                     self.read_and_track(listener, &tracked);
                 }
             }
             Notice::Track(tracked) => self.read_and_track(listener, &tracked),
-            Notice::Reconnected => listener.all_changed(),
+            Notice::Reconnected => listener.all_changed(ServerId::ONLY),
         }
     }
 
@@ -187,7 +190,8 @@ impl Direct {
         trackers.push(self.holder.clone());
         let value = self.server.0.memory.text(&tracked.key);
         drop(notices);
-        listener.seen(tracked, value.as_deref().map(str::as_bytes));
+        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        listener.seen(ServerId::ONLY, tracked, state);
     }
 
     /// Drops the notification connection and connects again.
@@ -216,6 +220,10 @@ impl Store for Direct {
         step();
     }
 
+    fn submit(&self, _: Vec<(Command, Completion)>) {
+        unreachable!("no model above the stores submits");
+    }
+
     fn send_release(&self, release: Command) {
         if let Command::Release {
             lease, held: None, ..
@@ -225,8 +233,10 @@ impl Store for Direct {
         }
         self.server.serve(&self.holder, &release);
     }
+}
 
-    fn start_notifications(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+impl Notifications for Direct {
+    fn start(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -234,7 +244,7 @@ impl Store for Direct {
         self.queue_mode
     }
 
-    fn request_notifications(&self) {}
+    fn request(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         for tracked in keys {
@@ -243,5 +253,5 @@ impl Store for Direct {
         true
     }
 
-    fn stop_notifications(&self) {}
+    fn stop(&self) {}
 }

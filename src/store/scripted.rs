@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::error::Error;
-use crate::store::{Command, Listener, QueueMode, Reply, Request, Store, TrackedKey};
+use crate::store::{
+    Command, Completion, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
+};
 use crate::util::id::LeaseId;
 use crate::util::sync::Mutex;
 use crate::util::threads::ThreadGroup;
@@ -25,13 +27,13 @@ pub(crate) struct Scripted {
     pub(crate) passed_on: AtomicUsize,
     pub(crate) tracked: AtomicUsize,
     pub(crate) notification_epoch: AtomicU64,
-    /// The result of `Store::queue_mode`; `Notified` if this is `None`.
+    /// The result of `Notifications::queue_mode`; `Notified` if this is `None`.
     pub(crate) queue_mode: Mutex<Option<QueueMode>>,
-    /// The result of `Store::must_confirm_losses`.
+    /// The result of `Notifications::must_confirm_losses`.
     pub(crate) must_confirm_losses: AtomicBool,
     /// How often `Store::suspect_connections` was called.
     pub(crate) suspected: AtomicUsize,
-    /// Called by `Store::request_notifications`.
+    /// Called by `Notifications::request`.
     pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -68,6 +70,10 @@ impl Store for Scripted {
         }
     }
 
+    fn submit(&self, _: Vec<(Command, Completion)>) {
+        unreachable!("no test of the modules above submits");
+    }
+
     fn send_release(&self, release: Command) {
         let is_passed_on = release.key_for_next_waiter().is_some();
         if let Command::Release { lease, .. } = release {
@@ -77,7 +83,15 @@ impl Store for Scripted {
         }
     }
 
-    fn start_notifications(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+    fn suspect_connections(&self) {
+        self.suspected.fetch_add(1, Ordering::SeqCst);
+        // As until the next notification connection is open.
+        *self.queue_mode.lock() = Some(QueueMode::Polling);
+    }
+}
+
+impl Notifications for Scripted {
+    fn start(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
         Ok(())
     }
 
@@ -85,7 +99,7 @@ impl Store for Scripted {
         self.queue_mode.lock().unwrap_or(QueueMode::Notified)
     }
 
-    fn request_notifications(&self) {
+    fn request(&self) {
         if let Some(when_wanted) = &*self.when_wanted.lock() {
             when_wanted();
         }
@@ -96,7 +110,7 @@ impl Store for Scripted {
         false
     }
 
-    fn notification_epoch(&self) -> u64 {
+    fn epoch(&self) -> u64 {
         self.notification_epoch.load(Ordering::SeqCst)
     }
 
@@ -104,11 +118,5 @@ impl Store for Scripted {
         self.must_confirm_losses.load(Ordering::SeqCst)
     }
 
-    fn suspect_connections(&self) {
-        self.suspected.fetch_add(1, Ordering::SeqCst);
-        // As until the next notification connection is open.
-        *self.queue_mode.lock() = Some(QueueMode::Polling);
-    }
-
-    fn stop_notifications(&self) {}
+    fn stop(&self) {}
 }

@@ -2,6 +2,7 @@
 //! release has to serve a queue. Scripts write it in Redis; the store in memory formats it here.
 
 use std::iter;
+use std::num::NonZeroU64;
 
 use crate::loss::LossReason;
 use crate::util::id::{self, HolderId, LeaseId};
@@ -16,6 +17,33 @@ const TOKEN_SHIFT: u32 = 10;
 /// The greatest fencing token. Scripts grant nothing once the fence counter has passed 9,007,199,254,000,000 µs,
 /// somewhat less than 2^53 (lua/count.lua), so every token is smaller than 2^63 and is the same number as an `i64`.
 pub(crate) const MAX_TOKEN: u64 = i64::MAX as u64;
+
+/// The greatest time of a grant in µs.
+const MAX_MICROS: u64 = 9_007_199_254_000_000;
+
+/// A lower bound for the token of a grant: the token has to be greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenBound(
+    /// The least time of the grant in µs.
+    NonZeroU64,
+);
+
+impl TokenBound {
+    /// `None` if `token` is so great that the scripts could grant few tokens above it, or none.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "only a store of several servers has bounds")
+    )]
+    pub(crate) fn new(token: u64) -> Option<Self> {
+        let least = NonZeroU64::new(micros_of(token) + 1)?;
+        (least.get() < MAX_MICROS).then_some(Self(least))
+    }
+
+    /// The least time in µs of a grant whose token is greater. It has sixteen digits at most.
+    pub(crate) fn least_micros(self) -> u64 {
+        self.0.get()
+    }
+}
 
 /// The message of an error about a lock's key that holds another value.
 pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
@@ -186,6 +214,18 @@ mod tests {
     fn a_token_counts_the_hand_offs_in_its_lower_bits() {
         let granted = token("1795263780943818").unwrap();
         assert_eq!((hand_offs_of(granted), hand_offs_of(granted + 7)), (0, 7));
+    }
+
+    #[test]
+    fn a_bound_is_below_every_greater_token() {
+        for below in [0, 1, 1023, 1024, MAX_TOKEN / 2] {
+            let least = TokenBound::new(below).unwrap().least_micros();
+            let first = token(&least.to_string()).unwrap();
+            assert!(first > below && micros_of(below) < least, "{below}");
+        }
+        let last = TokenBound::new((MAX_MICROS - 1) << TOKEN_SHIFT);
+        assert_eq!(last, None, "no later grant would be possible");
+        assert_eq!(TokenBound::new(u64::MAX), None);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::event::{EventHandler, EventLock};
 use crate::lease::{CallbackExecutor, Detached, DueActions, Lease, TimerHandle};
 use crate::loss::LossReason;
 use crate::observe;
-use crate::store::{Command, RENEWAL_PIPELINES, Reply, Request, Store, Urgency};
+use crate::store::{Backend, Command, Notifications, Reply, Request, Store, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::key::Key;
@@ -50,6 +50,7 @@ const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 pub(crate) struct Watchdog {
     scheduler: Arc<Scheduler>,
     store: Arc<dyn Store>,
+    notifications: Arc<dyn Notifications>,
     callbacks: Arc<CallbackExecutor>,
     tracked: TrackedLeases,
     /// Number of leases queued for the worker that tracks keys; at most the room among the tracked leases.
@@ -62,13 +63,14 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     pub(crate) fn new(
         scheduler: Arc<Scheduler>,
-        store: Arc<dyn Store>,
+        backend: &Backend,
         callbacks: Arc<CallbackExecutor>,
         command_timeout: Duration,
     ) -> Arc<Self> {
         Arc::new(Self {
             scheduler,
-            store,
+            store: Arc::clone(&backend.store),
+            notifications: Arc::clone(&backend.notifications),
             callbacks,
             tracked: TrackedLeases::default(),
             queued_to_track: AtomicUsize::new(0),
@@ -87,7 +89,7 @@ impl Watchdog {
         *self.checks.lock() = Some(inboxes.checks);
         let watchdog = Arc::clone(self);
         threads.spawn("leasehold-timer", move || watchdog.run_timer())?;
-        for _ in 0..RENEWAL_PIPELINES {
+        for _ in 0..self.store.renewal_limits().threads {
             let watchdog = Arc::clone(self);
             threads
                 .spawn("leasehold-renewals", move || watchdog.run_renewals())
@@ -299,7 +301,7 @@ impl Watchdog {
                     if observe::IS_ON {
                         let retries = self.store.failed_releases();
                         self.callbacks
-                            .queue_observation(move || observe::record_retries(&retries));
+                            .queue_observation(move || observe::record_retries(retries));
                     }
                 }
                 Task::Stop => return,
@@ -321,7 +323,7 @@ impl Watchdog {
             });
         }
         if !keys.is_empty() {
-            self.store.track(keys);
+            self.notifications.track(keys);
         }
     }
 
@@ -335,7 +337,8 @@ impl Watchdog {
     }
 
     fn run_renewals(&self) {
-        while let Some(batch) = self.scheduler.wait_for_renewals() {
+        let at_a_time = self.store.renewal_limits().at_a_time;
+        while let Some(batch) = self.scheduler.wait_for_renewals(at_a_time) {
             match batch {
                 RenewalBatch::Renew(leases) => self.renew_all(&leases),
                 RenewalBatch::Confirm(report, leases) => {
@@ -356,7 +359,7 @@ impl Watchdog {
     /// for each lease. Loses the lease at once if no other user can publish messages.
     pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
-        if !self.store.must_confirm_losses() {
+        if !self.notifications.must_confirm_losses() {
             lease.lose(now, LossReason::ForceUnlocked { by });
         } else if lease.record_force_message(by, now) {
             self.scheduler

@@ -8,8 +8,8 @@ use shuttle::thread;
 
 use super::*;
 use crate::lease::{Check, Grant, Options};
-use crate::store::QueueMode;
 use crate::store::model::{Direct, Server};
+use crate::store::{QueueMode, RenewalLimits};
 use crate::util::clock::Clock;
 use crate::util::sync::model::{chance, check, choice, pass, quiet, sleep};
 use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
@@ -24,7 +24,7 @@ const OPTIONS: Options = Options {
     checked: false,
 };
 /// The timer thread, the workers that renew, the worker for tracking, and the worker for checks.
-const THREADS: usize = 3 + RENEWAL_PIPELINES;
+const THREADS: usize = 3 + RenewalLimits::USUAL.threads;
 
 struct World {
     watchdog: Arc<Watchdog>,
@@ -41,7 +41,12 @@ impl World {
         let store = Arc::new(Direct::new(&server, QueueMode::None));
         let (callbacks, _deliver) = CallbackExecutor::for_model();
         Self {
-            watchdog: Watchdog::new(scheduler, store, Arc::clone(&callbacks), SECOND),
+            watchdog: Watchdog::new(
+                scheduler,
+                &Backend::new(store),
+                Arc::clone(&callbacks),
+                SECOND,
+            ),
             server,
             callbacks,
             inboxes,
@@ -87,7 +92,7 @@ impl World {
     fn run(&self, holders: &[&(dyn Fn() + Sync)], clock: impl Fn(), finish: impl FnOnce()) {
         thread::scope(|scope| {
             let mut threads = vec![scope.spawn(|| self.watchdog.run_timer())];
-            for _ in 0..RENEWAL_PIPELINES {
+            for _ in 0..RenewalLimits::USUAL.threads {
                 threads.push(scope.spawn(|| self.watchdog.run_renewals()));
             }
             for inbox in [&self.inboxes.checks, &self.inboxes.releases] {

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lease::{Lease, LeasesByKey};
-use crate::store::MAX_RENEWALS;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Condvar, Mutex};
 
@@ -25,7 +24,7 @@ use crate::util::sync::{Condvar, Mutex};
 /// millisecond, and then serves other clients.
 pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
 /// The longer renewals wait, the larger are the batches, since fewer round trips help a slow network or machine. After
-/// this time a batch has [`MAX_RENEWALS`], which take Redis some milliseconds.
+/// this time a batch is as large as the store allows, which takes Redis some milliseconds.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// Where a report came from that a lease was lost. A pipeline has to confirm it.
@@ -86,8 +85,8 @@ impl Waiting {
         }
     }
 
-    /// Takes the renewals for one round trip.
-    fn take_renewals(&mut self, now: MonotonicTime) -> Vec<Arc<Lease>> {
+    /// Takes the renewals for one round trip, `at_a_time` at most.
+    fn take_renewals(&mut self, now: MonotonicTime, at_a_time: usize) -> Vec<Arc<Lease>> {
         let current = self.round.take().filter(|round| round.left > 0);
         let mut round = current.unwrap_or(Round {
             since: now,
@@ -96,7 +95,7 @@ impl Waiting {
         });
         let lateness = now.since(round.since);
         let share = lateness.div_duration_f64(FULL_BATCH_AFTER).min(1.0);
-        let most = MIN_BATCH + ((MAX_RENEWALS - MIN_BATCH) as f64 * share) as usize;
+        let most = MIN_BATCH + (at_a_time.saturating_sub(MIN_BATCH) as f64 * share) as usize;
         let pop = || {
             let ((_, number), lease) = self.renewals.pop_first()?;
             round.left -= usize::from(number < round.end);
@@ -139,8 +138,8 @@ impl RenewalQueue {
         self.changed.notify_one();
     }
 
-    /// Waits for leases to renew or confirm; `None` once the queue has ended.
-    pub(super) fn wait_for_batch(&self) -> Option<RenewalBatch> {
+    /// Waits for leases to confirm, or to renew, `at_a_time` at most; `None` once the queue has ended.
+    pub(super) fn wait_for_batch(&self, at_a_time: usize) -> Option<RenewalBatch> {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() && !waiting.ended {
             self.changed.wait(&mut waiting);
@@ -150,7 +149,7 @@ impl RenewalQueue {
         }
         let batch = match waiting.to_confirm.pop_first() {
             Some((report, leases)) => RenewalBatch::Confirm(report, leases),
-            None => RenewalBatch::Renew(waiting.take_renewals(MonotonicTime::now())),
+            None => RenewalBatch::Renew(waiting.take_renewals(MonotonicTime::now(), at_a_time)),
         };
         let are_more = !waiting.is_empty();
         drop(waiting);

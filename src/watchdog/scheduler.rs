@@ -147,9 +147,9 @@ impl Scheduler {
         self.renewals.queue_confirmation(lease, report);
     }
 
-    /// Waits for leases to renew or confirm; `None` once stopped.
-    pub(crate) fn wait_for_renewals(&self) -> Option<RenewalBatch> {
-        self.renewals.wait_for_batch()
+    /// Waits for leases to confirm, or to renew, `at_a_time` at most; `None` once stopped.
+    pub(crate) fn wait_for_renewals(&self, at_a_time: usize) -> Option<RenewalBatch> {
+        self.renewals.wait_for_batch(at_a_time)
     }
 
     /// Sleeps until timers are due, and returns them, or the first of them if they are very many; `None` once stopped.

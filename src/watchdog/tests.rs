@@ -8,7 +8,7 @@ use crossbeam_channel::bounded;
 use super::*;
 use crate::event::EventLock;
 use crate::lease::{Grant, Options};
-use crate::store::{MAX_RENEWALS, Scripted};
+use crate::store::{RenewalLimits, Scripted};
 use crate::util::clock::Clock;
 
 #[derive(Default)]
@@ -45,7 +45,12 @@ fn fixture() -> Fixture {
     let events: Arc<dyn EventHandler> = reported.clone();
     let callbacks = CallbackExecutor::start(&threads, Some(events)).unwrap();
     let (scheduler, _) = Scheduler::new(clock.clone());
-    let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), EVERY);
+    let watchdog = Watchdog::new(
+        scheduler,
+        &Backend::new(store.clone()),
+        callbacks.clone(),
+        EVERY,
+    );
     let options = Options {
         renew_every: Some(EVERY),
         ..Options::USUAL
@@ -176,7 +181,7 @@ fn a_force_message_is_not_queued_as_a_read() {
     let by = HolderId::of_text("host/1/0");
     f.store.must_confirm_losses.store(true, Ordering::SeqCst);
     f.watchdog.handle_force_message(Arc::clone(&lease), by);
-    let queued = f.watchdog.scheduler.wait_for_renewals();
+    let queued = f.watchdog.scheduler.wait_for_renewals(1);
     let Some(RenewalBatch::Confirm(report, leases)) = queued else {
         panic!("no confirmation is queued");
     };
@@ -238,7 +243,7 @@ fn due(count: usize, watchdog: &Watchdog, callbacks: &Arc<CallbackExecutor>) -> 
 
 #[test]
 fn due_leases_are_renewed_in_batches() {
-    let (f, count) = (fixture(), MAX_RENEWALS + 1);
+    let (f, count) = (fixture(), RenewalLimits::USUAL.at_a_time + 1);
     f.watchdog
         .scheduler
         .queue_renewals(due(count, &f.watchdog, &f.callbacks));
@@ -283,7 +288,12 @@ fn a_hanging_renewal_delays_no_other() {
     let (threads, store) = (ThreadGroup::new(), Arc::new(Scripted::default()));
     let callbacks = CallbackExecutor::start(&threads, None).unwrap();
     let (scheduler, inboxes) = Scheduler::new(Clock::default());
-    let watchdog = Watchdog::new(scheduler, store.clone(), callbacks.clone(), EVERY);
+    let watchdog = Watchdog::new(
+        scheduler,
+        &Backend::new(store.clone()),
+        callbacks.clone(),
+        EVERY,
+    );
     watchdog.start(&threads, inboxes).unwrap();
     let (hangs, hung) = bounded(1);
     let (end, ended) = bounded::<()>(0);
@@ -297,12 +307,14 @@ fn a_hanging_renewal_delays_no_other() {
         renews.send(()).unwrap();
         Ok(Reply::Done)
     });
-    for _ in 1..MAX_RENEWALS {
+    for _ in 1..RenewalLimits::USUAL.at_a_time {
         store.answer(|_| Ok(Reply::Done));
     }
-    watchdog
-        .scheduler
-        .queue_renewals(due(MAX_RENEWALS + 1, &watchdog, &callbacks));
+    watchdog.scheduler.queue_renewals(due(
+        RenewalLimits::USUAL.at_a_time + 1,
+        &watchdog,
+        &callbacks,
+    ));
     let long = Duration::from_secs(60);
     let seen = [hung.recv_timeout(long), renewed.recv_timeout(long)];
     drop(end);

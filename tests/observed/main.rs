@@ -268,7 +268,7 @@ fn delayed_releases_are_logged_and_gauged() {
     let guard = client.mutex("k").lock().unwrap();
     server.stop();
     assert!(!guard.unlock().unwrap().is_confirmed());
-    let owed = || receivers.level("leasehold_release_retries{pipeline=0}");
+    let owed = || receivers.level("leasehold_release_retries");
     assert!(eventually(SOON, || owed() == Some(1.0)));
     assert!(eventually(SOON, || !receivers
         .told("release delayed")

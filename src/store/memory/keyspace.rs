@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, FIRST_USUAL_PLACE, GrantMessage, QueueMode, Queued, Reply};
-use crate::store::value::{self, LockValue};
+use crate::store::value::{self, LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
@@ -153,7 +153,8 @@ impl Keyspace {
                 lease,
                 ttl,
                 queue_mode,
-            } => self.acquire(key, *lease, *ttl, *queue_mode, step),
+                above,
+            } => self.acquire(key, *lease, *ttl, *queue_mode, *above, step),
             Command::Release {
                 key, lease, queued, ..
             } => Ok(self.release(key, *lease, *queued, None, step)),
@@ -176,7 +177,7 @@ impl Keyspace {
                 ttl,
             } => self.write(key, *token, value.as_ref(), *ttl, step),
             Command::Read { key } => self.read(key),
-            Command::Flush { .. } => Ok(Reply::Done),
+            Command::Flush => Ok(Reply::Done),
         }
     }
 
@@ -186,8 +187,10 @@ impl Keyspace {
         lease: LeaseId,
         ttl: Duration,
         queue_mode: QueueMode,
+        above: Option<TokenBound>,
         step: &mut Step<'_>,
     ) -> Result<Reply, Error> {
+        let least = above.map_or(0, TokenBound::least_micros);
         let own = Waiter {
             since: 0,
             lease,
@@ -200,6 +203,11 @@ impl Keyspace {
             Some(Entry::Lock(lock)) if lock.lease == lease => {
                 // The lease was granted the key while it was queued.
                 lock.expires_at = step.now.after(ttl);
+                if lock.micros < least {
+                    let next = clock_micros(step.now).max(self.last_micros + 1);
+                    self.last_micros = next.max(least);
+                    lock.micros = self.last_micros;
+                }
                 step.notifications.push(Notification::Changed(key.clone()));
                 let token = token(lock.micros);
                 return Ok(Reply::Granted { token });
@@ -209,6 +217,7 @@ impl Keyspace {
             // release it.
             None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
             None => {
+                self.raise(least);
                 let micros = self.grant(key, &own, ttl, false, step);
                 let token = token(micros);
                 return Ok(Reply::Granted { token });
@@ -245,16 +254,19 @@ impl Keyspace {
         }
         let left = match left {
             Some(left) => left,
-            None => match self.serve(key, Some((lease, ttl)), step) {
-                Some((granted, micros)) if granted == lease => {
-                    let token = token(micros);
-                    return Ok(Reply::Granted { token });
+            None => {
+                self.raise(least);
+                match self.serve(key, Some((lease, ttl)), step) {
+                    Some((granted, micros)) if granted == lease => {
+                        let token = token(micros);
+                        return Ok(Reply::Granted { token });
+                    }
+                    _ => match self.entries.get(key) {
+                        Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
+                        _ => Duration::ZERO,
+                    },
                 }
-                _ => match self.entries.get(key) {
-                    Some(Entry::Lock(lock)) => lock.expires_at.since(step.now),
-                    _ => Duration::ZERO,
-                },
-            },
+            }
         };
         let Some(queue) = self.queues.get_mut(key) else {
             return contended(Some(left), None);
@@ -297,6 +309,11 @@ impl Keyspace {
             since,
             ..own.clone()
         });
+    }
+
+    /// Has the next grant have at least these µs.
+    fn raise(&mut self, least: u64) {
+        self.last_micros = self.last_micros.max(least.saturating_sub(1));
     }
 
     /// Grants the key to a waiter. Returns the µs of its token.

@@ -18,7 +18,10 @@ use parking_lot::Mutex;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::late_release::LateReleaseHook;
-use crate::store::{Listener, MaintenanceHook, Store, TrackedKey, Urgency};
+use crate::store::{
+    Completion, KeyState, Listener, MaintenanceHook, Notifications, ServerId, Store, TrackedKey,
+    Urgency,
+};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
 use crate::util::id::HolderId;
@@ -165,7 +168,7 @@ impl MemoryServer {
 
     fn notify_all_changed(&self) {
         for listener in self.listeners() {
-            listener.all_changed();
+            listener.all_changed(ServerId::ONLY);
         }
     }
 
@@ -206,17 +209,17 @@ impl MemoryServer {
                 grant,
             } => {
                 if let Some(listener) = listener(&to) {
-                    listener.granted(&key, lease, grant);
+                    listener.granted(ServerId::ONLY, &key, lease, grant);
                 }
             }
             Notification::Near { to, key, lease } => {
                 if let Some(listener) = listener(&to) {
-                    listener.near(&key, lease);
+                    listener.near(ServerId::ONLY, &key, lease);
                 }
             }
             Notification::Forced { to, key, lease, by } => {
                 if let Some(listener) = listener(&to) {
-                    listener.forced(&key, lease, by);
+                    listener.forced(ServerId::ONLY, &key, lease, by);
                 }
             }
             Notification::Changed(key) => {
@@ -225,7 +228,7 @@ impl MemoryServer {
                     let Some(listener) = listener(&holder) else {
                         continue;
                     };
-                    if let Some(tracked) = listener.changed(&key) {
+                    if let Some(tracked) = listener.changed(ServerId::ONLY, &key) {
                         self.read_and_track(&holder, &*listener, &tracked);
                     }
                 }
@@ -248,7 +251,8 @@ impl MemoryServer {
             }
             value
         });
-        listener.seen(tracked, value.as_deref().map(str::as_bytes));
+        let state = KeyState::new(value.as_deref().map(str::as_bytes));
+        listener.seen(ServerId::ONLY, tracked, state);
     }
 }
 
@@ -318,6 +322,23 @@ impl Store for MemoryNode {
         }
     }
 
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (command, completion) in requests {
+            match self.carry_out(&command, None) {
+                // No answer comes until the outage ends.
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    self.server.outage.hold(completion);
+                }
+                outcome => {
+                    let undo = command.undo(self.server.clock.now());
+                    if let (Err(Ok(_)), Some(undo)) = (completion.complete(outcome), undo) {
+                        self.send_release(undo);
+                    }
+                }
+            }
+        }
+    }
+
     fn send_release(&self, release: Command) {
         // No caller waits for the reply.
         let _ = self.carry_out(&release, None);
@@ -328,12 +349,8 @@ impl Store for MemoryNode {
         self.server.outage.pending(&self.holder) > 0
     }
 
-    fn failed_releases(&self) -> Vec<usize> {
-        vec![self.server.outage.pending(&self.holder)]
-    }
-
-    fn notification_epoch(&self) -> u64 {
-        self.server.notification_epoch.load(Ordering::Acquire)
+    fn failed_releases(&self) -> usize {
+        self.server.outage.pending(&self.holder)
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
@@ -344,12 +361,10 @@ impl Store for MemoryNode {
         let message = "releases wait for the end of an outage of the memory store";
         Err(Error::new(ErrorKind::Unavailable, message))
     }
+}
 
-    fn start_notifications(
-        &self,
-        _: &ThreadGroup,
-        listener: Arc<dyn Listener>,
-    ) -> Result<(), Error> {
+impl Notifications for MemoryNode {
+    fn start(&self, _: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
         let holder = self.holder.clone();
         self.server.listeners.lock().insert(holder, listener);
         Ok(())
@@ -359,7 +374,7 @@ impl Store for MemoryNode {
         QueueMode::Notified
     }
 
-    fn request_notifications(&self) {}
+    fn request(&self) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         if self.server.outage.is_on() {
@@ -376,7 +391,11 @@ impl Store for MemoryNode {
         true
     }
 
-    fn stop_notifications(&self) {
+    fn epoch(&self) -> u64 {
+        self.server.notification_epoch.load(Ordering::Acquire)
+    }
+
+    fn stop(&self) {
         let gone = self.server.listeners.lock().remove(&self.holder);
         drop(gone);
     }

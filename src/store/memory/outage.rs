@@ -5,6 +5,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Command;
+use crate::store::completion::Completion;
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::id::HolderId;
@@ -74,6 +75,8 @@ pub(super) struct Outage {
 struct State {
     mode: Option<Mode>,
     pending: Vec<PendingRelease>,
+    /// Of submitted requests that are not answered.
+    hanging: Vec<Completion>,
 }
 
 impl Outage {
@@ -88,9 +91,21 @@ impl Outage {
         let mut state = self.state.lock();
         state.mode = None;
         let pending = std::mem::take(&mut state.pending);
+        let hanging = std::mem::take(&mut state.hanging);
         drop(state);
         self.changed.notify_all();
+        // Their requests are not carried out any more.
+        drop(hanging);
         pending
+    }
+
+    /// Leaves a submitted request without an answer until the outage ends.
+    pub(super) fn hold(&self, completion: Completion) {
+        let mut state = self.state.lock();
+        if state.mode.is_some() {
+            state.hanging.retain(Completion::is_waited_for);
+            state.hanging.push(completion);
+        }
     }
 
     pub(super) fn is_on(&self) -> bool {

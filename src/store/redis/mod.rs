@@ -29,11 +29,12 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::redis::connection::Endpoint;
-use crate::store::redis::notifications::Notifications;
+use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::{Pipeline, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
-    LateReleaseHook, Listener, MaintenanceHook, Store, TrackedKey, TransactionConnection,
+    Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, ServerId,
+    Store, TrackedKey, TransactionConnection, Transactions,
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
@@ -41,9 +42,8 @@ use crate::util::key;
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
-/// The number of pipelines for renewals, and of the watchdog's threads that use them. While one thread handles replies,
-/// Redis has the requests of the other.
-pub(crate) const RENEWAL_PIPELINES: usize = 2;
+/// The number of pipelines for renewals: one for each thread that renews.
+const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
 /// The pause between the first two attempts of a flush, while Redis is away or refuses releases. It doubles with each
 /// attempt, since each attempt repeats all refused releases.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -56,20 +56,22 @@ pub(crate) struct Node {
     /// Counts the calls with renewals. Their pipelines take turns, so that each connection is used often and a dead one
     /// is noticed.
     turn: AtomicUsize,
-    notifications: Arc<Notifications>,
+    notifications: Arc<NotificationConnection>,
     shared: Arc<Shared>,
 }
 
 impl Node {
-    /// Does not connect: each pipeline connects for its first request.
+    /// Does not connect: each pipeline connects for its first request. Its reports name `server`.
     pub(crate) fn new(
+        server: ServerId,
         endpoint: Arc<Endpoint>,
         config: &Config,
         holder: HolderId,
         request_maintenance: MaintenanceHook,
         late_releases: Option<LateReleaseHook>,
     ) -> Self {
-        let notifications = Notifications::new(
+        let notifications = NotificationConnection::new(
+            server,
             Arc::clone(&endpoint),
             &holder,
             &config.prefix,
@@ -112,7 +114,6 @@ impl Node {
     fn pipeline_of(&self, command: &Command, for_renewals: impl FnOnce() -> usize) -> usize {
         match command {
             Command::Renew { .. } => for_renewals(),
-            Command::Flush { pipeline } => *pipeline,
             of_key => {
                 let for_callers = self.pipelines.len() - RENEWAL_PIPELINES;
                 of_key.key().map_or(0, |key| key.shard(for_callers))
@@ -131,14 +132,13 @@ impl Node {
             .expect("RENEWAL_PIPELINES is not zero")
     }
 
+    /// Flushes each pipeline. Returns the first error.
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
-        let mut flushes: Vec<Request> = (0..self.pipelines.len())
-            .map(|pipeline| Request::new(Command::Flush { pipeline }, deadline))
-            .collect();
-        self.execute(&mut flushes);
-        flushes
-            .into_iter()
-            .try_for_each(|flush| flush.into_outcome().map(drop))
+        let mut flushed = Ok(());
+        for pipeline in &self.pipelines {
+            flushed = flushed.and(pipeline.flush(deadline).map(drop));
+        }
+        flushed
     }
 }
 
@@ -161,6 +161,21 @@ impl Store for Node {
         self.pipelines[pipeline].execute_one(command, deadline)
     }
 
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        let mut by_pipeline: Vec<Vec<(Command, Completion)>> = Vec::new();
+        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
+        let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
+        for (command, completion) in requests {
+            let pipeline = self.pipeline_of(&command, || *for_renewals);
+            by_pipeline[pipeline].push((command, completion));
+        }
+        for (pipeline, requests) in self.pipelines.iter().zip(by_pipeline) {
+            if !requests.is_empty() {
+                pipeline.submit(requests);
+            }
+        }
+    }
+
     fn send_release(&self, release: Command) {
         let pipeline = self.pipeline_of(&release, || self.pipeline_for_renewals());
         self.pipelines[pipeline].send_release(release);
@@ -174,23 +189,12 @@ impl Store for Node {
         left
     }
 
-    fn failed_releases(&self) -> Vec<usize> {
-        self.pipelines
-            .iter()
-            .map(Pipeline::failed_releases)
-            .collect()
-    }
-
-    fn notification_epoch(&self) -> u64 {
-        self.notifications.notification_epoch()
+    fn failed_releases(&self) -> usize {
+        self.pipelines.iter().map(Pipeline::failed_releases).sum()
     }
 
     fn suspect_connections(&self) {
         self.shared.endpoint.epoch().suspect();
-    }
-
-    fn must_confirm_losses(&self) -> bool {
-        true
     }
 
     fn report_given_up_releases(&self) {
@@ -214,19 +218,25 @@ impl Store for Node {
         }
     }
 
-    fn start_notifications(
-        &self,
-        threads: &ThreadGroup,
-        listener: Arc<dyn Listener>,
-    ) -> Result<(), Error> {
+    fn close(&self) {
+        self.shared.endpoint.close();
+    }
+}
+
+impl Notifications for Node {
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
         self.notifications.start(threads, listener)
+    }
+
+    fn stop(&self) {
+        self.notifications.stop();
     }
 
     fn queue_mode(&self) -> QueueMode {
         self.notifications.queue_mode()
     }
 
-    fn request_notifications(&self) {
+    fn request(&self) {
         self.notifications.request_connection();
     }
 
@@ -234,14 +244,16 @@ impl Store for Node {
         self.notifications.track(keys)
     }
 
-    fn stop_notifications(&self) {
-        self.notifications.stop();
+    fn epoch(&self) -> u64 {
+        self.notifications.epoch()
     }
 
-    fn close(&self) {
-        self.shared.endpoint.close();
+    fn must_confirm_losses(&self) -> bool {
+        true
     }
+}
 
+impl Transactions for Node {
     fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
         let Shared {
             pool,

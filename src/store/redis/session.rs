@@ -12,7 +12,9 @@ use crate::store::redis::connection::{Connector, ReplyContents};
 use crate::store::redis::errors::{classify, error_reply, from_redis, sanitized, type_name};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
+use crate::store::value::is_held_by;
 use crate::util::clock::MonotonicTime;
+use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
 /// Commands that would end the `WATCH`, or change the state of the connection for its next user.
@@ -88,8 +90,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Sends `WATCH` and `GET` for `key`. Returns its value.
-    pub(crate) fn watch_and_get(&mut self, key: &Key) -> Result<Option<Vec<u8>>, Error> {
+    /// Sends `WATCH` and `GET` for `key`. Returns true if `lease` holds it.
+    pub(crate) fn watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
         self.is_clean = false;
         let key = key.in_redis();
         let mut bytes = Vec::with_capacity(128);
@@ -114,11 +116,11 @@ impl TransactionConnection {
             }
         }
         match self.connection.receive(deadline, ReplyContents::Internal)? {
-            Value::Nil => Ok(None),
-            Value::BulkString(value) => Ok(Some(value)),
+            Value::Nil => Ok(false),
+            Value::BulkString(value) => Ok(is_held_by(&value, lease)),
             // The value is no string, so it is no lock.
             Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
-                Ok(Some(Vec::new()))
+                Ok(false)
             }
             Value::ServerError(error) => Err(error_of(&error)),
             other => Err(self.unexpected("GET", &other)),
@@ -165,7 +167,7 @@ impl TransactionConnection {
             .connection
             .receive(deadline, ReplyContents::Values(1))?;
         if begun != Value::Okay {
-            // `watch_and_get` has tried MULTI, so the server has changed. It carried out the commands one by one.
+            // `watch_and_check` has tried MULTI, so the server has changed. It carried out the commands one by one.
             return Ok(Err(self.unexpected("MULTI", &begun)));
         }
         // EXEC ends the WATCH, whatever its reply.

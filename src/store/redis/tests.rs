@@ -1,14 +1,17 @@
 //! The pipelines of requests and renewals, on a real Redis.
 
 use std::collections::BTreeSet;
+use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold_testbed::{Proxy, Server, eventually};
 use redis::Value;
 
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::store::Urgency;
+use crate::store::completion::{Outcome, Submitted};
 use crate::store::redis::connection::ReplyContents;
 use crate::store::redis::pipeline::MAX_BATCH;
 use crate::util::id::LeaseId;
@@ -30,13 +33,24 @@ fn renewals(count: usize) -> Vec<Request> {
 }
 
 fn node(url: &str) -> Node {
+    node_with(url, Box::new(|_| {}))
+}
+
+fn node_with(url: &str, request_maintenance: MaintenanceHook) -> Node {
     let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
     let config = Config {
         command_timeout: LONG,
         ..Config::default()
     };
     let holder = HolderId::of_this_process();
-    Node::new(endpoint, &config, holder, Box::new(|_| {}), None)
+    Node::new(
+        ServerId::ONLY,
+        endpoint,
+        &config,
+        holder,
+        request_maintenance,
+        None,
+    )
 }
 
 #[test]
@@ -145,4 +159,116 @@ fn a_finished_login_is_not_closed_later() {
     connection.send(&pong, deadline).unwrap();
     let reply = connection.receive(deadline, ReplyContents::Internal);
     assert_eq!(reply.unwrap(), Value::SimpleString("PONG".to_owned()));
+}
+
+/// A node with a thread of its own, which runs its maintenance until the node is dropped.
+fn maintained_node(url: &str) -> Arc<Node> {
+    let (request, requests) = mpsc::channel();
+    let again = request.clone();
+    let node = Arc::new(node_with(
+        url,
+        Box::new(move |urgency| {
+            let _ = request.send(urgency);
+        }),
+    ));
+    let maintained = Arc::downgrade(&node);
+    thread::spawn(move || {
+        while let Ok(urgency) = requests.recv() {
+            if urgency == Urgency::Soon {
+                park_timeout(Duration::from_millis(10));
+            }
+            let Some(node) = maintained.upgrade() else {
+                return;
+            };
+            if node.run_maintenance() {
+                let _ = again.send(Urgency::Soon);
+            }
+        }
+    });
+    node
+}
+
+fn grants(outcomes: &[Option<Outcome>]) -> usize {
+    let is_granted = |one: &&Option<Outcome>| matches!(one, Some(Ok(Reply::Granted { .. })));
+    outcomes.iter().filter(is_granted).count()
+}
+
+fn exists(server: &Server, key: &Key) -> bool {
+    let reply = server.command(&["EXISTS", key.in_redis()]).unwrap();
+    reply.as_int() == Some(1)
+}
+
+/// The third server does not read, and the caller continues with the grants of the other two. The grant of the third
+/// server comes late: it is kept or undone, as the caller has decided.
+#[test]
+fn a_caller_continues_with_a_majority_of_servers() {
+    let servers = [(); 3].map(|()| Server::start().unwrap());
+    let proxy = Proxy::start(servers[2].port()).unwrap();
+    let urls = [servers[0].url(), servers[1].url(), proxy.url()];
+    let nodes = urls.map(|url| maintained_node(&url));
+    for keeps in [true, false] {
+        let key = Key::new("p:", &format!("kept: {keeps}"), 100).unwrap();
+        let lease = LeaseId::random();
+        let submit = |command: Command| {
+            let (submitted, completions) = Submitted::new(nodes.len());
+            for (node, completion) in nodes.iter().zip(completions) {
+                node.submit(vec![(command.clone(), completion)]);
+            }
+            submitted
+        };
+        let inspect = || Command::Inspect { key: key.clone() };
+        let deadline = || MonotonicTime::now().after(LONG);
+        let have_come = |outcomes: &[Option<Outcome>]| outcomes.iter().all(Option::is_some);
+        // Each node connects.
+        assert!(submit(inspect()).wait(deadline(), have_come));
+        proxy.hold_requests(true);
+        servers[2].stop();
+        let started = Instant::now();
+        let submitted = submit(Command::Acquire {
+            key: key.clone(),
+            lease,
+            ttl: 10 * LONG,
+            queue_mode: QueueMode::None,
+            above: None,
+        });
+        assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));
+        assert!(started.elapsed() < LONG / 2, "the time-out is {LONG:?}");
+        assert!(eventually(LONG / 4, || proxy.held_bytes() > 0));
+        let kept = if keeps {
+            submitted.keep_late_grants();
+            Some(submitted)
+        } else {
+            let outcomes = submitted.leave();
+            assert!(grants(&outcomes) == 2 && outcomes[2].is_none());
+            None
+        };
+        proxy.hold_requests(false);
+        servers[2].resume();
+        // Replies are handled in the order of the requests.
+        assert!(submit(inspect()).wait(deadline(), have_come));
+        match kept {
+            Some(submitted) => {
+                assert_eq!(grants(&submitted.outcomes()), 3);
+                assert!(exists(&servers[2], &key));
+            }
+            None => assert!(eventually(LONG / 2, || !exists(&servers[2], &key))),
+        }
+        assert!(exists(&servers[0], &key) && exists(&servers[1], &key));
+    }
+}
+
+/// Callers that submit requests to a server which does not answer, and leave.
+#[test]
+fn abandoned_requests_do_not_pile_up() {
+    let server = Server::start().unwrap();
+    let node = node(&server.url());
+    let key = Key::new("p:", "a", 100).unwrap();
+    let pipeline = &node.pipelines[node.pipeline_of(&Command::Inspect { key: key.clone() }, || 0)];
+    for _ in 0..3000 {
+        let (submitted, mut completions) = Submitted::new(1);
+        let command = Command::Inspect { key: key.clone() };
+        node.submit(vec![(command, completions.remove(0))]);
+        drop(submitted);
+        assert!(pipeline.awaited() <= 256);
+    }
 }

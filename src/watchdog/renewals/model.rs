@@ -17,7 +17,7 @@ fn model_leases_queued_together_wake_all_workers() {
             Arc::new(Lease::new(grant, Arc::clone(&callbacks), None))
         };
         let renewals = RenewalQueue::default();
-        let work = || match renewals.wait_for_batch().expect("the queue has not ended") {
+        let work = || match renewals.wait_for_batch(8).expect("the queue has not ended") {
             RenewalBatch::Renew(leases) => assert!(!leases.is_empty()),
             RenewalBatch::Confirm(..) => panic!("no lease was reported lost"),
         };

@@ -3,6 +3,9 @@ use crate::lease::{CallbackExecutor, Grant, Options};
 use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
+/// How many renewals the store accepts at a time.
+const AT_A_TIME: usize = 512;
+
 /// Leases with these ttls in seconds, granted now.
 fn leases(ttls: impl IntoIterator<Item = u64>) -> Vec<Arc<Lease>> {
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
@@ -32,7 +35,7 @@ fn the_lease_that_ends_first_goes_first() {
     let renewals = RenewalQueue::default();
     renewals.add(leases([30, 40]));
     renewals.add(leases([50, 10, 60, 20]));
-    let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch() else {
+    let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch(AT_A_TIME) else {
         panic!("nothing to renew");
     };
     assert_eq!(ttls(&next), [10, 20, 30, 40, 50, 60]);
@@ -43,7 +46,10 @@ fn leases_that_end_together_keep_their_order() {
     let (mut waiting, now) = (Waiting::default(), MonotonicTime::now());
     let all = leases((0..MIN_BATCH as u64 + 2).map(|_| 30));
     waiting.add_renewals(with_ends(all.clone()));
-    let taken = [waiting.take_renewals(now), waiting.take_renewals(now)];
+    let taken = [
+        waiting.take_renewals(now, AT_A_TIME),
+        waiting.take_renewals(now, AT_A_TIME),
+    ];
     assert_eq!(taken[0].len(), MIN_BATCH);
     let taken = taken.concat();
     assert_eq!(taken.len(), all.len());
@@ -53,25 +59,25 @@ fn leases_that_end_together_keep_their_order() {
             .zip(&all)
             .all(|(one, other)| Arc::ptr_eq(one, other))
     );
-    assert!(waiting.take_renewals(now).is_empty());
+    assert!(waiting.take_renewals(now, AT_A_TIME).is_empty());
 }
 
 #[test]
 fn batches_grow_with_the_lateness() {
     let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
-    let many = 2 * MAX_RENEWALS + 3 * MIN_BATCH;
+    let many = 2 * AT_A_TIME + 3 * MIN_BATCH;
     waiting.add_renewals(with_ends(leases((0..many).map(|_| 30))));
     let mut taken_after = |pause| {
         waiting.add_renewals(with_ends(leases((0..2 * MIN_BATCH).map(|_| 40))));
-        waiting.take_renewals(start.after(pause)).len()
+        waiting.take_renewals(start.after(pause), AT_A_TIME).len()
     };
     assert_eq!(taken_after(Duration::ZERO), MIN_BATCH);
-    let half = MIN_BATCH + (MAX_RENEWALS - MIN_BATCH) / 2;
+    let half = MIN_BATCH + (AT_A_TIME - MIN_BATCH) / 2;
     assert_eq!(taken_after(FULL_BATCH_AFTER / 2), half);
-    assert_eq!(taken_after(FULL_BATCH_AFTER), MAX_RENEWALS);
+    assert_eq!(taken_after(FULL_BATCH_AFTER), AT_A_TIME);
     assert_eq!(
         taken_after(2 * FULL_BATCH_AFTER),
-        MAX_RENEWALS,
+        AT_A_TIME,
         "the largest batch"
     );
     // All leases of the first round are taken. Others were queued later, so the queue was never empty.
@@ -81,13 +87,13 @@ fn batches_grow_with_the_lateness() {
 #[test]
 fn later_and_shorter_leases_do_not_hide_lateness() {
     let (mut waiting, start) = (Waiting::default(), MonotonicTime::now());
-    waiting.add_renewals(with_ends(leases((0..MAX_RENEWALS).map(|_| 30))));
+    waiting.add_renewals(with_ends(leases((0..AT_A_TIME).map(|_| 30))));
     let mut taken_after = |pause| {
         waiting.add_renewals(with_ends(leases((0..MIN_BATCH).map(|_| 10))));
-        waiting.take_renewals(start.after(pause))
+        waiting.take_renewals(start.after(pause), AT_A_TIME)
     };
     assert_eq!(ttls(&taken_after(Duration::ZERO)), [10; MIN_BATCH]);
-    assert_eq!(taken_after(FULL_BATCH_AFTER).len(), MAX_RENEWALS);
+    assert_eq!(taken_after(FULL_BATCH_AFTER).len(), AT_A_TIME);
 }
 
 #[test]
@@ -96,7 +102,7 @@ fn an_ended_queue_keeps_no_lease() {
     renewals.add(lease.clone());
     renewals.end();
     renewals.add(lease.clone());
-    assert!(renewals.wait_for_batch().is_none());
+    assert!(renewals.wait_for_batch(AT_A_TIME).is_none());
     assert_eq!(Arc::strong_count(&lease[0]), 1, "the queue keeps none");
 }
 
@@ -110,12 +116,12 @@ fn confirmations_go_first_and_once() {
         renewals.queue_confirmation(Arc::clone(&reported), report);
     }
     for expected in [LossReport::KeyRead, LossReport::ForceMessage] {
-        let Some(RenewalBatch::Confirm(report, leases)) = renewals.wait_for_batch() else {
+        let Some(RenewalBatch::Confirm(report, leases)) = renewals.wait_for_batch(AT_A_TIME) else {
             panic!("nothing to confirm");
         };
         assert_eq!((report, leases.len()), (expected, 1));
     }
-    let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch() else {
+    let Some(RenewalBatch::Renew(next)) = renewals.wait_for_batch(AT_A_TIME) else {
         panic!("nothing to renew");
     };
     assert_eq!(ttls(&next), [30, 40]);

@@ -10,7 +10,7 @@ use proptest::sample::select;
 
 use super::LONGEST_PAUSE;
 use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
-use crate::store::value::LockValue;
+use crate::store::value::{LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
@@ -91,10 +91,19 @@ fn command() -> impl Strategy<Value = Command> {
         QueueMode::Existing { notified: false },
         QueueMode::Existing { notified: true },
     ]);
+    // Ahead of both clocks, except the first one.
+    let above = [
+        1,
+        5_000_000_000_000_000,
+        5_000_000_000_000_005,
+        6_000_000_000_000_000,
+    ]
+    .map(|micros: u64| TokenBound::new(micros << 10));
+    let above = prop_oneof![6 => Just(None), 1 => select(above.to_vec())];
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
-        6 => (key(), lease(), ttl(), queue_mode).prop_map(|(key, lease, ttl, queue_mode)| {
-            Command::Acquire { key, lease, ttl, queue_mode }
+        6 => (key(), lease(), ttl(), queue_mode, above).prop_map(|(key, lease, ttl, queue_mode, above)| {
+            Command::Acquire { key, lease, ttl, queue_mode, above, }
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
@@ -136,6 +145,7 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
                 lease: lease(if n == 0 { 0 } else { 100 + n }),
                 ttl: Duration::from_millis(5_000),
                 queue_mode: QueueMode::Notified,
+                above: None,
             },
         };
         (0..waiters).map(joins).collect::<Vec<_>>()

@@ -6,10 +6,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::histories::{holder, key};
-use crate::error::Error;
-use crate::store::command::{Command, GrantMessage, QueueMode};
+use crate::error::{Error, ErrorKind};
+use crate::store::command::{Command, GrantMessage, QueueMode, Reply};
+use crate::store::completion::Submitted;
 use crate::store::memory::{MemoryNode, MemoryServer};
-use crate::store::{Listener, Store, TrackedKey};
+use crate::store::{KeyState, Listener, Notifications, ServerId, Store, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::Key;
@@ -20,25 +21,25 @@ use crate::util::threads::ThreadGroup;
 struct TrackAll(Mutex<Vec<bool>>);
 
 impl Listener for TrackAll {
-    fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
 
-    fn near(&self, _: &Key, _: LeaseStart) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
 
-    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
 
-    fn changed(&self, key: &Key) -> Option<TrackedKey> {
+    fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
         Some(tracked_key(key))
     }
 
-    fn all_changed(&self) {}
+    fn all_changed(&self, _: ServerId) {}
 
-    fn seen(&self, _: &TrackedKey, value: Option<&[u8]>) {
-        self.0.lock().push(value.is_some());
+    fn seen(&self, _: ServerId, _: &TrackedKey, state: KeyState<'_>) {
+        self.0.lock().push(state.exists());
     }
 
     fn clock_moved(&self) {}
 
-    fn refused(&self, _: &Error) {}
+    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 fn tracked_key(key: &Key) -> TrackedKey {
@@ -54,7 +55,7 @@ fn a_key_is_tracked_while_it_exists() {
     let store = MemoryNode::plain(Arc::clone(&server), holder(0));
     let track_all = Arc::new(TrackAll::default());
     store
-        .start_notifications(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
+        .start(&ThreadGroup::new(), Arc::<TrackAll>::clone(&track_all))
         .unwrap();
     let count_tracked = || server.trackers.lock().len();
     let acquire = |ttl| {
@@ -63,6 +64,7 @@ fn a_key_is_tracked_while_it_exists() {
             lease: LeaseId::random(),
             ttl,
             queue_mode: QueueMode::None,
+            above: None,
         };
         store.execute_one(command, MonotonicTime::now()).unwrap();
     };
@@ -82,4 +84,37 @@ fn a_key_is_tracked_while_it_exists() {
         assert_eq!(&track_all.0.lock()[..], [true, true, false]);
         assert_eq!(count_tracked(), 0, "the key is missing");
     }
+}
+
+#[test]
+fn a_submitted_request_hangs_until_the_outage_ends() {
+    let server = MemoryServer::new();
+    let store = MemoryNode::plain(Arc::clone(&server), holder(0));
+    let submit = |key| {
+        let (submitted, mut completions) = Submitted::new(1);
+        let command = Command::Acquire {
+            key,
+            lease: LeaseId::random(),
+            ttl: Duration::from_secs(30),
+            queue_mode: QueueMode::None,
+            above: None,
+        };
+        store.submit(vec![(command, completions.remove(0))]);
+        submitted
+    };
+    let outcome = |submitted: &Submitted| submitted.outcomes().remove(0);
+    let granted = outcome(&submit(key(0)));
+    assert!(
+        matches!(granted, Some(Ok(Reply::Granted { .. }))),
+        "{granted:?}"
+    );
+    server.hang();
+    let hanging = submit(key(1));
+    assert!(outcome(&hanging).is_none());
+    server.recover();
+    let error = outcome(&hanging).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    server.fail(ErrorKind::Denied);
+    let error = outcome(&submit(key(1))).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
 }

@@ -26,14 +26,15 @@ use parking_lot::{Condvar, Mutex};
 use redis::{PushKind, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::command::{GrantMessage, QueueMode};
+use crate::store::command::QueueMode;
+use crate::store::observation::{KeyState, Listener, ServerId, TrackedKey};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::epoch::MadeIn;
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts;
 use crate::store::redis::socket::{Closer, Sender};
 use crate::util::clock::MonotonicTime;
-use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::id::HolderId;
 use crate::util::key::{Key, channel, fence_counter};
 use crate::util::threads::ThreadGroup;
 
@@ -64,44 +65,17 @@ const MAX_UNANSWERED: usize = 16_384;
 /// changes of one key without end.
 const MAX_KEYS_UNANSWERED: usize = 65_536;
 
-/// A key to read, and the lease that is expected to hold it.
-#[derive(Clone, Debug)]
-pub(crate) struct TrackedKey {
-    pub(crate) key: Key,
-    pub(crate) lease: Option<LeaseId>,
-}
-
-/// Handles notifications. Called on the notification thread; quick; may call [`Notifications::track`].
-pub(crate) trait Listener: Send + Sync {
-    /// `key` was granted to `lease`, which was queued for it.
-    fn granted(&self, key: &Key, lease: LeaseId, grant: GrantMessage);
-    /// `lease` is among the first waiters for `key`.
-    fn near(&self, key: &Key, lease: LeaseStart);
-    /// A message says that another client took `key` from `lease`. Any user can publish one.
-    fn forced(&self, key: &Key, lease: LeaseStart, by: HolderId);
-    /// `key` was changed. Returns the key to read and track, if that still matters.
-    fn changed(&self, key: &Key) -> Option<TrackedKey>;
-    /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
-    /// again.
-    fn all_changed(&self);
-    /// The value of a tracked key was read; `None` for a missing key.
-    fn seen(&self, tracked: &TrackedKey, value: Option<&[u8]>);
-    /// A test moved the client's clock ahead.
-    fn clock_moved(&self);
-    /// The server refuses notifications to this client.
-    fn refused(&self, error: &Error);
-}
-
 /// The notification connection of a client.
-pub(crate) struct Notifications {
+pub(crate) struct NotificationConnection {
+    server: ServerId,
     endpoint: Arc<Endpoint>,
     channel: String,
     prefix: String,
     timeout: Duration,
     /// One of the stages below. Read without the mutex.
     stage: AtomicU8,
-    /// See `Store::notification_epoch`.
-    notification_epoch: AtomicU64,
+    /// See `Notifications::epoch`.
+    epoch: AtomicU64,
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
@@ -211,20 +185,22 @@ impl SentCommand {
     }
 }
 
-impl Notifications {
+impl NotificationConnection {
     pub(crate) fn new(
+        server: ServerId,
         endpoint: Arc<Endpoint>,
         holder: &HolderId,
         prefix: &str,
         timeout: Duration,
     ) -> Self {
         Self {
+            server,
             endpoint,
             channel: channel(prefix, holder),
             prefix: prefix.to_owned(),
             timeout,
             stage: AtomicU8::new(NOT_CONNECTED_YET),
-            notification_epoch: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             sockets: Mutex::default(),
@@ -253,9 +229,9 @@ impl Notifications {
         }
     }
 
-    /// Counts connections and reported flushes: see `Store::notification_epoch`.
-    pub(crate) fn notification_epoch(&self) -> u64 {
-        self.notification_epoch.load(Ordering::Acquire)
+    /// Counts connections and reported flushes: see `Notifications::epoch`.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     /// Has the thread make the first connection.
@@ -407,7 +383,7 @@ impl Notifications {
                 Ok((subscription, sender)) => {
                     if self.install(sender, &made_in) {
                         is_reported = false;
-                        listener.all_changed();
+                        listener.all_changed(self.server);
                         let ended = self.listen(subscription, &made_in, listener);
                         if self.state.lock().open_for() >= SHORTEST_LIFE {
                             pause = FIRST_PAUSE;
@@ -427,7 +403,7 @@ impl Notifications {
                         self.sleep_and_double(&mut pause);
                     } else {
                         if !std::mem::replace(&mut is_reported, true) {
-                            listener.refused(&error);
+                            listener.refused(self.server, &error);
                         }
                         self.sleep(REFUSED_PAUSE);
                     }
@@ -475,7 +451,7 @@ impl Notifications {
         state.opened_at = Some(MonotonicTime::now());
         // The replaced connection gives no more replies. `all_changed` has the listener track its keys again.
         state.forget_commands();
-        self.notification_epoch.fetch_add(1, Ordering::AcqRel);
+        self.epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
         // LISTENING is set before the check: a suspicion after the check finds LISTENING, and sets AWAY (`suspect`).
         if self.endpoint.epoch().replace_at(made_in).is_some() {
@@ -549,12 +525,15 @@ impl Notifications {
                 match (answered, value) {
                     (Some(Answered::Read(tracked)), Value::BulkString(bytes)) => {
                         // GETRANGE returns '' for a missing key, too.
-                        listener.seen(&tracked, (!bytes.is_empty()).then_some(&*bytes));
+                        let value = (!bytes.is_empty()).then_some(&*bytes);
+                        listener.seen(self.server, &tracked, KeyState::new(value));
                         true
                     }
                     (Some(Answered::Read(tracked)), Value::ServerError(error)) => {
                         match error.code() {
-                            "WRONGTYPE" => listener.seen(&tracked, None),
+                            "WRONGTYPE" => {
+                                listener.seen(self.server, &tracked, KeyState::new(None))
+                            }
                             // Nothing is known of this key, and others can be read.
                             "NOPERM" => {}
                             _ => return false,
@@ -575,7 +554,7 @@ impl Notifications {
                     let Some(key) = self.key_of(key) else {
                         continue;
                     };
-                    if let Some(tracked) = listener.changed(&key) {
+                    if let Some(tracked) = listener.changed(self.server, &key) {
                         // `send_due_reads` reads the changed keys together, once all notifications are handled.
                         let mut state = self.state.lock();
                         state.to_read.push(tracked);
@@ -587,8 +566,8 @@ impl Notifications {
                 true
             }
             Some(Value::Nil) => {
-                self.notification_epoch.fetch_add(1, Ordering::AcqRel);
-                listener.all_changed();
+                self.epoch.fetch_add(1, Ordering::AcqRel);
+                listener.all_changed(self.server);
                 true
             }
             _ => false,
@@ -604,9 +583,11 @@ impl Notifications {
         };
         if let Some(Message { kind, key }) = Message::parse(&self.prefix, message) {
             match kind {
-                MessageKind::Granted(lease, grant) => listener.granted(&key, lease, grant),
-                MessageKind::Near(lease) => listener.near(&key, lease),
-                MessageKind::Forced(lease, by) => listener.forced(&key, lease, by),
+                MessageKind::Granted(lease, grant) => {
+                    listener.granted(self.server, &key, lease, grant)
+                }
+                MessageKind::Near(lease) => listener.near(self.server, &key, lease),
+                MessageKind::Forced(lease, by) => listener.forced(self.server, &key, lease, by),
             }
         }
         true

@@ -7,7 +7,9 @@ use leasehold_testbed::{Server, eventually};
 
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::store::command::GrantMessage;
 use crate::store::redis::fake_server::{self, Stall, stay_open, trickle};
+use crate::util::id::{LeaseId, LeaseStart};
 
 const LONG: Duration = Duration::from_secs(20);
 /// Longer than a login takes on a busy machine.
@@ -35,24 +37,30 @@ struct Counting {
 }
 
 impl Listener for Counting {
-    fn changed(&self, key: &Key) -> Option<TrackedKey> {
+    fn changed(&self, _: ServerId, key: &Key) -> Option<TrackedKey> {
         self.changes.fetch_add(1, Ordering::SeqCst);
         let (key, lease) = (key.clone(), None);
         self.reads.then_some(TrackedKey { key, lease })
     }
-    fn granted(&self, _: &Key, _: LeaseId, _: GrantMessage) {}
-    fn near(&self, _: &Key, _: LeaseStart) {}
-    fn forced(&self, _: &Key, _: LeaseStart, _: HolderId) {}
-    fn all_changed(&self) {}
-    fn seen(&self, _: &TrackedKey, _: Option<&[u8]>) {}
+    fn granted(&self, _: ServerId, _: &Key, _: LeaseId, _: GrantMessage) {}
+    fn near(&self, _: ServerId, _: &Key, _: LeaseStart) {}
+    fn forced(&self, _: ServerId, _: &Key, _: LeaseStart, _: HolderId) {}
+    fn all_changed(&self, _: ServerId) {}
+    fn seen(&self, _: ServerId, _: &TrackedKey, _: KeyState<'_>) {}
     fn clock_moved(&self) {}
-    fn refused(&self, _: &Error) {}
+    fn refused(&self, _: ServerId, _: &Error) {}
 }
 
 #[test]
 fn endless_changes_of_one_key_close_the_connection() {
     let endpoint = Arc::new(Endpoint::new("redis://127.0.0.1:1", LONG, DEFAULT_MAX_REPLY).unwrap());
-    let notifications = Notifications::new(endpoint, &HolderId::of_this_process(), "p:", LONG);
+    let notifications = NotificationConnection::new(
+        ServerId::ONLY,
+        endpoint,
+        &HolderId::of_this_process(),
+        "p:",
+        LONG,
+    );
     let keys = vec![Value::BulkString(b"p:k".to_vec()); 1000];
     let push = || Value::Push {
         kind: PushKind::Invalidate,
@@ -79,7 +87,13 @@ fn too_many_unanswered_commands_close_the_connection() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
-    let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
+    let notifications = Arc::new(NotificationConnection::new(
+        ServerId::ONLY,
+        endpoint,
+        &holder,
+        "p:",
+        LONG,
+    ));
     let threads = ThreadGroup::new();
     notifications
         .start(&threads, Arc::new(Counting::default()))
@@ -111,18 +125,24 @@ fn reconnects_back_off_while_connections_break_at_once() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
-    let notifications = Arc::new(Notifications::new(endpoint, &holder, "p:", LONG));
+    let notifications = Arc::new(NotificationConnection::new(
+        ServerId::ONLY,
+        endpoint,
+        &holder,
+        "p:",
+        LONG,
+    ));
     notifications
         .start(&ThreadGroup::new(), Arc::new(Counting::default()))
         .unwrap();
     notifications.request_connection();
-    assert!(eventually(LONG, || notifications.notification_epoch() == 1));
+    assert!(eventually(LONG, || notifications.epoch() == 1));
     let start = MonotonicTime::now();
     for broken in 1..10 {
         server
             .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
             .unwrap();
-        assert!(eventually(LONG, || notifications.notification_epoch() > broken));
+        assert!(eventually(LONG, || notifications.epoch() > broken));
     }
     // 5 ms, 10 ms, 20 ms and so on until 500 ms.
     assert!(MonotonicTime::now().since(start) > Duration::from_secs(1));
@@ -131,11 +151,11 @@ fn reconnects_back_off_while_connections_break_at_once() {
         let mut state = notifications.state.lock();
         state.opened_at = state.opened_at.map(|at| at.before(SHORTEST_LIFE));
         drop(state);
-        let (start, opened) = (MonotonicTime::now(), notifications.notification_epoch());
+        let (start, opened) = (MonotonicTime::now(), notifications.epoch());
         server
             .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
             .unwrap();
-        assert!(eventually(LONG, || notifications.notification_epoch() > opened));
+        assert!(eventually(LONG, || notifications.epoch() > opened));
         MonotonicTime::now().since(start) < LONGEST_PAUSE
     };
     assert!((0..8).any(|_| is_remade_soon()));
@@ -166,7 +186,8 @@ fn stop_closes_open_connections_and_later_ones() {
     let server = Server::start().unwrap();
     let endpoint = Arc::new(Endpoint::new(&server.url(), LONG, DEFAULT_MAX_REPLY).unwrap());
     let holder = HolderId::of_this_process();
-    let notifications = Notifications::new(Arc::clone(&endpoint), &holder, "p:", LONG);
+    let notifications =
+        NotificationConnection::new(ServerId::ONLY, Arc::clone(&endpoint), &holder, "p:", LONG);
     let by = MonotonicTime::now().after(LONG);
     let connect = || crate::store::redis::socket::connect(endpoint.info().addr(), by).unwrap();
     let limit = crate::store::redis::connection::LONGEST_REPLY;
@@ -275,7 +296,8 @@ fn a_server_that_sends_changes_but_no_answers_is_given_up() {
         gone.send(()).unwrap();
     });
     let holder = HolderId::of_this_process();
-    let notifications = Arc::new(Notifications::new(
+    let notifications = Arc::new(NotificationConnection::new(
+        ServerId::ONLY,
         Arc::new(endpoint(address)),
         &holder,
         "p:",

@@ -8,8 +8,9 @@ use r2d2::PooledConnection;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
+use crate::store::completion::{Caller, Few};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
-use crate::store::redis::pipeline::request::{Caller, Completion, Few, PendingRequest};
+use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -174,19 +175,24 @@ impl PipelinedConnection {
         self.sent < self.buffer.len()
     }
 
-    /// The first caller that waits for a request in flight, after a reader has left.
-    pub(crate) fn first_caller(&self) -> Option<&Arc<Caller>> {
+    fn requests(&self) -> impl Iterator<Item = &PendingRequest> {
+        self.in_flight.iter().flat_map(|batch| &batch.requests)
+    }
+
+    /// The first caller that can lead and waits for a request in flight, after a reader has left.
+    pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
-        let requests = self.in_flight.iter().flat_map(|batch| &batch.requests);
-        let mut completions = requests.filter_map(|request| request.completion.as_ref());
-        let first = completions.find(|completion| completion.is_waited_for());
-        first.map(Completion::caller)
+        request::next_leader(self.requests())
+    }
+
+    /// Whether a caller waits for a request in flight, after a reader has left.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.is_half_read() && request::is_waited_for(self.requests())
     }
 
     /// The keys of releases in flight that may grant them to other clients.
     pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
-        let requests = self.in_flight.iter().flat_map(|batch| &batch.requests);
-        requests.filter_map(|request| request.command.key_for_next_waiter())
+        request::keys_for_next_waiters(self.requests())
     }
 
     /// An empty vector for the next batch.

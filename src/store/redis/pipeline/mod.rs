@@ -27,23 +27,19 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
+use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
-use crate::store::redis::pipeline::request::{
-    Caller, Completion, Next, Outcome, PendingRequest, WaitEnd,
-};
+use crate::store::redis::pipeline::request::{Next, PendingRequest};
 use crate::store::redis::pipeline::state::PipelineState;
 use crate::store::redis::scripts::ScriptContext;
-use crate::store::{LateReleaseHook, MaintenanceHook, Urgency};
+use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, Urgency};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
 /// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
 /// all that a connection has sent before it reads from the others.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// As [`MAX_BATCH`], for a pipeline for renewals. Batches of the watchdog are large only when renewals are late; then a
-/// lost lock is worse than a reply that comes some ms later.
-pub(crate) const MAX_RENEWALS: usize = 4 * MAX_BATCH;
 /// With this many unread replies to releases, further releases are left to the background: an awaited request cannot
 /// overtake a release that is written.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
@@ -85,7 +81,7 @@ impl Pipeline {
     }
 
     pub(crate) fn for_renewals(shared: Arc<Shared>) -> Self {
-        Self::new(shared, MAX_RENEWALS)
+        Self::new(shared, RenewalLimits::USUAL.at_a_time)
     }
 
     fn new(shared: Arc<Shared>, at_a_time: usize) -> Self {
@@ -103,8 +99,6 @@ impl Pipeline {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
         };
-        let is_flush = |request: &&mut Request| matches!(request.command, Command::Flush { .. });
-        let shutdown_deadline = requests.iter().any(is_flush).then_some(deadline);
         let caller = Caller::new(requests.len());
         let pending = requests.iter().enumerate().map(|(index, request)| {
             let completion = Completion::new(&caller, index);
@@ -112,7 +106,7 @@ impl Pipeline {
         });
         // Collected here, so that the clones are not made under the mutex.
         let pending: Vec<PendingRequest> = pending.collect();
-        self.run(pending, &caller, deadline, shutdown_deadline);
+        self.run(pending, &caller, deadline, None);
         for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
             request.outcome = Some(outcome);
         }
@@ -120,9 +114,23 @@ impl Pipeline {
 
     /// As [`execute`](Self::execute), for one command.
     pub(crate) fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        self.run_one(command, deadline, None)
+    }
+
+    /// Waits until all releases that were sent are done. At `deadline`, the pipeline gives up its connection.
+    pub(crate) fn flush(&self, deadline: MonotonicTime) -> Outcome {
+        self.run_one(Command::Flush, deadline, Some(deadline))
+    }
+
+    fn run_one(
+        &self,
+        command: Command,
+        deadline: MonotonicTime,
+        shutdown_deadline: Option<MonotonicTime>,
+    ) -> Outcome {
         let caller = Caller::new(1);
         let request = self.new_request(command, Some(Completion::new(&caller, 0)));
-        self.run([request], &caller, deadline, None);
+        self.run([request], &caller, deadline, shutdown_deadline);
         let outcome = caller.take_outcomes().next();
         outcome.expect("a caller has an outcome for each request")
     }
@@ -181,6 +189,24 @@ impl Pipeline {
         let unsent = self.state.lock().withdraw(caller);
         for completion in unsent.filter_map(|request| request.completion) {
             completion.give_up(error.clone());
+        }
+    }
+
+    /// Queues requests for the leader of the pipeline, and returns at once. If no thread leads, the background does.
+    pub(crate) fn submit(&self, requests: Vec<(Command, Completion)>) {
+        let requests = requests
+            .into_iter()
+            .map(|(command, completion)| self.new_request(command, Some(completion)));
+        let requests: Vec<PendingRequest> = requests.collect();
+        let urgency = {
+            let mut state = self.state.lock();
+            state.awaited.drop_unwanted_if_long();
+            state.enqueue(requests);
+            // A leader requests maintenance at its end, if requests are left.
+            (!state.is_led).then(|| urgency_of(&state))
+        };
+        if let Some(urgency) = urgency {
+            (self.shared.request_maintenance)(urgency);
         }
     }
 
@@ -253,6 +279,14 @@ impl Pipeline {
         drop(state);
         drop(stale);
         readiness
+    }
+
+    /// How many awaited requests are queued.
+    #[cfg(test)]
+    #[cfg(feature = "__server_tests")]
+    #[cfg(not(shuttle))]
+    pub(crate) fn awaited(&self) -> usize {
+        self.state.lock().awaited.iter().count()
     }
 
     /// How many releases wait to be retried.
@@ -340,9 +374,9 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Whether a caller waits for a request that is not written.
+    /// Whether a caller that can lead waits for a request that is not written.
     fn is_awaited(&self) -> bool {
-        self.pipeline.state.lock().awaited.first_caller().is_some()
+        self.pipeline.state.lock().awaited.next_leader().is_some()
     }
 
     /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops a
@@ -391,14 +425,14 @@ impl<'a> Leadership<'a> {
         connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
     }
 
-    /// Appoints the first caller that waits for a request in flight or in the queue. If there is none, returns the
-    /// locked state, and this thread still leads.
+    /// Appoints the first caller that waits for a request in flight or in the queue, and can lead. If there is none,
+    /// returns the locked state, and this thread still leads.
     fn appoint_next(&mut self) -> Option<MutexGuard<'a, PipelineState>> {
         loop {
             let mut state = self.pipeline.state.lock();
             let connection = self.connection.as_ref();
-            let in_flight = connection.and_then(PipelinedConnection::first_caller);
-            let next = in_flight.or_else(|| state.awaited.first_caller());
+            let in_flight = connection.and_then(PipelinedConnection::next_leader);
+            let next = in_flight.or_else(|| state.awaited.next_leader());
             let Some(next) = next.map(Arc::clone) else {
                 return Some(state);
             };
@@ -490,7 +524,8 @@ impl<'a> Leadership<'a> {
             }
         }
         let batch = self.pipeline.state.lock().unsent.take_all();
-        Ok(batch.collect())
+        // Callers may have left while this connected.
+        Ok(batch.filter(PendingRequest::is_wanted).collect())
     }
 
     /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late.
@@ -616,7 +651,7 @@ fn batch_given_up() -> Error {
 
 impl Drop for Leadership<'_> {
     /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the
-    /// socket, and leaves the rest to the background.
+    /// socket, and leaves the rest and the submitted requests to the background.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_connection(&batch_given_up());
@@ -649,9 +684,13 @@ impl Drop for Leadership<'_> {
                 }
                 continue;
             }
+            let is_waited_for = self
+                .connection
+                .as_ref()
+                .is_some_and(PipelinedConnection::is_waited_for);
             state.connection = self.connection.take();
             state.is_led = false;
-            let urgency = if state.is_ready() {
+            let urgency = if state.is_ready() || is_waited_for {
                 Some(urgency_of(&state))
             } else {
                 (state.has_work() || unanswered > 0).then_some(Urgency::Soon)

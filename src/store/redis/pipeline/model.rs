@@ -8,6 +8,7 @@ use shuttle::thread;
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, QueueMode};
+use crate::store::completion::Submitted;
 use crate::store::redis::pipeline::connection::{Faults, Server};
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
@@ -36,7 +37,10 @@ struct Board {
 
 #[derive(Default)]
 struct BoardState {
+    /// Maintenance was requested at once.
     is_requested: bool,
+    /// Maintenance was requested for later, or has left work: it runs when all callers are done.
+    later: bool,
     over: bool,
 }
 
@@ -57,8 +61,13 @@ impl World {
             // A caller with a short limit cannot wait for a connection.
             connect_timeout: 10 * SECOND,
             command_timeout: SECOND,
-            request_maintenance: Box::new(move |_| {
-                request_maintenance.state.lock().is_requested = true;
+            request_maintenance: Box::new(move |urgency| {
+                let mut state = request_maintenance.state.lock();
+                match urgency {
+                    Urgency::Now => state.is_requested = true,
+                    Urgency::Soon => state.later = true,
+                }
+                drop(state);
                 request_maintenance.changed.notify_one();
             }),
             late_releases: None,
@@ -78,6 +87,7 @@ impl World {
             lease,
             ttl: TTL,
             queue_mode: QueueMode::Notified,
+            above: None,
         };
         let deadline = MonotonicTime::now().after(limit);
         let mut request = Request::new(command, deadline);
@@ -92,6 +102,22 @@ impl World {
             _ => {}
         }
         (lease, outcome)
+    }
+
+    /// Submits an acquire of `key`.
+    fn submit(&self, key: &Key) -> (LeaseId, Submitted) {
+        let lease = LeaseId::random();
+        let (submitted, mut completions) = Submitted::new(1);
+        let command = Command::Acquire {
+            key: key.clone(),
+            lease,
+            ttl: TTL,
+            queue_mode: QueueMode::None,
+            above: None,
+        };
+        let completion = completions.pop().unwrap();
+        self.pipeline.submit(vec![(command, completion)]);
+        (lease, submitted)
     }
 
     fn release(&self, key: &Key, lease: LeaseId) -> Command {
@@ -121,15 +147,7 @@ impl World {
             drop(state);
             let mut left = false;
             let survived = survives(|| left = self.pipeline.run_maintenance());
-            if left || !survived {
-                // A client would run it again after a pause, the model when all callers are done.
-                let mut state = self.board.state.lock();
-                while !state.over {
-                    self.board.changed.wait(&mut state);
-                }
-                state.is_requested = true;
-                return;
-            }
+            self.board.state.lock().later |= left || !survived;
         }
     }
 
@@ -149,7 +167,9 @@ impl World {
         self.server.deliver_late();
         let mut left = false;
         for _ in 0..20 {
-            left |= std::mem::take(&mut self.board.state.lock().is_requested);
+            let mut state = self.board.state.lock();
+            left |= std::mem::take(&mut state.is_requested) | std::mem::take(&mut state.later);
+            drop(state);
             if left {
                 pass(5 * SECOND);
                 left = self.pipeline.run_maintenance();
@@ -470,4 +490,145 @@ fn model_a_panicking_leader_appoints_another() {
         ..Faults::default()
     };
     check(RUNS, move || run_unlucky(faults, &[TTL; 5]));
+}
+
+fn is_granted(outcomes: &[Option<Outcome>]) -> bool {
+    matches!(outcomes, [Some(Ok(Reply::Granted { .. }))])
+}
+
+/// A caller that submits two acquires of its own key, one after another, and releases their grants.
+fn submit_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
+    move || {
+        let key = key(name);
+        for _ in 0..2 {
+            let (lease, submitted) = world.submit(&key);
+            // The thread has nothing else to do: it would wait for ever for a pipeline that is not led.
+            let deadline = MonotonicTime::now().after(TTL);
+            assert!(submitted.wait(deadline, is_granted));
+            world.pipeline.send_release(world.release(&key, lease));
+        }
+    }
+}
+
+#[test]
+fn model_submitted_requests_need_no_leader() {
+    check(RUNS, || {
+        let world = World::new(Faults::default());
+        let [a, b] = ["a", "b"].map(|name| submit_twice(&world, name));
+        world.run(&[&a, &b]);
+        world.assert_idle();
+        for name in ["a", "b"] {
+            assert_eq!(world.server.holder(&key(name)), None);
+        }
+        assert!(!world.pipeline.state.lock().has_work());
+    });
+}
+
+#[test]
+fn model_submitted_requests_are_carried_out_beside_leaders() {
+    check(RUNS, || {
+        let world = World::new(Faults::default());
+        let [a, b] = ["a", "b"].map(|name| acquire_twice(&world, name));
+        let c = submit_twice(&world, "c");
+        world.run(&[&a, &b, &c]);
+        world.assert_idle();
+        for name in ["a", "b", "c"] {
+            assert_eq!(world.server.holder(&key(name)), None);
+        }
+        assert!(!world.pipeline.state.lock().has_work());
+    });
+}
+
+/// A leader whose deadline passes leaves the replies to submitted requests to the background.
+#[test]
+fn model_submitted_requests_outlive_their_leader() {
+    let faults = Faults {
+        slow: 2,
+        ..Faults::default()
+    };
+    check(RUNS, move || {
+        let world = World::new(faults);
+        let leader = Unlucky::new("a", SECOND / 2);
+        let leads = || leader.call(&world);
+        let submits = submit_twice(&world, "b");
+        world.run(&[&leads, &submits]);
+        leader.assert_holds_its_grant_only(&world);
+        assert_eq!(world.server.holder(&key("b")), None);
+        world.assert_idle();
+    });
+}
+
+/// A caller that submits an acquire, and leaves before or after its outcome has come. It keeps what is granted late, or
+/// has it undone.
+struct Leaving {
+    key: Key,
+    keeps: bool,
+    left: Mutex<Option<(LeaseId, Submitted)>>,
+}
+
+impl Leaving {
+    fn new(name: &str, keeps: bool) -> Self {
+        Self {
+            key: key(name),
+            keeps,
+            left: Mutex::default(),
+        }
+    }
+
+    fn call(&self, world: &World) {
+        let (lease, submitted) = world.submit(&self.key);
+        let deadline = MonotonicTime::now().after(SECOND);
+        submitted.wait(deadline, is_granted);
+        if self.keeps {
+            submitted.keep_late_grants();
+            *self.left.lock() = Some((lease, submitted));
+        } else if is_granted(&submitted.leave()) {
+            world.pipeline.send_release(world.release(&self.key, lease));
+        }
+    }
+
+    fn assert_holds_what_it_keeps(&self, world: &World) {
+        let holder = world.server.holder(&self.key);
+        match &*self.left.lock() {
+            Some((lease, submitted)) => {
+                let is_noted = is_granted(&submitted.outcomes());
+                assert_eq!(holder, is_noted.then_some(*lease), "{:?}", self.key);
+            }
+            None => assert_eq!(holder, None, "a late grant was not undone"),
+        }
+    }
+}
+
+#[test]
+fn model_late_grants_are_kept_or_undone() {
+    for faults in [
+        Faults {
+            slow: 2,
+            ..Faults::default()
+        },
+        Faults {
+            connecting: 1,
+            broken: 1,
+            ..Faults::default()
+        },
+    ] {
+        check(RUNS, move || {
+            let world = World::new(faults);
+            let leader = Unlucky::new("a", SECOND / 2);
+            let (keeping, leaving) = (Leaving::new("b", true), Leaving::new("c", false));
+            let [leads, keeps, leaves]: [&(dyn Fn() + Sync); 3] =
+                [&|| leader.call(&world), &|| keeping.call(&world), &|| {
+                    leaving.call(&world)
+                }];
+            world.run(&[leads, keeps, leaves, &|| pass(SECOND), &|| pass(SECOND)]);
+            keeping.assert_holds_what_it_keeps(&world);
+            leaving.assert_holds_what_it_keeps(&world);
+            // From now on, a late grant of the one that keeps would be undone, too.
+            drop(keeping);
+            world.assert_idle();
+            pass(2 * TTL);
+            world.pipeline.run_maintenance();
+            assert!(!world.pipeline.state.lock().has_work());
+        });
+    }
 }

@@ -1,18 +1,15 @@
-//! Requests in a pipeline: the caller that waits for their outcomes, and what happens to a request after its reply, or
-//! if none comes.
+//! Requests in a pipeline: what happens to a request after its reply, or if none comes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::{SmallVec, smallvec};
-
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Held, Reply};
+use crate::store::completion::{Caller, Completion, Outcome};
 use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
-use crate::util::sync::{Mutex, MutexGuard, Thread, park_timeout, this_thread};
 
 /// Half of the pause after the first failed attempt. The pause doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -22,189 +19,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Bytes of a release beside its key and the name of its queue, at most.
 const BESIDE_KEYS: usize = 192;
-
-pub(crate) type Outcome = Result<Reply, Error>;
-
-/// A thread that waits for the outcomes of its requests to one pipeline, and may be appointed to lead the pipeline.
-pub(crate) struct Caller {
-    thread: Thread,
-    state: Mutex<CallerState>,
-}
-
-/// A vector that holds one element without an allocation: most callers have one request, and most batches one command.
-pub(crate) type Few<T> = SmallVec<[T; 1]>;
-
-struct CallerState {
-    outcomes: Few<Option<Outcome>>,
-    missing: usize,
-    appointed: bool,
-    left: bool,
-    /// The thread is parked or about to park, and no other thread is about to unpark it.
-    asleep: bool,
-}
-
-impl CallerState {
-    fn is_waiting(&self) -> bool {
-        !self.left && self.missing > 0
-    }
-}
-
-/// The reason why a wait ended.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum WaitEnd {
-    /// All outcomes have come.
-    Complete,
-    /// The caller leads the pipeline now.
-    Appointed,
-    /// The deadline passed and the caller has left: it gets no more outcomes.
-    Left,
-}
-
-impl Caller {
-    pub(crate) fn new(requests: usize) -> Arc<Self> {
-        Arc::new(Self {
-            thread: this_thread(),
-            state: Mutex::new(CallerState {
-                outcomes: smallvec![None; requests],
-                missing: requests,
-                appointed: false,
-                left: false,
-                asleep: false,
-            }),
-        })
-    }
-
-    /// Parks the thread until all outcomes have come, until it is appointed, or until `deadline`.
-    pub(crate) fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
-        loop {
-            let mut state = self.state.lock();
-            // This check comes first: an appointed caller has to lead, or to appoint another.
-            if std::mem::take(&mut state.appointed) {
-                return WaitEnd::Appointed;
-            }
-            if state.missing == 0 {
-                return WaitEnd::Complete;
-            }
-            let left = deadline.since(MonotonicTime::now());
-            if left.is_zero() {
-                state.left = true;
-                return WaitEnd::Left;
-            }
-            state.asleep = true;
-            drop(state);
-            // Returns at once if the thread was unparked before, and may return without a reason.
-            park_timeout(left);
-        }
-    }
-
-    /// Whether a caller that leads can stop: all outcomes have come, or the deadline has passed and it leaves.
-    pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
-        let mut state = self.state.lock();
-        if state.missing > 0 && MonotonicTime::now() >= deadline {
-            state.left = true;
-        }
-        state.missing == 0 || state.left
-    }
-
-    pub(crate) fn is_complete(&self) -> bool {
-        self.state.lock().missing == 0
-    }
-
-    /// Ends the wait: the caller gets no more outcomes and cannot be appointed.
-    pub(crate) fn leave(&self) {
-        self.state.lock().left = true;
-    }
-
-    /// Makes the caller lead the pipeline, and unparks it. Returns false if it has left.
-    pub(crate) fn appoint(&self) -> bool {
-        let mut state = self.state.lock();
-        if !state.is_waiting() {
-            return false;
-        }
-        state.appointed = true;
-        self.wake(state);
-        true
-    }
-
-    /// Unparks the thread if it is parked: a thread that is not would return early from its next park, which may be
-    /// in the user's code. Unlocks the mutex first, which the thread locks next.
-    fn wake(&self, mut state: MutexGuard<'_, CallerState>) {
-        let was_asleep = std::mem::take(&mut state.asleep);
-        drop(state);
-        if was_asleep {
-            self.thread.unpark();
-        }
-    }
-
-    /// Takes the outcomes. A time-out stands for each that did not come.
-    pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
-        let outcomes = std::mem::take(&mut self.state.lock().outcomes);
-        let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
-        outcomes
-            .into_iter()
-            .map(move |outcome| outcome.unwrap_or_else(timed_out))
-    }
-
-    fn complete(&self, index: usize, outcome: Outcome) -> Result<(), Outcome> {
-        let mut state = self.state.lock();
-        if state.left {
-            return Err(outcome);
-        }
-        state.outcomes[index] = Some(outcome);
-        state.missing -= 1;
-        if state.missing == 0 {
-            self.wake(state);
-        }
-        Ok(())
-    }
-}
-
-/// The right to set the outcome of one request. Dropping it without an outcome sets a time-out, so that no caller waits
-/// for a request that a panic has dropped.
-pub(crate) struct Completion {
-    caller: Arc<Caller>,
-    index: usize,
-    used: bool,
-}
-
-impl Completion {
-    pub(crate) fn new(caller: &Arc<Caller>, index: usize) -> Self {
-        Self {
-            caller: Arc::clone(caller),
-            index,
-            used: false,
-        }
-    }
-
-    /// Sets the outcome. Returns it if the caller has left.
-    pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
-        self.used = true;
-        self.caller.complete(self.index, outcome)
-    }
-
-    /// Sets the error as the outcome, even if the caller has left: it still takes its outcomes.
-    pub(crate) fn give_up(mut self, error: Error) {
-        self.used = true;
-        self.caller.state.lock().outcomes[self.index] = Some(Err(error));
-    }
-
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.caller.state.lock().is_waiting()
-    }
-
-    pub(crate) fn caller(&self) -> &Arc<Caller> {
-        &self.caller
-    }
-}
-
-impl Drop for Completion {
-    fn drop(&mut self) {
-        if !self.used {
-            let error = Error::new(ErrorKind::Timeout, "the request was given up");
-            let _ = self.caller.complete(self.index, Err(error));
-        }
-    }
-}
 
 /// A command in a pipeline, until its outcome is final.
 pub(crate) struct PendingRequest {
@@ -361,7 +175,7 @@ impl PendingRequest {
     }
 
     pub(crate) fn is_flush(&self) -> bool {
-        matches!(self.command, Command::Flush { .. })
+        matches!(self.command, Command::Flush)
     }
 
     /// Sets the outcome from the reply of Redis.
@@ -469,4 +283,27 @@ impl PendingRequest {
         }
         matches!(completed, Some(Ok(())))
     }
+}
+
+/// The first caller of these requests that waits and can lead the pipeline.
+pub(crate) fn next_leader<'a>(
+    requests: impl Iterator<Item = &'a PendingRequest>,
+) -> Option<&'a Arc<Caller>> {
+    let mut completions = requests.filter_map(|request| request.completion.as_ref());
+    completions.find_map(Completion::next_leader)
+}
+
+/// Whether a caller waits for one of these requests.
+pub(crate) fn is_waited_for<'a>(mut requests: impl Iterator<Item = &'a PendingRequest>) -> bool {
+    requests.any(|request| {
+        let completion = request.completion.as_ref();
+        completion.is_some_and(Completion::is_waited_for)
+    })
+}
+
+/// The keys of releases among these requests that may grant them to other clients.
+pub(crate) fn keys_for_next_waiters<'a>(
+    requests: impl Iterator<Item = &'a PendingRequest>,
+) -> impl Iterator<Item = &'a Key> {
+    requests.filter_map(|request| request.command.key_for_next_waiter())
 }

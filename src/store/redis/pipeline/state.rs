@@ -7,18 +7,20 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::Command;
+use crate::store::completion::Caller;
 use crate::store::late_release::{LateRelease, LateReleaseHook};
 use crate::store::redis::pipeline::connection::PipelinedConnection;
 use crate::store::redis::pipeline::releases::{Releases, Swept};
-use crate::store::redis::pipeline::request::{
-    Caller, Completion, MOST_DOUBLINGS, Next, PendingRequest, Release,
-};
+use crate::store::redis::pipeline::request::{self, MOST_DOUBLINGS, Next, PendingRequest, Release};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
 /// Pause before the background tries to connect again. It doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// A queue of fewer awaited requests is not checked for requests whose callers have left.
+const FEWEST_TO_CHECK: usize = if cfg!(all(test, shuttle)) { 4 } else { 256 };
 
 /// The least time between two sweeps of all releases. Otherwise each caller without a connection would cause one.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
@@ -225,8 +227,9 @@ impl PipelineState {
         }
     }
 
-    /// Takes the next unawaited releases: at most `most`, of at most `bytes`. Called when no caller waits: releases whose
-    /// callers have left are queued as unawaited, and the other requests of those callers are dropped.
+    /// Takes the next unawaited releases: at most `most`, of at most `bytes`. Called when no caller waits that can lead:
+    /// releases whose callers have left are queued as unawaited, and the other requests of those callers are dropped.
+    /// Submitted requests stay.
     pub(super) fn next_releases(
         &mut self,
         most: usize,
@@ -236,6 +239,10 @@ impl PipelineState {
         if !self.awaited.is_empty() {
             let error = Error::new(ErrorKind::Timeout, "no answer in time");
             for request in self.awaited.take_all() {
+                if request::is_waited_for([&request].into_iter()) {
+                    self.awaited.push_back(request);
+                    continue;
+                }
                 let next = request.on_not_sent(&error);
                 self.apply(next);
             }
@@ -325,10 +332,13 @@ impl PipelineState {
     }
 }
 
-/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads.
+/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads: at most twice as many
+/// requests as callers wait for, or [`FEWEST_TO_CHECK`].
 #[derive(Default)]
 pub(super) struct AwaitedQueue {
     requests: VecDeque<PendingRequest>,
+    /// With so many requests, those that are not wanted any more are dropped.
+    longest: usize,
     /// Flushes. They are taken once no other request is queued.
     flushes: VecDeque<PendingRequest>,
 }
@@ -352,7 +362,9 @@ impl AwaitedQueue {
     }
 
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = PendingRequest> + use<> {
-        let Self { requests, flushes } = std::mem::take(self);
+        let Self {
+            requests, flushes, ..
+        } = std::mem::take(self);
         requests.into_iter().chain(flushes)
     }
 
@@ -361,8 +373,7 @@ impl AwaitedQueue {
         let is_own = |request: &PendingRequest| {
             let completion = request.completion.as_ref();
             let is_release = matches!(request.command, Command::Release { .. });
-            !is_release
-                && completion.is_some_and(|completion| Arc::ptr_eq(completion.caller(), caller))
+            !is_release && completion.is_some_and(|completion| completion.is_of(caller))
         };
         let (own, others): (Vec<_>, _) = std::mem::take(&mut self.requests)
             .into_iter()
@@ -387,12 +398,18 @@ impl AwaitedQueue {
         })
     }
 
-    /// The first caller that still waits for a request here.
-    pub(super) fn first_caller(&self) -> Option<&Arc<Caller>> {
-        let all = self.requests.iter().chain(&self.flushes);
-        let mut completion = all.filter_map(|request| request.completion.as_ref());
-        let first = completion.find(|completion| completion.is_waited_for());
-        first.map(Completion::caller)
+    /// The first caller that waits for a request here and can lead.
+    pub(super) fn next_leader(&self) -> Option<&Arc<Caller>> {
+        request::next_leader(self.requests.iter().chain(&self.flushes))
+    }
+
+    /// Drops requests for which no caller waits, if the queue has become long: a caller that submitted a request may
+    /// leave long before the pipeline can write it.
+    pub(super) fn drop_unwanted_if_long(&mut self) {
+        if self.requests.len() >= self.longest.max(FEWEST_TO_CHECK) {
+            self.requests.retain(PendingRequest::is_wanted);
+            self.longest = 2 * self.requests.len();
+        }
     }
 
     #[cfg(test)]

@@ -77,6 +77,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
         lease,
         ttl: LONG,
         queue_mode: crate::store::QueueMode::None,
+        above: None,
     }
 }
 
@@ -177,6 +178,7 @@ fn foreign_values_cost_no_connection() {
             lease,
             ttl: LONG,
             queue_mode: crate::store::QueueMode::Existing { notified: false },
+            above: None,
         };
         let outcome = f.ask(command, LONG);
         let error = outcome.expect_err(micros);
@@ -413,7 +415,7 @@ fn a_flush_follows_all_earlier_releases() {
     let f = fixture();
     let lease = f.acquire("a");
     f.pipeline.send_release(f.release("a", lease));
-    let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
+    let flushed = f.ask(Command::Flush, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert_eq!(f.unanswered(), 0);
     assert!(!f.exists("a"));
@@ -425,7 +427,7 @@ fn a_flush_without_a_server_fails_and_keeps_releases() {
     let lease = f.acquire("a");
     f.server.kill();
     f.pipeline.send_release(f.release("a", lease));
-    let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
+    let error = f.ask(Command::Flush, LONG).unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     assert!(!f.is_idle(), "the release is queued");
 }

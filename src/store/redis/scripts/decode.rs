@@ -7,8 +7,8 @@ use smallvec::smallvec;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Queued, Reply};
+use crate::store::completion::{Few, Outcome};
 use crate::store::redis::errors;
-use crate::store::redis::pipeline::request::{Few, Outcome};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::ScriptKind;
 use crate::store::value::{self, LockValue, NO_FENCED_VALUE, NO_LOCK};

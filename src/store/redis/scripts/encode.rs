@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::store::command::{Command, QueueMode};
 use crate::store::redis::scripts::{ScriptContext, ScriptKind, ScriptRef};
-use crate::store::value::micros_of;
+use crate::store::value::{TokenBound, micros_of};
 use crate::util::id::LeaseId;
 
 /// Appends one script call for `commands`, all of `kind`, to `buffer`.
@@ -18,7 +18,8 @@ pub(crate) fn encode<'a>(
     let queued = commands.clone().filter(|command| kind.uses_queue(command));
     let keys = commands.len() + queued.clone().count() + usize::from(kind.uses_counter());
     let fixed_args = usize::from(kind.sends_holder()) + usize::from(kind.sends_limit());
-    let args = commands.len() * arguments_per_key(kind) + fixed_args;
+    let has_bounds = commands.clone().any(|command| bound(command).is_some());
+    let args = commands.len() * arguments_per_key(kind) + fixed_args + usize::from(has_bounds);
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
     match call {
@@ -47,8 +48,21 @@ pub(crate) fn encode<'a>(
     if kind.sends_limit() {
         out.number(context.max_value as u64);
     }
-    for command in commands {
+    for command in commands.clone() {
         arguments(&mut out, context, command);
+    }
+    if has_bounds {
+        let least = commands.map(|command| bound(command).map_or(0, TokenBound::least_micros));
+        let least: String = least.map(|micros| format!("{micros:016}")).collect();
+        out.text(&least);
+    }
+}
+
+/// The lower bound for the token of an acquire.
+fn bound(command: &Command) -> Option<TokenBound> {
+    match command {
+        Command::Acquire { above, .. } => *above,
+        _ => None,
     }
 }
 
@@ -121,7 +135,7 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
             out.text(&format!("{delete}{ttl}"));
             out.bytes(value.as_deref().unwrap_or_default());
         }
-        Command::Inspect { .. } | Command::Read { .. } | Command::Flush { .. } => {}
+        Command::Inspect { .. } | Command::Read { .. } | Command::Flush => {}
     }
 }
 

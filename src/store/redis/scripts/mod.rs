@@ -85,7 +85,7 @@ impl ScriptKind {
             Command::Inspect { .. } => Some(Self::Inspect),
             Command::Write { .. } => Some(Self::Write),
             Command::Read { .. } => Some(Self::Read),
-            Command::Flush { .. } => None,
+            Command::Flush => None,
         }
     }
 

@@ -6,7 +6,7 @@ use super::encode::decimal;
 use super::*;
 use crate::error::ErrorKind;
 use crate::store::command::Reply;
-use crate::store::value;
+use crate::store::value::{self, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -45,6 +45,33 @@ fn a_script_call_is_encoded_as_resp() {
          $10\r\np:~queue:a\r\n$32\r\n{lease}\r\n"
     );
     assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
+}
+
+/// Nothing is added to a call whose acquires have no bound.
+#[test]
+fn bounds_are_the_last_argument_of_acquires() {
+    let context = context();
+    let encoded = |bounds: [Option<TokenBound>; 2]| {
+        let lease = LeaseId::decode(&"1".repeat(LeaseId::DIGITS)).unwrap();
+        let acquires = bounds.map(|above| Command::Acquire {
+            key: Key::new("p:", "a", 10).unwrap(),
+            lease,
+            ttl: std::time::Duration::from_secs(5),
+            queue_mode: QueueMode::None,
+            above,
+        });
+        let mut buffer = Vec::new();
+        let call = ScriptRef::Text("return 1");
+        let kind = ScriptKind::Acquire;
+        encode(&mut buffer, call, kind, &context, acquires.iter());
+        String::from_utf8(buffer).unwrap()
+    };
+    let without = encoded([None; 2]);
+    assert!(without.starts_with("*13\r\n"), "{without}");
+    assert!(without.ends_with("$4\r\n5000\r\n$0\r\n\r\n"), "{without}");
+    let with = encoded([TokenBound::new(7 << 10), None]);
+    let wanted = format!("*14{}$32\r\n{:016}{:016}\r\n", &without[3..], 8, 0);
+    assert_eq!(with, wanted);
 }
 
 #[test]

@@ -9,9 +9,10 @@ use r2d2::PooledConnection;
 
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply};
+use crate::store::completion::Caller;
 use crate::store::memory::{Keyspace, Notification, Step};
 use crate::store::redis::connection::{Connector, Endpoint};
-use crate::store::redis::pipeline::request::{Caller, Completion, PendingRequest};
+use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::ScriptContext;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
@@ -88,6 +89,7 @@ impl Server {
             lease,
             ttl: until.since(MonotonicTime::now()),
             queue_mode: QueueMode::None,
+            above: None,
         });
     }
 
@@ -291,19 +293,17 @@ impl PipelinedConnection {
         false
     }
 
-    pub(crate) fn first_caller(&self) -> Option<&Arc<Caller>> {
+    pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
-        let mut completions = self
-            .in_flight
-            .iter()
-            .filter_map(|one| one.completion.as_ref());
-        let first = completions.find(|completion| completion.is_waited_for());
-        first.map(Completion::caller)
+        request::next_leader(self.in_flight.iter())
+    }
+
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.is_half_read() && request::is_waited_for(self.in_flight.iter())
     }
 
     pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
-        let in_flight = self.in_flight.iter();
-        in_flight.filter_map(|request| request.command.key_for_next_waiter())
+        request::keys_for_next_waiters(self.in_flight.iter())
     }
 
     pub(crate) fn empty_batch(&mut self) -> Vec<PendingRequest> {
@@ -320,13 +320,9 @@ impl PipelinedConnection {
         _: MonotonicTime,
     ) -> Result<(), Error> {
         let server = Arc::clone(&self.connection.server);
-        let waits = |request: &PendingRequest| {
-            let completion = request.completion.as_ref();
-            completion.is_some_and(Completion::is_waited_for)
-        };
         let is_awaited = |request: &PendingRequest| request.completion.is_some();
         assert!(
-            !(batch.iter().any(waits) && self.in_flight.iter().any(is_awaited)),
+            !(request::is_waited_for(batch.iter()) && self.in_flight.iter().any(is_awaited)),
             "two batches in flight"
         );
         server.use_alone(|| {

@@ -18,6 +18,7 @@ impl Fixture {
             lease: LeaseId::random(),
             ttl: LONG,
             queue_mode: crate::store::QueueMode::None,
+            above: None,
         };
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
         self.pipeline.state.lock().enqueue([request]);
@@ -216,7 +217,7 @@ fn a_flush_whose_leader_leaves_early_is_not_answered() {
     f.server.stop();
     let flush = Caller::new(1);
     let completion = Completion::new(&flush, 0);
-    let request = PendingRequest::new(Command::Flush { pipeline: 0 }, Some(completion));
+    let request = PendingRequest::new(Command::Flush, Some(completion));
     f.pipeline.state.lock().enqueue([request]);
     let lease = LeaseId::random();
     let mut leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();

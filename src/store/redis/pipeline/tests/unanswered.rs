@@ -111,7 +111,7 @@ fn refused_releases_are_written_in_bounded_batches() {
         let refused = held(&n.to_string()).on_reply(Err(Error::new(ErrorKind::Denied, "")));
         state.apply(refused);
     }
-    let (_caller, flush) = awaited(Command::Flush { pipeline: 0 });
+    let (_caller, flush) = awaited(Command::Flush);
     state.enqueue([flush]);
     let mut batches = Vec::new();
     loop {
@@ -154,7 +154,7 @@ fn only_a_flush_repeats_undos_early() {
     let (_caller, acquire) = awaited(acquire_of("a"));
     state.enqueue([acquire]);
     assert_eq!(next(&mut state).len(), 1, "it is not due");
-    let (_caller, flush) = awaited(Command::Flush { pipeline: 0 });
+    let (_caller, flush) = awaited(Command::Flush);
     state.enqueue([flush]);
     assert_eq!(next(&mut state).len(), 2);
 }
@@ -169,11 +169,11 @@ fn a_flush_fails_while_releases_are_refused() {
     };
     may_delete("-del");
     f.pipeline.send_release(f.release("a", lease));
-    let error = f.ask(Command::Flush { pipeline: 0 }, LONG).unwrap_err();
+    let error = f.ask(Command::Flush, LONG).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(f.exists("a"));
     may_delete("+del");
-    let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
+    let flushed = f.ask(Command::Flush, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert!(!f.exists("a"));
 }
@@ -189,9 +189,8 @@ fn an_appointed_flush_ends_with_its_deadline() {
     std::thread::scope(|scope| {
         let deadline = MonotonicTime::now().after(Duration::from_secs(1));
         let flush = scope.spawn(move || {
-            let mut flush = Request::new(Command::Flush { pipeline: 0 }, deadline);
-            f.pipeline.execute(&mut [&mut flush]);
-            (flush.into_outcome(), MonotonicTime::now().since(deadline))
+            let outcome = f.pipeline.flush(deadline);
+            (outcome, MonotonicTime::now().since(deadline))
         });
         f.wait_for_queue(1);
         drop(leadership);
@@ -207,7 +206,7 @@ fn a_flush_moves_to_another_connection_after_a_cut() {
     let lease = f.acquire("a");
     f.cut();
     f.pipeline.send_release(f.release("a", lease));
-    let flushed = f.ask(Command::Flush { pipeline: 0 }, LONG);
+    let flushed = f.ask(Command::Flush, LONG);
     assert_eq!(flushed.unwrap(), Reply::Done);
     assert!(f.is_idle() && !f.exists("a"));
 }
@@ -226,7 +225,7 @@ fn caller_still_waits(eighths: u32) -> bool {
     outcome.unwrap_err();
     let state = f.pipeline.state.lock();
     let mut completion = state.awaited.iter().filter_map(|p| p.completion.as_ref());
-    completion.any(|completion| Arc::ptr_eq(completion.caller(), &patient))
+    completion.any(|completion| completion.is_of(&patient))
 }
 
 #[test]

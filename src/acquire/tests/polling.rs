@@ -1,0 +1,113 @@
+//! Waiters of a store that never queues them.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use super::*;
+use crate::store::{Listener, MemoryNode, MemoryServer, Notifications, TrackedKey};
+use crate::util::id::HolderId;
+
+/// Notifications of a store without queues, of which none comes.
+struct Silent;
+
+impl Notifications for Silent {
+    fn start(&self, _: &ThreadGroup, _: Arc<dyn Listener>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn stop(&self) {}
+
+    fn request(&self) {}
+
+    fn track(&self, _: Vec<TrackedKey>) -> bool {
+        false
+    }
+
+    fn queue_mode(&self) -> QueueMode {
+        QueueMode::None
+    }
+}
+
+/// A client of `server` without notifications.
+fn client(server: &Arc<MemoryServer>) -> Acquirer {
+    let clock = server.clock().clone();
+    let holder = HolderId::of_this_process();
+    let backend = Backend {
+        notifications: Arc::new(Silent),
+        ..Backend::new(Arc::new(MemoryNode::plain(Arc::clone(server), holder)))
+    };
+    let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
+    callbacks.stop();
+    // Without its threads: nothing is held for long enough to need them.
+    let (scheduler, _) = Scheduler::new(clock.clone());
+    let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
+    let hand_offs = HandOffs {
+        count: 0,
+        time: Duration::ZERO,
+    };
+    Acquirer::new(
+        &backend,
+        watchdog,
+        callbacks,
+        Arc::new(LocalQueues::new(clock)),
+        COMMAND_TIMEOUT,
+        PATIENCE,
+        hand_offs,
+    )
+}
+
+#[test]
+fn each_client_gets_the_lock_without_a_queue() {
+    const TURNS: usize = 5;
+    let server = MemoryServer::new();
+    let is_held = AtomicBool::new(false);
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let client = client(&server);
+                for _ in 0..TURNS {
+                    let lease = client.acquire(&request(OPTIONS), Until::Forever);
+                    let lease = lease.unwrap().unwrap();
+                    assert!(!is_held.swap(true, Ordering::SeqCst));
+                    std::thread::park_timeout(Duration::from_millis(2));
+                    let inspect = Command::Inspect { key: key() };
+                    let deadline = MonotonicTime::now().after(COMMAND_TIMEOUT);
+                    match client.store.execute_one(inspect, deadline) {
+                        Ok(Reply::Found { value, .. }) => assert_eq!(value.queued, 0),
+                        other => panic!("{other:?}"),
+                    }
+                    is_held.store(false, Ordering::SeqCst);
+                    client.release(&lease);
+                }
+            });
+        }
+    });
+    assert!(
+        started.elapsed() < OPTIONS.ttl / 2,
+        "no grant waits for an expiry"
+    );
+}
+
+#[test]
+fn pauses_without_a_queue_are_short() {
+    const ATTEMPTS: u32 = 20;
+    let f = fixture();
+    *f.store.queue_mode.lock() = Some(QueueMode::None);
+    for _ in 0..ATTEMPTS {
+        f.answer(|_| Ok(contended(false)));
+    }
+    f.answer(|_| Ok(Reply::Granted { token: 7 }));
+    let started = Instant::now();
+    assert!(f.acquire(Until::Forever).unwrap().is_some());
+    // A waiter that relied on notifications would pause for half a second at least.
+    assert!(started.elapsed() < ATTEMPTS * Duration::from_millis(250));
+    assert!(
+        f.store
+            .asked
+            .lock()
+            .iter()
+            .all(|mode| *mode == QueueMode::None)
+    );
+    assert_eq!(f.tracked(), 0);
+}

@@ -1,0 +1,295 @@
+//! The outcomes of requests, for the caller that waits for them.
+//!
+//! A store has a [`Completion`] for each request and sets its outcome. The caller waits in one of two ways. A caller of
+//! `Store::execute` waits for all of its requests, and may be appointed meanwhile to lead the pipeline that has them. A
+//! caller of `Store::submit` ([`Submitted`]) may have requests on several servers: it is never appointed, and it can
+//! continue as soon as it has outcomes enough.
+
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::error::{Error, ErrorKind};
+use crate::store::command::Reply;
+use crate::util::clock::MonotonicTime;
+use crate::util::sync::{Mutex, MutexGuard, Thread, park_timeout, this_thread};
+
+pub(crate) type Outcome = Result<Reply, Error>;
+
+/// A vector that holds one element without an allocation: most callers have one request, and most batches one command.
+pub(crate) type Few<T> = SmallVec<[T; 1]>;
+
+/// A thread that waits for the outcomes of its requests.
+pub(crate) struct Caller {
+    thread: Thread,
+    /// Whether the thread can lead a pipeline while it waits.
+    can_lead: bool,
+    state: Mutex<CallerState>,
+}
+
+struct CallerState {
+    outcomes: Few<Option<Outcome>>,
+    missing: usize,
+    interest: Interest,
+    appointed: bool,
+    /// The thread is parked or about to park, and no other thread is about to unpark it.
+    asleep: bool,
+}
+
+/// What the caller still wants of its requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Interest {
+    /// Waits for outcomes.
+    Waiting,
+    /// Needs no further outcome, but keeps what is granted late. Requests that are not written yet are dropped.
+    KeepsGrants,
+    /// Has left. The store undoes what is granted late.
+    Left,
+}
+
+impl CallerState {
+    fn is_waiting(&self) -> bool {
+        self.interest == Interest::Waiting && self.missing > 0
+    }
+}
+
+/// The reason why a wait ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum WaitEnd {
+    /// All outcomes have come.
+    Complete,
+    /// The caller leads the pipeline now.
+    Appointed,
+    /// The deadline passed and the caller has left: it gets no more outcomes.
+    Left,
+}
+
+impl Caller {
+    /// A caller that may lead the pipeline that has its requests.
+    pub(crate) fn new(requests: usize) -> Arc<Self> {
+        Self::of(requests, true)
+    }
+
+    fn of(requests: usize, can_lead: bool) -> Arc<Self> {
+        Arc::new(Self {
+            thread: this_thread(),
+            can_lead,
+            state: Mutex::new(CallerState {
+                outcomes: smallvec![None; requests],
+                missing: requests,
+                interest: Interest::Waiting,
+                appointed: false,
+                asleep: false,
+            }),
+        })
+    }
+
+    /// Parks the thread until all outcomes have come, until it is appointed, or until `deadline`.
+    pub(crate) fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
+        loop {
+            let mut state = self.state.lock();
+            // This check comes first: an appointed caller has to lead, or to appoint another.
+            if std::mem::take(&mut state.appointed) {
+                return WaitEnd::Appointed;
+            }
+            if state.missing == 0 {
+                return WaitEnd::Complete;
+            }
+            let left = deadline.since(MonotonicTime::now());
+            if left.is_zero() {
+                state.interest = Interest::Left;
+                return WaitEnd::Left;
+            }
+            state.asleep = true;
+            drop(state);
+            // Returns at once if the thread was unparked before, and may return without a reason.
+            park_timeout(left);
+        }
+    }
+
+    /// Parks the thread until `are_enough` says so of the outcomes, all have come, or `deadline` has passed.
+    fn wait_until(
+        &self,
+        deadline: MonotonicTime,
+        are_enough: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> bool {
+        loop {
+            let mut state = self.state.lock();
+            state.asleep = false;
+            if are_enough(&state.outcomes) {
+                return true;
+            }
+            let left = deadline.since(MonotonicTime::now());
+            if state.missing == 0 || left.is_zero() {
+                return false;
+            }
+            state.asleep = true;
+            drop(state);
+            park_timeout(left);
+        }
+    }
+
+    /// Whether a caller that leads can stop: all outcomes have come, or the deadline has passed and it leaves.
+    pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
+        let mut state = self.state.lock();
+        if state.missing > 0 && MonotonicTime::now() >= deadline {
+            state.interest = Interest::Left;
+        }
+        state.missing == 0 || state.interest == Interest::Left
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.state.lock().missing == 0
+    }
+
+    /// Ends the wait: the caller gets no more outcomes and cannot be appointed.
+    pub(crate) fn leave(&self) {
+        self.state.lock().interest = Interest::Left;
+    }
+
+    /// Makes the caller lead the pipeline, and unparks it. Returns false if it has left.
+    pub(crate) fn appoint(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_waiting() {
+            return false;
+        }
+        state.appointed = true;
+        self.wake(state);
+        true
+    }
+
+    /// Unparks the thread if it is parked: a thread that is not would return early from its next park, which may be
+    /// in the user's code. Unlocks the mutex first, which the thread locks next.
+    fn wake(&self, mut state: MutexGuard<'_, CallerState>) {
+        let was_asleep = std::mem::take(&mut state.asleep);
+        drop(state);
+        if was_asleep {
+            self.thread.unpark();
+        }
+    }
+
+    /// Takes the outcomes. A time-out stands for each that did not come.
+    pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
+        let outcomes = std::mem::take(&mut self.state.lock().outcomes);
+        let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
+        outcomes
+            .into_iter()
+            .map(move |outcome| outcome.unwrap_or_else(timed_out))
+    }
+
+    fn complete(&self, index: usize, outcome: Outcome) -> Result<(), Outcome> {
+        let mut state = self.state.lock();
+        if state.interest == Interest::Left {
+            return Err(outcome);
+        }
+        state.outcomes[index] = Some(outcome);
+        state.missing -= 1;
+        // A caller that does not lead may need only some of its outcomes.
+        if state.missing == 0 || !self.can_lead {
+            self.wake(state);
+        }
+        Ok(())
+    }
+}
+
+/// Requests that a caller has submitted, to several stores maybe. After its drop, the stores undo what they grant.
+pub(crate) struct Submitted(Arc<Caller>);
+
+impl Submitted {
+    /// Makes completions for so many requests. The thread that makes them has to be the one that waits.
+    pub(crate) fn new(requests: usize) -> (Self, Vec<Completion>) {
+        let caller = Caller::of(requests, false);
+        let completions = (0..requests).map(|index| Completion::new(&caller, index));
+        let completions = completions.collect();
+        (Self(caller), completions)
+    }
+
+    /// Waits until `are_enough` returns true for the outcomes so far, in the order of the completions. Returns false if
+    /// all have come and are not enough, or at `deadline`. `are_enough` must not lock anything.
+    pub(crate) fn wait(
+        &self,
+        deadline: MonotonicTime,
+        are_enough: impl Fn(&[Option<Outcome>]) -> bool,
+    ) -> bool {
+        self.0.wait_until(deadline, are_enough)
+    }
+
+    /// The outcomes so far. An acquire whose outcome is an error may hold its key until the store has undone it, so
+    /// only servers that have granted count as held.
+    pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
+        self.0.state.lock().outcomes.to_vec()
+    }
+
+    /// Ends the wait, but not the interest: what is granted late is kept, and its outcome is noted, until this is
+    /// dropped. Requests that are not written yet are dropped, except releases. An acquire whose connection breaks is
+    /// undone all the same.
+    pub(crate) fn keep_late_grants(&self) {
+        self.0.state.lock().interest = Interest::KeepsGrants;
+    }
+
+    /// Ends the wait and the interest, and returns the outcomes until now. The store undoes what it grants later, so the
+    /// caller has to release exactly the grants among these.
+    pub(crate) fn leave(self) -> Vec<Option<Outcome>> {
+        let mut state = self.0.state.lock();
+        state.interest = Interest::Left;
+        std::mem::take(&mut state.outcomes).into_vec()
+    }
+}
+
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// The right to set the outcome of one request. Dropping it without an outcome sets a time-out, so that no caller waits
+/// for a request that a panic has dropped.
+pub(crate) struct Completion {
+    caller: Arc<Caller>,
+    index: usize,
+    used: bool,
+}
+
+impl Completion {
+    pub(crate) fn new(caller: &Arc<Caller>, index: usize) -> Self {
+        Self {
+            caller: Arc::clone(caller),
+            index,
+            used: false,
+        }
+    }
+
+    /// Sets the outcome. Returns it if the caller has left.
+    pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
+        self.used = true;
+        self.caller.complete(self.index, outcome)
+    }
+
+    /// Sets the error as the outcome, even if the caller has left: it still takes its outcomes.
+    pub(crate) fn give_up(mut self, error: Error) {
+        self.used = true;
+        self.caller.state.lock().outcomes[self.index] = Some(Err(error));
+    }
+
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.caller.state.lock().is_waiting()
+    }
+
+    /// The caller, if it waits and can lead the pipeline.
+    pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
+        (self.caller.can_lead && self.is_waited_for()).then_some(&self.caller)
+    }
+
+    pub(crate) fn is_of(&self, caller: &Arc<Caller>) -> bool {
+        Arc::ptr_eq(&self.caller, caller)
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if !self.used {
+            let error = Error::new(ErrorKind::Timeout, "the request was given up");
+            let _ = self.caller.complete(self.index, Err(error));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What the servers report about locks, as typed data: each report names its server, and the value of a key is read
+//! here.
+
+use crate::error::Error;
+use crate::loss::LossReason;
+use crate::store::command::GrantMessage;
+use crate::store::value;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::Key;
+
+/// One of the servers of a store, by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ServerId(pub(crate) u8);
+
+impl ServerId {
+    /// The server of a store that has only one.
+    pub(crate) const ONLY: Self = Self(0);
+}
+
+/// A key to read, and the lease that is expected to hold it.
+#[derive(Clone, Debug)]
+pub(crate) struct TrackedKey {
+    pub(crate) key: Key,
+    pub(crate) lease: Option<LeaseId>,
+}
+
+/// The state of a lock's key, as one server reported it: its value, or that it is missing.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyState<'a>(Option<&'a [u8]>);
+
+impl<'a> KeyState<'a> {
+    /// `value`: `None` for a missing key. Another user may have written it.
+    pub(in crate::store) fn new(value: Option<&'a [u8]>) -> Self {
+        Self(value)
+    }
+
+    /// Whether `lease` holds the key.
+    pub(crate) fn is_held_by(self, lease: LeaseId) -> bool {
+        self.0.is_some_and(|value| value::is_held_by(value, lease))
+    }
+
+    /// Whether a lease holds the key whose release serves the queue.
+    pub(crate) fn has_queue(self) -> bool {
+        self.0.is_some_and(value::has_queue)
+    }
+
+    /// The reason of the loss of a lease that does not hold the key.
+    pub(crate) fn loss_reason(self) -> LossReason {
+        value::loss_reason(self.0)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn exists(self) -> bool {
+        self.0.is_some()
+    }
+}
+
+/// Handles the reports of servers. Called on a thread of the store; quick; may call
+/// [`Notifications::track`](crate::store::Notifications::track).
+///
+/// A report is not believed before another request has confirmed it, if
+/// [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses): one server may report the
+/// end of a lease that holds the keys of a majority.
+pub(crate) trait Listener: Send + Sync {
+    /// `key` was granted to `lease`, which was queued for it.
+    fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
+    /// `lease` is among the first waiters for `key`.
+    fn near(&self, server: ServerId, key: &Key, lease: LeaseStart);
+    /// A message says that another client took `key` from `lease`. Any user can publish one.
+    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
+    /// `key` was changed. Returns the key to read and track, if that still matters.
+    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;
+    /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
+    /// again.
+    fn all_changed(&self, server: ServerId);
+    /// A tracked key was read.
+    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>);
+    /// A test moved the client's clock ahead.
+    fn clock_moved(&self);
+    /// The server refuses notifications to this client.
+    fn refused(&self, server: ServerId, error: &Error);
+}
