@@ -10,6 +10,8 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::event::EventHandler;
 use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
+#[cfg(feature = "tls")]
+use crate::tls::TlsConfig;
 use crate::util::fork::ForkGuard;
 
 /// The settings of a client. Each has a default, and [`build`](Builder::build) checks all of them.
@@ -60,15 +62,17 @@ use crate::util::fork::ForkGuard;
 pub struct Builder {
     address: Address,
     config: Config,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsConfig>,
 }
 
 /// The address of a Redis server, for [`Client::open`] and [`Client::builder`]. Made from a URL, from a
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
 /// URLs are checked more strictly than in redis-rs: unknown options are refused. The client uses the address, user,
-/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS is
-/// `InvalidConfig` when the client is built. So is a host with a `%`, `@` or `/`: it is a part of a password that was
-/// not percent-encoded. `Debug` shows neither user nor password.
+/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS
+/// needs the feature `tls`, and certificates come from `Builder::tls` only. A host with a `%`, `@` or `/` is
+/// `InvalidConfig` when the client is built: it is a part of a password that was not percent-encoded. `Debug` shows neither user nor password.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -165,6 +169,8 @@ impl Builder {
         Self {
             address,
             config: Config::default(),
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -288,6 +294,14 @@ impl Builder {
         self
     }
 
+    /// How connections of a `rediss://` address use TLS. Defaults to the authorities that the system trusts, without a
+    /// client certificate. See [`TlsConfig`] for an example. An error for an address without TLS.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: TlsConfig) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Builds the client, and connects once, so a wrong address or login is an error here.
     ///
     /// # Errors
@@ -318,13 +332,18 @@ impl Builder {
         let config = self.config;
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
-        let redis = |endpoint: Endpoint| Server::Redis(Arc::new(endpoint));
+        #[cfg_attr(not(feature = "tls"), allow(unused_mut))]
+        let redis = |mut endpoint: Endpoint| {
+            #[cfg(feature = "tls")]
+            endpoint.set_up_tls(self.tls.as_ref())?;
+            Ok(Server::Redis(Arc::new(endpoint)))
+        };
         let server = match self.address {
             Address::Memory(server) => Server::Memory(server),
-            Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?),
+            Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?,
             Address::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
-                None => redis(Endpoint::new(&url, connect_timeout, max_reply)?),
+                None => redis(Endpoint::new(&url, connect_timeout, max_reply)?)?,
             },
         };
         if let Server::Memory(memory) = &server {

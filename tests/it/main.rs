@@ -43,6 +43,8 @@ mod steady;
 mod support;
 mod switch_over;
 mod threads;
+#[cfg(feature = "tls")]
+mod tls;
 mod transactions;
 mod transfer;
 mod types;

@@ -4,15 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+#[cfg(feature = "tls")]
+use redis::ConnectionAddr;
 use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
-use crate::store::redis::errors::{connect_error, hide_password, no_reply};
+use crate::store::redis::errors::{Attempted, hide_password, no_reply};
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
+#[cfg(feature = "tls")]
+use crate::store::redis::tls::Tls;
 use crate::store::redis::{scripts, url};
+#[cfg(feature = "tls")]
+use crate::tls::TlsConfig;
 use crate::util::clock::MonotonicTime;
 
 /// The longest reply without a caller's values: to a batch of 128 commands, with a few hundred bytes for each.
@@ -21,6 +27,9 @@ pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
+    /// For an address with TLS, from [`set_up_tls`](Self::set_up_tls).
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
     connect_timeout: Duration,
     /// The longest reply with values of the caller.
     max_reply_bytes: usize,
@@ -77,6 +86,8 @@ impl Endpoint {
     fn with(info: ConnectionInfo, connect_timeout: Duration, max_reply_bytes: usize) -> Self {
         Self {
             info,
+            #[cfg(feature = "tls")]
+            tls: None,
             connect_timeout,
             max_reply_bytes,
             last_error: Mutex::new(None),
@@ -85,44 +96,142 @@ impl Endpoint {
         }
     }
 
+    /// Prepares TLS, if the address asks for it. Without this, it cannot be connected to.
+    #[cfg(feature = "tls")]
+    pub(crate) fn set_up_tls(&mut self, settings: Option<&TlsConfig>) -> Result<(), Error> {
+        let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
+        let ConnectionAddr::TcpTls {
+            host, tls_params, ..
+        } = self.info.addr()
+        else {
+            return match settings {
+                None => Ok(()),
+                Some(_) => {
+                    let why = format!(
+                        "tls: {} is an address without TLS; use rediss://host:port, or leave out \
+                         Builder::tls",
+                        self.address()
+                    );
+                    Err(invalid(why))
+                }
+            };
+        };
+        if tls_params.is_some() && settings.is_none() {
+            let why =
+                "address: its certificates are known to redis-rs only; give them with Builder::tls";
+            return Err(invalid(why.to_owned()));
+        }
+        let default = TlsConfig::default();
+        let tls = Tls::new(settings.unwrap_or(&default), host);
+        self.tls = Some(tls.map_err(invalid)?);
+        Ok(())
+    }
+
     /// For debug output: without user and password.
     pub(crate) fn address(&self) -> String {
         url::address(&self.info)
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The
-    /// resolver of host names has time-outs of its own. Fails at once after [`close`](Self::close).
+    /// Connects, with a TLS handshake if the address asks for it, by `deadline`. The resolver of host names has
+    /// time-outs of its own. Passes `connected` a handle that closes the socket from another thread.
+    pub(super) fn connect(
+        &self,
+        attempted: Attempted<'_>,
+        deadline: MonotonicTime,
+        connected: impl FnOnce(Closer) -> Result<(), Error>,
+    ) -> Result<(Sender, Receiver), Error> {
+        let connection = socket::connect(attempted.info.addr(), deadline);
+        let halves = connection.map_err(|error| attempted.connect(error))?;
+        connected(halves.0.closer())?;
+        self.start_tls(attempted, halves, deadline)
+    }
+
+    #[cfg(feature = "tls")]
+    fn start_tls(
+        &self,
+        attempted: Attempted<'_>,
+        (mut sender, mut receiver): (Sender, Receiver),
+        deadline: MonotonicTime,
+    ) -> Result<(Sender, Receiver), Error> {
+        match (&self.tls, attempted.info.addr()) {
+            (Some(tls), ConnectionAddr::TcpTls { .. }) => {
+                let started = tls.start(&mut sender, &mut receiver, deadline);
+                started.map_err(|error| attempted.handshake(&tls.server_name(), error))?;
+            }
+            (None, ConnectionAddr::TcpTls { .. }) => {
+                let message = "TLS was not set up";
+                return Err(Error::new(ErrorKind::InvalidConfig, message));
+            }
+            _ => {}
+        }
+        Ok((sender, receiver))
+    }
+
+    /// Without the feature `tls`, no address asks for TLS: see [`url::check_address`].
+    #[cfg(not(feature = "tls"))]
+    fn start_tls(
+        &self,
+        _: Attempted<'_>,
+        halves: (Sender, Receiver),
+        _: MonotonicTime,
+    ) -> Result<(Sender, Receiver), Error> {
+        Ok(halves)
+    }
+
+    /// Why TLS has failed on a connection, if it has: a server may refuse the client's certificate only after the
+    /// handshake.
+    pub(super) fn tls_error(&self, attempted: Attempted<'_>, receiver: &Receiver) -> Option<Error> {
+        #[cfg(feature = "tls")]
+        if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure()) {
+            return Some(attempted.tls_refused(&tls.server_name(), failure));
+        }
+        let _ = (attempted, receiver);
+        None
+    }
+
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. Fails at
+    /// once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         self.check_open()?;
         let made_in = self.epoch.now();
         let deadline = MonotonicTime::now().after(self.connect_timeout);
-        let connected = socket::connect(self.info.addr(), deadline);
-        let (sender, receiver) =
-            connected.map_err(|e| connect_error(&self.info, self.connect_timeout, e.into()))?;
-        let closer = sender.closer();
-        self.opening.lock().begin(closer.clone())?;
-        let mut connection = Connection {
-            sender,
-            receiver,
-            database: self.info.redis_settings().db(),
-            max_reply_bytes: self.max_reply_bytes,
-            password: self.password_to_hide(),
-            broken: false,
-            made_in,
-            epoch: Arc::clone(&self.epoch),
-        };
-        let mut handshake = Handshake {
+        let attempted = Attempted {
             info: &self.info,
-            connection: &mut connection,
-            connect_timeout: self.connect_timeout,
-            deadline,
+            timeout: self.connect_timeout,
+            setting: "connect_timeout",
         };
-        let loaded = handshake.log_in();
-        let loaded = loaded.and_then(|()| handshake.load_missing_scripts());
-        let mut opening = self.opening.lock();
-        opening.sockets.retain(|other| !other.is_same(&closer));
-        drop(opening);
-        loaded.map(|()| connection)
+        let mut closer = None;
+        let connected = self.connect(attempted, deadline, |socket| {
+            closer = Some(socket.clone());
+            self.opening.lock().begin(socket)
+        });
+        let opened = connected.and_then(|(sender, receiver)| {
+            let mut connection = Connection {
+                sender,
+                receiver,
+                address: self.address().into(),
+                database: self.info.redis_settings().db(),
+                max_reply_bytes: self.max_reply_bytes,
+                password: self.password_to_hide(),
+                broken: false,
+                made_in,
+                epoch: Arc::clone(&self.epoch),
+            };
+            let mut handshake = Handshake {
+                endpoint: self,
+                attempted,
+                connection: &mut connection,
+                deadline,
+            };
+            handshake.log_in()?;
+            handshake.load_missing_scripts()?;
+            Ok(connection)
+        });
+        if let Some(closer) = closer {
+            let mut opening = self.opening.lock();
+            opening.sockets.retain(|other| !other.is_same(&closer));
+        }
+        opened
     }
 
     /// The password, unless it is so short that it may stand in any text.
@@ -197,6 +306,8 @@ pub(crate) enum ReplyContents {
 pub(crate) struct Connection {
     sender: Sender,
     receiver: Receiver,
+    /// The server's address, for errors.
+    address: Box<str>,
     database: i64,
     max_reply_bytes: usize,
     /// The password, which is left out of the errors of the server.
@@ -208,7 +319,8 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
-        self.send_raw(bytes, deadline).map_err(no_reply)
+        let sent = self.send_raw(bytes, deadline);
+        sent.map_err(|error| no_reply(&self.address, error))
     }
 
     /// Reads the next reply. All of it has to come by `deadline`.
@@ -217,7 +329,8 @@ impl Connection {
         deadline: MonotonicTime,
         contents: ReplyContents,
     ) -> Result<Value, Error> {
-        self.receive_raw(deadline, contents).map_err(no_reply)
+        let received = self.receive_raw(deadline, contents);
+        received.map_err(|error| no_reply(&self.address, error))
     }
 
     /// Reads the next reply, which is due by `due`. Returns `None` if it has not come by `until`, before it is due: then
@@ -232,7 +345,10 @@ impl Connection {
         let received = self.receiver.receive_reply(until, limit);
         match received {
             Err(error) if until < due && error.is_timeout() => Ok(None),
-            received => self.accept(received).map(Some).map_err(no_reply),
+            received => {
+                let accepted = self.accept(received).map(Some);
+                accepted.map_err(|error| no_reply(&self.address, error))
+            }
         }
     }
 
@@ -296,6 +412,11 @@ impl Connection {
         (0..commands.len()).map(reply).collect()
     }
 
+    /// The half that reads.
+    pub(super) fn receiver(&self) -> &Receiver {
+        &self.receiver
+    }
+
     /// Marks the connection as not to be used again.
     pub(crate) fn discard(&mut self) {
         self.broken = true;
@@ -345,7 +466,7 @@ mod tests {
             "redis://:se/secret@host",
             "http://u:secret@host",
             "redis:secret@host",
-            "rediss://:secret@host",
+            "rediss://:secret@host#insecure",
             "redis://:secret@host/notanumber",
             "redis://:secret@host/0?timeout=5",
             "unix:///x?db=0&pass=secret&user=me&shard=1",
@@ -394,7 +515,7 @@ mod tests {
 
         #[test]
         fn each_step_of_a_connection_ends_with_the_time_out() {
-            const LOGIN: &str = "+OK\r\n+OK\r\n";
+            const LOGIN: &str = "+OK\r\n+OK\r\n*0\r\n";
             let no_script = format!("*7\r\n{}", ":0\r\n".repeat(7));
             for answers in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
                 for stall in Stall::ALL {

@@ -18,6 +18,8 @@ mod socket;
 #[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
 pub(crate) mod url;
 
 use std::cell::LazyCell;

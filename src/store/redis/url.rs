@@ -11,12 +11,23 @@ const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
         than letters, digits and -._~ percent-encoded in user and password";
-    let parsed = redis::parse_redis_url(url).ok_or(SHAPE)?;
+    let mut parsed = redis::parse_redis_url(url).ok_or(SHAPE)?;
+    let has_tls = matches!(parsed.scheme(), "rediss" | "valkeys");
     let known = match parsed.scheme() {
-        "rediss" | "valkeys" => return Err(NO_TLS.to_owned()),
-        "redis" | "valkey" => TCP_OPTIONS,
-        _ => UNIX_OPTIONS,
+        "unix" | "redis+unix" | "valkey+unix" => UNIX_OPTIONS,
+        _ => TCP_OPTIONS,
     };
+    if has_tls {
+        if !cfg!(feature = "tls") {
+            return Err(NO_TLS.to_owned());
+        }
+        if parsed.fragment() == Some("insecure") {
+            return Err(INSECURE.to_owned());
+        }
+        // redis-rs reads `rediss` only with a feature of its own.
+        let changed = parsed.set_scheme("redis");
+        changed.map_err(|()| SHAPE)?;
+    }
     if parsed.fragment().is_some() {
         return Err(format!("has a part behind a #, but {SHAPE}"));
     }
@@ -40,24 +51,41 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
         ConnectionAddr::Tcp(host, _) if host.contains('%') => {
             Err(format!("has a % in the host, but {SHAPE}"))
         }
+        ConnectionAddr::Tcp(host, port) if has_tls => {
+            let addr = ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure: false,
+                tls_params: None,
+            };
+            Ok(info.set_addr(addr))
+        }
         _ => Ok(info),
     }
 }
 
-const NO_TLS: &str = "TLS is not supported by this build";
+const NO_TLS: &str =
+    "asks for TLS, which needs leasehold's cargo feature `tls`; enable it in Cargo.toml";
+const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
+     certificate with TlsConfig::ca_pem instead";
 
 /// Why this client cannot connect to an address, if it cannot. Quotes nothing of it: redis-rs may have taken a part of
 /// a password for the host.
 pub(super) fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
     match info.addr() {
-        ConnectionAddr::Tcp(host, _) if host.is_empty() => Err("has no host"),
-        ConnectionAddr::Tcp(host, _) if host.contains(['%', '@', '/']) => {
+        ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(NO_TLS),
+        ConnectionAddr::TcpTls { insecure: true, .. } => Err(INSECURE),
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } if host.is_empty() => {
+            Err("has no host")
+        }
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }
+            if host.contains(['%', '@', '/']) =>
+        {
             Err("has a %, an @ or a / in the host")
         }
-        ConnectionAddr::Tcp(..) => Ok(()),
+        ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. } => Ok(()),
         ConnectionAddr::Unix(_) if cfg!(unix) => Ok(()),
         ConnectionAddr::Unix(_) => Err("Unix sockets are not supported on this system"),
-        ConnectionAddr::TcpTls { .. } => Err(NO_TLS),
         _ => Err("is of a kind that this version does not know"),
     }
 }
@@ -76,7 +104,7 @@ pub(crate) fn redacted(url: &str) -> String {
 /// misplaced option.
 pub(crate) fn address(info: &ConnectionInfo) -> String {
     let addr = info.addr().to_string();
-    if matches!(info.addr(), ConnectionAddr::Tcp(..)) {
+    if !matches!(info.addr(), ConnectionAddr::Unix(_)) {
         return addr;
     }
     match addr.split_once(['?', '&', ';', '=', '@', '%']) {

@@ -3,6 +3,7 @@
 mod addresses;
 mod forged;
 mod login;
+pub mod messages;
 mod names;
 mod servers;
 mod settings;

@@ -14,7 +14,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
     (
         "base",
         &[
-            "error", "event", "config", "loss", "observe", "released", "util",
+            "error", "event", "config", "loss", "observe", "released", "tls", "util",
         ],
     ),
     ("store", &["store"]),

@@ -389,7 +389,7 @@ impl Notifications {
         while self.wait_until_wanted() {
             let made_in = self.endpoint.epoch().now();
             let opened = Subscription::open(
-                self.endpoint.info(),
+                &self.endpoint,
                 &self.channel,
                 &fence_counter(&self.prefix),
                 self.timeout,

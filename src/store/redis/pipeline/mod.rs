@@ -28,6 +28,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::redis::connection::Endpoint;
+use crate::store::redis::errors;
 use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
 use crate::store::redis::pipeline::request::{
     Caller, Completion, Next, Outcome, PendingRequest, WaitEnd,
@@ -114,7 +115,7 @@ impl Pipeline {
         let pending: Vec<PendingRequest> = pending.collect();
         self.run(pending, &caller, deadline, shutdown_deadline);
         for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
-            request.outcome = Some(outcome);
+            request.outcome = Some(self.naming_the_server(outcome));
         }
     }
 
@@ -124,7 +125,12 @@ impl Pipeline {
         let request = self.new_request(command, Some(Completion::new(&caller, 0)));
         self.run([request], &caller, deadline, None);
         let outcome = caller.take_outcomes().next();
-        outcome.expect("a caller has an outcome for each request")
+        self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
+    }
+
+    /// `outcome` with the server's address in its error, if that came from the server or its connection.
+    fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address(), error))
     }
 
     fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {
