@@ -7,6 +7,7 @@ use redis::ConnectionInfo;
 
 use crate::client::{Client, Server};
 use crate::config::Config;
+use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::Error;
 use crate::event::EventHandler;
 use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
@@ -62,6 +63,7 @@ use crate::util::fork::ForkGuard;
 pub struct Builder {
     address: Address,
     config: Config,
+    credentials: Option<CredentialsCallback>,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
 }
@@ -169,6 +171,7 @@ impl Builder {
         Self {
             address,
             config: Config::default(),
+            credentials: None,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -294,6 +297,24 @@ impl Builder {
         self
     }
 
+    /// Asks `callback` for the login of each new connection, for tokens that expire. The address must have no login
+    /// then. See [`Credentials`] for an example.
+    ///
+    /// It runs on the threads that connect, several at a time, under no lock of the library, and in
+    /// [`build`](Self::build) on the caller's. Let it return soon: no time-out ends it, and `connect_timeout` begins
+    /// behind it. If it fails or panics, there is no connection: `Unavailable`, with its error as `source()`. Keep
+    /// passwords out of that error.
+    pub fn credentials<F>(mut self, callback: F) -> Self
+    where
+        F: Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.credentials = Some(CredentialsCallback::new(callback));
+        self
+    }
+
     /// How connections of a `rediss://` address use TLS. Defaults to the authorities that the system trusts, without a
     /// client certificate. See [`TlsConfig`] for an example. An error for an address without TLS.
     #[cfg(feature = "tls")]
@@ -332,8 +353,10 @@ impl Builder {
         let config = self.config;
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
-        #[cfg_attr(not(feature = "tls"), allow(unused_mut))]
         let redis = |mut endpoint: Endpoint| {
+            if let Some(callback) = self.credentials {
+                endpoint.set_credentials(callback)?;
+            }
             #[cfg(feature = "tls")]
             endpoint.set_up_tls(self.tls.as_ref())?;
             Ok(Server::Redis(Arc::new(endpoint)))

@@ -68,6 +68,7 @@ mod acquire;
 mod builder;
 mod client;
 mod config;
+mod credentials;
 mod error;
 mod event;
 mod fenced;
@@ -98,6 +99,7 @@ mod watchdog;
 
 pub use builder::{Builder, ServerAddress};
 pub use client::Client;
+pub use credentials::Credentials;
 pub use error::{Error, ErrorKind};
 pub use event::{EventHandler, EventLock};
 pub use fenced::FencedValue;

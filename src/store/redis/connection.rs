@@ -1,5 +1,6 @@
 //! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use parking_lot::Mutex;
 use redis::ConnectionAddr;
 use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 
+use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
 use crate::store::redis::errors::{Attempted, hide_password, no_reply};
@@ -30,6 +32,8 @@ pub(crate) struct Endpoint {
     /// For an address with TLS, from [`set_up_tls`](Self::set_up_tls).
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
+    /// Gives the login of each connection, which `info` lacks then.
+    credentials: Option<CredentialsCallback>,
     connect_timeout: Duration,
     /// The longest reply with values of the caller.
     max_reply_bytes: usize,
@@ -88,6 +92,7 @@ impl Endpoint {
             info,
             #[cfg(feature = "tls")]
             tls: None,
+            credentials: None,
             connect_timeout,
             max_reply_bytes,
             last_error: Mutex::new(None),
@@ -125,6 +130,30 @@ impl Endpoint {
         let tls = Tls::new(settings.unwrap_or(&default), host);
         self.tls = Some(tls.map_err(invalid)?);
         Ok(())
+    }
+
+    /// Has `callback` give the login of each connection.
+    pub(crate) fn set_credentials(&mut self, callback: CredentialsCallback) -> Result<(), Error> {
+        let settings = self.info.redis_settings();
+        if settings.username().is_some() || settings.password().is_some() {
+            let why = "credentials: the address has a login, too; leave it out there";
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        self.credentials = Some(callback);
+        Ok(())
+    }
+
+    /// The address with the login for a new connection. May call the user's callback: call it under no mutex.
+    pub(super) fn info_with_login(&self) -> Result<Cow<'_, ConnectionInfo>, Error> {
+        let Some(callback) = &self.credentials else {
+            return Ok(Cow::Borrowed(&self.info));
+        };
+        let Credentials { user, password } = callback.call(&self.address())?;
+        let mut settings = self.info.redis_settings().clone().set_password(password);
+        if let Some(user) = user {
+            settings = settings.set_username(user);
+        }
+        Ok(Cow::Owned(self.info.clone().set_redis_settings(settings)))
     }
 
     /// For debug output: without user and password.
@@ -189,14 +218,15 @@ impl Endpoint {
         None
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. Fails at
-    /// once after [`close`](Self::close).
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out, which
+    /// begins behind the callback for credentials. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         self.check_open()?;
         let made_in = self.epoch.now();
+        let info = self.info_with_login()?;
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let attempted = Attempted {
-            info: &self.info,
+            info: &info,
             timeout: self.connect_timeout,
             setting: "connect_timeout",
         };
@@ -212,7 +242,7 @@ impl Endpoint {
                 address: self.address().into(),
                 database: self.info.redis_settings().db(),
                 max_reply_bytes: self.max_reply_bytes,
-                password: self.password_to_hide(),
+                password: password_to_hide(&info),
                 broken: false,
                 made_in,
                 epoch: Arc::clone(&self.epoch),
@@ -234,12 +264,6 @@ impl Endpoint {
         opened
     }
 
-    /// The password, unless it is so short that it may stand in any text.
-    fn password_to_hide(&self) -> Option<Box<str>> {
-        let password = self.info.redis_settings().password();
-        password.filter(|it| it.len() > 3).map(Box::from)
-    }
-
     /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
     /// ended: until an attempt to connect fails, its thread keeps the pool, which then schedules the next attempt.
     pub(crate) fn close(&self) {
@@ -258,6 +282,7 @@ impl Endpoint {
         &self.epoch
     }
 
+    #[cfg(test)]
     pub(crate) fn info(&self) -> &ConnectionInfo {
         &self.info
     }
@@ -266,6 +291,12 @@ impl Endpoint {
     pub(crate) fn last_error(&self) -> Option<Error> {
         self.last_error.lock().clone()
     }
+}
+
+/// The password, unless it is so short that it may stand in any text.
+fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
+    let password = info.redis_settings().password();
+    password.filter(|it| it.len() > 3).map(Box::from)
 }
 
 /// Makes the pool's connections. Keeps the error of the last attempt: the pool keeps only its text.

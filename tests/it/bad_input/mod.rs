@@ -1,6 +1,7 @@
 //! Bad input of every kind: each a typed error in bounded time, and never a password in its text.
 
 mod addresses;
+mod credentials;
 mod forged;
 mod login;
 pub mod messages;

@@ -35,9 +35,9 @@ impl Subscription {
         timeout: Duration,
         connected: impl FnOnce(Closer),
     ) -> Result<(Self, Sender), Error> {
-        let info = endpoint.info();
+        let info = endpoint.info_with_login()?;
         let attempted = Attempted {
-            info,
+            info: &info,
             timeout,
             setting: "command_timeout",
         };
