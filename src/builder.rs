@@ -304,6 +304,16 @@ impl Builder {
     /// [`build`](Self::build) on the caller's. Let it return soon: no time-out ends it, and `connect_timeout` begins
     /// behind it. If it fails or panics, there is no connection: `Unavailable`, with its error as `source()`. Keep
     /// passwords out of that error.
+    ///
+    /// ```
+    /// use leasehold::{Client, Credentials};
+    ///
+    /// # fn token() -> std::io::Result<String> { Ok("t0ken".to_owned()) }
+    /// let client = Client::builder("redis://127.0.0.1:6379")
+    ///     .credentials(|| Ok(Credentials::user("billing", token()?)))
+    ///     .build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn credentials<F>(mut self, callback: F) -> Self
     where
         F: Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
@@ -316,7 +326,18 @@ impl Builder {
     }
 
     /// How connections of a `rediss://` address use TLS. Defaults to the authorities that the system trusts, without a
-    /// client certificate. See [`TlsConfig`] for an example. An error for an address without TLS.
+    /// client certificate. An error for an address without TLS.
+    ///
+    /// ```no_run
+    /// use leasehold::{Client, TlsConfig};
+    ///
+    /// # fn open() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = Client::builder("rediss://redis.example.com")
+    ///     .tls(TlsConfig::new().ca_pem(std::fs::read("ca.pem")?))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsConfig) -> Self {
         self.tls = Some(tls);

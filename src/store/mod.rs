@@ -12,6 +12,7 @@ mod scripted;
 mod value;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::util::clock::MonotonicTime;
@@ -55,6 +56,11 @@ pub(crate) trait Store: Send + Sync {
         self.execute(&mut request);
         let [request] = request;
         request.into_outcome()
+    }
+
+    /// Asks the server for a sign of life. Returns how long the reply took.
+    fn ping(&self) -> Result<Duration, Error> {
+        Ok(Duration::ZERO)
     }
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.

@@ -27,6 +27,7 @@ mod fenced;
 mod forked;
 mod guards;
 mod hand_offs;
+mod health;
 mod hostile;
 mod leaks;
 mod loss_notification;

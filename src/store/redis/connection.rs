@@ -1,7 +1,7 @@
 //! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
-use crate::store::redis::errors::{Attempted, hide_password, no_reply};
+use crate::store::redis::errors::{Attempted, error_reply, hide_password, no_reply, type_name};
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
@@ -22,6 +22,7 @@ use crate::store::redis::{scripts, url};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
 use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
 
 /// The longest reply without a caller's values: to a batch of 128 commands, with a few hundred bytes for each.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
@@ -40,6 +41,8 @@ pub(crate) struct Endpoint {
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
     opening: Mutex<Opening>,
+    /// Who connects: a part of the connections' names. Not known while `Builder::build` tries the address.
+    holder: OnceLock<HolderId>,
 }
 
 /// The connections that are being made.
@@ -98,6 +101,7 @@ impl Endpoint {
             last_error: Mutex::new(None),
             epoch: Arc::default(),
             opening: Mutex::default(),
+            holder: OnceLock::new(),
         }
     }
 
@@ -154,6 +158,21 @@ impl Endpoint {
             settings = settings.set_username(user);
         }
         Ok(Cow::Owned(self.info.clone().set_redis_settings(settings)))
+    }
+
+    /// Has connections named after `holder` from now on.
+    pub(crate) fn name_connections(&self, holder: &HolderId) {
+        // It has one client only.
+        let _ = self.holder.set(holder.clone());
+    }
+
+    /// The name of a connection for `use_of_it`, which `CLIENT LIST` shows: with the holder, once that is known. A
+    /// holder has printable characters without blanks only, as Redis wants it of a name.
+    pub(super) fn connection_name(&self, use_of_it: &str) -> String {
+        match self.holder.get() {
+            Some(holder) => format!("{use_of_it}:{holder}"),
+            None => use_of_it.to_owned(),
+        }
     }
 
     /// For debug output: without user and password.
@@ -383,6 +402,26 @@ impl Connection {
         }
     }
 
+    /// Sends `PING`. Returns how long its reply took, which is due within `timeout`.
+    pub(crate) fn ping(&mut self, timeout: Duration) -> Result<Duration, Error> {
+        let mut bytes = Vec::new();
+        scripts::encode_words(&mut bytes, "PING", std::iter::empty());
+        let sent_at = MonotonicTime::now();
+        let deadline = sent_at.after(timeout);
+        self.send(&bytes, deadline)?;
+        match self.receive(deadline, ReplyContents::Internal)? {
+            Value::SimpleString(pong) if pong == "PONG" => Ok(MonotonicTime::now().since(sent_at)),
+            Value::ServerError(error) => {
+                Err(error_reply(error.code(), error.details()).at(&self.address))
+            }
+            other => {
+                self.discard_and_suspect_all();
+                let message = format!("{}: PING: {}", self.address, type_name(&other));
+                Err(Error::new(ErrorKind::Protocol, message))
+            }
+        }
+    }
+
     /// As [`send`](Self::send), with the error of redis-rs.
     pub(crate) fn send_raw(&mut self, bytes: &[u8], deadline: MonotonicTime) -> RedisResult<()> {
         let sent = self.sender.send(bytes, deadline);
@@ -546,7 +585,7 @@ mod tests {
 
         #[test]
         fn each_step_of_a_connection_ends_with_the_time_out() {
-            const LOGIN: &str = "+OK\r\n+OK\r\n*0\r\n";
+            const LOGIN: &str = "+OK\r\n+OK\r\n+OK\r\n*0\r\n";
             let no_script = format!("*7\r\n{}", ":0\r\n".repeat(7));
             for answers in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
                 for stall in Stall::ALL {

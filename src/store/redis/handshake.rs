@@ -62,7 +62,7 @@ pub(super) struct Handshake<'a> {
 }
 
 impl Handshake<'_> {
-    /// Logs in, selects the database and names this library, as redis-rs does.
+    /// Logs in, selects the database and names this library, as redis-rs does, and the connection.
     pub(super) fn log_in(&mut self) -> Result<(), Error> {
         let settings = self.attempted.info.redis_settings();
         let protocol = settings.protocol();
@@ -75,10 +75,13 @@ impl Handshake<'_> {
             let command = login.commands.cmd("CLIENT").arg("SETINFO");
             command.arg(field).arg(value);
         }
+        let name = self.endpoint.connection_name("leasehold");
+        let set_name = login.commands.cmd("CLIENT").arg("SETNAME");
+        set_name.arg(name);
         // Says whether this is a single server. Without a version of the protocol, it changes nothing.
         login.commands.cmd("HELLO");
         let mut replies = self.send_and_receive(Step::LogIn, &login.commands)?;
-        // Redis before 7.2 refuses `CLIENT SETINFO`, and some proxies `HELLO`.
+        // Redis before 7.2 refuses `CLIENT SETINFO`, an ACL may forbid `CLIENT SETNAME`, and some proxies `HELLO`.
         let server = replies.pop().unwrap_or_default();
         self.check_mode(&server)?;
         let mut replies = replies.into_iter();

@@ -46,8 +46,8 @@ impl Subscription {
             connected(closer);
             Ok(())
         })?;
-        let name = Some("leasehold-notifications");
-        let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, name);
+        let name = endpoint.connection_name("leasehold-notifications");
+        let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
         // Each command that is used later is sent once, so that the server refuses it here.
         commands.cmd("PING");
