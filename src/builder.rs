@@ -7,9 +7,12 @@ use redis::ConnectionInfo;
 
 use crate::client::{Client, Server};
 use crate::config::Config;
+use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::Error;
 use crate::event::EventHandler;
 use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
+#[cfg(feature = "tls")]
+use crate::tls::TlsConfig;
 use crate::util::fork::ForkGuard;
 
 /// The settings of a client. Each has a default, and [`build`](Builder::build) checks all of them.
@@ -60,15 +63,18 @@ use crate::util::fork::ForkGuard;
 pub struct Builder {
     address: Address,
     config: Config,
+    credentials: Option<CredentialsCallback>,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsConfig>,
 }
 
 /// The address of a Redis server, for [`Client::open`] and [`Client::builder`]. Made from a URL, from a
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
 /// URLs are checked more strictly than in redis-rs: unknown options are refused. The client uses the address, user,
-/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS is
-/// `InvalidConfig` when the client is built. So is a host with a `%`, `@` or `/`: it is a part of a password that was
-/// not percent-encoded. `Debug` shows neither user nor password.
+/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS
+/// needs the feature `tls`, and certificates come from `Builder::tls` only. A host with a `%`, `@` or `/` is
+/// `InvalidConfig` when the client is built: it is a part of a password that was not percent-encoded. `Debug` shows neither user nor password.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -165,6 +171,9 @@ impl Builder {
         Self {
             address,
             config: Config::default(),
+            credentials: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 
@@ -288,6 +297,53 @@ impl Builder {
         self
     }
 
+    /// Asks `callback` for the login of each new connection, for tokens that expire. The address must have no login
+    /// then. See [`Credentials`] for an example.
+    ///
+    /// It runs on the threads that connect, several at a time, under no lock of the library, and in
+    /// [`build`](Self::build) on the caller's. Let it return soon: no time-out ends it, and `connect_timeout` begins
+    /// behind it. If it fails or panics, there is no connection: `Unavailable`, with its error as `source()`. Keep
+    /// passwords out of that error.
+    ///
+    /// ```
+    /// use leasehold::{Client, Credentials};
+    ///
+    /// # fn token() -> std::io::Result<String> { Ok("t0ken".to_owned()) }
+    /// let client = Client::builder("redis://127.0.0.1:6379")
+    ///     .credentials(|| Ok(Credentials::user("billing", token()?)))
+    ///     .build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn credentials<F>(mut self, callback: F) -> Self
+    where
+        F: Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.credentials = Some(CredentialsCallback::new(callback));
+        self
+    }
+
+    /// How connections of a `rediss://` address use TLS. Defaults to the authorities that the system trusts, without a
+    /// client certificate. An error for an address without TLS.
+    ///
+    /// ```no_run
+    /// use leasehold::{Client, TlsConfig};
+    ///
+    /// # fn open() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = Client::builder("rediss://redis.example.com")
+    ///     .tls(TlsConfig::new().ca_pem(std::fs::read("ca.pem")?))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: TlsConfig) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Builds the client, and connects once, so a wrong address or login is an error here.
     ///
     /// # Errors
@@ -318,13 +374,20 @@ impl Builder {
         let config = self.config;
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
-        let redis = |endpoint: Endpoint| Server::Redis(Arc::new(endpoint));
+        let redis = |mut endpoint: Endpoint| {
+            if let Some(callback) = self.credentials {
+                endpoint.set_credentials(callback)?;
+            }
+            #[cfg(feature = "tls")]
+            endpoint.set_up_tls(self.tls.as_ref())?;
+            Ok(Server::Redis(Arc::new(endpoint)))
+        };
         let server = match self.address {
             Address::Memory(server) => Server::Memory(server),
-            Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?),
+            Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?,
             Address::Url(url) => match MemoryServer::of_url(&url) {
                 Some(server) => Server::Memory(server?),
-                None => redis(Endpoint::new(&url, connect_timeout, max_reply)?),
+                None => redis(Endpoint::new(&url, connect_timeout, max_reply)?)?,
             },
         };
         if let Server::Memory(memory) = &server {

@@ -341,6 +341,28 @@ impl Client {
         &self.handle().holder
     }
 
+    /// Sends `PING` to Redis, for health checks, and returns how long the reply took: not how long connecting took,
+    /// if that was needed. Uses a connection of its own, so transactions and requests under way do not delay it.
+    /// Several pings wait for one another.
+    ///
+    /// # Errors
+    /// `Unavailable` if there is no connection within [`connect_timeout`](Builder::connect_timeout), or Redis is
+    /// loading. `Timeout` if no reply comes within [`command_timeout`](Builder::command_timeout). `Denied`, `Tls`,
+    /// `Protocol`, `Shutdown` and `Forked` as for a lock.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// let took = client.ping()?;
+    /// println!("Redis replied in {took:?}");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn ping(&self) -> Result<Duration, Error> {
+        self.check_process()?;
+        self.handle().acquirer.check_open()?;
+        self.handle().backend.store.ping()
+    }
+
     /// Ends the client and all its clones, and waits until Redis has confirmed all releases. Waiting calls return with
     /// `Shutdown`, renewals stop, and every held lock is lost with
     /// [`LossReason::Shutdown`](crate::LossReason::Shutdown). On success, all callbacks and events have run.

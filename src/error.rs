@@ -29,6 +29,9 @@ pub enum ErrorKind {
     Timeout,
     /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
+    /// No TLS connection can be made: the server's certificate is not accepted (expired, of an unknown issuer, for
+    /// another name), the server does not accept the client's, or one side speaks no TLS. The message says which.
+    Tls,
     /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by
     /// force. Also if the reply to a first try was lost, and the client has released the lock that it had adopted.
     NotHeld,
@@ -74,6 +77,7 @@ impl ErrorKind {
             Self::Unavailable => "Redis is unavailable",
             Self::Timeout => "no reply from Redis in time, the outcome is unknown",
             Self::Denied => "Redis denies access",
+            Self::Tls => "no TLS connection",
             Self::NotHeld => "the lock is not held",
             Self::InvalidTicket => "invalid ticket",
             Self::StaleToken => "the fencing token is too old",
@@ -94,7 +98,7 @@ impl ErrorKind {
 /// The error of every fallible call of this crate.
 ///
 /// The type is opaque: use [`kind`](Error::kind), [`key`](Error::key) and the predicates. `Display` is one line for a
-/// log. `source()` returns the error of the network or of Redis. Control characters in text of other users are escaped,
+/// log. `source()` returns the error of the network, of TLS or of Redis, unless `Display` has its text. Control characters in text of other users are escaped,
 /// and long text is cut.
 ///
 /// ```
@@ -184,8 +188,25 @@ impl Error {
         error
     }
 
+    /// Whether the message names the server at this address.
+    pub(crate) fn names(&self, address: &str) -> bool {
+        self.0.message.contains(address)
+    }
+
+    /// This error with `address` before its message.
+    pub(crate) fn at(mut self, address: &str) -> Self {
+        self.0.message = format!("{address}: {}", self.0.message);
+        self
+    }
+
     pub(crate) fn with_key(mut self, key: &str) -> Self {
         self.0.key = Some(key.into());
+        self
+    }
+
+    /// This error with the source of `other`.
+    pub(crate) fn with_source_of(mut self, other: &Self) -> Self {
+        self.0.source.clone_from(&other.0.source);
         self
     }
 

@@ -50,6 +50,7 @@
 //! |---|---|---|
 //! | `tracing` | spans of waits and holds, warnings of losses | off |
 //! | `metrics` | counters and histograms | off |
+//! | `tls` | `rediss://` URLs and `TlsConfig`, by rustls | off |
 //! | `serde` | `Serialize` of plain data: [`LockInfo`], [`HolderId`], [`LossReason`], [`ErrorKind`] | off |
 //!
 //! [`guide::observability`] lists their names.
@@ -67,6 +68,7 @@ mod acquire;
 mod builder;
 mod client;
 mod config;
+mod credentials;
 mod error;
 mod event;
 mod fenced;
@@ -89,12 +91,15 @@ mod released;
 #[cfg(feature = "serde")]
 mod serialize;
 mod store;
+#[cfg(feature = "tls")]
+mod tls;
 mod transaction;
 mod util;
 mod watchdog;
 
 pub use builder::{Builder, ServerAddress};
 pub use client::Client;
+pub use credentials::Credentials;
 pub use error::{Error, ErrorKind};
 pub use event::{EventHandler, EventLock};
 pub use fenced::FencedValue;
@@ -106,6 +111,8 @@ pub use mutex::Mutex;
 pub use reentrant::{ReentrantGuard, ReentrantMutex};
 pub use released::Released;
 pub use store::TransactionConnection;
+#[cfg(feature = "tls")]
+pub use tls::TlsConfig;
 pub use transaction::Committed;
 pub use util::id::HolderId;
 

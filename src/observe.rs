@@ -335,6 +335,7 @@ fn name_of(kind: ErrorKind) -> &'static str {
         ErrorKind::Unavailable => "unavailable",
         ErrorKind::Timeout => "timeout",
         ErrorKind::Denied => "denied",
+        ErrorKind::Tls => "tls",
         ErrorKind::Cancelled => "cancelled",
         ErrorKind::Shutdown => "shutdown",
         ErrorKind::Protocol => "protocol",

@@ -115,7 +115,7 @@ impl<'a> Faults<'a> {
     fn list(&mut self) -> Result<(), Box<dyn Error>> {
         let list = self.command(&["CLIENT", "LIST", "TYPE", "pubsub"])?;
         let list = list.as_text().ok_or("CLIENT LIST answers no text")?;
-        let name = format!(" name={CONNECTION_NAME} ");
+        let name = format!(" name={CONNECTION_NAME}:");
         let lines = list.lines().filter(|line| line.contains(&name));
         let ids = lines.filter_map(|line| line.strip_prefix("id=")?.split(' ').next());
         self.notification_connections = ids.map(str::to_owned).collect();

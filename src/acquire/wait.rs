@@ -292,7 +292,7 @@ impl Wait<'_> {
         let lasted = now.since(outage.since.max(started));
         let message = format!("for {:.1} s: {}", lasted.as_secs_f64(), outage.error);
         let error = Error::new(ErrorKind::Unavailable, message);
-        Some(Err(error.with_source(outage.error.clone())))
+        Some(Err(error.with_source_of(&outage.error)))
     }
 
     /// Sleeps until this waiter is woken or has to do something. `Cancelled` if its caller cancels the wait.

@@ -19,6 +19,7 @@ mod scripted;
 mod value;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::util::clock::MonotonicTime;
@@ -69,6 +70,9 @@ pub(crate) trait Store: Send + Sync {
         expect(dead_code, reason = "a store of several servers calls it")
     )]
     fn submit(&self, requests: Vec<(Command, Completion)>);
+
+    /// Sends a PING, and returns how long the reply took.
+    fn ping(&self) -> Result<Duration, Error>;
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.

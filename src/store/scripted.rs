@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::store::{
@@ -53,6 +54,10 @@ impl Scripted {
 }
 
 impl Store for Scripted {
+    fn ping(&self) -> Result<Duration, Error> {
+        Ok(Duration::ZERO)
+    }
+
     fn execute(&self, requests: &mut [Request]) {
         self.at_a_time.lock().push(requests.len());
         for request in requests {

@@ -18,6 +18,34 @@ pub struct ServerBuilder {
     directives: Vec<(String, String)>,
     password: Option<String>,
     unix_socket: bool,
+    tls: Option<TlsFiles>,
+}
+
+/// What a server with TLS reads from files, each as PEM.
+#[derive(Clone)]
+pub struct TlsFiles {
+    /// The server's certificate.
+    pub certificate: String,
+    /// Its private key.
+    pub key: String,
+    /// The authorities whose clients the server accepts.
+    pub client_authorities: String,
+    /// Whether a client must have a certificate.
+    pub asks_clients: bool,
+}
+
+/// The directives of redis.conf that name the files of [`TlsFiles::files`].
+const TLS_DIRECTIVES: [&str; 3] = ["tls-cert-file", "tls-key-file", "tls-ca-cert-file"];
+
+impl TlsFiles {
+    /// The name and the text of each file.
+    fn files(&self) -> [(&'static str, &str); 3] {
+        [
+            ("tls.crt", &self.certificate),
+            ("tls.key", &self.key),
+            ("tls-ca.crt", &self.client_authorities),
+        ]
+    }
 }
 
 impl ServerBuilder {
@@ -37,6 +65,12 @@ impl ServerBuilder {
     /// Listens on a unix socket as well, see [`Server::unix_url`].
     pub fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
+        self
+    }
+
+    /// Listens with TLS on another port as well, see [`Server::tls_url`].
+    pub fn tls(mut self, files: TlsFiles) -> Self {
+        self.tls = Some(files);
         self
     }
 
@@ -85,15 +119,32 @@ impl ServerBuilder {
         self.unix_socket.then(|| directory.join("redis.sock"))
     }
 
-    /// Writes redis.conf into `directory` and returns its path.
-    pub(crate) fn write(&self, directory: &Path, port: u16) -> Result<PathBuf, Error> {
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Writes redis.conf, and the files that it names, into `directory`. Returns the path of redis.conf.
+    pub(crate) fn write(
+        &self,
+        directory: &Path,
+        port: u16,
+        tls_port: u16,
+    ) -> Result<PathBuf, Error> {
+        let write = |path: &Path, text: &str| {
+            std::fs::write(path, text)
+                .map_err(|error| Error::io(format!("{} cannot be written", path.display()), error))
+        };
+        if let Some(tls) = &self.tls {
+            for (name, text) in tls.files() {
+                write(&directory.join(name), text)?;
+            }
+        }
         let path = directory.join("redis.conf");
-        std::fs::write(&path, self.text(directory, port))
-            .map_err(|error| Error::io(format!("{} cannot be written", path.display()), error))?;
+        write(&path, &self.text(directory, port, tls_port))?;
         Ok(path)
     }
 
-    fn text(&self, directory: &Path, port: u16) -> String {
+    fn text(&self, directory: &Path, port: u16, tls_port: u16) -> String {
         let mut lines = vec![
             "bind 127.0.0.1".to_owned(),
             format!("port {port}"),
@@ -109,6 +160,15 @@ impl ServerBuilder {
         if let Some(socket) = self.socket_path(directory) {
             lines.push(format!("unixsocket {}", quoted(&socket.to_string_lossy())));
             lines.push("unixsocketperm 700".to_owned());
+        }
+        if let Some(tls) = &self.tls {
+            let in_directory = |name: &str| quoted(&directory.join(name).to_string_lossy());
+            let asks = if tls.asks_clients { "yes" } else { "no" };
+            lines.push(format!("tls-port {tls_port}"));
+            lines.push(format!("tls-auth-clients {asks}"));
+            for (directive, (name, _)) in TLS_DIRECTIVES.into_iter().zip(tls.files()) {
+                lines.push(format!("{directive} {}", in_directory(name)));
+            }
         }
         for (directive, value) in &self.directives {
             lines.push(format!("{directive} {value}"));

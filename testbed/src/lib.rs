@@ -18,7 +18,7 @@ mod reply;
 mod server;
 mod wait;
 
-pub use builder::ServerBuilder;
+pub use builder::{ServerBuilder, TlsFiles};
 pub use error::Error;
 pub use process::Process;
 pub use provide::{Install, find_server, provide_server};

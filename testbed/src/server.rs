@@ -33,6 +33,8 @@ pub struct Server {
     program: PathBuf,
     config: ServerBuilder,
     port: u16,
+    /// Zero without TLS.
+    tls_port: u16,
     pid: u32,
 }
 
@@ -67,12 +69,19 @@ impl Server {
             program,
             config,
             port: 0,
+            tls_port: 0,
             pid: 0,
         };
         let mut tries = 0;
         loop {
-            server.port = port::free()
-                .map_err(|error| Error::io("no free port was found on 127.0.0.1", error))?;
+            let free = || {
+                port::free()
+                    .map_err(|error| Error::io("no free port was found on 127.0.0.1", error))
+            };
+            server.port = free()?;
+            if server.config.has_tls() {
+                server.tls_port = free()?;
+            }
             tries += 1;
             match server.run() {
                 Ok(()) => return Ok(server),
@@ -100,6 +109,18 @@ impl Server {
             None => String::new(),
         };
         Some(format!("unix://{}{login}", path.display()))
+    }
+
+    /// `rediss://127.0.0.1:PORT`, with `:password@` when one is set; `None` unless the builder was asked for TLS.
+    pub fn tls_url(&self) -> Option<String> {
+        let url = self.config.has_tls().then(|| self.url())?;
+        let (login, _) = url.strip_prefix("redis")?.rsplit_once(':')?;
+        Some(format!("rediss{login}:{}", self.tls_port))
+    }
+
+    /// The port with TLS on 127.0.0.1; zero without TLS.
+    pub fn tls_port(&self) -> u16 {
+        self.tls_port
     }
 
     /// The port on 127.0.0.1, the same for the server's whole life.
@@ -200,7 +221,7 @@ impl Server {
         let directory = self.directory.path();
         let config = self
             .config
-            .write(directory, self.port)
+            .write(directory, self.port, self.tls_port)
             .map_err(Failure::Other)?;
         let mut keeper = Keeper::start(directory, &self.program, config.as_os_str())
             .map_err(|error| Failure::Other(Error::io("/bin/sh cannot be started", error)))?;

@@ -134,7 +134,7 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
         Manner::Garbage => say(stream, b"\0\x07\xff\xfe*$+-:\r\n\x1b[2J"),
         Manner::Parrot => say(stream, &b":42\r\n".repeat(16)),
         Manner::OtherHashes if request.starts_with(b"*4\r\n$6\r\nCLIENT") => {
-            say(stream, b"+OK\r\n+OK\r\n");
+            say(stream, b"+OK\r\n+OK\r\n+OK\r\n*0\r\n");
         }
         Manner::OtherHashes if request.starts_with(b"*9\r\n$6\r\nSCRIPT\r\n$6\r\nEXISTS") => {
             say(stream, format!("*7\r\n{}", ":0\r\n".repeat(7)).as_bytes());

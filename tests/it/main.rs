@@ -27,6 +27,7 @@ mod fenced;
 mod forked;
 mod guards;
 mod hand_offs;
+mod health;
 mod hostile;
 mod leaks;
 mod loss_notification;
@@ -43,6 +44,8 @@ mod steady;
 mod support;
 mod switch_over;
 mod threads;
+#[cfg(feature = "tls")]
+mod tls;
 mod transactions;
 mod transfer;
 mod types;

@@ -65,7 +65,8 @@ struct Package<'a> {
 
 impl Package<'_> {
     fn test(&self) -> anyhow::Result<()> {
-        self.cargo(&["test", "--quiet", "--lib"])
+        self.cargo(&["test", "--quiet", "--lib"])?;
+        self.cargo(&["test", "--quiet", "--lib", "--features", "tls"])
     }
 
     fn cargo(&self, arguments: &[&str]) -> anyhow::Result<()> {
@@ -97,7 +98,13 @@ impl Package<'_> {
             return Ok(());
         }
         println!("--> Rust {OLDEST}, the oldest");
-        let mut check = rustup(&["check", "--quiet", "--lib", "--features", "tracing,metrics"]);
+        let mut check = rustup(&[
+            "check",
+            "--quiet",
+            "--lib",
+            "--features",
+            "tracing,metrics,tls",
+        ]);
         check.env("CARGO_TARGET_DIR", target_folder()?.join("oldest-rust"));
         succeed(&mut check, self.stop)
     }

@@ -103,7 +103,7 @@ const EXAMPLES: Check = check(
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
     // These tests mostly wait for time-outs and ttls: so run more of them than there are cores.
@@ -112,6 +112,8 @@ const CHECKS: [Check; 10] = [
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
     check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
+    // The conformance suite over TLS is among them.
+    check("TLS tests", &["test", "--locked", "--features", "tls", "--test", "it", "tls::", "--", "--test-threads=8"]),
     // With another seed each time, which it prints.
     check(
         "soak",

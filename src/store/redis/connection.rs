@@ -1,20 +1,29 @@
 //! Connections to one server: the endpoint that makes them, the pool's hooks, and reading and writing with deadlines.
 
+use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+#[cfg(feature = "tls")]
+use redis::ConnectionAddr;
 use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
 
+use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::epoch::{Epoch, MadeIn};
-use crate::store::redis::errors::{connect_error, hide_password, no_reply};
+use crate::store::redis::errors::{Attempted, error_reply, hide_password, no_reply, type_name};
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
+#[cfg(feature = "tls")]
+use crate::store::redis::tls::Tls;
 use crate::store::redis::{scripts, url};
+#[cfg(feature = "tls")]
+use crate::tls::TlsConfig;
 use crate::util::clock::MonotonicTime;
+use crate::util::id::HolderId;
 
 /// The longest reply without a caller's values: to a batch of 128 commands, with a few hundred bytes for each.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
@@ -22,12 +31,19 @@ pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
+    /// For an address with TLS, from [`set_up_tls`](Self::set_up_tls).
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
+    /// Gives the login of each connection, which `info` lacks then.
+    credentials: Option<CredentialsCallback>,
     connect_timeout: Duration,
     /// The longest reply with values of the caller.
     max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
     opening: Mutex<Opening>,
+    /// Who connects: a part of the connections' names. Not known while `Builder::build` tries the address.
+    holder: OnceLock<HolderId>,
 }
 
 /// The connections that are being made.
@@ -78,11 +94,85 @@ impl Endpoint {
     fn with(info: ConnectionInfo, connect_timeout: Duration, max_reply_bytes: usize) -> Self {
         Self {
             info,
+            #[cfg(feature = "tls")]
+            tls: None,
+            credentials: None,
             connect_timeout,
             max_reply_bytes,
             last_error: Mutex::new(None),
             epoch: Arc::default(),
             opening: Mutex::default(),
+            holder: OnceLock::new(),
+        }
+    }
+
+    /// Prepares TLS, if the address asks for it. Without this, it cannot be connected to.
+    #[cfg(feature = "tls")]
+    pub(crate) fn set_up_tls(&mut self, settings: Option<&TlsConfig>) -> Result<(), Error> {
+        let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
+        let ConnectionAddr::TcpTls {
+            host, tls_params, ..
+        } = self.info.addr()
+        else {
+            return match settings {
+                None => Ok(()),
+                Some(_) => {
+                    let why = format!(
+                        "tls: {} is an address without TLS; use rediss://host:port, or leave out \
+                         Builder::tls",
+                        self.address()
+                    );
+                    Err(invalid(why))
+                }
+            };
+        };
+        if tls_params.is_some() && settings.is_none() {
+            let why =
+                "address: its certificates are known to redis-rs only; give them with Builder::tls";
+            return Err(invalid(why.to_owned()));
+        }
+        let default = TlsConfig::default();
+        let tls = Tls::new(settings.unwrap_or(&default), host);
+        self.tls = Some(tls.map_err(invalid)?);
+        Ok(())
+    }
+
+    /// Has `callback` give the login of each connection.
+    pub(crate) fn set_credentials(&mut self, callback: CredentialsCallback) -> Result<(), Error> {
+        let settings = self.info.redis_settings();
+        if settings.username().is_some() || settings.password().is_some() {
+            let why = "credentials: the address has a login, too; leave it out there";
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        self.credentials = Some(callback);
+        Ok(())
+    }
+
+    /// The address with the login for a new connection. May call the user's callback: call it under no mutex.
+    pub(super) fn info_with_login(&self) -> Result<Cow<'_, ConnectionInfo>, Error> {
+        let Some(callback) = &self.credentials else {
+            return Ok(Cow::Borrowed(&self.info));
+        };
+        let Credentials { user, password } = callback.call(&self.address())?;
+        let mut settings = self.info.redis_settings().clone().set_password(password);
+        if let Some(user) = user {
+            settings = settings.set_username(user);
+        }
+        Ok(Cow::Owned(self.info.clone().set_redis_settings(settings)))
+    }
+
+    /// Has connections named after `holder` from now on.
+    pub(crate) fn name_connections(&self, holder: &HolderId) {
+        // It has one client only.
+        let _ = self.holder.set(holder.clone());
+    }
+
+    /// The name of a connection for `use_of_it`, which `CLIENT LIST` shows: with the holder, once that is known. A
+    /// holder has printable characters without blanks only, as Redis wants it of a name.
+    pub(super) fn connection_name(&self, use_of_it: &str) -> String {
+        match self.holder.get() {
+            Some(holder) => format!("{use_of_it}:{holder}"),
+            None => use_of_it.to_owned(),
         }
     }
 
@@ -91,45 +181,107 @@ impl Endpoint {
         url::address(&self.info)
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The
-    /// resolver of host names has time-outs of its own. Fails at once after [`close`](Self::close).
+    /// Connects, with a TLS handshake if the address asks for it, by `deadline`. The resolver of host names has
+    /// time-outs of its own. Passes `connected` a handle that closes the socket from another thread.
+    pub(super) fn connect(
+        &self,
+        attempted: Attempted<'_>,
+        deadline: MonotonicTime,
+        connected: impl FnOnce(Closer) -> Result<(), Error>,
+    ) -> Result<(Sender, Receiver), Error> {
+        let connection = socket::connect(attempted.info.addr(), deadline);
+        let halves = connection.map_err(|error| attempted.connect(error))?;
+        connected(halves.0.closer())?;
+        self.start_tls(attempted, halves, deadline)
+    }
+
+    #[cfg(feature = "tls")]
+    fn start_tls(
+        &self,
+        attempted: Attempted<'_>,
+        (mut sender, mut receiver): (Sender, Receiver),
+        deadline: MonotonicTime,
+    ) -> Result<(Sender, Receiver), Error> {
+        match (&self.tls, attempted.info.addr()) {
+            (Some(tls), ConnectionAddr::TcpTls { .. }) => {
+                let started = tls.start(&mut sender, &mut receiver, deadline);
+                started.map_err(|error| attempted.handshake(&tls.server_name(), error))?;
+            }
+            (None, ConnectionAddr::TcpTls { .. }) => {
+                let message = "TLS was not set up";
+                return Err(Error::new(ErrorKind::InvalidConfig, message));
+            }
+            _ => {}
+        }
+        Ok((sender, receiver))
+    }
+
+    /// Without the feature `tls`, no address asks for TLS: see [`url::check_address`].
+    #[cfg(not(feature = "tls"))]
+    fn start_tls(
+        &self,
+        _: Attempted<'_>,
+        halves: (Sender, Receiver),
+        _: MonotonicTime,
+    ) -> Result<(Sender, Receiver), Error> {
+        Ok(halves)
+    }
+
+    /// Why TLS has failed on a connection, if it has: a server may refuse the client's certificate only after the
+    /// handshake.
+    pub(super) fn tls_error(&self, attempted: Attempted<'_>, receiver: &Receiver) -> Option<Error> {
+        #[cfg(feature = "tls")]
+        if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure()) {
+            return Some(attempted.tls_refused(&tls.server_name(), failure));
+        }
+        let _ = (attempted, receiver);
+        None
+    }
+
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out, which
+    /// begins behind the callback for credentials. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         self.check_open()?;
         let made_in = self.epoch.now();
+        let info = self.info_with_login()?;
         let deadline = MonotonicTime::now().after(self.connect_timeout);
-        let connected = socket::connect(self.info.addr(), deadline);
-        let (sender, receiver) =
-            connected.map_err(|e| connect_error(&self.info, self.connect_timeout, e.into()))?;
-        let closer = sender.closer();
-        self.opening.lock().begin(closer.clone())?;
-        let mut connection = Connection {
-            sender,
-            receiver,
-            database: self.info.redis_settings().db(),
-            max_reply_bytes: self.max_reply_bytes,
-            password: self.password_to_hide(),
-            broken: false,
-            made_in,
-            epoch: Arc::clone(&self.epoch),
+        let attempted = Attempted {
+            info: &info,
+            timeout: self.connect_timeout,
+            setting: "connect_timeout",
         };
-        let mut handshake = Handshake {
-            info: &self.info,
-            connection: &mut connection,
-            connect_timeout: self.connect_timeout,
-            deadline,
-        };
-        let loaded = handshake.log_in();
-        let loaded = loaded.and_then(|()| handshake.load_missing_scripts());
-        let mut opening = self.opening.lock();
-        opening.sockets.retain(|other| !other.is_same(&closer));
-        drop(opening);
-        loaded.map(|()| connection)
-    }
-
-    /// The password, unless it is so short that it may stand in any text.
-    fn password_to_hide(&self) -> Option<Box<str>> {
-        let password = self.info.redis_settings().password();
-        password.filter(|it| it.len() > 3).map(Box::from)
+        let mut closer = None;
+        let connected = self.connect(attempted, deadline, |socket| {
+            closer = Some(socket.clone());
+            self.opening.lock().begin(socket)
+        });
+        let opened = connected.and_then(|(sender, receiver)| {
+            let mut connection = Connection {
+                sender,
+                receiver,
+                address: self.address().into(),
+                database: self.info.redis_settings().db(),
+                max_reply_bytes: self.max_reply_bytes,
+                password: password_to_hide(&info),
+                broken: false,
+                made_in,
+                epoch: Arc::clone(&self.epoch),
+            };
+            let mut handshake = Handshake {
+                endpoint: self,
+                attempted,
+                connection: &mut connection,
+                deadline,
+            };
+            handshake.log_in()?;
+            handshake.load_missing_scripts()?;
+            Ok(connection)
+        });
+        if let Some(closer) = closer {
+            let mut opening = self.opening.lock();
+            opening.sockets.retain(|other| !other.is_same(&closer));
+        }
+        opened
     }
 
     /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
@@ -150,6 +302,7 @@ impl Endpoint {
         &self.epoch
     }
 
+    #[cfg(test)]
     pub(crate) fn info(&self) -> &ConnectionInfo {
         &self.info
     }
@@ -158,6 +311,12 @@ impl Endpoint {
     pub(crate) fn last_error(&self) -> Option<Error> {
         self.last_error.lock().clone()
     }
+}
+
+/// The password, unless it is so short that it may stand in any text.
+fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
+    let password = info.redis_settings().password();
+    password.filter(|it| it.len() > 3).map(Box::from)
 }
 
 /// Makes the pool's connections. Keeps the error of the last attempt: the pool keeps only its text.
@@ -198,6 +357,8 @@ pub(crate) enum ReplyContents {
 pub(crate) struct Connection {
     sender: Sender,
     receiver: Receiver,
+    /// The server's address, for errors.
+    address: Box<str>,
     database: i64,
     max_reply_bytes: usize,
     /// The password, which is left out of the errors of the server.
@@ -209,7 +370,8 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
-        self.send_raw(bytes, deadline).map_err(no_reply)
+        let sent = self.send_raw(bytes, deadline);
+        sent.map_err(|error| no_reply(&self.address, error))
     }
 
     /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. All of them have to be written by
@@ -226,7 +388,7 @@ impl Connection {
             Err(error) if until < due && error.kind() == io::ErrorKind::TimedOut => Ok(false),
             Err(error) => {
                 self.mark_broken();
-                Err(no_reply(error.into()))
+                Err(no_reply(&self.address, error.into()))
             }
         }
     }
@@ -237,7 +399,8 @@ impl Connection {
         deadline: MonotonicTime,
         contents: ReplyContents,
     ) -> Result<Value, Error> {
-        self.receive_raw(deadline, contents).map_err(no_reply)
+        let received = self.receive_raw(deadline, contents);
+        received.map_err(|error| no_reply(&self.address, error))
     }
 
     /// Reads the next reply, which is due by `due`. Returns `None` if it has not come by `until`, before it is due: then
@@ -252,7 +415,30 @@ impl Connection {
         let received = self.receiver.receive_reply(until, limit);
         match received {
             Err(error) if until < due && error.is_timeout() => Ok(None),
-            received => self.accept(received).map(Some).map_err(no_reply),
+            received => {
+                let accepted = self.accept(received).map(Some);
+                accepted.map_err(|error| no_reply(&self.address, error))
+            }
+        }
+    }
+
+    /// Sends `PING`. Returns how long its reply took, which is due within `timeout`.
+    pub(crate) fn ping(&mut self, timeout: Duration) -> Result<Duration, Error> {
+        let mut bytes = Vec::new();
+        scripts::encode_words(&mut bytes, "PING", std::iter::empty());
+        let sent_at = MonotonicTime::now();
+        let deadline = sent_at.after(timeout);
+        self.send(&bytes, deadline)?;
+        match self.receive(deadline, ReplyContents::Internal)? {
+            Value::SimpleString(pong) if pong == "PONG" => Ok(MonotonicTime::now().since(sent_at)),
+            Value::ServerError(error) => {
+                Err(error_reply(error.code(), error.details()).at(&self.address))
+            }
+            other => {
+                self.discard_and_suspect_all();
+                let message = format!("{}: PING: {}", self.address, type_name(&other));
+                Err(Error::new(ErrorKind::Protocol, message))
+            }
         }
     }
 
@@ -316,6 +502,11 @@ impl Connection {
         (0..commands.len()).map(reply).collect()
     }
 
+    /// The half that reads.
+    pub(super) fn receiver(&self) -> &Receiver {
+        &self.receiver
+    }
+
     /// Marks the connection as not to be used again.
     pub(crate) fn discard(&mut self) {
         self.broken = true;
@@ -365,7 +556,7 @@ mod tests {
             "redis://:se/secret@host",
             "http://u:secret@host",
             "redis:secret@host",
-            "rediss://:secret@host",
+            "rediss://:secret@host#insecure",
             "redis://:secret@host/notanumber",
             "redis://:secret@host/0?timeout=5",
             "unix:///x?db=0&pass=secret&user=me&shard=1",
@@ -414,7 +605,7 @@ mod tests {
 
         #[test]
         fn each_step_of_a_connection_ends_with_the_time_out() {
-            const LOGIN: &str = "+OK\r\n+OK\r\n";
+            const LOGIN: &str = "+OK\r\n+OK\r\n+OK\r\n*0\r\n";
             let no_script = format!("*7\r\n{}", ":0\r\n".repeat(7));
             for answers in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
                 for stall in Stall::ALL {

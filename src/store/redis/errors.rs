@@ -3,26 +3,58 @@
 
 use std::borrow::Cow;
 use std::time::Duration;
+use std::{fmt, io};
 
 use redis::{ConnectionInfo, RedisError, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::replies::TOO_LARGE;
+use crate::store::redis::socket::ConnectError;
+#[cfg(feature = "tls")]
+use crate::store::redis::tls::{self, TlsError};
 use crate::store::redis::url::address;
 use crate::util::text::{has_id, printable, without_ids};
 
 /// The most bytes of a server's text in an error. A longer text is cut.
 const LONGEST_TEXT: usize = 300;
 
-/// The error of a request whose reply did not come.
-pub(crate) fn no_reply(error: RedisError) -> Error {
-    from_redis(classify(&error), error)
+/// The error of a request on an open connection to `address`, whose reply did not come.
+pub(crate) fn no_reply(address: &str, error: RedisError) -> Error {
+    let kind = classify(&error);
+    let message = match kind {
+        ErrorKind::Timeout => timed_out(address),
+        ErrorKind::Unavailable if error.kind() == redis::ErrorKind::Io => {
+            format!("the connection to {address} broke; the client connects again by itself")
+        }
+        // The text is that of this library or of the server: nothing is below it.
+        _ => return Error::new(kind, format!("{address}: {}", sanitized(error))),
+    };
+    Error::new(kind, message).with_source(sanitized(error))
 }
 
-/// An error of this kind with the text of redis-rs.
-pub(crate) fn from_redis(kind: ErrorKind, error: RedisError) -> Error {
-    let error = sanitized(error);
-    Error::new(kind, error.to_string()).with_source(error)
+fn timed_out(address: &str) -> String {
+    format!(
+        "{address} did not reply within `command_timeout`; check the server's load and the network"
+    )
+}
+
+/// The error of a request with the address of its server.
+pub(crate) fn at_server(address: &str, error: Error) -> Error {
+    match error.kind() {
+        _ if error.names(address) => error,
+        // The caller's own wait has ended before that of the connection.
+        ErrorKind::Timeout => Error::new(ErrorKind::Timeout, timed_out(address)),
+        ErrorKind::Denied | ErrorKind::Unavailable => error.at(address),
+        _ => error,
+    }
+}
+
+/// The code of an error reply in parentheses behind `what`, whose text is the source's. Without a code, `what` alone.
+pub(crate) fn with_code(what: &str, error: &RedisError) -> String {
+    match error.code().filter(|code| is_redis_code(code)) {
+        Some(code) => format!("{what} ({})", printable(code, LONGEST_TEXT)),
+        None => what.to_owned(),
+    }
 }
 
 /// The codes of errors that mean something to this library. They are shown whatever the password is.
@@ -155,15 +187,6 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
     Error::new(kind, without_ids(&format!("{code} {detail}")))
 }
 
-/// As [`error_reply`], for a login. The server's text may repeat the password.
-pub(crate) fn login_error_reply(info: &ConnectionInfo, error: &ServerError) -> Error {
-    let refused = error_reply(error.code(), error.details());
-    if repeats_login(info, &error.to_string()) {
-        return Error::new(refused.kind(), LOGIN_REPEATED);
-    }
-    refused
-}
-
 /// Code and detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands inside a script:
 /// `@user_script: 18: -OOM command not allowed ..`, or if the script raises them,
 /// `ERR Error running script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. It leaves out the code
@@ -208,48 +231,206 @@ pub(crate) fn is_redis_code(word: &str) -> bool {
     word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// The error of an attempt to connect to the server at `info`.
-pub(super) fn connect_error(
-    info: &ConnectionInfo,
-    connect_timeout: Duration,
-    error: RedisError,
-) -> Error {
-    let addr = address(info);
-    let settings = info.redis_settings();
-    let text = error.to_string();
-    let about = |kind, what: &str| Error::new(kind, format!("{addr}: {what}"));
-    let kind = match classify(&error) {
-        ErrorKind::TooLarge => ErrorKind::Protocol,
-        kind => kind,
-    };
-    if repeats_login(info, &text) {
-        return about(kind, LOGIN_REPEATED);
-    }
-    let error = sanitized(error);
-    match kind {
-        // No request was sent yet, so no outcome is unknown.
-        ErrorKind::Timeout => about(
-            ErrorKind::Unavailable,
-            &format!("no answer within {:?}", connect_timeout),
-        ),
-        ErrorKind::Denied => match settings.username() {
-            // In a URL without a password, the user's name may be the password.
-            Some(_) if settings.password().is_none_or(str::is_empty) => {
-                about(kind, "no password was given")
-            }
-            user => {
-                let user = user.unwrap_or("default");
-                about(kind, &format!("user {user:?} is refused"))
-            }
-        },
-        ErrorKind::Protocol => about(kind, "does not answer as Redis does"),
-        _ => about(kind, &error.to_string()),
-    }
-    .with_source(error)
+/// What a new connection does when it fails.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    LogIn,
+    LoadScripts,
+    Subscribe,
 }
 
-/// The message in place of a server's text that repeats the password.
-const LOGIN_REPEATED: &str = "refuses the login, in words that repeat it";
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LogIn => "the login",
+            Self::LoadScripts => "the loading of scripts",
+            Self::Subscribe => "the subscription to notifications",
+        })
+    }
+}
+
+/// Makes the errors of an attempt to connect. Each names the address, what was attempted, and the next step.
+#[derive(Clone, Copy)]
+pub(super) struct Attempted<'a> {
+    pub(super) info: &'a ConnectionInfo,
+    /// The time for the whole attempt, and the setting that it comes from.
+    pub(super) timeout: Duration,
+    pub(super) setting: &'static str,
+}
+
+impl Attempted<'_> {
+    /// An error whose message is the address, a blank, and `what`.
+    pub(super) fn about(&self, kind: ErrorKind, what: impl fmt::Display) -> Error {
+        Error::new(kind, format!("{} {what}", address(self.info)))
+    }
+
+    /// The error for a socket that could not be connected.
+    pub(super) fn connect(&self, error: ConnectError) -> Error {
+        let error = match error {
+            ConnectError::Resolve(error) => {
+                let what =
+                    "cannot be reached: its host name has no address; check the name, and DNS";
+                let error = sanitized(error.into());
+                return self.about(ErrorKind::Unavailable, what).with_source(error);
+            }
+            ConnectError::Connect(error) => error,
+        };
+        use io::ErrorKind::{
+            ConnectionRefused, NotFound, PermissionDenied, TimedOut, Unsupported, WouldBlock,
+        };
+        let (timeout, setting) = (self.timeout, self.setting);
+        let kind = match error.kind() {
+            Unsupported => ErrorKind::InvalidConfig,
+            _ => ErrorKind::Unavailable,
+        };
+        let what = match error.kind() {
+            ConnectionRefused => "refuses connections; check that Redis runs there, and the port",
+            TimedOut | WouldBlock => &format!(
+                "accepts no connection within {timeout:?} (`{setting}`); check the address, and \
+                 firewalls"
+            ),
+            NotFound => "does not exist; check the path of the socket, and that Redis runs",
+            PermissionDenied => "may not be opened by this process; check the permissions",
+            _ => "cannot be reached; check the address, and the network",
+        };
+        self.about(kind, what).with_source(sanitized(error.into()))
+    }
+
+    /// The error for a handshake of TLS that failed.
+    #[cfg(feature = "tls")]
+    pub(super) fn handshake(&self, server_name: &str, error: TlsError) -> Error {
+        let (timeout, setting) = (self.timeout, self.setting);
+        match error {
+            TlsError::Refused(error) => self.tls_refused(server_name, &error),
+            TlsError::Late { has_heard: true } => self.about(
+                ErrorKind::Unavailable,
+                format_args!(
+                    "did not end the TLS handshake within {timeout:?} (`{setting}`); check the \
+                     server's load and the network"
+                ),
+            ),
+            TlsError::Late { has_heard: false } => self.about(
+                ErrorKind::Unavailable,
+                format_args!(
+                    "did not answer the TLS handshake within {timeout:?} (`{setting}`); use redis:// \
+                     if this port is one without TLS"
+                ),
+            ),
+            TlsError::Closed { has_heard } => self.handshake_closed(has_heard),
+            TlsError::Io(error) => {
+                let closed = self.handshake_closed(false);
+                closed.with_source(sanitized(error.into()))
+            }
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    fn handshake_closed(&self, has_heard: bool) -> Error {
+        let next = if has_heard {
+            "check the server's log"
+        } else {
+            "use redis:// if this port is one without TLS"
+        };
+        self.about(
+            ErrorKind::Unavailable,
+            format_args!("closed the connection during the TLS handshake; {next}"),
+        )
+    }
+
+    /// The error for a server whose certificate is not accepted, or that does not accept the client's.
+    #[cfg(feature = "tls")]
+    pub(super) fn tls_refused(&self, server_name: &str, error: &rustls::Error) -> Error {
+        let reason = tls::reason(error, server_name);
+        self.about(ErrorKind::Tls, reason)
+            .with_source(error.clone())
+    }
+
+    /// The error for a request without a reply. `received` is what came of it.
+    pub(super) fn no_reply(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
+        let (timeout, setting) = (self.timeout, self.setting);
+        let error = sanitized(error);
+        let (kind, what) = match classify(&error) {
+            // No request for a lock was sent yet, so no outcome is unknown.
+            ErrorKind::Timeout => (
+                ErrorKind::Unavailable,
+                format!(
+                    "did not answer {step} within {timeout:?} (`{setting}`); check the server's load \
+                     and the network"
+                ),
+            ),
+            ErrorKind::Unavailable => (
+                ErrorKind::Unavailable,
+                format!(
+                    "closed the connection during {step}; check the server's log, and use rediss:// \
+                     if this is its TLS port"
+                ),
+            ),
+            // The header of a TLS record that is an alert or belongs to a handshake.
+            _ if matches!(received, [0x15 | 0x16, 3, ..]) => (
+                ErrorKind::Tls,
+                "answers in TLS; use rediss://, or the server's port without TLS".to_owned(),
+            ),
+            kind => {
+                // The limit of a reply is the library's own here.
+                let kind = match kind {
+                    ErrorKind::TooLarge => ErrorKind::Protocol,
+                    kind => kind,
+                };
+                (kind, NOT_REDIS.to_owned())
+            }
+        };
+        self.about(kind, what).with_source(error)
+    }
+
+    /// The error for an error reply to `command`.
+    pub(super) fn refused(&self, step: Step, command: &str, error: &ServerError) -> Error {
+        let text = error.to_string();
+        let reply = error_reply(error.code(), error.details());
+        let kind = reply.kind();
+        if repeats_login(self.info, &text) {
+            let what = format!("refuses {step}, in words that repeat the password");
+            return self.about(kind, what);
+        }
+        let settings = self.info.redis_settings();
+        let has_password = settings.password().is_some_and(|it| !it.is_empty());
+        // In a URL without a password, the user's name may be the password.
+        let user = match settings.username() {
+            Some(_) if !has_password => "this user".to_owned(),
+            user => format!("user {:?}", user.unwrap_or("default")),
+        };
+        let what = match (kind, error.code()) {
+            (ErrorKind::Denied, "NOAUTH") => "requires a password; put it into the URL \
+                 (redis://user:password@host), or give it with `Builder::credentials`"
+                .to_owned(),
+            (ErrorKind::Denied, "WRONGPASS") => {
+                format!("refuses {user} or the password; check both")
+            }
+            (ErrorKind::Denied, "NOPERM") => format!(
+                "does not allow {user} to call {command}; allow what docs/redis.md lists under Rights"
+            ),
+            (ErrorKind::Denied, "DENIED") => {
+                "is in protected mode; set a password there, or bind it to one address".to_owned()
+            }
+            (ErrorKind::Protocol, _) if command == "AUTH" => {
+                let what =
+                    "refuses the login; check user and password, and that the server has them";
+                let error = sanitized(error.clone().into());
+                return self.about(ErrorKind::Denied, what).with_source(error);
+            }
+            (ErrorKind::Protocol, _) => NOT_REDIS.to_owned(),
+            // The reason is the server's own, so there is no source below it.
+            _ => {
+                let reason = printable(&text, LONGEST_TEXT);
+                return self.about(kind, format_args!("refuses {step}: {reason}"));
+            }
+        };
+        self.about(kind, what)
+            .with_source(sanitized(error.clone().into()))
+    }
+}
+
+/// The words for a server that does not speak Redis' protocol.
+pub(super) const NOT_REDIS: &str = "does not answer as Redis does; check the host and the port";
 
 /// Whether the server's text repeats the password, or a user's name that may be the password.
 fn repeats_login(info: &ConnectionInfo, text: &str) -> bool {

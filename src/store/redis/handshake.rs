@@ -1,16 +1,11 @@
 //! The requests of a new connection: the login, and the scripts that the server does not know.
 
-use std::time::Duration;
-
-use redis::{
-    ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value,
-};
+use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::Connection;
-use crate::store::redis::errors::{connect_error, error_reply, login_error_reply};
+use crate::store::redis::connection::{Connection, Endpoint};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step};
 use crate::store::redis::scripts::ScriptKind;
-use crate::store::redis::url::address;
 use crate::util::clock::MonotonicTime;
 
 /// `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
@@ -60,17 +55,18 @@ impl Login {
 
 /// A connection that is being made.
 pub(super) struct Handshake<'a> {
-    pub(super) info: &'a ConnectionInfo,
+    pub(super) endpoint: &'a Endpoint,
+    pub(super) attempted: Attempted<'a>,
     pub(super) connection: &'a mut Connection,
-    pub(super) connect_timeout: Duration,
     pub(super) deadline: MonotonicTime,
 }
 
 impl Handshake<'_> {
-    /// Logs in, selects the database and names this library, as redis-rs does.
+    /// Logs in, selects the database and names this library, as redis-rs does, and the connection.
     pub(super) fn log_in(&mut self) -> Result<(), Error> {
-        let protocol = self.info.redis_settings().protocol();
-        let mut login = Login::new(self.info.redis_settings(), protocol, None);
+        let settings = self.attempted.info.redis_settings();
+        let protocol = settings.protocol();
+        let mut login = Login::new(settings, protocol, None);
         let library = [
             ("LIB-NAME", "leasehold"),
             ("LIB-VER", env!("CARGO_PKG_VERSION")),
@@ -79,19 +75,52 @@ impl Handshake<'_> {
             let command = login.commands.cmd("CLIENT").arg("SETINFO");
             command.arg(field).arg(value);
         }
-        let mut replies = self.send_and_receive(&login.commands)?.into_iter();
+        let name = self.endpoint.connection_name("leasehold");
+        let set_name = login.commands.cmd("CLIENT").arg("SETNAME");
+        set_name.arg(name);
+        // Says whether this is a single server. Without a version of the protocol, it changes nothing.
+        login.commands.cmd("HELLO");
+        let mut replies = self.send_and_receive(Step::LogIn, &login.commands)?;
+        // Redis before 7.2 refuses `CLIENT SETINFO`, an ACL may forbid `CLIENT SETNAME`, and some proxies `HELLO`.
+        let server = replies.pop().unwrap_or_default();
+        self.check_mode(&server)?;
+        let mut replies = replies.into_iter();
         if login.authenticates
             && let Some(Value::ServerError(error)) = replies.next()
         {
-            return Err(self.login_error(protocol, error));
+            let command = match protocol {
+                ProtocolVersion::RESP2 => "AUTH",
+                _ => "HELLO",
+            };
+            return Err(self.attempted.refused(Step::LogIn, command, &error));
         }
         if login.selects
             && let Some(Value::ServerError(error)) = replies.next()
         {
-            return Err(self.select_error(error));
+            return Err(self.select_error(&error));
         }
-        // Redis before 7.2 refuses `CLIENT SETINFO`.
-        Ok(())
+        match server {
+            Value::ServerError(error) if error.code() == "NOAUTH" => {
+                Err(self.attempted.refused(Step::LogIn, "HELLO", &error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the reply to `HELLO` is that of a node of a Cluster, or of a Sentinel.
+    fn check_mode(&self, server: &Value) -> Result<(), Error> {
+        let what = match mode(server) {
+            Some(b"cluster") => {
+                "is a node of a Redis Cluster, which this version does not support; use the URL of a \
+                 server with `cluster-enabled no`"
+            }
+            Some(b"sentinel") => {
+                "is a Sentinel, which this version does not support; use the URL of the primary \
+                 (SENTINEL GET-MASTER-ADDR-BY-NAME returns its address)"
+            }
+            _ => return Ok(()),
+        };
+        Err(self.attempted.about(ErrorKind::InvalidConfig, what))
     }
 
     /// Asks which scripts the server knows and loads the others: hashes are much shorter than texts. Fails if the
@@ -100,11 +129,12 @@ impl Handshake<'_> {
         let mut exists = redis::pipe();
         let hashes = ScriptKind::ALL.map(ScriptKind::hash);
         exists.cmd("SCRIPT").arg("EXISTS").arg(&hashes);
-        let mut replies = self.send_and_receive(&exists)?;
+        let mut replies = self.send_and_receive(Step::LoadScripts, &exists)?;
         let known = match replies.pop().unwrap_or_default() {
             // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. SCRIPT LOAD meets any other error again.
             Value::ServerError(_) => [false; ScriptKind::ALL.len()],
-            reply => redis::from_redis_value(reply).map_err(|e| self.error(e.into()))?,
+            reply => redis::from_redis_value(reply)
+                .map_err(|_| self.attempted.about(ErrorKind::Protocol, NOT_REDIS))?,
         };
         let missing = ScriptKind::ALL
             .into_iter()
@@ -117,47 +147,55 @@ impl Handshake<'_> {
         for kind in &missing {
             load.cmd("SCRIPT").arg("LOAD").arg(kind.text());
         }
-        let replies = self.send_and_receive(&load)?;
+        let replies = self.send_and_receive(Step::LoadScripts, &load)?;
         for (kind, reply) in missing.iter().zip(replies) {
             match reply {
-                Value::ServerError(error) => return Err(self.error(error.into())),
-                Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
-                _ => {
-                    let message = format!("{}: does not answer as Redis does", address(self.info));
-                    return Err(Error::new(ErrorKind::Protocol, message));
+                Value::ServerError(error) => {
+                    let step = Step::LoadScripts;
+                    return Err(self.attempted.refused(step, "SCRIPT LOAD", &error));
                 }
+                Value::BulkString(hash) if hash == kind.hash().as_bytes() => {}
+                _ => return Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
             }
         }
         Ok(())
     }
 
-    fn send_and_receive(&mut self, commands: &Pipeline) -> Result<Vec<Value>, Error> {
+    fn send_and_receive(&mut self, step: Step, commands: &Pipeline) -> Result<Vec<Value>, Error> {
         let replies = self.connection.send_and_receive(commands, self.deadline);
-        replies.map_err(|error| self.error(error))
+        replies.map_err(|error| self.error(step, error))
     }
 
-    fn login_error(&self, protocol: ProtocolVersion, error: ServerError) -> Error {
-        let is_refused = protocol == ProtocolVersion::RESP2
-            && error_reply(error.code(), error.details()).kind() == ErrorKind::Protocol;
-        self.error(if is_refused {
-            let what = "the server refused the login";
-            (redis::ErrorKind::AuthenticationFailed, what).into()
-        } else {
-            error.into()
-        })
-    }
-
-    fn select_error(&self, error: ServerError) -> Error {
-        let reply = login_error_reply(self.info, &error);
-        if reply.kind() != ErrorKind::Protocol {
-            return self.error(error.into());
+    fn select_error(&self, error: &ServerError) -> Error {
+        let refused = self.attempted.refused(Step::LogIn, "SELECT", error);
+        if refused.kind() != ErrorKind::Protocol {
+            return refused;
         }
-        let (addr, db) = (address(self.info), self.info.redis_settings().db());
-        let message = format!("url: {addr} has no database {db}");
-        Error::new(ErrorKind::InvalidConfig, message).with_source(reply)
+        let db = self.attempted.info.redis_settings().db();
+        let what = format!("has no database {db}; check the number behind the last / of the URL");
+        self.attempted.about(ErrorKind::InvalidConfig, what)
     }
 
-    fn error(&self, error: RedisError) -> Error {
-        connect_error(self.info, self.connect_timeout, error)
+    fn error(&self, step: Step, error: RedisError) -> Error {
+        let receiver = self.connection.receiver();
+        let tls = self.endpoint.tls_error(self.attempted, receiver);
+        tls.unwrap_or_else(|| self.attempted.no_reply(step, error, receiver.unparsed()))
+    }
+}
+
+/// The mode that a server names in its reply to `HELLO`, an array (RESP2) or a map (RESP3).
+fn mode(reply: &Value) -> Option<&[u8]> {
+    let is_mode = |key: &Value| matches!(key, Value::BulkString(key) if key == b"mode");
+    let mode = match reply {
+        Value::Array(fields) => {
+            let mut pairs = fields.chunks_exact(2);
+            &pairs.find(|pair| is_mode(&pair[0]))?[1]
+        }
+        Value::Map(pairs) => &pairs.iter().find(|(key, _)| is_mode(key))?.1,
+        _ => return None,
+    };
+    match mode {
+        Value::BulkString(mode) => Some(mode),
+        _ => None,
     }
 }

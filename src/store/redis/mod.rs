@@ -18,6 +18,8 @@ mod socket;
 #[cfg(feature = "__server_tests")]
 #[cfg(not(shuttle))]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
 pub(crate) mod url;
 
 use std::cell::LazyCell;
@@ -25,8 +27,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::config::Config;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::notifications::NotificationConnection;
@@ -58,6 +62,8 @@ pub(crate) struct Node {
     turn: AtomicUsize,
     notifications: Arc<NotificationConnection>,
     shared: Arc<Shared>,
+    /// Locked by a ping: the pool has one connection for all pings.
+    pinging: Mutex<()>,
 }
 
 impl Node {
@@ -70,6 +76,7 @@ impl Node {
         request_maintenance: MaintenanceHook,
         late_releases: Option<LateReleaseHook>,
     ) -> Self {
+        endpoint.name_connections(&holder);
         let notifications = NotificationConnection::new(
             server,
             Arc::clone(&endpoint),
@@ -87,7 +94,7 @@ impl Node {
         let shared = Arc::new(Shared {
             pool: pipeline::connection::pool(
                 &endpoint,
-                config.pipelines + RENEWAL_PIPELINES + config.max_transactions,
+                config.pipelines + RENEWAL_PIPELINES + config.max_transactions + 1,
             ),
             endpoint,
             context: ScriptContext {
@@ -108,6 +115,7 @@ impl Node {
             turn: AtomicUsize::new(0),
             notifications,
             shared,
+            pinging: Mutex::new(()),
         }
     }
 
@@ -173,6 +181,30 @@ impl Store for Node {
             if !requests.is_empty() {
                 pipeline.submit(requests);
             }
+        }
+    }
+
+    fn ping(&self) -> Result<Duration, Error> {
+        let Shared {
+            pool,
+            endpoint,
+            connect_timeout,
+            command_timeout,
+            ..
+        } = &*self.shared;
+        let Some(_alone) = self.pinging.try_lock_for(*connect_timeout) else {
+            let message = format!("{}: other pings take too long", endpoint.address());
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        };
+        let connect = pipeline::connection::transaction_connection;
+        let mut connection = connect(pool, endpoint, *connect_timeout)?;
+        // The server may have closed an idle connection. Its error makes the others stale, so the second one is new.
+        match connection.ping(*command_timeout) {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                drop(connection);
+                connect(pool, endpoint, *connect_timeout)?.ping(*command_timeout)
+            }
+            outcome => outcome,
         }
     }
 

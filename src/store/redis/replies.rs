@@ -149,6 +149,11 @@ impl Replies {
         self.last_size
     }
 
+    /// The bytes that were read behind the last whole reply.
+    pub(crate) fn unparsed(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
     /// Whether a part of the next reply was read.
     pub(crate) fn has_partial_reply(&self) -> bool {
         self.start < self.end

@@ -9,7 +9,7 @@ use redis::{ConnectionLike, Pipeline, RedisError, RedisResult, ServerError, Valu
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connector, ReplyContents};
-use crate::store::redis::errors::{classify, error_reply, from_redis, sanitized, type_name};
+use crate::store::redis::errors::{classify, error_reply, sanitized, type_name, with_code};
 use crate::store::redis::replies::TOO_LARGE;
 use crate::store::redis::scripts::encode_words;
 use crate::store::value::is_held_by;
@@ -297,7 +297,17 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
         _ if error.kind() == redis::ErrorKind::Client => ErrorKind::Unsupported,
         kind => kind,
     };
-    from_redis(kind, error)
+    let error = sanitized(error);
+    let message = match (kind, error.detail()) {
+        (ErrorKind::Unsupported, Some(what)) => format!("not allowed in a transaction: {what}"),
+        (ErrorKind::TooLarge, what) => match what {
+            Some(what) => format!("the closure has failed: {what}"),
+            // Several errors of a pipeline: the source is their text again.
+            None => return Error::new(kind, format!("the closure has failed: {error}")),
+        },
+        _ => with_code("the closure has failed", &error),
+    };
+    Error::new(kind, message).with_source(error)
 }
 
 /// What it means that the replies to a transaction could not be read: everything was written.
@@ -307,7 +317,16 @@ pub(crate) fn reply_unread(error: RedisError) -> Error {
         _ => ErrorKind::Protocol,
     };
     let error = sanitized(error);
-    let message = format!("everything was written, but its replies cannot be read: {error}");
+    let message = match kind {
+        ErrorKind::TooLarge => {
+            let what = error.detail().unwrap_or_default();
+            format!("everything was written, but its replies cannot be read: {what}")
+        }
+        _ => with_code(
+            "everything was written, but its replies cannot be read",
+            &error,
+        ),
+    };
     Error::new(kind, message).with_source(error)
 }
 
@@ -341,10 +360,11 @@ fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionO
             && error.code() != TOO_LARGE
         {
             let refusal = sanitized(error.clone().into());
-            let message = format!(
-                "command {} of {of} was refused, what others did stays: {refusal}",
+            let what = format!(
+                "command {} of {of} was refused, what others did stays",
                 index + 1
             );
+            let message = with_code(&what, &refusal);
             return Err(Error::new(ErrorKind::Protocol, message).with_source(refusal));
         }
     }

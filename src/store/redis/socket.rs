@@ -13,6 +13,8 @@ use redis::{ConnectionAddr, RedisResult, Value};
 use socket2::{SockAddr, Socket, Type};
 
 use crate::store::redis::replies::{Limit, Replies};
+#[cfg(feature = "tls")]
+use crate::store::redis::tls;
 use crate::util::clock::MonotonicTime;
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
@@ -21,15 +23,30 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// before the deadline is repeated.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// Connects by `deadline`. The resolver of host names has time-outs of its own.
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) enum ConnectError {
+    /// The resolver found no address of the host.
+    Resolve(io::Error),
+    Connect(io::Error),
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::Connect(error)
+    }
+}
+
+/// Connects by `deadline`, without TLS yet. The resolver of host names has time-outs of its own.
 pub(crate) fn connect(
     addr: &ConnectionAddr,
     deadline: MonotonicTime,
-) -> io::Result<(Sender, Receiver)> {
+) -> Result<(Sender, Receiver), ConnectError> {
     let socket = match addr {
-        ConnectionAddr::Tcp(host, port) => {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
             let mut connected = Err(io::Error::other("the host's name has no address"));
-            for address in (host.as_str(), *port).to_socket_addrs()? {
+            let addresses = (host.as_str(), *port).to_socket_addrs();
+            for address in addresses.map_err(ConnectError::Resolve)? {
                 connected = connect_to(&address.into(), deadline);
                 if connected.is_ok() {
                     break;
@@ -44,19 +61,23 @@ pub(crate) fn connect(
         ConnectionAddr::Unix(path) => connect_to(&SockAddr::unix(path)?, deadline)?,
         _ => {
             let message = "this kind of address is not supported";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message).into());
         }
     };
     let socket = Arc::new(socket);
     let sender = Sender {
         socket: Arc::clone(&socket),
         timeout: None,
+        #[cfg(feature = "tls")]
+        encryptor: None,
     };
     let receiver = Receiver {
         socket,
         timeout: None,
         last_past_deadline: None,
         replies: Replies::new(),
+        #[cfg(feature = "tls")]
+        decryptor: None,
     };
     Ok((sender, receiver))
 }
@@ -73,6 +94,8 @@ pub(crate) struct Sender {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
+    #[cfg(feature = "tls")]
+    encryptor: Option<tls::Encryptor>,
 }
 
 impl Sender {
@@ -81,15 +104,59 @@ impl Sender {
         self.send_from(bytes, &mut 0, deadline)
     }
 
-    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. After `TimedOut`, another call can
-    /// write the rest.
+    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. After `TimedOut`, another call
+    /// with the same `bytes` can write the rest.
     pub(crate) fn send_from(
         &mut self,
         bytes: &[u8],
         sent: &mut usize,
         deadline: MonotonicTime,
     ) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Some(mut encryptor) = self.encryptor.take() {
+            let outcome = self.send_encrypted(&mut encryptor, bytes, sent, deadline);
+            self.encryptor = Some(encryptor);
+            return outcome;
+        }
+        self.write_from(bytes, sent, &mut Attempt::First, deadline)
+    }
+
+    #[cfg(feature = "tls")]
+    fn send_encrypted(
+        &mut self,
+        encryptor: &mut tls::Encryptor,
+        bytes: &[u8],
+        sent: &mut usize,
+        deadline: MonotonicTime,
+    ) -> io::Result<()> {
         let mut attempt = Attempt::First;
+        while *sent < bytes.len() {
+            let (records, written) = encryptor.records_of(&bytes[*sent..])?;
+            self.write_from(records, written, &mut attempt, deadline)?;
+            *sent += encryptor.take_written();
+        }
+        Ok(())
+    }
+
+    /// Encrypts all that is sent from now on.
+    #[cfg(feature = "tls")]
+    pub(super) fn encrypt_with(&mut self, encryptor: tls::Encryptor) {
+        self.encryptor = Some(encryptor);
+    }
+
+    /// As [`send`](Self::send), without encryption.
+    #[cfg(feature = "tls")]
+    pub(super) fn send_plain(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
+        self.write_from(bytes, &mut 0, &mut Attempt::First, deadline)
+    }
+
+    fn write_from(
+        &mut self,
+        bytes: &[u8],
+        sent: &mut usize,
+        attempt: &mut Attempt,
+        deadline: MonotonicTime,
+    ) -> io::Result<()> {
         while *sent < bytes.len() {
             let set = |timeout| self.socket.set_write_timeout(Some(timeout));
             attempt.set_timeout(&mut self.timeout, deadline, set)?;
@@ -117,6 +184,8 @@ pub(crate) struct Receiver {
     /// The deadline of the last read that began after its deadline. Each deadline allows one such read.
     last_past_deadline: Option<MonotonicTime>,
     replies: Replies,
+    #[cfg(feature = "tls")]
+    decryptor: Option<tls::Decryptor>,
 }
 
 impl Receiver {
@@ -162,6 +231,11 @@ impl Receiver {
         self.replies.last_size()
     }
 
+    /// What was read and is no part of a reply that was returned.
+    pub(crate) fn unparsed(&self) -> &[u8] {
+        self.replies.unparsed()
+    }
+
     /// Whether a part of a reply was read.
     pub(crate) fn has_partial_reply(&self) -> bool {
         self.replies.has_partial_reply()
@@ -170,6 +244,45 @@ impl Receiver {
     /// Reads once from the socket. Blocks until bytes come, or until `deadline`.
     pub(crate) fn wait(&mut self, deadline: MonotonicTime, limit: Limit) -> io::Result<()> {
         self.read(&mut Attempt::First, deadline, limit)
+    }
+
+    /// Reads once from the socket, and decrypts.
+    fn fill(&mut self, limit: Limit) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        if let Some(decryptor) = &mut self.decryptor {
+            return self.replies.fill(limit, decryptor.reader(&self.socket));
+        }
+        self.replies.fill(limit, &*self.socket)
+    }
+
+    /// Reads once from the socket, without decryption, by `deadline`. Returns 0 at the end.
+    #[cfg(feature = "tls")]
+    pub(super) fn read_plain(
+        &mut self,
+        into: &mut [u8],
+        deadline: MonotonicTime,
+    ) -> io::Result<usize> {
+        let mut attempt = Attempt::Later;
+        loop {
+            let set = |timeout| self.socket.set_read_timeout(Some(timeout));
+            attempt.set_timeout(&mut self.timeout, deadline, set)?;
+            match io::Read::read(&mut &*self.socket, into) {
+                Err(error) if may_be_retried(&error) => {}
+                read => return read,
+            }
+        }
+    }
+
+    /// Has all that is read from now on decrypted.
+    #[cfg(feature = "tls")]
+    pub(super) fn decrypt_with(&mut self, decryptor: tls::Decryptor) {
+        self.decryptor = Some(decryptor);
+    }
+
+    /// Why TLS has failed, if it has.
+    #[cfg(feature = "tls")]
+    pub(super) fn tls_failure(&self) -> Option<&rustls::Error> {
+        self.decryptor.as_ref()?.failure()
     }
 
     fn read(
@@ -186,7 +299,7 @@ impl Receiver {
         loop {
             let set = |timeout| self.socket.set_read_timeout(Some(timeout));
             attempt.set_timeout(&mut self.timeout, deadline, set)?;
-            match self.replies.fill(limit, &*self.socket) {
+            match self.fill(limit) {
                 Ok(()) => return Ok(()),
                 Err(error) if may_be_retried(&error) => {}
                 Err(error) => return Err(error),

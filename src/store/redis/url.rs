@@ -11,14 +11,26 @@ const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
         than letters, digits and -._~ percent-encoded in user and password";
-    let parsed = redis::parse_redis_url(url).ok_or(SHAPE)?;
+    let fault = || format!("{}; it {SHAPE}", fault(url));
+    let mut parsed = redis::parse_redis_url(url).ok_or_else(fault)?;
+    let has_tls = matches!(parsed.scheme(), "rediss" | "valkeys");
     let known = match parsed.scheme() {
-        "rediss" | "valkeys" => return Err(NO_TLS.to_owned()),
-        "redis" | "valkey" => TCP_OPTIONS,
-        _ => UNIX_OPTIONS,
+        "unix" | "redis+unix" | "valkey+unix" => UNIX_OPTIONS,
+        _ => TCP_OPTIONS,
     };
+    if has_tls {
+        if !cfg!(feature = "tls") {
+            return Err(NO_TLS.to_owned());
+        }
+        if parsed.fragment() == Some("insecure") {
+            return Err(INSECURE.to_owned());
+        }
+        // redis-rs reads `rediss` only with a feature of its own.
+        let changed = parsed.set_scheme("redis");
+        changed.map_err(|()| SHAPE)?;
+    }
     if parsed.fragment().is_some() {
-        return Err(format!("has a part behind a #, but {SHAPE}"));
+        return Err(fault());
     }
     if parsed
         .query_pairs()
@@ -33,31 +45,99 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
         .into_connection_info()
         .map_err(|error| match error.detail() {
             Some(_) => "has an unknown version in its option protocol".to_owned(),
-            None => format!("{error}; it {SHAPE}"),
+            None => fault(),
         })?;
     match info.addr() {
         // In `redis://user:password%40host`, the password is a part of the host, which errors show.
         ConnectionAddr::Tcp(host, _) if host.contains('%') => {
-            Err(format!("has a % in the host, but {SHAPE}"))
+            Err(format!("has a % in the host; it {SHAPE}"))
+        }
+        ConnectionAddr::Tcp(host, port) if has_tls => {
+            let addr = ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure: false,
+                tls_params: None,
+            };
+            Ok(info.set_addr(addr))
         }
         _ => Ok(info),
     }
 }
 
-const NO_TLS: &str = "TLS is not supported by this build";
+/// The schemes of URLs, with `memory` for a store without a server.
+const SCHEMES: &[&str] = &[
+    "redis",
+    "rediss",
+    "valkey",
+    "valkeys",
+    "unix",
+    "redis+unix",
+    "valkey+unix",
+    "memory",
+];
+
+/// The part of a URL that is wrong, in a URL that cannot be read. Quotes nothing of it.
+fn fault(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return "does not begin with redis://".to_owned();
+    };
+    if !SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) {
+        return format!("has an unknown scheme; known are {}", SCHEMES.join(", "));
+    }
+    if scheme.ends_with("unix") {
+        return "has no path, or an option db that is no number".to_owned();
+    }
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let behind = &rest[authority.len()..];
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    let (name, port) = match host.rsplit_once(':') {
+        // The colons of an IPv6 address are in brackets.
+        Some((name, port)) if !port.contains(']') => (name, port),
+        _ => (host, ""),
+    };
+    let path = behind.split(['?', '#']).next().unwrap_or_default();
+    let database = path.trim_start_matches('/');
+    if behind.contains('@') {
+        "has an @ behind a /, ? or #; in user and password, write these as %2F, %3F and %23"
+    } else if name.is_empty() {
+        "has no host"
+    } else if !port.is_empty() && port.parse::<u16>().is_err() {
+        "has a port that is no number up to 65535"
+    } else if !database.is_empty() && database.parse::<i64>().is_err() {
+        "has a database that is no number, behind the / after the host"
+    } else if behind.contains('#') {
+        "has a part behind a #"
+    } else {
+        "has a host that cannot be one"
+    }
+    .to_owned()
+}
+
+const NO_TLS: &str =
+    "asks for TLS, which needs leasehold's cargo feature `tls`; enable it in Cargo.toml";
+const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
+     certificate with TlsConfig::ca_pem instead";
 
 /// Why this client cannot connect to an address, if it cannot. Quotes nothing of it: redis-rs may have taken a part of
 /// a password for the host.
 pub(super) fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
     match info.addr() {
-        ConnectionAddr::Tcp(host, _) if host.is_empty() => Err("has no host"),
-        ConnectionAddr::Tcp(host, _) if host.contains(['%', '@', '/']) => {
+        ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(NO_TLS),
+        ConnectionAddr::TcpTls { insecure: true, .. } => Err(INSECURE),
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } if host.is_empty() => {
+            Err("has no host")
+        }
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }
+            if host.contains(['%', '@', '/']) =>
+        {
             Err("has a %, an @ or a / in the host")
         }
-        ConnectionAddr::Tcp(..) => Ok(()),
+        ConnectionAddr::Tcp(..) | ConnectionAddr::TcpTls { .. } => Ok(()),
         ConnectionAddr::Unix(_) if cfg!(unix) => Ok(()),
         ConnectionAddr::Unix(_) => Err("Unix sockets are not supported on this system"),
-        ConnectionAddr::TcpTls { .. } => Err(NO_TLS),
         _ => Err("is of a kind that this version does not know"),
     }
 }
@@ -76,7 +156,7 @@ pub(crate) fn redacted(url: &str) -> String {
 /// misplaced option.
 pub(crate) fn address(info: &ConnectionInfo) -> String {
     let addr = info.addr().to_string();
-    if matches!(info.addr(), ConnectionAddr::Tcp(..)) {
+    if !matches!(info.addr(), ConnectionAddr::Unix(_)) {
         return addr;
     }
     match addr.split_once(['?', '&', ';', '=', '@', '%']) {
@@ -98,5 +178,44 @@ mod tests {
         assert_eq!(settings.db(), 3);
         assert!(parse("unix:///run/redis.sock?db=2&pass=x").is_ok());
         assert!(parse("valkey://host").is_ok());
+    }
+
+    #[test]
+    fn errors_name_the_part_that_is_wrong() {
+        const AT: &str = "has an @ behind a /, ? or #;";
+        for (url, part) in [
+            ("localhost:6379", "does not begin with redis://"),
+            ("", "does not begin with redis://"),
+            (
+                "http://h",
+                "has an unknown scheme; known are redis, rediss,",
+            ),
+            (
+                "redis://h:99999",
+                "has a port that is no number up to 65535",
+            ),
+            ("redis://u:p@h:port/0", "has a port that is no number"),
+            ("redis://[::1]:port", "has a port that is no number"),
+            ("redis://h/zero", "has a database that is no number"),
+            ("redis://h:1/0/1", "has a database that is no number"),
+            ("redis://:a/b@h", AT),
+            ("redis://:a#b@h", AT),
+            ("redis://u:a?b@h", AT),
+            ("redis://", "has no host"),
+            ("redis://u:p@", "has no host"),
+            ("redis://h#x", "has a part behind a #"),
+            ("unix:///x?db=zero", "an option db that is no number"),
+            (
+                "redis://h?protocol=9",
+                "an unknown version in its option protocol",
+            ),
+            (
+                "redis://h?db=1",
+                "has an unknown option; known are protocol",
+            ),
+        ] {
+            let error = parse(url).unwrap_err();
+            assert!(error.contains(part), "{url}: {error}");
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! Bad input of every kind: each a typed error in bounded time, and never a password in its text.
 
 mod addresses;
+mod credentials;
 mod forged;
 mod login;
+pub mod messages;
 mod names;
 mod servers;
 mod settings;

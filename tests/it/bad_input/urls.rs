@@ -14,7 +14,7 @@ fn a_url_that_cannot_be_used_is_named_and_refused_without_connecting() {
         "localhost",
         "127.0.0.1:6379",
         "http://127.0.0.1:6379",
-        "rediss://127.0.0.1:6379",
+        "rediss://127.0.0.1:6379/#insecure",
         "redis://",
         "redis://127.0.0.1:99999",
         "redis://127.0.0.1:port",

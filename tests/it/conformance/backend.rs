@@ -5,10 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Proxy, Server};
 
 use crate::steady::steady;
 use crate::support::{LONG_TTL, secs, server};
+#[cfg(feature = "tls")]
+use crate::tls::TlsServer;
 
 /// A store of the test's own, empty at first.
 pub trait Backend {
@@ -93,10 +95,62 @@ impl Backend for Redis {
 /// connections that break, a server that stops. [`MemoryStore`] has everything else.
 pub trait Serving: Backend {
     fn server(&mut self) -> &mut Server;
+
+    /// A proxy in front of the server, and a client's settings that lead through it.
+    fn proxied(&mut self) -> (Proxy, Builder);
 }
 
 impl Serving for Redis {
     fn server(&mut self) -> &mut Server {
         &mut self.0
+    }
+
+    fn proxied(&mut self) -> (Proxy, Builder) {
+        let proxy = Proxy::start(self.0.port()).unwrap();
+        let builder = steady(&proxy.url());
+        (proxy, builder)
+    }
+}
+
+/// One Redis, over TLS.
+#[cfg(feature = "tls")]
+pub struct RedisWithTls(TlsServer);
+
+#[cfg(feature = "tls")]
+impl RedisWithTls {
+    pub fn start() -> Self {
+        Self(TlsServer::start())
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Backend for RedisWithTls {
+    fn builder(&self) -> Builder {
+        self.0.steady().ttl(LONG_TTL)
+    }
+
+    fn ttl(&self) -> Duration {
+        secs(4)
+    }
+
+    fn pass(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn forget(&self) {
+        crate::support::ask(&self.0.server, &["FLUSHALL"]);
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Serving for RedisWithTls {
+    fn server(&mut self) -> &mut Server {
+        &mut self.0.server
+    }
+
+    fn proxied(&mut self) -> (Proxy, Builder) {
+        let (proxy, url) = self.0.proxy();
+        let builder = steady(&url).tls(self.0.trusted());
+        (proxy, builder)
     }
 }

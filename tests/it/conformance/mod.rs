@@ -17,6 +17,8 @@ mod server_faults;
 mod validity;
 mod waiting;
 
+#[cfg(feature = "tls")]
+use backend::RedisWithTls;
 use backend::{Memory, Redis};
 
 macro_rules! shown {
@@ -139,4 +141,10 @@ mod memory {
 mod redis {
     every_behaviour_on!(super::Redis::start());
     every_behaviour_of_a_server_on!(super::Redis::start());
+}
+
+#[cfg(feature = "tls")]
+mod redis_with_tls {
+    every_behaviour_on!(super::RedisWithTls::start());
+    every_behaviour_of_a_server_on!(super::RedisWithTls::start());
 }

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use leasehold::{ErrorKind, LossReason};
-use leasehold_testbed::{Proxy, Reply, eventually};
+use leasehold_testbed::{Reply, eventually};
 
 use crate::conformance::backend::Serving;
-use crate::steady::steady;
 use crate::support::{
     LONG_TTL, Recorder, SOON, TIMEOUT, Task, What, ask, connections, expires_in, in_redis,
     kill_connections, lease_of, lost_within, millis, secs, unconfirmed, value_of,
@@ -111,9 +110,9 @@ pub fn a_stopped_server_is_an_error(backend: &mut dyn Serving) {
 }
 
 pub fn a_grant_beyond_its_validity_is_requested_again(backend: &mut dyn Serving) {
-    let proxy = Proxy::start(backend.server().port()).unwrap();
+    let (proxy, builder) = backend.proxied();
     let brief = secs(1);
-    let builder = steady(&proxy.url()).ttl(brief).outage_timeout(brief);
+    let builder = builder.ttl(brief).outage_timeout(brief);
     // One pipeline: both keys use the connection that is made here.
     let client = builder.pipelines(1).build().unwrap();
     client.with_lock("before", || ()).unwrap();

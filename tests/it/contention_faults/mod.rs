@@ -38,7 +38,7 @@ struct Connection {
 
 impl Connection {
     fn hears_notifications(&self) -> bool {
-        self.name == "leasehold-notifications"
+        self.name.starts_with("leasehold-notifications:")
     }
 }
 

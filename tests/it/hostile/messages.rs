@@ -68,7 +68,7 @@ fn forge_force(attacker: &mut Connection, victim: &Client, lease: &str, key: &st
 fn notification_connections(server: &Server) -> Vec<String> {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();
-    let lines = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    let lines = lines.filter(|line| line.contains(" name=leasehold-notifications:"));
     let id = |line: &str| line.split(' ').next().unwrap().to_owned();
     lines.map(id).collect()
 }

@@ -93,7 +93,7 @@ pub fn notified_clients(server: &Server) -> usize {
 fn clients_with(server: &Server, mark: &str) -> usize {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().expect("CLIENT LIST is text").lines();
-    let of_notifications = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    let of_notifications = lines.filter(|line| line.contains(" name=leasehold-notifications:"));
     of_notifications.filter(|line| line.contains(mark)).count()
 }
 

@@ -125,7 +125,7 @@ fn a_replaced_notification_connection_misses_nothing() {
 fn id_of_notifications(server: &Server) -> String {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().unwrap().lines();
-    let mut lines = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    let mut lines = lines.filter(|line| line.contains(" name=leasehold-notifications:"));
     let last = lines.next_back().unwrap_or_default();
     last.split(' ').next().unwrap_or_default().to_owned()
 }

@@ -14,7 +14,15 @@ const LAYERS: [(&str, &[&str]); 6] = [
     (
         "base",
         &[
-            "error", "event", "config", "loss", "observe", "released", "util",
+            "error",
+            "event",
+            "config",
+            "credentials",
+            "loss",
+            "observe",
+            "released",
+            "tls",
+            "util",
         ],
     ),
     ("store", &["store"]),

@@ -373,7 +373,7 @@ impl NotificationConnection {
         while self.wait_until_wanted() {
             let made_in = self.endpoint.epoch().now();
             let opened = Subscription::open(
-                self.endpoint.info(),
+                &self.endpoint,
                 &self.channel,
                 &fence_counter(&self.prefix),
                 self.timeout,

@@ -1,22 +1,22 @@
 //! The notification connection: RESP3, with tracking of all keys that are read on it, and subscribed to the client's
 //! own channel.
 
-use std::io;
 use std::time::Duration;
 
-use redis::{ConnectionInfo, ProtocolVersion, Value};
+use redis::{Arg, Cmd, ProtocolVersion, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::LONGEST_REPLY;
-use crate::store::redis::errors::{login_error_reply, no_reply, type_name};
+use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, no_reply};
 use crate::store::redis::handshake::Login;
-use crate::store::redis::socket::{self, Closer, Receiver, Sender};
-use crate::store::redis::url::address;
+use crate::store::redis::socket::{Closer, Receiver, Sender};
 use crate::util::clock::MonotonicTime;
 
 /// The reading half of the notification connection.
 pub(super) struct Subscription {
     receiver: Receiver,
+    /// The server's address, for errors.
+    address: String,
     timeout: Duration,
     /// When the first part of the next value was read.
     pub(super) begun: Option<MonotonicTime>,
@@ -29,25 +29,25 @@ impl Subscription {
     /// An error of the kind `Unavailable` or `Timeout` may be retried soon. Any other error means that the server does
     /// not offer notifications to this client.
     pub(super) fn open(
-        info: &ConnectionInfo,
+        endpoint: &Endpoint,
         channel: &str,
         any_key: &str,
         timeout: Duration,
         connected: impl FnOnce(Closer),
     ) -> Result<(Self, Sender), Error> {
-        let unavailable = |e: io::Error| {
-            let kind = match e.kind() {
-                io::ErrorKind::Unsupported => ErrorKind::InvalidConfig,
-                _ => ErrorKind::Unavailable,
-            };
-            Error::new(kind, format!("{}: {e}", address(info)))
+        let info = endpoint.info_with_login()?;
+        let attempted = Attempted {
+            info: &info,
+            timeout,
+            setting: "command_timeout",
         };
         let deadline = MonotonicTime::now().after(timeout);
-        let (mut sender, mut receiver) =
-            socket::connect(info.addr(), deadline).map_err(unavailable)?;
-        connected(sender.closer());
-        let name = Some("leasehold-notifications");
-        let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, name);
+        let (mut sender, mut receiver) = endpoint.connect(attempted, deadline, |closer| {
+            connected(closer);
+            Ok(())
+        })?;
+        let name = endpoint.connection_name("leasehold-notifications");
+        let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
         // Each command that is used later is sent once, so that the server refuses it here.
         commands.cmd("PING");
@@ -59,16 +59,22 @@ impl Subscription {
         // SUBSCRIBE comes last: from then on, scripts count this client as listening, and messages may come.
         let mut subscribe = redis::pipe();
         subscribe.cmd("SUBSCRIBE").arg(channel);
+        let step = Step::Subscribe;
         for commands in [commands, subscribe] {
             let packed = commands.get_packed_pipeline();
-            sender.send(&packed, deadline).map_err(unavailable)?;
-            for _ in 0..commands.len() {
-                let reply = receiver.receive(deadline, LONGEST_REPLY);
-                check(info, &reply.map_err(no_reply)?)?;
+            let sent = sender.send(&packed, deadline);
+            sent.map_err(|error| attempted.no_reply(step, error.into(), &[]))?;
+            for command in commands.cmd_iter() {
+                let reply = receiver.receive(deadline, LONGEST_REPLY).map_err(|error| {
+                    let tls = endpoint.tls_error(attempted, &receiver);
+                    tls.unwrap_or_else(|| attempted.no_reply(step, error, receiver.unparsed()))
+                })?;
+                check(attempted, &name_of(command), &reply)?;
             }
         }
         let subscription = Self {
             receiver,
+            address: endpoint.address(),
             timeout,
             begun: None,
         };
@@ -99,28 +105,38 @@ impl Subscription {
                 deadline = deadline.min(whole_by);
             }
             let waited = self.receiver.wait(deadline, LONGEST_REPLY);
-            waited.map_err(|e| no_reply(e.into()))?;
+            waited.map_err(|error| no_reply(&self.address, error.into()))?;
         }
     }
 
     fn received(&mut self) -> Result<Option<Value>, Error> {
         let received = self.receiver.received(LONGEST_REPLY);
-        received.map_err(no_reply)
+        received.map_err(|error| no_reply(&self.address, error))
     }
 }
 
-/// Fails if the server refused a command.
-fn check(info: &ConnectionInfo, reply: &Value) -> Result<(), Error> {
+/// The name of a command, with that of its subcommand: `CLIENT TRACKING`.
+fn name_of(command: &Cmd) -> String {
+    let words = command.args_iter().filter_map(|word| match word {
+        Arg::Simple(word) => std::str::from_utf8(word).ok(),
+        _ => None,
+    });
+    let mut words = words.take(2);
+    match (words.next(), words.next()) {
+        (Some("CLIENT"), Some(subcommand)) => format!("CLIENT {subcommand}"),
+        (name, _) => name.unwrap_or_default().to_owned(),
+    }
+}
+
+/// Fails if the server refused `command`.
+fn check(attempted: Attempted<'_>, command: &str, reply: &Value) -> Result<(), Error> {
     match reply {
         // `any_key` may hold anything.
         Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
-        Value::ServerError(error) => Err(login_error_reply(info, error)),
+        Value::ServerError(error) => Err(attempted.refused(Step::Subscribe, command, error)),
         Value::BulkString(_) => Ok(()),
         Value::Push { .. } | Value::Map(_) | Value::Array(_) => Ok(()),
         Value::SimpleString(_) | Value::Okay | Value::Int(_) => Ok(()),
-        other => {
-            let message = format!("unexpected answer to a subscription: {}", type_name(other));
-            Err(Error::new(ErrorKind::Protocol, message))
-        }
+        _ => Err(attempted.about(ErrorKind::Protocol, NOT_REDIS)),
     }
 }

@@ -25,7 +25,7 @@ fn endpoint(address: SocketAddr) -> Endpoint {
 
 fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Error> {
     let endpoint = endpoint(address);
-    let opened = Subscription::open(endpoint.info(), "channel", "key", timeout, |_| {});
+    let opened = Subscription::open(&endpoint, "channel", "key", timeout, |_| {});
     opened.map(|(subscription, _)| subscription)
 }
 
@@ -218,7 +218,7 @@ fn a_refusal_that_repeats_the_login_is_not_quoted() {
         DEFAULT_MAX_REPLY,
     )
     .unwrap();
-    let opened = Subscription::open(endpoint.info(), "channel", "key", LONG, |_| {});
+    let opened = Subscription::open(&endpoint, "channel", "key", LONG, |_| {});
     let error = opened.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error:?}");
     assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");

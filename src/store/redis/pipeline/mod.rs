@@ -29,6 +29,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
 use crate::store::redis::connection::Endpoint;
+use crate::store::redis::errors;
 use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
 use crate::store::redis::pipeline::request::{Next, PendingRequest};
 use crate::store::redis::pipeline::state::PipelineState;
@@ -108,7 +109,7 @@ impl Pipeline {
         let pending: Vec<PendingRequest> = pending.collect();
         self.run(pending, &caller, deadline, None);
         for (request, outcome) in requests.iter_mut().zip(caller.take_outcomes()) {
-            request.outcome = Some(outcome);
+            request.outcome = Some(self.naming_the_server(outcome));
         }
     }
 
@@ -132,7 +133,12 @@ impl Pipeline {
         let request = self.new_request(command, Some(Completion::new(&caller, 0)));
         self.run([request], &caller, deadline, shutdown_deadline);
         let outcome = caller.take_outcomes().next();
-        outcome.expect("a caller has an outcome for each request")
+        self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
+    }
+
+    /// `outcome` with the server's address in its error, if that came from the server or its connection.
+    fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address(), error))
     }
 
     fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {

@@ -20,7 +20,9 @@ fn soon() -> MonotonicTime {
 
 fn connect_tcp(address: SocketAddr, deadline: MonotonicTime) -> io::Result<(Sender, Receiver)> {
     let address = ConnectionAddr::Tcp(address.ip().to_string(), address.port());
-    connect(&address, deadline)
+    connect(&address, deadline).map_err(|error| match error {
+        ConnectError::Resolve(error) | ConnectError::Connect(error) => error,
+    })
 }
 
 /// Both halves of a connection to a peer that does `be_peer`.

@@ -1,0 +1,104 @@
+//! The login of a connection, where a callback gives it.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind};
+
+/// A password, with or without a user's name: what a callback of
+/// [`Builder::credentials`](crate::Builder::credentials) returns. `Debug` shows neither.
+///
+/// ```
+/// use leasehold::{Client, Credentials};
+///
+/// # let server = leasehold_testbed::Server::builder().password("t0ken").start().unwrap();
+/// # let url = server.url().replace(":t0ken@", "");
+/// # fn token() -> std::io::Result<String> { Ok("t0ken".to_owned()) }
+/// let client = Client::builder(&url)
+///     .credentials(|| Ok(Credentials::password(token()?)))
+///     .build()?;
+/// assert_eq!(client.with_lock("k", || 1)?, 1);
+/// let named = Credentials::user("billing", "s3cret");
+/// assert_eq!(format!("{named:?}"), "Credentials { .. }");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Credentials {
+    pub(crate) user: Option<String>,
+    pub(crate) password: String,
+}
+
+/// Every function can be seen in use in the example of [`Credentials`].
+impl Credentials {
+    /// The password of the default user.
+    pub fn password(password: impl Into<String>) -> Self {
+        Self {
+            user: None,
+            password: password.into(),
+        }
+    }
+
+    /// A user's name and password.
+    pub fn user(user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self {
+            user: Some(user.into()),
+            password: password.into(),
+        }
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
+/// What a callback returns.
+pub(crate) type CredentialsResult = Result<Credentials, Box<dyn StdError + Send + Sync>>;
+
+/// The callback that gives the login of each connection.
+#[derive(Clone)]
+pub(crate) struct CredentialsCallback(Arc<dyn Fn() -> CredentialsResult + Send + Sync>);
+
+impl CredentialsCallback {
+    pub(crate) fn new(callback: impl Fn() -> CredentialsResult + Send + Sync + 'static) -> Self {
+        Self(Arc::new(callback))
+    }
+
+    /// Calls the callback, for a connection to `address`. Its error and its panic are `Unavailable`: without a login,
+    /// there is no connection now.
+    pub(crate) fn call(&self, address: &str) -> Result<Credentials, Error> {
+        let unavailable = |what: &str| {
+            let message = format!("{address}: the callback of `Builder::credentials` has {what}");
+            Error::new(ErrorKind::Unavailable, message)
+        };
+        match catch_unwind(AssertUnwindSafe(|| (self.0)())) {
+            Ok(Ok(credentials)) => Ok(credentials),
+            Ok(Err(error)) => Err(unavailable("failed").with_source(Failure(error))),
+            Err(_) => Err(unavailable("panicked")),
+        }
+    }
+}
+
+/// The error of a callback. A boxed error is none itself.
+struct Failure(Box<dyn StdError + Send + Sync>);
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl StdError for Failure {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}

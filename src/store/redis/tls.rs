@@ -1,0 +1,357 @@
+//! TLS on the socket of a connection, by rustls: the handshake, and encryption and decryption.
+//!
+//! One thread may read while another writes. Both use one rustls session under a mutex, which is held for computing
+//! only, never during a system call: a read that blocks delays no write, a write that blocks delays no read.
+//!
+//! - The reader reads records from the socket into its own buffer, then gives them to the session. It never writes.
+//! - The sender has the session encrypt, then writes the records. Only it writes, so records leave in the order in which
+//!   they were encrypted. What the session has to answer (a key update) leaves with the next write, as TLS allows.
+//!
+//! Time-outs are those of the socket. A connection is closed without `close_notify`: a reply of Redis has its own end.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::client::ClientConnection;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
+use socket2::Socket;
+
+use crate::store::redis::socket::{Receiver, Sender};
+use crate::tls::{ClientCertificate, TlsConfig};
+use crate::util::clock::MonotonicTime;
+
+/// How much is encrypted at a time, in bytes: less than a session buffers. A longer write takes several system calls.
+const LONGEST_WRITE: usize = 32 * 1024;
+/// The buffer for records from the socket, in bytes: a record has 16 KiB and a header.
+const BUFFER: usize = 17 * 1024;
+
+/// How an endpoint's connections do TLS.
+pub(crate) struct Tls {
+    config: Arc<ClientConfig>,
+    server_name: ServerName<'static>,
+}
+
+impl Tls {
+    /// Reads the certificates of `settings`, or those of the system. `host` is that of the URL.
+    pub(crate) fn new(settings: &TlsConfig, host: &str) -> Result<Self, String> {
+        let name = settings.server_name.as_deref();
+        let server_name = ServerName::try_from(name.unwrap_or(host).to_owned()).map_err(|_| {
+            let what = if name.is_some() {
+                "tls: server_name"
+            } else {
+                "tls: the host of the URL"
+            };
+            format!("{what} must be a DNS name or an IP address")
+        })?;
+        // A program may have chosen another provider for all its connections, such as a certified one.
+        let provider = CryptoProvider::get_default().cloned();
+        let provider =
+            provider.unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("tls: {error}"))?
+            .with_root_certificates(roots(settings.ca.as_deref())?);
+        let config = match &settings.client {
+            None => builder.with_no_client_auth(),
+            Some(ClientCertificate { chain, key }) => {
+                let chain = certificates(chain, "client_certificate_pem")?;
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+                    "tls: client_certificate_pem has no private key in PEM (PKCS#8, PKCS#1 or SEC1)"
+                })?;
+                builder.with_client_auth_cert(chain, key).map_err(|error| {
+                    format!("tls: client_certificate_pem has a key that does not fit: {error}")
+                })?
+            }
+        };
+        Ok(Self {
+            config: Arc::new(config),
+            server_name,
+        })
+    }
+
+    /// Does the handshake on a new socket, by `deadline`. From then on, both halves encrypt.
+    pub(super) fn start(
+        &self,
+        sender: &mut Sender,
+        receiver: &mut Receiver,
+        deadline: MonotonicTime,
+    ) -> Result<(), TlsError> {
+        let config = Arc::clone(&self.config);
+        let mut session = ClientConnection::new(config, self.server_name.clone())?;
+        let mut bytes = vec![0; BUFFER];
+        let mut has_heard = false;
+        loop {
+            let mut records = Vec::new();
+            while session.wants_write() {
+                session.write_tls(&mut records)?;
+            }
+            sender.send_plain(&records, deadline)?;
+            if !session.is_handshaking() {
+                break;
+            }
+            let n = match receiver.read_plain(&mut bytes, deadline) {
+                Ok(0) => return Err(TlsError::Closed { has_heard }),
+                Ok(n) => n,
+                Err(error) if is_timeout(&error) => return Err(TlsError::Late { has_heard }),
+                Err(error) => return Err(error.into()),
+            };
+            has_heard = true;
+            let mut records = &bytes[..n];
+            while !records.is_empty() {
+                if session.read_tls(&mut records)? == 0 {
+                    return Err(TlsError::Closed { has_heard });
+                }
+                if let Err(error) = session.process_new_packets() {
+                    let mut alert = Vec::new();
+                    // The server's log then has the reason. No error matters more than the first one.
+                    let _ = session.write_tls(&mut alert);
+                    let _ = sender.send_plain(&alert, MonotonicTime::now());
+                    return Err(error.into());
+                }
+            }
+        }
+        let session = Arc::new(Mutex::new(session));
+        receiver.decrypt_with(Decryptor {
+            session: Arc::clone(&session),
+            records: bytes,
+            start: 0,
+            end: 0,
+            failure: None,
+        });
+        sender.encrypt_with(Encryptor {
+            session,
+            records: Vec::new(),
+            written: 0,
+            text: 0,
+        });
+        Ok(())
+    }
+
+    /// The name that the certificate must be for.
+    pub(crate) fn server_name(&self) -> String {
+        self.server_name.to_str().into_owned()
+    }
+}
+
+fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    match ca {
+        Some(pem) => {
+            for certificate in certificates(pem, "ca_pem")? {
+                roots
+                    .add(certificate)
+                    .map_err(|error| format!("tls: ca_pem has a bad certificate: {error}"))?;
+            }
+        }
+        None => {
+            // Systems have old certificates that rustls cannot read. Those do not matter while there are others.
+            let found = rustls_native_certs::load_native_certs();
+            if roots.add_parsable_certificates(found.certs).0 == 0 {
+                return Err(
+                    "tls: the system has no certificates of authorities; give one with TlsConfig::ca_pem"
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    Ok(roots)
+}
+
+fn certificates(pem: &[u8], setting: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        _ => Err(format!("tls: {setting} has no certificate in PEM")),
+    }
+}
+
+/// Encrypts what a [`Sender`] writes.
+pub(super) struct Encryptor {
+    session: Arc<Mutex<ClientConnection>>,
+    records: Vec<u8>,
+    /// How much of `records` is written to the socket.
+    written: usize,
+    /// The length of the text in `records`; 0 if all of them are written.
+    text: usize,
+}
+
+impl Encryptor {
+    /// Returns the records to write, and how much of them is written. Encrypts the beginning of `bytes` if all records
+    /// of earlier calls are written. Otherwise `bytes` must begin with the text that these records contain.
+    pub(super) fn records_of(&mut self, bytes: &[u8]) -> io::Result<(&[u8], &mut usize)> {
+        if self.text == 0 {
+            let mut session = self.session.lock();
+            let text = &bytes[..bytes.len().min(LONGEST_WRITE)];
+            self.text = session.writer().write(text)?;
+            self.records.clear();
+            self.written = 0;
+            while session.wants_write() {
+                session.write_tls(&mut self.records)?;
+            }
+        }
+        Ok((&self.records, &mut self.written))
+    }
+
+    /// Returns the length of the text that was sent, after all records are written.
+    pub(super) fn take_written(&mut self) -> usize {
+        std::mem::take(&mut self.text)
+    }
+}
+
+/// Decrypts what a [`Receiver`] reads.
+pub(super) struct Decryptor {
+    session: Arc<Mutex<ClientConnection>>,
+    /// `start..end` was read from the socket, and not given to the session yet.
+    records: Vec<u8>,
+    start: usize,
+    end: usize,
+    failure: Option<rustls::Error>,
+}
+
+impl Decryptor {
+    /// What decrypts the bytes of `socket`.
+    pub(super) fn reader<'a>(&'a mut self, socket: &'a Socket) -> impl Read + 'a {
+        Reader {
+            decryptor: self,
+            socket,
+        }
+    }
+
+    /// Why the session has failed, if it has.
+    pub(super) fn failure(&self) -> Option<&rustls::Error> {
+        self.failure.as_ref()
+    }
+
+    /// Decrypts the records that were read, up to the first that has content, into `into`. `None` if there is none.
+    fn decrypt(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut session = self.session.lock();
+        loop {
+            match session.reader().read(into) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read.map(Some),
+            }
+            if self.start == self.end {
+                return Ok(None);
+            }
+            self.start += session.read_tls(&mut &self.records[self.start..self.end])?;
+            if let Err(error) = session.process_new_packets() {
+                self.failure = Some(error.clone());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+    }
+}
+
+struct Reader<'a> {
+    decryptor: &'a mut Decryptor,
+    socket: &'a Socket,
+}
+
+impl Read for Reader<'_> {
+    /// Reads from the socket at most once. Fails with `Interrupted` if no record is whole then: the caller checks its
+    /// deadline before it calls again.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let decryptor = &mut *self.decryptor;
+        if let Some(n) = decryptor.decrypt(into)? {
+            return Ok(n);
+        }
+        let mut socket = self.socket;
+        (decryptor.start, decryptor.end) = (0, socket.read(&mut decryptor.records)?);
+        if decryptor.end == 0 {
+            return Ok(0);
+        }
+        let decrypted = decryptor.decrypt(into)?;
+        decrypted.ok_or_else(|| io::ErrorKind::Interrupted.into())
+    }
+}
+
+/// Why a handshake failed.
+#[derive(Debug)]
+pub(crate) enum TlsError {
+    /// The server closed the connection.
+    Closed { has_heard: bool },
+    /// The deadline has passed.
+    Late { has_heard: bool },
+    /// The socket failed.
+    Io(io::Error),
+    /// The server or its certificate is not accepted, or the server does not accept the client.
+    Refused(rustls::Error),
+}
+
+impl From<io::Error> for TlsError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<rustls::Error> for TlsError {
+    fn from(error: rustls::Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    matches!(error.kind(), TimedOut | WouldBlock)
+}
+
+/// What is wrong and what to do, for the message of an error: it continues the server's address.
+pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
+    use CertificateError::{
+        BadSignature, Expired, ExpiredContext, InvalidPurpose, InvalidPurposeContext,
+        NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext, UnknownIssuer,
+    };
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+    let reason = match error {
+        InvalidCertificate(error) => match error {
+            Expired | ExpiredContext { .. } => {
+                "has a certificate that has expired; renew it, or set this machine's clock"
+            }
+            NotValidYet | NotValidYetContext { .. } => {
+                "has a certificate that is not valid yet; set this machine's clock"
+            }
+            // The system or the settings may have another issuer of the same name.
+            UnknownIssuer | BadSignature => {
+                "has a certificate of an unknown issuer; give the issuer's with TlsConfig::ca_pem"
+            }
+            NotValidForName | NotValidForNameContext { .. } => {
+                return format!(
+                    "has a certificate that is not for {server_name:?}; use the name it is for in \
+                     the URL or in TlsConfig::server_name"
+                );
+            }
+            InvalidPurpose | InvalidPurposeContext { .. } => {
+                "has a certificate that is not for servers; give it one for server authentication"
+            }
+            _ => "has a certificate that is not accepted; give it another one",
+        },
+        AlertReceived(AlertDescription::CertificateRequired) => {
+            "requires a client certificate; give one with TlsConfig::client_certificate_pem"
+        }
+        AlertReceived(
+            AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied,
+        ) => {
+            "refuses the client certificate; check TlsConfig::client_certificate_pem, and which \
+             authorities the server trusts"
+        }
+        InvalidMessage(_) => NO_TLS,
+        _ => {
+            "has refused the TLS handshake, or breaks its rules; check its TLS settings (`tls-protocols`, `tls-ciphers`)"
+        }
+    };
+    reason.to_owned()
+}
+
+/// The words for a server that does not answer in TLS.
+pub(crate) const NO_TLS: &str =
+    "does not speak TLS on this port; use its TLS port, or redis:// for one without TLS";

@@ -1,0 +1,133 @@
+//! A callback that gives the login of each connection.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use leasehold::{Builder, Credentials, ErrorKind};
+use leasehold_testbed::Server;
+
+use crate::steady::steady;
+use crate::support::{SOON, Task, ask, kill_connections, lock, millis, wait_for_queue};
+
+use super::everything_said;
+
+const TOKENS: [&str; 2] = ["t0ken-one", "t0ken-two"];
+
+/// A server with this password, and its URL without a login.
+fn locked_server(password: &str) -> (Server, String) {
+    let server = Server::builder().password(password).start().unwrap();
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    (server, url)
+}
+
+#[test]
+fn each_connection_asks_for_the_login() {
+    let (server, url) = locked_server("admin");
+    let allow = |password: &str| {
+        let command = ["ACL", "SETUSER", "me", "reset", "on", "~*", "&*", "+@all"];
+        ask(
+            &server,
+            &[&command[..], &[&format!(">{password}")]].concat(),
+        );
+    };
+    allow(TOKENS[0]);
+    let token = Arc::new(Mutex::new(TOKENS[0]));
+    let (asked, given) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&token));
+    let counted = Arc::clone(&asked);
+    let client = steady(&url).credentials(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let token = *given.lock().unwrap();
+        Ok(Credentials::user("me", token))
+    });
+    let client = client.build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    // The old token ends. Notifications connect with the new one, too.
+    *token.lock().unwrap() = TOKENS[1];
+    allow(TOKENS[1]);
+    kill_connections(&server);
+    let before = asked.load(Ordering::Relaxed);
+    let guard = lock(&client, "k");
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || {
+        let waited = mutex.try_lock_for(2 * SOON);
+        waited.map(|guard| guard.is_some())
+    });
+    let other = steady(&server.url()).build().unwrap();
+    let behind = other.mutex("k");
+    let second = Task::start(move || behind.lock().map(drop));
+    wait_for_queue(&server, "k", 1);
+    drop(guard);
+    assert!(waiter.within(SOON, "the lock").unwrap());
+    second.within(SOON, "the lock").unwrap();
+    assert!(asked.load(Ordering::Relaxed) > before);
+}
+
+/// The error of connecting, and of a lock of a client that did not connect before.
+fn errors_of(builder: impl Fn() -> Builder) -> [leasehold::Error; 2] {
+    let lazy = builder().outage_timeout(millis(1)).build_lazy().unwrap();
+    [
+        builder().build().unwrap_err(),
+        lazy.mutex("k").lock().unwrap_err(),
+    ]
+}
+
+#[test]
+fn a_callback_that_fails_or_panics_is_unavailable() {
+    let (_server, url) = locked_server(TOKENS[0]);
+    for error in errors_of(|| steady(&url).credentials(|| Err("no token today".into()))) {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("`Builder::credentials` has failed")
+        );
+        assert!(
+            everything_said(&error).contains("no token today"),
+            "{error}"
+        );
+    }
+    for error in errors_of(|| steady(&url).credentials(|| panic!("as the test wants"))) {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("has panicked"), "{error}");
+    }
+}
+
+#[test]
+fn a_refused_token_is_not_shown() {
+    let (_server, url) = locked_server(TOKENS[0]);
+    for error in errors_of(|| {
+        let builder = steady(&url);
+        builder.credentials(|| Ok(Credentials::user("me", "wr0ng-token")))
+    }) {
+        assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+        let text = everything_said(&error);
+        assert!(!text.contains("wr0ng") && text.contains("\"me\""), "{text}");
+    }
+    let builder = steady(&url).credentials(|| Ok(Credentials::password(TOKENS[0])));
+    let mut shown = format!("{builder:?}");
+    shown += &format!("{:?}", builder.build().unwrap());
+    assert!(!shown.contains(TOKENS[0]), "{shown}");
+}
+
+#[test]
+fn a_callback_beside_a_login_in_the_url_is_refused() {
+    for login in ["me:secret@", ":secret@", "me@"] {
+        let builder = steady(&format!("redis://{login}127.0.0.1:1"));
+        let builder = builder.credentials(|| Ok(Credentials::password("x")));
+        let error = builder.build_lazy().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("credentials"), "{error}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}
+
+#[test]
+fn a_callback_may_use_another_client() {
+    let (server, url) = locked_server(TOKENS[0]);
+    let other = Arc::new(steady(&server.url()).build().unwrap());
+    let client = steady(&url).credentials(move || {
+        let token = other.with_lock("token", || TOKENS[0])?;
+        Ok(Credentials::password(token))
+    });
+    client.build().unwrap().with_lock("k", || ()).unwrap();
+}

@@ -1,0 +1,239 @@
+//! The whole message of each error that a wrong address or setting gives: what failed where, and what to do.
+
+use std::error::Error as _;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use leasehold::{Client, Error};
+use leasehold_testbed::{Server, eventually, find_server};
+use tempfile::TempDir;
+
+use crate::fakes::{Fake, Manner, closed_port};
+use crate::steady::steady;
+use crate::support::{SOON, ask, secs, server, within};
+
+/// Fails unless `error` has this message, with `ADDR` for the address of `url`, and no source repeats it.
+#[track_caller]
+pub fn assert_says(error: &Error, url: &str, message: &str) {
+    let address = url.rsplit('/').next().unwrap().rsplit('@').next().unwrap();
+    let shown = error.to_string();
+    assert_eq!(shown, message.replace("ADDR ", &format!("{address} ")));
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        assert!(!shown.contains(&text), "{shown:?} repeats {text:?}");
+        source = cause.source();
+    }
+}
+
+/// As [`assert_says`], for the error of connecting to `url`.
+#[track_caller]
+fn assert_opening_says(url: &str, message: &str) {
+    let error = steady(url).build().unwrap_err();
+    assert_says(&error, url, message);
+}
+
+#[test]
+fn logins_say_what_is_refused() {
+    let server = Server::builder().password("secret").start().unwrap();
+    let port = server.port();
+    assert_opening_says(
+        &format!("redis://127.0.0.1:{port}"),
+        "Redis denies access: ADDR requires a password; put it into the URL \
+         (redis://user:password@host), or give it with `Builder::credentials`",
+    );
+    for (login, user) in [(":wr0ng", "default"), ("me:wr0ng", "me")] {
+        for protocol in ["", "?protocol=resp3"] {
+            let url = format!("redis://{login}@127.0.0.1:{port}");
+            let error = steady(&format!("{url}{protocol}")).build().unwrap_err();
+            let message = format!(
+                "Redis denies access: ADDR refuses user {user:?} or the password; check both"
+            );
+            assert_says(&error, &url, &message);
+        }
+    }
+    let open = crate::support::server();
+    assert_opening_says(
+        &format!("redis://:secret@127.0.0.1:{}", open.port()),
+        "Redis denies access: ADDR refuses the login; check user and password, and that the \
+         server has them",
+    );
+}
+
+#[test]
+fn a_missing_permission_is_named() {
+    let server = server();
+    let user = |rights: &[&str]| {
+        let command = ["ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*"];
+        ask(&server, &[&command, rights].concat());
+        format!("redis://limited:secret@127.0.0.1:{}", server.port())
+    };
+    assert_opening_says(
+        &user(&["+@all", "-script"]),
+        "Redis denies access: ADDR does not allow user \"limited\" to call SCRIPT LOAD; allow what \
+         docs/redis.md lists under Rights",
+    );
+    let url = user(&["+@all", "-evalsha", "-eval"]);
+    let error = steady(&url).build().unwrap().mutex("k").lock();
+    let shown = error.map(drop).unwrap_err().to_string();
+    let start = format!(
+        "Redis denies access (\"k\"): 127.0.0.1:{}: NOPERM",
+        server.port()
+    );
+    assert!(shown.starts_with(&start), "{shown}");
+}
+
+#[test]
+fn a_server_that_hangs_is_named() {
+    let server = server();
+    let client = steady(&server.url()).command_timeout(secs(1));
+    let client = client.build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    server.stop();
+    let mutex = client.mutex("k");
+    let error = within(SOON, "a try", move || mutex.try_lock().map(drop));
+    assert_says(
+        &error.unwrap_err(),
+        &server.url(),
+        "no reply from Redis in time, the outcome is unknown (\"k\"): ADDR did not reply within \
+         `command_timeout`; check the server's load and the network",
+    );
+    let error = super::hasty(&server.url()).build().unwrap_err();
+    assert_says(
+        &error,
+        &server.url(),
+        "Redis is unavailable: ADDR did not answer the login within 300ms (`connect_timeout`); \
+         check the server's load and the network",
+    );
+    server.resume();
+}
+
+#[test]
+fn a_closed_connection_is_named() {
+    let fake = Fake::start(Manner::Closing);
+    let shown = steady(&fake.url()).build().unwrap_err().to_string();
+    let end = "during the login; check the server's log, and use rediss:// if this is its TLS port";
+    assert!(
+        shown.contains("127.0.0.1:") && shown.ends_with(end),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_port_where_nothing_listens_is_named() {
+    assert_opening_says(
+        &format!("redis://127.0.0.1:{}", closed_port()),
+        "Redis is unavailable: ADDR refuses connections; check that Redis runs there, and the port",
+    );
+}
+
+#[test]
+fn a_socket_that_does_not_exist_is_named() {
+    let error = steady("unix:///nowhere/at/all.sock").build().unwrap_err();
+    let message = "Redis is unavailable: /nowhere/at/all.sock does not exist; check the path of the \
+         socket, and that Redis runs";
+    assert_eq!(error.to_string(), message);
+}
+
+#[test]
+fn a_host_without_an_address_is_named() {
+    assert_opening_says(
+        "redis://nowhere.invalid:6379",
+        "Redis is unavailable: ADDR cannot be reached: its host name has no address; check the \
+         name, and DNS",
+    );
+}
+
+#[test]
+fn a_server_that_is_no_redis_is_named() {
+    let fake = Fake::start(Manner::Http);
+    assert_opening_says(
+        &fake.url(),
+        "unexpected data: ADDR does not answer as Redis does; check the host and the port",
+    );
+}
+
+#[test]
+fn a_database_that_does_not_exist_is_named() {
+    let server = server();
+    let error = steady(&format!("{}/4711", server.url())).build();
+    assert_says(
+        &error.unwrap_err(),
+        &server.url(),
+        "invalid configuration: ADDR has no database 4711; check the number behind the last / of \
+         the URL",
+    );
+}
+
+#[test]
+fn a_node_of_a_cluster_is_named() {
+    let server = Server::builder().arg("cluster-enabled", "yes").start();
+    let server = server.unwrap();
+    let message = "invalid configuration: ADDR is a node of a Redis Cluster, which this version \
+         does not support; use the URL of a server with `cluster-enabled no`";
+    assert_opening_says(&server.url(), message);
+    // With RESP3, the reply is a map.
+    let error = Client::open(format!("{}?protocol=resp3", server.url()));
+    assert_says(&error.unwrap_err(), &server.url(), message);
+}
+
+/// A Sentinel without primaries. It ends when dropped.
+struct Sentinel {
+    process: Child,
+    port: u16,
+    _folder: TempDir,
+}
+
+impl Sentinel {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        // Below the ports that the system hands out.
+        let port = 9_000 + u16::try_from(std::process::id() % 900).unwrap();
+        let file = folder.path().join("sentinel.conf");
+        fs::write(&file, format!("port {port}\nbind 127.0.0.1\n")).unwrap();
+        let mut command = Command::new(find_server().expect("Redis is installed"));
+        command.arg(&file).arg("--sentinel").stdout(Stdio::null());
+        let process = command.spawn().unwrap();
+        Self {
+            process,
+            port,
+            _folder: folder,
+        }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_sentinel_is_named() {
+    let sentinel = Sentinel::start();
+    let url = format!("redis://127.0.0.1:{}", sentinel.port);
+    let mut error = steady(&url).build().unwrap_err();
+    let started = eventually(SOON, || {
+        error = steady(&url).build().unwrap_err();
+        !error.is_unavailable()
+    });
+    assert!(started, "{error}");
+    assert_says(
+        &error,
+        &url,
+        "invalid configuration: ADDR is a Sentinel, which this version does not support; use the \
+         URL of the primary (SENTINEL GET-MASTER-ADDR-BY-NAME returns its address)",
+    );
+}
+
+#[test]
+#[cfg(not(feature = "tls"))]
+fn a_url_with_tls_names_the_feature() {
+    let error = Client::open("rediss://127.0.0.1").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "invalid configuration: url: asks for TLS, which needs leasehold's cargo feature `tls`; \
+         enable it in Cargo.toml"
+    );
+}

@@ -1,0 +1,143 @@
+//! `Client::ping`, and the names of connections.
+
+use leasehold::ErrorKind;
+use leasehold_testbed::{Server, eventually};
+
+use crate::steady::steady;
+use crate::support::{
+    SOON, TIMEOUT, Task, ask, builder, kill_connections, lock, millis, notified_clients, server,
+    within,
+};
+
+/// The names of all connections but those of the test itself.
+fn names(server: &Server) -> Vec<String> {
+    let list = ask(server, &["CLIENT", "LIST"]);
+    let lines = list.as_text().unwrap().lines();
+    let names = lines.filter_map(|line| line.split(" name=").nth(1)?.split(' ').next());
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn a_ping_returns_the_round_trip_time() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    let before = server.calls("ping").unwrap();
+    let took = client.ping().unwrap();
+    assert!(!took.is_zero() && took < SOON, "{took:?}");
+    assert!(server.calls("ping").unwrap() > before);
+}
+
+#[test]
+fn a_ping_finds_a_stopped_and_a_killed_server() {
+    let mut server = server();
+    let client = builder(&server.url()).connect_timeout(TIMEOUT).build();
+    let client = client.unwrap();
+    client.ping().unwrap();
+    server.stop();
+    let stopped = client.clone();
+    let error = within(SOON, "a ping", move || stopped.ping().unwrap_err());
+    assert!(error.is_unavailable(), "{error}");
+    server.resume();
+    server.kill();
+    let killed = client.clone();
+    let error = within(SOON, "a ping", move || killed.ping().unwrap_err());
+    assert!(error.is_unavailable(), "{error}");
+    server.restart().unwrap();
+    assert!(eventually(SOON, || client.ping().is_ok()));
+}
+
+#[test]
+fn a_ping_makes_a_closed_connection_anew() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    for _ in 0..3 {
+        client.ping().unwrap();
+        kill_connections(&server);
+    }
+    client.ping().unwrap();
+}
+
+#[test]
+fn a_ping_waits_for_no_transaction() {
+    let server = server();
+    let client = steady(&server.url()).max_transactions(1).build().unwrap();
+    let guard = lock(&client, "k");
+    let done = guard.transaction(|_, _| {
+        let (client, other) = (client.clone(), client.clone());
+        let pings = [client, other].map(|client| Task::start(move || client.ping()));
+        for ping in pings {
+            ping.within(SOON, "a ping").unwrap();
+        }
+        Ok(())
+    });
+    done.unwrap();
+}
+
+#[test]
+fn a_ping_of_an_ended_client_is_shutdown() {
+    let server = server();
+    let client = steady(&server.url()).build().unwrap();
+    client.shutdown(SOON).unwrap();
+    assert_eq!(client.ping().unwrap_err().kind(), ErrorKind::Shutdown);
+}
+
+#[test]
+fn a_memory_store_answers_pings_but_in_an_outage() {
+    let store = leasehold::MemoryStore::new();
+    let client = store.client().unwrap();
+    client.ping().unwrap();
+    store.fail(ErrorKind::Unavailable);
+    assert_eq!(client.ping().unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn a_user_without_the_right_to_ping_is_denied() {
+    let server = server();
+    let command = ["ACL", "SETUSER", "me", "on", ">secret", "~*", "&*", "+@all"];
+    ask(&server, &[&command[..], &["-ping"]].concat());
+    let url = format!("redis://me:secret@127.0.0.1:{}", server.port());
+    let client = steady(&url).build().unwrap();
+    let error = client.ping().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("127.0.0.1:"), "{error}");
+}
+
+#[test]
+fn connections_have_the_name_of_the_holder() {
+    let server = server();
+    for protocol in ["", "?protocol=resp3"] {
+        let client = steady(&format!("{}{protocol}", server.url()));
+        let client = client.build().unwrap();
+        // A lock that is watched needs notifications.
+        let _guard = lock(&client, "k");
+        assert!(eventually(SOON, || notified_clients(&server) > 0));
+        let holder = client.holder_id();
+        let wanted = ["leasehold", "leasehold-notifications"].map(|it| format!("{it}:{holder}"));
+        let named = eventually(SOON, || {
+            let names = names(&server);
+            wanted.iter().all(|name| names.contains(name))
+        });
+        assert!(named, "{:?} lacks {wanted:?}", names(&server));
+    }
+}
+
+#[test]
+fn a_user_who_may_not_name_connections_can_lock() {
+    let server = server();
+    let command = ["ACL", "SETUSER", "me", "on", ">secret", "~*", "&*", "+@all"];
+    ask(&server, &[&command[..], &["-client|setname"]].concat());
+    let url = format!("redis://me:secret@127.0.0.1:{}", server.port());
+    let client = steady(&url).build().unwrap();
+    let guard = lock(&client, "k");
+    assert!(
+        names(&server)
+            .iter()
+            .all(|name| !name.starts_with("leasehold:"))
+    );
+    let waited = client.mutex("k").try_lock_for(millis(50));
+    assert!(waited.unwrap().is_none());
+    guard.unlock().unwrap();
+}

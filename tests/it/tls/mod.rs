@@ -1,0 +1,66 @@
+//! Connections with TLS, with the feature `tls`. The conformance suite runs over TLS as well:
+//! `conformance::redis_with_tls`.
+
+mod certificates;
+mod faults;
+mod traffic;
+mod trust;
+
+use leasehold::{Builder, Client, TlsConfig};
+use leasehold_testbed::{Proxy, Server};
+
+use crate::steady::steady;
+use crate::support::builder;
+
+use certificates::{Authority, Validity};
+
+/// A server with TLS, and the authority that has issued its certificate for 127.0.0.1.
+pub struct TlsServer {
+    pub server: Server,
+    authority: Authority,
+}
+
+impl TlsServer {
+    pub fn start() -> Self {
+        Self::start_with("127.0.0.1", Validity::Now, false)
+    }
+
+    /// A server with a certificate for `name`. It asks clients for a certificate, or not.
+    fn start_with(name: &str, validity: Validity, asks_clients: bool) -> Self {
+        let authority = Authority::new();
+        let certificate = authority.of_server(name, validity);
+        let files = authority.files(certificate, asks_clients);
+        let server = Server::builder().tls(files).start().unwrap();
+        Self { server, authority }
+    }
+
+    pub fn url(&self) -> String {
+        self.server.tls_url().expect("it has TLS")
+    }
+
+    /// Settings that trust the server's authority.
+    pub fn trusted(&self) -> TlsConfig {
+        TlsConfig::new().ca_pem(self.authority.pem.as_str())
+    }
+
+    /// As `support::builder`, for this server.
+    fn builder(&self) -> Builder {
+        builder(&self.url()).tls(self.trusted())
+    }
+
+    /// As `steady::steady`, for this server.
+    pub fn steady(&self) -> Builder {
+        steady(&self.url()).tls(self.trusted())
+    }
+
+    fn client(&self) -> Client {
+        self.steady().build().unwrap()
+    }
+
+    /// A proxy in front of the port with TLS, and the URL that leads through it.
+    pub fn proxy(&self) -> (Proxy, String) {
+        let proxy = Proxy::start(self.server.tls_port()).unwrap();
+        let url = format!("rediss://127.0.0.1:{}", proxy.port());
+        (proxy, url)
+    }
+}

@@ -1,0 +1,208 @@
+//! Which servers and clients are trusted, and what the errors say otherwise.
+
+use leasehold::redis::{ConnectionAddr, IntoConnectionInfo};
+use leasehold::{Builder, Client, Error, ErrorKind, TlsConfig};
+use leasehold_testbed::Server;
+
+use crate::bad_input::messages::assert_says;
+use crate::fakes::{Fake, Manner};
+use crate::steady::steady;
+use crate::support::{builder, secs, server};
+
+use super::TlsServer;
+use super::certificates::{Authority, Validity};
+
+/// The error of connecting, and of a lock of a client that did not connect before. Both are of the kind `Tls`.
+#[track_caller]
+fn assert_refused(builder: impl Fn() -> Builder, reason: &str) {
+    let lazy = builder().build_lazy().unwrap();
+    for error in [
+        builder().build().unwrap_err(),
+        lazy.mutex("k").lock().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Tls, "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}");
+        assert!(error.to_string().contains("127.0.0.1:"), "{error}");
+    }
+}
+
+#[track_caller]
+fn assert_invalid(error: Error, why: &str) {
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains(why), "{error}");
+}
+
+#[test]
+fn a_trusted_certificate_is_accepted() {
+    let tls = TlsServer::start();
+    let client = tls.client();
+    assert_eq!(client.with_lock("k", || 1).unwrap(), 1);
+    let stats = tls.server.command(&["CLIENT", "LIST"]).unwrap();
+    assert!(!stats.as_text().unwrap().is_empty());
+}
+
+#[test]
+fn an_address_with_tls_in_code_connects() {
+    let tls = TlsServer::start();
+    let address = ConnectionAddr::TcpTls {
+        host: "127.0.0.1".to_owned(),
+        port: tls.server.tls_port(),
+        insecure: false,
+        tls_params: None,
+    };
+    let info = address.into_connection_info().unwrap();
+    let client = Client::builder(info).tls(tls.trusted()).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+}
+
+#[test]
+fn a_certificate_of_an_unknown_issuer_is_refused() {
+    let tls = TlsServer::start();
+    let other = Authority::new();
+    let reason = "unknown issuer; give the issuer's with TlsConfig::ca_pem";
+    assert_refused(|| steady(&tls.url()), reason);
+    let ca = TlsConfig::new().ca_pem(other.pem);
+    assert_refused(|| steady(&tls.url()).tls(ca.clone()), reason);
+}
+
+#[test]
+fn a_certificate_past_its_time_is_refused() {
+    let tls = TlsServer::start_with("127.0.0.1", Validity::Expired, false);
+    assert_refused(|| tls.steady(), "a certificate that has expired");
+}
+
+#[test]
+fn a_certificate_before_its_time_is_refused() {
+    let tls = TlsServer::start_with("127.0.0.1", Validity::NotYet, false);
+    assert_refused(|| tls.steady(), "a certificate that is not valid yet");
+}
+
+#[test]
+fn a_certificate_for_another_name_needs_that_name() {
+    let tls = TlsServer::start_with("redis.internal", Validity::Now, false);
+    assert_refused(|| tls.steady(), "not for \"127.0.0.1\"");
+    let named = |name: &str| steady(&tls.url()).tls(tls.trusted().server_name(name));
+    let client = named("redis.internal").build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    assert_refused(|| named("other.internal"), "not for \"other.internal\"");
+}
+
+#[test]
+fn a_server_that_asks_for_a_client_certificate_gets_it() {
+    let tls = TlsServer::start_with("127.0.0.1", Validity::Now, true);
+    let own = tls.authority.of_client();
+    let with = |chain: &str, key: &str| {
+        let trusted = tls.trusted();
+        steady(&tls.url()).tls(trusted.client_certificate_pem(chain, key))
+    };
+    let client = with(&own.chain, &own.key).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    assert_refused(|| tls.steady(), "requires a client certificate");
+    let foreign = Authority::new().of_client();
+    assert_refused(
+        || with(&foreign.chain, &foreign.key),
+        "refuses the client certificate",
+    );
+    let error = with(&own.chain, &foreign.key).build_lazy().unwrap_err();
+    assert_invalid(error, "a key that does not fit");
+}
+
+#[test]
+fn a_plain_url_for_a_tls_port_is_told() {
+    let tls = TlsServer::start();
+    let url = tls.url().replace("rediss", "redis");
+    let error = steady(&url).build().unwrap_err();
+    assert!(error.to_string().contains("use rediss://"), "{error}");
+}
+
+#[test]
+fn a_tls_url_for_a_plain_port_is_told() {
+    let server = server();
+    let url = server.url().replace("redis:", "rediss:");
+    // The server waits for the end of what it takes for a command.
+    let error = builder(&url).connect_timeout(secs(1)).build().unwrap_err();
+    assert_says(
+        &error,
+        &url,
+        "Redis is unavailable: ADDR did not answer the TLS handshake within 1s (`connect_timeout`); \
+         use redis:// if this port is one without TLS",
+    );
+}
+
+#[test]
+fn whole_messages_name_the_server_the_fault_and_the_next_step() {
+    let tls = TlsServer::start();
+    assert_says(
+        &steady(&tls.url()).build().unwrap_err(),
+        &tls.url(),
+        "no TLS connection: ADDR has a certificate of an unknown issuer; give the issuer's with \
+         TlsConfig::ca_pem",
+    );
+    let fake = Fake::start(Manner::Http);
+    let url = fake.url().replace("redis:", "rediss:");
+    assert_says(
+        &steady(&url).tls(tls.trusted()).build().unwrap_err(),
+        &url,
+        "no TLS connection: ADDR does not speak TLS on this port; use its TLS port, or redis:// for \
+         one without TLS",
+    );
+    let expired = TlsServer::start_with("127.0.0.1", Validity::Expired, false);
+    assert_says(
+        &expired.steady().build().unwrap_err(),
+        &expired.url(),
+        "no TLS connection: ADDR has a certificate that has expired; renew it, or set this machine's \
+         clock",
+    );
+    let other = TlsServer::start_with("redis.internal", Validity::Now, false);
+    assert_says(
+        &other.steady().build().unwrap_err(),
+        &other.url(),
+        "no TLS connection: ADDR has a certificate that is not for \"127.0.0.1\"; use the name it is \
+         for in the URL or in TlsConfig::server_name",
+    );
+}
+
+#[test]
+fn a_password_is_given_over_tls() {
+    let authority = Authority::new();
+    let certificate = authority.of_server("127.0.0.1", Validity::Now);
+    let server = Server::builder()
+        .tls(authority.files(certificate, false))
+        .password("a/b@c")
+        .start()
+        .unwrap();
+    let url = server.tls_url().unwrap();
+    let ca = TlsConfig::new().ca_pem(authority.pem);
+    let client = steady(&url).tls(ca.clone()).build().unwrap();
+    client.with_lock("k", || ()).unwrap();
+    let without = format!("rediss://127.0.0.1:{}", server.tls_port());
+    let error = steady(&without).tls(ca).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
+#[test]
+fn settings_that_cannot_be_used_are_named() {
+    let tls = TlsServer::start();
+    let lazy = |config: TlsConfig| steady(&tls.url()).tls(config).build_lazy().unwrap_err();
+    let new = TlsConfig::new;
+    assert_invalid(lazy(new().ca_pem("no PEM")), "ca_pem has no certificate");
+    assert_invalid(lazy(new().ca_pem("")), "ca_pem has no certificate");
+    let own = tls.authority.of_client();
+    let pair = new().client_certificate_pem(own.key.as_str(), own.key.as_str());
+    assert_invalid(lazy(pair), "client_certificate_pem has no certificate");
+    let pair = new().client_certificate_pem(own.chain.as_str(), own.chain.as_str());
+    assert_invalid(lazy(pair), "client_certificate_pem has no private key");
+    assert_invalid(lazy(new().server_name("a b")), "server_name must be");
+    let plain = steady("redis://127.0.0.1:1").tls(new());
+    assert_invalid(plain.build_lazy().unwrap_err(), "an address without TLS");
+    let insecure = format!("{}/#insecure", tls.url());
+    assert_invalid(
+        Client::open(insecure).unwrap_err(),
+        "without a check of certificates",
+    );
+    let shown = format!(
+        "{:?}",
+        tls.trusted().client_certificate_pem(own.chain, own.key)
+    );
+    assert!(!shown.contains("BEGIN") && shown.len() < 200, "{shown}");
+}
