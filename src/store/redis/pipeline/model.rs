@@ -26,6 +26,8 @@ struct World {
     server: Arc<Server>,
     faults: Faults,
     board: Arc<Board>,
+    /// The background runs maintenance that was requested for later after a pause, also while callers wait.
+    clock_runs: bool,
 }
 
 /// The requests for maintenance, for which the background waits.
@@ -77,6 +79,7 @@ impl World {
             server,
             faults,
             board,
+            clock_runs: false,
         }
     }
 
@@ -137,14 +140,21 @@ impl World {
     fn run_background(&self) {
         loop {
             let mut state = self.board.state.lock();
-            while !state.is_requested && !state.over {
+            let is_due = |state: &BoardState| {
+                state.is_requested || state.over || (self.clock_runs && state.later)
+            };
+            while !is_due(&state) {
                 self.board.changed.wait(&mut state);
             }
             if state.over {
                 return;
             }
-            state.is_requested = false;
+            let is_later = !std::mem::take(&mut state.is_requested);
+            state.later &= !is_later;
             drop(state);
+            if is_later {
+                pass(SECOND / 10);
+            }
             let mut left = false;
             let survived = survives(|| left = self.pipeline.run_maintenance());
             self.board.state.lock().later |= left || !survived;
@@ -613,7 +623,9 @@ fn model_late_grants_are_kept_or_undone() {
         },
     ] {
         check(RUNS, move || {
-            let world = World::new(faults);
+            let mut world = World::new(faults);
+            // After a failed attempt to connect, the background waits before the next one.
+            world.clock_runs = true;
             let leader = Unlucky::new("a", SECOND / 2);
             let (keeping, leaving) = (Leaving::new("b", true), Leaving::new("c", false));
             let [leads, keeps, leaves]: [&(dyn Fn() + Sync); 3] =
