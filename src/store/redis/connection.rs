@@ -15,14 +15,15 @@ use crate::store::redis::socket::{self, Closer, Receiver, Sender};
 use crate::store::redis::{scripts, url};
 use crate::util::clock::MonotonicTime;
 
-/// The longest reply without a caller's values: to a batch of 128 commands, with a few hundred bytes for each.
+/// The largest size of a reply without values of the caller. It has room for the reply to a batch of 128 commands, with
+/// a few hundred bytes for each.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
     connect_timeout: Duration,
-    /// The longest reply with values of the caller.
+    /// The largest size of a reply with a value of the caller.
     max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
@@ -32,7 +33,7 @@ pub(crate) struct Endpoint {
 /// The connections that are being made.
 #[derive(Default)]
 struct Opening {
-    /// The client has ended: no connection is made any more.
+    /// True once the client has ended: no connection is made any more.
     closed: bool,
     sockets: Vec<Closer>,
 }
@@ -63,7 +64,7 @@ impl Endpoint {
         Ok(Self::with(info, connect_timeout, max_reply_bytes))
     }
 
-    /// For an address that redis-rs has read or that was put together in code.
+    /// Makes an endpoint from an address that redis-rs has read or that was put together in code.
     pub(crate) fn from_info(
         info: ConnectionInfo,
         connect_timeout: Duration,
@@ -85,7 +86,7 @@ impl Endpoint {
         }
     }
 
-    /// For debug output: without user and password.
+    /// The address for debug output, without user and password.
     pub(crate) fn address(&self) -> String {
         url::address(&self.info)
     }
@@ -125,14 +126,15 @@ impl Endpoint {
         loaded.map(|()| connection)
     }
 
-    /// The password, unless it is so short that it may stand in any text.
+    /// The password, unless it is so short that any text may contain it.
     fn password_to_hide(&self) -> Option<Box<str>> {
         let password = self.info.redis_settings().password();
         password.filter(|it| it.len() > 3).map(Box::from)
     }
 
-    /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
-    /// ended: until an attempt to connect fails, its thread keeps the pool, which then schedules the next attempt.
+    /// Makes no connection from now on, and closes the sockets of the attempts to connect. Called when the client has
+    /// ended. Otherwise an attempt's thread would keep the pool until the attempt fails, and the pool would schedule
+    /// the next attempt.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
@@ -189,7 +191,7 @@ pub(crate) enum ReplyContents {
     Internal,
     /// This many values of the caller.
     Values(usize),
-    /// One of the replies to a pipeline, which share the limit of one value. Those before it have `so_far` bytes.
+    /// One of the replies to a pipeline, which share the limit of one value. The replies before it have `so_far` bytes.
     PartOfValue { so_far: usize },
 }
 
@@ -220,8 +222,8 @@ impl Connection {
         self.receive_raw(deadline, contents).map_err(no_reply)
     }
 
-    /// Reads the next reply, which is due by `due`. Returns `None` if it has not come by `until`, before it is due: then
-    /// the next call reads on.
+    /// Reads the next reply, which is due by `due`. If the reply has not come by `until` and is not due yet, returns
+    /// `None`, and the next call reads on.
     pub(crate) fn receive_until(
         &mut self,
         until: MonotonicTime,
@@ -279,7 +281,7 @@ impl Connection {
         }
     }
 
-    /// Size of the last reply, as it counts towards its limit.
+    /// The size of the last reply, as it counts towards its limit.
     pub(crate) fn last_size(&self) -> usize {
         self.receiver.last_size()
     }
@@ -301,8 +303,8 @@ impl Connection {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), and makes all connections of the client suspect: after an unexpected reply,
-    /// others may lead to the same server.
+    /// As [`discard`](Self::discard), and makes all connections of the client suspect: after an unexpected reply, other
+    /// connections may lead to the same server.
     pub(crate) fn discard_and_suspect_all(&mut self) {
         self.broken = true;
         self.epoch.suspect();
@@ -322,7 +324,7 @@ impl Connection {
         self.database
     }
 
-    /// Marks this connection as broken, and all others of the client as stale.
+    /// Marks this connection as broken, and the client's older connections as stale.
     fn mark_broken(&mut self) {
         self.broken = true;
         self.epoch.note_break();
@@ -370,7 +372,7 @@ mod tests {
         use crate::store::redis::fake_server::{self, Stall};
 
         const TIMEOUT: Duration = Duration::from_millis(200);
-        /// A busy machine may be late by that.
+        /// How late a busy machine may be.
         const MARGIN: Duration = Duration::from_secs(5);
 
         #[track_caller]
@@ -412,7 +414,7 @@ mod tests {
         let endpoint = Endpoint::new(&url, Duration::from_secs(600), DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
-            // Their logins have come, and get no answer.
+            // The connections have come, and their logins get no answer.
             let _accepted = [(); 3].map(|()| listener.accept().unwrap());
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();

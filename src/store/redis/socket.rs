@@ -76,7 +76,7 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Writes all of `bytes`. After an error, a part of them may have been written.
+    /// Writes all of `bytes`. After an error, a part of the bytes may have been written.
     pub(crate) fn send(&mut self, mut bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
         let mut attempt = Attempt::First;
         while !bytes.is_empty() {
@@ -167,7 +167,7 @@ impl Receiver {
         deadline: MonotonicTime,
         limit: Limit,
     ) -> io::Result<()> {
-        // Only one read per deadline may begin late: a server could send many replies, each just in time.
+        // Only one read per deadline may begin late. Otherwise a server could send many replies, each just in time.
         let is_past = left_until(deadline).is_none();
         if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
             *attempt = Attempt::Later;
@@ -208,7 +208,8 @@ impl Closer {
 
 /// The next system call of a read or write.
 enum Attempt {
-    /// Allowed even after the deadline: on a busy machine, this thread may run late, and the reply has come in time.
+    /// Allowed even after the deadline: on a busy machine, this thread may run late although the reply has come in
+    /// time.
     First,
     Later,
 }
@@ -237,7 +238,8 @@ impl Attempt {
     }
 }
 
-/// Whether a system call may be repeated after this error. `Attempt::set_timeout` checks the deadline.
+/// Whether a system call may be repeated after this error. Repeating cannot go on for ever: `Attempt::set_timeout`
+/// checks the deadline.
 fn may_be_retried(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
