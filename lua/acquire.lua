@@ -1,29 +1,30 @@
 -- Purpose: grant each free lock key to its lease with a fencing token, or return for how long the key is taken.
 --   A token's upper part is the time of Redis in µs. One counter makes these times strictly increasing.
 --   A lock without a ttl, which a crashed client of an old version left, gets the caller's ttl.
---   A lease may join the key's queue, which lua/serve.lua describes. ` +` at the end of a lock's value makes its
+--   A lease may join the key's queue, which lua/serve.lua describes. ` +` at the end of a lock's value makes the lock's
 --   release serve the queue. The requests of waiters keep the queue for ten to twenty seconds beyond the lock's ttl.
 --   A request that may wait and finds the key free serves the queue first.
---   An error of one key does not change the results of the others.
+--   An error of one key does not change the results of the other keys.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, then the queue of each lock key with a queue mode
 -- ARGV: [1] holder, then for each lock key: lease id, ttl in ms, and its queue mode:
 --   empty: the lease does not wait;
---   `0`: it joins the queue and polls;
---   `+`: it joins the queue and is notified of its grant, which has the ttl;
---   `0` or `+` and µs: the same, at the place of that time;
---   `-`: it may be queued, and does not join;
---   `-+`: as `-`, and if it joined to poll, it is notified from now on.
---   Then, if one of them has a lower bound: for each lock key sixteen digits, the least time in µs of its grant.
+--   `0`: the lease joins the queue and polls;
+--   `+`: the lease joins the queue and is notified of its grant, which has the ttl;
+--   `0` or `+` and µs: the same, but at the place of this time;
+--   `-`: the lease may be queued, and does not join;
+--   `-+`: as `-`, and a lease that joined to poll is notified from now on.
+--   Last, if a lock key has a lower bound: an argument with sixteen digits for each lock key, the least time in µs of
+--   its grant.
 -- Returns: for one lock key its result, for several keys an array of results. If all keys were granted without
---   bounds, the result of the first one, from which those of the others count up. A result is a string: granted, the
---   µs part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the lock
---   expires, the number of waiters before this one, and the µs of its place; an error FOREIGN and a type: the key holds
---   no lock of this library; any other error: refused.
+--   bounds, only the result of the first key; those of the other keys count up from it. A result is a string: granted,
+--   the µs part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the
+--   lock expires, the number of waiters before this waiter, and the µs of its place; an error FOREIGN and a type: the
+--   key holds no lock of this library; any other error: refused.
 local counter, holder, n, bounds = KEYS[1], ARGV[1], (#ARGV - 1) / 3, nil
 if n % 1 ~= 0 then n, bounds = math.floor(n), ARGV[#ARGV] end
 local time = redis.call('TIME')
--- Times have sixteen digits until the year 2286, so they sort as text. `..` loses leading zeros of the µs in one of ten
--- times, and is faster than `string.format`.
+-- Times have sixteen digits until the year 2286, so they sort as text. `..` is faster than `string.format`, but loses
+-- leading zeros of the µs in one of ten times.
 local now = time[1] .. time[2]
 if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end
 local results, result, micros, used, head, tail = n > 1 and {}, nil, nil, nil, nil, nil
@@ -37,7 +38,7 @@ for i = 1, n do
     queue = KEYS[behind]
   end
   -- A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
-  -- A request that may wait must not acquire it either while others are queued: they come first.
+  -- A request that may wait must not acquire a free key either while others are queued, since they come first.
   local waiting = queue and redis.pcall('ZCARD', queue)
   local is_queued = queue and (mode == '-' or mode == '-+' or waiting ~= 0)
   result = nil
@@ -49,7 +50,7 @@ for i = 1, n do
   if not result then
     -- part: join.lua
     result = join_or_confirm(key, lease, ttl, mode, queue, waiting)
-    -- The key is free, but its queue cannot be used: it is of another type, or longer than clients make it.
+    -- The key is free, but its queue cannot be used: the queue has another type, or is longer than clients make it.
     if result == 0 and queue and string.sub(mode, 1, 1) ~= '-' then
       local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder
       result = redis.pcall('SET', key, value, 'NX', 'PX', ttl) or 0
@@ -58,7 +59,7 @@ for i = 1, n do
   if type(result) == 'table' and result.ok then
     result, used, granted = micros, micros, granted + 1
   elseif bounds and not used then
-    -- The next key has a bound of its own.
+    -- The next key has a bound of its own, so its time is computed anew.
     micros = nil
   end
   if results then results[i] = result end
@@ -66,7 +67,7 @@ end
 
 local written = used and redis.pcall('SET', counter, used)
 if written and written.err then
-  -- Without the counter, the tokens are not safe: undo the grants.
+  -- If the counter was not written, the tokens are not safe: undo the grants.
   for i = 1, n do
     if type(results and results[i] or result) == 'string' then
       redis.pcall('DEL', KEYS[i + 1])

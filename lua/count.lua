@@ -1,7 +1,6 @@
--- Purpose: set `micros` to the time of the next grant: the time of Redis, or one more than the last grant if that is
---   later, or the caller's lower bound if that is the latest. A part of lua/acquire.lua, lua/join.lua and lua/release.lua, before a key may be
---   granted. Requests that join the queue of a
---   taken key do not read the counter.
+-- Purpose: set `micros` to the time of the next grant: the latest of the time of Redis, one more than the time of the
+--   last grant, and the caller's lower bound. A part of lua/acquire.lua, lua/join.lua and lua/release.lua, before a key
+--   may be granted. Requests that join the queue of a taken key do not read the counter.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing; `refused` is set if the counter cannot be used

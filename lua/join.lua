@@ -1,5 +1,5 @@
--- Purpose: confirm a lease that was granted while it was queued; otherwise add a waiter to the queue, or find its place
---   there. A part of lua/acquire.lua, for a key that is taken or has a queue.
+-- Purpose: confirm a lease that was granted while it was queued; otherwise add the lease to the queue, or find its
+--   place there. A part of lua/acquire.lua, for a key that is taken or has a queue.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: a result of acquire, which may be an error FOREIGN; 0: the key is free
@@ -57,14 +57,15 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
         if #newest[1] <= 256 and tonumber(newest[2]) <= 9007199254000000 then
           place = string.format('%.0f', newest[2] + 1)
         else
-          -- No client writes such an entry. Each waiter that joins would read it again, or find no place behind it.
+          -- No client writes an entry this long or with so great a place. If it stayed, each waiter that joins would
+          -- read the long entry again, or find no place behind the great one.
           redis.pcall('ZREM', queue, newest[1])
         end
       end
     end
   end
-  -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or without one, has
-  -- no mark.
+  -- The mark makes the holder's release serve the queue. A lock that was acquired past the queue, or without a queue,
+  -- has no mark.
   local marked = held and not string.find(held, ' ', 55, true) and redis.pcall('APPEND', key, ' +')
   local refused = type(marked) == 'table' and marked
   if not waits and not refused then
@@ -83,19 +84,19 @@ local function join_or_confirm(key, lease, ttl, mode, queue, waiting)
     local served = written.err and written or serve(key, queue, micros, lease, ttl)
     if type(served) == 'string' then used = micros end
     if served == lease then return micros end
-    -- If the queue cannot be served, its caller gets the free key.
+    -- If the queue cannot be served, lua/acquire.lua grants the free key to the caller.
     in_queue = type(served) ~= 'table'
     left = in_queue and served and redis.pcall('PTTL', key) or 0
   end
   ahead = in_queue and (ahead or redis.pcall('ZRANK', queue, entry))
-  -- A queue is bounded: it could fill the memory of Redis.
+  -- A queue is bounded, since it could fill the memory of Redis.
   if type(ahead) == 'number' and ahead < 10000 and type(left) == 'number' then
     local lives, kept = redis.pcall('PTTL', queue), 1
     if type(lives) ~= 'number' then
       kept = lives
     elseif waits or lives < left + 10000 then
-      -- A request that joins sets the ttl only if it is short. A repeated request always does: a replica refuses the
-      -- write.
+      -- A request that joins sets the queue's ttl only if the ttl is short. A repeated request always sets it, since a
+      -- replica refuses the write.
       kept = redis.pcall('PEXPIRE', queue, math.max(lives, left + 20000))
     end
     if kept == 1 then return { left, ahead, tonumber(place) } end

@@ -1,6 +1,6 @@
--- Purpose: notify the waiters that are among the first eight of the queue since `gone` waiters left it. From then on
---   they send a request each second. A part of the scripts that say `-- part: near.lua`. If there is no such waiter, it
---   costs one command.
+-- Purpose: notify the waiters that came among the first eight of the queue when `gone` waiters left it. From then on
+--   they send a request each second. A part of the scripts that say `-- part: near.lua`. Without such a waiter, this
+--   part costs one command.
 -- KEYS: those of the script
 -- ARGV: those of the script
 -- Returns: nothing

@@ -1,9 +1,9 @@
 -- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
--- ARGV: for each lock key: lease id: with `!` and a holder behind it, that holder takes the key by force, and the
---   lease's holder is notified; with `?` and a holder, the same, unless nobody would be notified of a grant that is
---   less than a second old; with `,`, its ttl in ms, `,` and its holder behind it, it may be queued with that ttl.
+-- ARGV: for each lock key: lease id: with `!` and a holder behind the id, that holder takes the key by force, and the
+--   lease's holder is notified. With `?` and a holder, the same, but not if nobody would be notified and the grant is
+--   less than a second old. With `,`, its ttl in ms, `,` and its holder, the lease may be queued with this ttl.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
 --   another lease holds the key, the key's value; an error: refused.
@@ -11,7 +11,7 @@ local counter, n = KEYS[1], #ARGV
 
 local results, result, done = n > 1 and {}, nil, 0
 if n >= 8 then
-  -- Most keys are nearly always held and have no queue. Two commands release all of these. With few keys this saves
+  -- Most keys are nearly always held and have no queue. Two commands release all such keys. With few keys this saves
   -- little.
   local values, gone, gone_at = redis.pcall('MGET', unpack(KEYS, 2, n + 1)), {}, {}
   for i = 1, n do
@@ -49,7 +49,7 @@ for i = 1, n do
     end
     local served = nil
     if not unheard and string.find(result, ' ', 55, true) then
-      -- The µs part of a fencing token, as in lua/acquire.lua; nil if the counter cannot be used.
+      -- `micros` is the µs part of a fencing token, as in lua/acquire.lua; false if the counter cannot be used.
       local time = redis.call('TIME')
       local now = time[1] .. time[2]
       if #now ~= 16 then now = string.format('%010d%06d', time[1], time[2]) end

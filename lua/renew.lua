@@ -1,10 +1,10 @@
--- Purpose: set the ttl of each lock key that its lease still holds back to the given ttl. Never shortens a ttl.
+-- Purpose: set the ttl of each lock key back to the given ttl, if the key's lease still holds it. Never shortens a ttl.
 -- KEYS: lock keys
 -- ARGV: for each lock key: lease id, ttl in ms
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were renewed. A result
 --   is 1: renewed; 0: the key is missing; a string: another lease holds the key, the key's value; an error: refused.
 local results, result, renewed = #KEYS > 1 and {}, nil, 0
--- MGET returns nil for keys of other types, too, so GETRANGE reads those again.
+-- MGET returns nil for keys of other types, too, so GETRANGE reads such keys again.
 local values = #KEYS >= 8 and redis.pcall('MGET', unpack(KEYS)) or {}
 for i, key in ipairs(KEYS) do
   local lease, ttl = ARGV[2 * i - 1], ARGV[2 * i]
@@ -23,7 +23,7 @@ for i, key in ipairs(KEYS) do
       local is_replica = type(result) == 'table' and string.find(result.err, 'READONLY', 1, true)
       local is_old = type(result) == 'table'
       if result ~= 1 and not is_replica then
-        -- The key's ttl is longer, or it has none, or Redis is older than 7.0 and does not know GT.
+        -- The key's ttl is longer, or the key has no ttl, or Redis is older than 7.0 and does not know GT.
         result = redis.pcall('PTTL', key)
         if type(result) == 'number' then
           if result < tonumber(ttl) then

@@ -24,7 +24,7 @@ impl Backoff {
         }
     }
 
-    /// Bounds the pauses by the time until the lock expires, and one millisecond.
+    /// Makes no pause longer than the time until the lock expires plus one millisecond.
     pub(crate) fn no_longer_than(&mut self, expires_in: Duration) {
         self.longest = LONGEST;
         self.bound = expires_in + Duration::from_millis(1);
@@ -35,7 +35,7 @@ impl Backoff {
         self.bound = Duration::MAX;
     }
 
-    /// Returns the next pause, and doubles the one after it.
+    /// Returns the next pause, and doubles the pause after it.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = self.next.min(self.longest);
         self.next = pause * 2;
@@ -43,7 +43,7 @@ impl Backoff {
     }
 }
 
-/// Half to all of `pause`, so that waiters do not ask at the same time.
+/// Returns a random time from half of `pause` to all of it, so that waiters do not ask at the same time.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
 }

@@ -1,5 +1,5 @@
-//! Reports releases of guards that could not be done at once. Each release that is reported as delayed is reported as
-//! ended later, at the latest when the client ends. Does no I/O; queues callbacks.
+//! Reports late releases to the event handler. Each release that was reported as delayed is later reported as ended, at
+//! the latest when the client ends. Does no I/O; queues callbacks.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub(crate) struct LateReleases {
 
 #[derive(Default)]
 struct State {
-    /// Keys and fencing tokens of late releases that are being written or read: bounded by what is in flight. The
-    /// pipelines know of late releases that wait to be written.
+    /// Keys and fencing tokens of the late releases that are in flight, which bounds their number. The pipelines know
+    /// the late releases that wait to be written.
     open: HashSet<(Key, u64)>,
     /// The client is about to end: a release that goes back to a pipeline's queue stays open until its end is reported.
     ending: bool,
@@ -64,8 +64,8 @@ impl LateReleases {
         }
     }
 
-    /// Ends the reports when the client ends: reports all late releases as given up, and nothing after that. `end_queued`
-    /// has the pipelines report those that wait to be written.
+    /// Reports all late releases as given up when the client ends, and reports nothing afterwards. `end_queued` makes
+    /// the pipelines report the late releases that wait to be written.
     pub(crate) fn end(&self, end_queued: impl FnOnce()) {
         self.state.lock().ending = true;
         end_queued();
@@ -106,67 +106,71 @@ mod tests {
         }
     }
 
-    fn delayed() -> (LateReleases, Receiver<u64>) {
-        let (told, hears) = channel();
-        let listener = Arc::new(Listener(Mutex::new(told)));
+    fn late_releases() -> (LateReleases, Receiver<u64>) {
+        let (sender, events) = channel();
+        let listener = Arc::new(Listener(Mutex::new(sender)));
         let callbacks = CallbackExecutor::start(&ThreadGroup::new(), Some(listener)).unwrap();
-        (LateReleases::new(callbacks), hears)
+        (LateReleases::new(callbacks), events)
     }
 
-    fn hear(delayed: &LateReleases, token: u64, delays: impl IntoIterator<Item = LateRelease>) {
+    fn note_all(
+        releases: &LateReleases,
+        token: u64,
+        delays: impl IntoIterator<Item = LateRelease>,
+    ) {
         let key = Key::new("", "k", 16).unwrap();
         for delay in delays {
-            delayed.note(&key, token, delay);
+            releases.note(&key, token, delay);
         }
     }
 
-    fn began() -> LateRelease {
+    fn delayed() -> LateRelease {
         LateRelease::Delayed(Error::new(ErrorKind::Unavailable, ""))
     }
 
     #[test]
     fn queued_releases_take_no_room() {
-        let (delayed, hears) = delayed();
-        let open = || delayed.state.lock().open.len();
+        let (releases, events) = late_releases();
+        let open = || releases.state.lock().open.len();
         for token in 0..1000 {
-            hear(&delayed, token, [began(), LateRelease::Queued]);
+            note_all(&releases, token, [delayed(), LateRelease::Queued]);
         }
         assert_eq!(open(), 0);
-        hear(&delayed, 0, [LateRelease::Dequeued]);
+        note_all(&releases, 0, [LateRelease::Dequeued]);
         assert_eq!(open(), 1);
-        hear(&delayed, 0, [ENDED]);
+        note_all(&releases, 0, [ENDED]);
         assert_eq!(
-            (open(), hears.recv_timeout(Duration::from_secs(20))),
+            (open(), events.recv_timeout(Duration::from_secs(20))),
             (0, Ok(0))
         );
-        delayed.callbacks.stop();
+        releases.callbacks.stop();
     }
 
     #[test]
     fn shutdown_reports_each_open_release_once() {
-        let (delayed, hears) = delayed();
+        let (releases, events) = late_releases();
         for token in [1, 2] {
-            hear(&delayed, token, [began(), LateRelease::Queued]);
+            note_all(&releases, token, [delayed(), LateRelease::Queued]);
         }
         for token in [3, 4, 5] {
-            hear(&delayed, token, [began()]);
+            note_all(&releases, token, [delayed()]);
         }
-        delayed.end(|| {
-            // Out of the queue, into it, and done, before the queue is looked through.
-            hear(&delayed, 1, [LateRelease::Dequeued]);
-            hear(&delayed, 3, [LateRelease::Queued]);
-            hear(&delayed, 4, [ENDED]);
+        releases.end(|| {
+            // Release 1 leaves the queue, 3 enters it, and 4 ends, before the pipeline looks through its queue.
+            note_all(&releases, 1, [LateRelease::Dequeued]);
+            note_all(&releases, 3, [LateRelease::Queued]);
+            note_all(&releases, 4, [ENDED]);
             for queued in [2, 3] {
-                hear(&delayed, queued, [ENDED]);
+                note_all(&releases, queued, [ENDED]);
             }
-            // Into the queue after that.
-            hear(&delayed, 5, [LateRelease::Queued]);
+            // Release 5 enters the queue after the pipeline has looked through it.
+            note_all(&releases, 5, [LateRelease::Queued]);
         });
-        hear(&delayed, 5, [LateRelease::Dequeued, ENDED]);
-        delayed.callbacks.stop();
-        drop(delayed);
-        let mut told: Vec<u64> = hears.iter().collect();
-        told.sort_unstable();
-        assert_eq!(told, [1, 2, 3, 4, 5]);
+        note_all(&releases, 5, [LateRelease::Dequeued, ENDED]);
+        releases.callbacks.stop();
+        drop(releases);
+        let mut ended: Vec<u64> = events.iter().collect();
+        ended.sort_unstable();
+        assert_eq!(ended, [1, 2, 3, 4, 5]);
     }
 }

@@ -45,14 +45,14 @@ pub(crate) use wait::Until;
 pub(crate) struct LockRequest {
     pub(crate) key: Key,
     pub(crate) options: Options,
-    /// Asked before each renewal.
+    /// Called before each renewal, which it can refuse.
     pub(crate) check: Option<Check>,
     /// Cancels the wait once it is ready.
     pub(crate) cancel: Option<Receiver<()>>,
 }
 
-/// Callers of different keys share a pool only by chance: one pool for all keys would be the most contended place of a
-/// client.
+/// The number of lease pools. Each key uses one of them, so callers of different keys share a pool only by chance. One
+/// pool for all keys would be the most contended memory of a client.
 const LEASE_POOLS: usize = 16;
 
 /// New lease ids, and the options of the last lease, which most leases share.
@@ -70,7 +70,7 @@ pub(crate) struct Acquirer {
     watchdog: Arc<Watchdog>,
     callbacks: Arc<CallbackExecutor>,
     queues: Arc<LocalQueues>,
-    /// Chosen by key.
+    /// Each key uses one of them: see `lease_pool`.
     lease_pools: [LeasePool; LEASE_POOLS],
     outage: Outage,
     shutdown: Shutdown,
@@ -104,7 +104,7 @@ impl Acquirer {
         }
     }
 
-    /// Acquires the lock. Returns nothing if other holders had it for as long as `until` allows.
+    /// Acquires the lock. Returns `None` if other holders had the lock for as long as `until` allows.
     pub(crate) fn acquire(
         &self,
         request: &LockRequest,
@@ -114,8 +114,8 @@ impl Acquirer {
         self.observed(&request.key, wait, Option::as_deref)
     }
 
-    /// Runs `acquire` with the time at which it starts, and reports its result: as a span and metrics, and to the event
-    /// handler. `lease` finds the lease in the result.
+    /// Runs `acquire` with the current time, and reports the result as a span, in metrics and to the event handler.
+    /// `lease` finds the lease in the result.
     fn observed<T>(
         &self,
         key: &Key,
@@ -125,7 +125,7 @@ impl Acquirer {
         let observed = observe::WaitSpan::begin(key.name());
         let started = self.watchdog.now();
         let result = acquire(started).map_err(|error| error.with_key(key.name()));
-        // After the waiter has left its queue: the event handler runs user code.
+        // Only after the waiter has left its queue, since the event handler runs user code.
         if self.callbacks.has_listeners() {
             let waited = self.watchdog.now().since(started);
             let granted = result
@@ -158,7 +158,7 @@ impl Acquirer {
         &self.lease_pools[key.shard(LEASE_POOLS)]
     }
 
-    /// An error once the client is shut down.
+    /// Returns an error once the client is shut down.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         self.shutdown.check()
     }
@@ -168,7 +168,7 @@ impl Acquirer {
         self.queues.holders()
     }
 
-    /// Ends all waits with `Shutdown`, and releases what they have in Redis. Later waits end at once.
+    /// Ends all waits with `Shutdown`, and releases their entries in Redis. Later waits end at once.
     pub(crate) fn end(&self) {
         self.shutdown.close();
         for (key, entry) in self.queues.abandon_all() {

@@ -1,5 +1,5 @@
-//! Models of the waiting room: threads of one client or of two that want one lock, hand it over, give
-//! up, lose it, and are sent away.
+//! Models of waits: threads of one or two clients want one lock, hand it off, give up, lose it, or are ended by a
+//! shutdown.
 
 mod cancellation;
 mod notifications;
@@ -27,12 +27,12 @@ const RUNS: usize = 1000;
 const SECOND: Duration = Duration::from_secs(1);
 const OPTIONS: Options = Options::USUAL;
 
-/// One client, but for the threads of its watchdog: nothing is held for long enough to be renewed.
+/// A client without its watchdog's threads: no lock is held for long enough to be renewed.
 struct Client {
     store: Arc<Direct>,
     watchdog: Arc<Watchdog>,
-    notification_epoch: NotificationHandler,
-    waits: Acquirer,
+    handler: NotificationHandler,
+    acquirer: Acquirer,
     queues: Arc<LocalQueues>,
 }
 
@@ -44,7 +44,7 @@ impl Client {
         let backend = Backend::new(store.clone());
         let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), SECOND);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
-        let notification_epoch = NotificationHandler::new(
+        let handler = NotificationHandler::new(
             backend.clone(),
             watchdog.clone(),
             callbacks.clone(),
@@ -55,7 +55,7 @@ impl Client {
             count: 2,
             time: SECOND,
         };
-        let waits = Acquirer::new(
+        let acquirer = Acquirer::new(
             &backend,
             watchdog.clone(),
             callbacks,
@@ -67,31 +67,34 @@ impl Client {
         Self {
             store,
             watchdog,
-            notification_epoch,
-            waits,
+            handler,
+            acquirer,
             queues,
         }
     }
 
-    /// As a guard that is dropped, or as one that is unlocked.
+    /// Releases the lease as a dropped guard does, or as `unlock` does. `is_there`: the lease's key still exists.
     fn release(&self, lease: &Arc<Lease>, is_there: bool) {
         if chance(2) {
-            self.waits.release(lease);
+            self.acquirer.release(lease);
             return;
         }
-        let done = self.waits.release_confirmed(lease);
+        let done = self.acquirer.release_confirmed(lease);
         let was_lost = lease.loss(MonotonicTime::now()).is_some();
         let is_released = done.is_ok_and(|released| released.is_confirmed());
-        assert!(is_released || was_lost || !is_there, "it was not its own");
+        assert!(
+            is_released || was_lost || !is_there,
+            "the release did not find the lease"
+        );
     }
 }
 
-/// What a lock protects.
+/// The work that a lock protects.
 struct Work {
     request: LockRequest,
     inside: AtomicU32,
     last_token: Mutex<u64>,
-    /// Somebody else deletes this one while it is held: it excludes nobody.
+    /// Another user deletes this lease's key while the lease is held, so the lease excludes nobody.
     deleted: Option<LeaseId>,
 }
 
@@ -105,9 +108,9 @@ impl Work {
         }
     }
 
-    /// Waits for the lock and does it. False if it was not granted.
+    /// Waits for the lock and does the work. Returns false if the lock was not granted.
     fn run(&self, client: &Client, until: Until) -> bool {
-        let Some(lease) = client.waits.acquire(&self.request, until).unwrap() else {
+        let Some(lease) = client.acquirer.acquire(&self.request, until).unwrap() else {
             return false;
         };
         if self.deleted == Some(lease.grant().id) {
@@ -118,7 +121,7 @@ impl Work {
         true
     }
 
-    /// Does it under `lease`, and lets go of that.
+    /// Does the work under `lease`, and releases the lease.
     fn hold(&self, client: &Client, lease: &Arc<Lease>) {
         assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two inside");
         let token = lease.grant().token;
@@ -139,11 +142,11 @@ fn request() -> LockRequest {
     }
 }
 
-/// Runs `threads` beside those who bring the news to `clients`.
+/// Runs `threads`, and for each of `clients` a thread that delivers its notifications.
 fn run(server: &Server, clients: &[Client], threads: &[&(dyn Fn() + Sync)]) {
     thread::scope(|scope| {
         for client in clients {
-            scope.spawn(|| client.store.hear(&client.notification_epoch));
+            scope.spawn(|| client.store.deliver_all(&client.handler));
         }
         let threads: Vec<_> = threads.iter().map(|run| scope.spawn(run)).collect();
         threads
@@ -154,9 +157,9 @@ fn run(server: &Server, clients: &[Client], threads: &[&(dyn Fn() + Sync)]) {
 }
 
 fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
-    assert_eq!(server.holder(&request().key), None, "held by nobody");
+    assert_eq!(server.holder(&request().key), None, "no lease is left");
     for client in clients {
-        assert_eq!(client.queues.queues(), 0, "a queue of nobody");
+        assert_eq!(client.queues.queues(), 0, "no local queue is left");
     }
 }
 
@@ -164,8 +167,8 @@ fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
 fn model_threads_of_one_client_take_turns() {
     check(RUNS, || {
         let server = Server::new();
-        // No time passes: whoever is not woken sleeps for ever, and so does who meets a lock that
-        // its own client has let go of.
+        // No time passes, so a waiter that is not woken sleeps for ever. So does a waiter that finds a lock in Redis
+        // that its own client has released.
         let queue_mode = [QueueMode::Notified, QueueMode::Polling][choice(2)];
         let clients = [Client::new(&server, queue_mode)];
         let work = Work::new();
@@ -222,18 +225,18 @@ fn model_hand_off_to_a_leaving_waiter_goes_on() {
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
         let work = Work::new();
-        let lease = client.waits.acquire(&work.request, Until::Forever);
+        let lease = client.acquirer.acquire(&work.request, Until::Forever);
         let lease = lease.unwrap().unwrap();
         let until = Until::At(MonotonicTime::now().after(SECOND));
         let gives_up = || {
             work.run(client, until);
         };
         let patient = || assert!(work.run(client, Until::Forever));
-        let lets_go = || {
-            client.waits.release(&lease);
+        let releases = || {
+            client.acquirer.release(&lease);
         };
         let clock = || pass(2 * SECOND);
-        run(&server, &clients, &[&gives_up, &lets_go, &patient, &clock]);
+        run(&server, &clients, &[&gives_up, &releases, &patient, &clock]);
         assert_nothing_is_left(&server, &clients);
     });
 }
@@ -245,7 +248,7 @@ fn model_loss_wakes_the_next_waiter() {
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
         let request = request();
-        let lease = client.waits.acquire(&request, Until::Forever);
+        let lease = client.acquirer.acquire(&request, Until::Forever);
         let lease = lease.unwrap().unwrap();
         let work = Work {
             deleted: Some(lease.grant().id),
@@ -259,14 +262,14 @@ fn model_loss_wakes_the_next_waiter() {
             server.take_back(&request.key, lease.grant().id);
             lease.lose(MonotonicTime::now(), LossReason::Deleted);
         };
-        // Nobody has to wait for whoever has lost it.
-        let lets_go = || {
-            client.waits.release(&lease);
+        // The waiters do not depend on the release of the lost lease.
+        let releases = || {
+            client.acquirer.release(&lease);
         };
         let late = chance(2);
         let meanwhile = || {
             if !late {
-                lets_go();
+                releases();
             }
         };
         run(
@@ -275,7 +278,7 @@ fn model_loss_wakes_the_next_waiter() {
             &[&waits, &tries, &waits, &loses, &meanwhile],
         );
         if late {
-            lets_go();
+            releases();
         }
         assert_nothing_is_left(&server, &clients);
     });
@@ -290,13 +293,13 @@ fn model_shutdown_ends_all_waits() {
         if chance(2) {
             server.give(&key, other, MonotonicTime::now().after(OPTIONS.ttl));
         }
-        let waits = || match clients[0].waits.acquire(&request(), Until::Forever) {
+        let waits = || match clients[0].acquirer.acquire(&request(), Until::Forever) {
             Ok(lease) => clients[0].release(&lease.unwrap(), true),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Shutdown),
         };
         let end = || {
             clients[0].watchdog.stop();
-            clients[0].waits.end();
+            clients[0].acquirer.end();
         };
         let late = chance(2);
         let meanwhile = || {

@@ -1,5 +1,5 @@
-//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Never waits, except
-//! after a test has moved the clock of a `MemoryStore`: then it waits for renewals that are due.
+//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Only `clock_moved`
+//! waits: after a test has moved the clock of a `MemoryStore`, it waits for the renewals that are due.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,8 @@ pub(crate) struct NotificationHandler {
 }
 
 impl NotificationHandler {
-    /// Also sets the hook for lost leases: their keys are not tracked any more, and the first waiter is woken.
+    /// Also sets a hook that runs when a lease is lost: it stops the tracking of the lease's key, and wakes the key's
+    /// first waiter.
     pub(crate) fn new(
         backend: Backend,
         watchdog: Arc<Watchdog>,
@@ -49,8 +50,8 @@ impl NotificationHandler {
         }
     }
 
-    /// Handles a read of `key` that did not find `lease`. The read may come from an old primary or from a replica that lags
-    /// behind, so a request to the primary confirms the loss.
+    /// Handles a read of `key` that did not find `lease`. If the read may come from an old primary, or from a replica
+    /// that lags behind, a request to the primary has to confirm the loss first.
     fn lost(&self, key: &Key, lease: LeaseId, state: KeyState<'_>) {
         let held = self.watchdog.tracked(key);
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
@@ -102,7 +103,7 @@ impl Listener for NotificationHandler {
 
     fn all_changed(&self, _: ServerId) {
         self.queues.wake_first();
-        // All held keys, even those that have not been held for long enough to be tracked.
+        // Tracks all held keys, even those that have not been held for long enough to be tracked.
         self.watchdog.track_keys(&self.queues.holders());
     }
 
@@ -158,7 +159,7 @@ mod tests {
         let watchdog = Watchdog::new(scheduler, &store, Arc::clone(&callbacks), second);
         let queues = Arc::new(LocalQueues::new(Clock::default()));
         let dog = Arc::clone(&watchdog);
-        let _hearing = NotificationHandler::new(store, dog, Arc::clone(&callbacks), queues, second);
+        let _handler = NotificationHandler::new(store, dog, Arc::clone(&callbacks), queues, second);
         let (key, now) = (Key::new("", "k", 16).unwrap(), MonotonicTime::now());
         let grant = Grant::usual(key.clone(), now);
         let lease = Arc::new(Lease::new(grant, Arc::clone(&callbacks), None));

@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
-/// Shared by all waiters of a client: so the `outage_timeout` of a hundred waiters in a queue ends at the same time, not one
-/// after another.
+/// The outage that a client knows of. All waiters of the client share it, so the `outage_timeout` of a hundred waiters
+/// in a queue ends at the same time, not one after another.
 pub(crate) struct Outage {
     is_known: AtomicBool,
     known: Mutex<Option<CurrentOutage>>,
-    /// A failure that is older says nothing about now.
+    /// For how long after its last failure an outage counts as current.
     fresh_for: Duration,
 }
 

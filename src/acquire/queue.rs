@@ -21,12 +21,12 @@ use crate::util::key::{Key, KeyMap};
 use crate::util::sync::{Condvar, Either, Mutex, MutexGuard, either, try_send};
 
 const SHARDS: usize = 64;
-/// How many abandoned leases of a shard are known. The oldest is forgotten first.
+/// How many abandoned leases each shard remembers. It forgets the oldest first.
 const MAX_ABANDONED: usize = 64;
-/// A longer emptied queue is freed.
+/// The memory of an emptied queue is kept for the next queue if it has room for no more waiters than this.
 const LONGEST_SPARE: usize = 16;
-/// By how much the clock of Redis may run ahead of this machine's clock during a wait. A grant that seems to be later has
-/// to be confirmed.
+/// By how much the clock of Redis may run ahead of this machine's clock during a wait. A grant that seems to be even
+/// later has to be confirmed.
 const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 
 /// The holders and the waiting threads of one client, by key.
@@ -46,24 +46,25 @@ struct Shard {
     abandoned: Abandoned,
 }
 
-/// The queue of one key. It exists while threads wait, or while it knows something about a lock that is held.
+/// The queue of one key. It exists while threads wait, or while the lock is held and `entry` or `forced` is set.
 #[derive(Default)]
 struct KeyQueue {
     waiters: VecDeque<Arc<Waiter>>,
     entry: Option<QueueEntry>,
-    /// The place of the last entry that left the queue of Redis without a grant. The next entry joins there.
+    /// The place of the last entry that left the queue of Redis without a grant. The next entry joins at this place.
     since: Option<u64>,
-    /// A message said that another client took this lease away, before a caller had accepted its grant.
+    /// The lease that another client took by force, and that client. Set when the message of the force came before a
+    /// caller had accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
 }
 
-/// The lease that the queue's first waiter asks Redis for, and that may be queued there. It outlasts that waiter: the next
-/// first waiter goes on with it.
+/// The lease that the queue's first waiter asks Redis for, and that may be queued there. When that waiter leaves, the
+/// next first waiter goes on with the entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueEntry {
     pub(crate) lease: LeaseId,
     pub(crate) options: Options,
-    /// When it was first asked for. A grant comes later.
+    /// The time just before the first request for the lease. A grant comes later.
     pub(crate) asked_at: MonotonicTime,
     /// The grant that a message reported.
     pub(crate) granted: Option<GrantMessage>,
@@ -71,20 +72,21 @@ pub(crate) struct QueueEntry {
     was_granted: bool,
     /// A message has named the lease: other users may know its id, so its next grant has to be confirmed.
     is_known: bool,
-    /// A request for it is unanswered. Until the reply comes, only that request's caller may release it.
+    /// A request for the lease is unanswered. Until the reply comes, only that request's caller may release the lease.
     is_in_flight: bool,
-    /// Its place in the queue of Redis: the time in µs at which it joined, by the clock of Redis.
+    /// The entry's place in the queue of Redis: the time in µs at which it joined, by the clock of Redis.
     since: Option<u64>,
-    /// It will be notified of its grant. Otherwise it polls.
+    /// The waiter will be notified of a grant. Otherwise it polls.
     notified: bool,
-    /// `Store::notification_epoch` at the last request that found it in the queue.
+    /// `Notifications::epoch` at the last request that found the entry in the queue.
     notification_epoch: u64,
-    /// Redis reports changes of its key to this client.
+    /// Redis reports changes of the entry's key to this client.
     is_tracked: bool,
 }
 
 impl QueueEntry {
-    /// Whether the token of this grant can be one of Redis: a time after the entry joined the queue, and before `now`.
+    /// Whether Redis can have made the token of this grant: its time must lie between the entry's place and `now`, with
+    /// an allowance of `CLOCK_DRIFT`.
     pub(crate) fn is_plausible(&self, grant: GrantMessage, now: MonotonicTime) -> bool {
         let Some(since) = self.since else {
             return false;
@@ -106,7 +108,7 @@ impl QueueEntry {
 pub(crate) enum GrantOf {
     /// The entry of a queue: its waiter was woken.
     Waiter,
-    /// A lease that this client gave up while it waited: the caller has to release the grant.
+    /// An abandoned lease of this client: the caller has to release the grant.
     AbandonedLease,
     /// Any other lease: the client has accepted the grant already, or the message is forged.
     OtherLease,
@@ -119,25 +121,26 @@ pub(crate) enum EntryKind {
     Existing,
     /// A new lease, which joins the queue of Redis at the place `since`.
     Rejoin { since: u64 },
-    /// A new lease, which joins last.
+    /// A new lease, which joins at the end of the queue of Redis.
     New,
 }
 
-/// A thread's place in a queue. Dropping it leaves the queue, as a panic does; `leave` and `leave_with` return what the
-/// caller has to release then.
+/// A thread's membership in a local queue. A dropped guard leaves the queue, for example in a panic. `leave` and
+/// `leave_with` also leave it, and return what the caller has to release.
 pub(crate) struct WaiterGuard<'a> {
     queues: &'a LocalQueues,
     key: &'a Key,
     waiter: Arc<Waiter>,
-    /// The caller's channel that cancels the wait, and the channel that wakes the thread while it selects on both.
+    /// The caller's channel that cancels the wait, and the receiving end of the wake channel. The thread selects on
+    /// both.
     cancel: Option<(&'a Receiver<()>, Receiver<()>)>,
     left: bool,
 }
 
-/// The place of a waiter, and what it can do there.
+/// The position of a waiter in its local queue, and what the waiter can do there.
 #[derive(Debug)]
 pub(crate) enum QueuePosition {
-    /// Other waiters come first.
+    /// Other waiters of this client come first.
     Behind,
     /// It is the first waiter, and a thread of this client holds the lock, with this much validity left.
     Held(Duration),
@@ -153,7 +156,7 @@ impl LocalQueues {
         Self { clock, shards }
     }
 
-    /// Joins the queue of `key` behind all other waiters. `cancel` ends sleeps when it is ready.
+    /// Joins the queue of `key` behind all other waiters. Once `cancel` is ready, it ends the waiter's sleeps.
     pub(crate) fn join<'a>(
         &'a self,
         key: &'a Key,
@@ -197,15 +200,15 @@ impl LocalQueues {
         }
     }
 
-    /// Removes `lease`, which is not held any more, and wakes the first waiter, which then asks Redis.
+    /// Removes `lease`, which is not held any more, and wakes the first waiter. That waiter asks Redis.
     pub(crate) fn remove_holder(&self, lease: &Lease) {
         let holder = self.shard(&lease.grant().key).remove_holder(lease);
-        // Dropped after the mutex is released: it may be the last reference.
+        // The lease is dropped only after the mutex is released: this may be its last reference.
         drop(holder);
     }
 
-    /// Hands the lock off to the first waiter, if there is one and `pass_on` makes a lease for its options. Calls `pass_on`
-    /// under the shard's mutex.
+    /// Hands the lock off to the first waiter, if a thread waits and `pass_on` makes a lease for that waiter's options.
+    /// Calls `pass_on` under the shard's mutex.
     pub(crate) fn hand_off(
         &self,
         lease: &Lease,
@@ -227,7 +230,7 @@ impl LocalQueues {
         }
         shard.tidy(key);
         let before = shard.holders.insert(Arc::clone(&next));
-        // Under the mutex: a waiter that leaves now finds either its place in the queue or this lease.
+        // Still under the mutex, so that a waiter that leaves now finds either itself in the queue or this lease.
         first.hand_off(next);
         drop(shard);
         first.ring();
@@ -279,7 +282,7 @@ impl LocalQueues {
         GrantOf::OtherLease
     }
 
-    /// Handles a message that `lease` is among the first in the queue of Redis: its waiter asks again before long.
+    /// Handles a message that `lease` is among the first in the queue of Redis: makes its waiter ask again soon.
     pub(crate) fn near(&self, key: &Key, lease: LeaseStart) {
         let shard = self.shard(key);
         if let Some(queue) = shard.queues.get(key)
@@ -292,7 +295,8 @@ impl LocalQueues {
         }
     }
 
-    /// Adds a holder that did not wait in a queue. If there are two holders then, the older one is lost.
+    /// Adds a holder that did not wait in a queue. If the key has another holder already, the older of the two leases
+    /// is lost.
     pub(crate) fn hold(&self, lease: &Arc<Lease>) {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
@@ -309,7 +313,7 @@ impl LocalQueues {
         }
     }
 
-    /// Handles a message that `by` took the lock from `lease`: returns the holder, if this client holds the lease. If no
+    /// Handles a message that `by` took the lock from `lease`. Returns the holder if this client holds the lease. If no
     /// caller has accepted the grant of the lease yet, the grant has to be confirmed.
     pub(crate) fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
@@ -354,8 +358,8 @@ impl LocalQueues {
             .map(|entry| entry.lease)
     }
 
-    /// Forgets the entry of `lease`, which is not queued in Redis, or is about to be released. The next entry joins at its
-    /// place. A grant of the lease that is reported later has to be released.
+    /// Forgets the entry of `lease`, which is not queued in Redis, or is about to be released. The next entry joins at
+    /// the same place. A grant of the lease that is reported later has to be released.
     pub(crate) fn forget_entry(&self, key: &Key, lease: LeaseId) {
         let mut shard = self.shard(key);
         shard.abandoned.insert(lease);
@@ -412,7 +416,7 @@ impl Shard {
         holder
     }
 
-    /// Removes the queue of `key` if it is empty and knows nothing any more.
+    /// Removes the queue of `key` if no thread waits in it and it need not remember anything about a held lock.
     fn tidy(&mut self, key: &Key) {
         let is_held = self.holders.get(key).is_some();
         let is_needed = |queue: &KeyQueue| {
@@ -429,7 +433,8 @@ impl Shard {
 }
 
 impl KeyQueue {
-    /// Removes the entry. Returns it, unless a request for it is in flight: then the caller of that request releases it.
+    /// Removes the entry. Returns the entry, unless a request for it is in flight: the caller of that request releases
+    /// it.
     fn abandon(&mut self) -> Option<QueueEntry> {
         self.entry.take().filter(|entry| !entry.is_in_flight)
     }
@@ -447,7 +452,7 @@ impl KeyQueue {
 }
 
 impl WaiterGuard<'_> {
-    /// The place of this waiter at `now`.
+    /// The position of this waiter at `now`.
     pub(crate) fn position(&self, now: MonotonicTime) -> QueuePosition {
         let shard = self.queues.shard(self.key);
         let Some(queue) = shard
@@ -467,13 +472,15 @@ impl WaiterGuard<'_> {
         live.map_or(QueuePosition::First, QueuePosition::Held)
     }
 
-    /// Takes the lease that another thread handed off to this waiter, if one did. The waiter is not in the queue any more then.
+    /// Takes the lease that another thread handed off to this waiter, if there is one. In this case the waiter has left
+    /// the queue.
     pub(crate) fn handed_off(&self) -> Option<Arc<Lease>> {
         self.waiter.take_handed_off()
     }
 
-    /// Chooses the lease to ask Redis for, and marks it as in flight: that of the entry, if its options are equal, otherwise
-    /// `fresh`. Also returns an entry with other options, which the caller has to release.
+    /// Chooses the lease to ask Redis for: the entry's lease if the entry has this waiter's options and is not in
+    /// flight, otherwise `fresh`. Marks the entry as in flight. Also returns a replaced entry, which had other options;
+    /// the caller has to release it.
     pub(crate) fn entry(
         &self,
         fresh: LeaseId,
@@ -485,7 +492,7 @@ impl WaiterGuard<'_> {
         };
         let options = self.waiter.options;
         if queue.entry.is_some_and(|entry| entry.is_in_flight) {
-            // The thread that sent that request was handed the lock before the reply came.
+            // The thread that sent the request was handed the lock before the reply came.
             return (fresh, EntryKind::New, None);
         }
         if let Some(entry) = queue
@@ -496,7 +503,7 @@ impl WaiterGuard<'_> {
             (entry.granted, entry.is_tracked, entry.is_in_flight) = (None, false, true);
             return (entry.lease, EntryKind::Existing, None);
         }
-        let fresh_claim = QueueEntry {
+        let fresh_entry = QueueEntry {
             lease: fresh,
             options,
             asked_at: now,
@@ -512,11 +519,11 @@ impl WaiterGuard<'_> {
         let entry_kind = queue
             .since
             .map_or(EntryKind::New, |since| EntryKind::Rejoin { since });
-        (fresh, entry_kind, queue.entry.replace(fresh_claim))
+        (fresh, entry_kind, queue.entry.replace(fresh_entry))
     }
 
-    /// Notes that `lease` is in the queue of Redis, by the reply to a request with this `queue_mode`. Returns whether it will
-    /// be notified of its grant; nothing if it is not the entry any more.
+    /// Notes that `lease` is in the queue of Redis, by the reply to a request with this `queue_mode`. Returns whether
+    /// the waiter will be notified of a grant, or `None` if `lease` is not the queue's entry any more.
     #[must_use]
     pub(crate) fn note_queued(
         &self,
@@ -531,7 +538,8 @@ impl WaiterGuard<'_> {
         let entry = entry.filter(|entry| entry.lease == lease)?;
         (entry.since, entry.is_in_flight, entry.notification_epoch) =
             (Some(since), false, notification_epoch);
-        // Redis found it in the queue, so a grant that was reported before the request was forged. A later one may be true.
+        // Redis found the entry in the queue, so a grant that was reported before the request was forged. A grant that
+        // was reported since the request may be true.
         entry.was_granted = entry.granted.is_some();
         entry.notified = match queue_mode {
             QueueMode::Existing { notified } => entry.notified || notified,
@@ -540,9 +548,9 @@ impl WaiterGuard<'_> {
         Some(entry.notified)
     }
 
-    /// Forgets the entry of `lease`, which is missing from the queue of Redis. If it may have been granted and have confirmed
-    /// too late, the next entry joins in front. Returns the notification epoch in which a message should have reported the
-    /// grant, if one should have: see `Store::notification_epoch`.
+    /// Forgets the entry of `lease`, which is missing from the queue of Redis. If the waiter may have been granted the
+    /// lock and have asked too late, the next entry joins in front. If a message should have reported the grant,
+    /// returns the notification epoch in which it should have come: see `Notifications::epoch`.
     pub(crate) fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
@@ -574,9 +582,9 @@ impl WaiterGuard<'_> {
         self.waiter.sleep(until, &self.queues.clock, cancel)
     }
 
-    /// Leaves the queue with `lease`, which Redis has granted: it is the holder now. Returns a lease that was handed off
-    /// meanwhile, by a holder that did not know yet that it was lost; the caller has to release it. Also returns the client
-    /// that took `lease` away, if a message said so.
+    /// Leaves the queue and adds `lease`, which Redis has granted, as the holder. Returns a lease that was handed off
+    /// to this waiter meanwhile, by a holder whose loss was not known yet; the caller has to release that lease. Also
+    /// returns the client that took `lease` by force, if a message said so.
     #[must_use]
     pub(crate) fn leave_with(
         mut self,
@@ -621,10 +629,10 @@ impl WaiterGuard<'_> {
         queue.waiters.retain(|one| !Arc::ptr_eq(one, &self.waiter));
         if was_first {
             if panics && let Some(entry) = &mut queue.entry {
-                // Nobody reads the reply.
+                // The panicking thread does not read the reply.
                 entry.is_in_flight = false;
             }
-            // A wake-up of the leaving waiter is meant for the next one.
+            // A wake-up of the leaving waiter is meant for the next waiter.
             queue.wake();
         }
         let abandoned = if queue.waiters.is_empty() {
@@ -653,13 +661,14 @@ struct Waiter {
     options: Options,
     state: Mutex<WaiterState>,
     changed: Condvar,
-    /// Wakes a thread that selects on this channel and on one that cancels.
+    /// The sending end of the wake channel; only a wait that can be cancelled has one. Its thread selects on this
+    /// channel and on the caller's cancel channel, instead of waiting for `changed`.
     wake_channel: Option<Sender<()>>,
 }
 
 #[derive(Default)]
 struct WaiterState {
-    /// Stays set until the next sleep: a wake-up that comes before it is not lost.
+    /// Stays set until the next sleep, so that a wake-up before that sleep is not lost.
     woken: bool,
     /// The thread has to find out anew how long to sleep.
     nudged: bool,
@@ -697,17 +706,17 @@ impl Waiter {
         self.ring();
     }
 
-    /// Hands a lease off to it. The caller rings it afterwards.
+    /// Hands a lease off to this waiter. The caller calls `ring` afterwards.
     fn hand_off(&self, lease: Arc<Lease>) {
         self.state.lock().handed_off = Some(lease);
     }
 
-    /// Takes the lease that was handed off to it.
+    /// Takes the lease that was handed off to this waiter.
     fn take_handed_off(&self) -> Option<Arc<Lease>> {
         self.state.lock().handed_off.take()
     }
 
-    /// Has the sleeping thread look at its state.
+    /// Makes the sleeping thread look at its state.
     fn ring(&self) {
         self.changed.notify_one();
         if let Some(wake_channel) = &self.wake_channel {
@@ -716,8 +725,8 @@ impl Waiter {
         }
     }
 
-    /// Sleeps until woken or cancelled, at most until `until`. `cancel` is the channel that cancels, and the other end of the
-    /// wake channel.
+    /// Sleeps until woken or cancelled, at most until `until`. `cancel` is a pair: the caller's channel that cancels
+    /// the wait, and the receiving end of the wake channel.
     fn sleep(
         &self,
         until: MonotonicTime,
@@ -754,8 +763,9 @@ impl Waiter {
     }
 }
 
-/// The leases that this client asked for and gave up before it held them. A grant of one of them may still be reported;
-/// the client releases it then. Any user may publish a message of a grant, so grants of other leases are not released.
+/// The leases that this client asked for and gave up before it held them. When a grant of such a lease is reported
+/// later, the client releases the grant. Any user may publish a message of a grant, so grants of other leases are not
+/// released.
 #[derive(Default)]
 struct Abandoned(VecDeque<LeaseId>);
 
@@ -770,7 +780,7 @@ impl Abandoned {
         self.0.push_back(lease);
     }
 
-    /// Forgets `lease`: one release is enough. False if it is not known.
+    /// Forgets `lease`, since one release is enough. Returns false if `lease` was not known.
     fn take(&mut self, lease: LeaseId) -> bool {
         let place = self.0.iter().position(|known| *known == lease);
         place.and_then(|place| self.0.remove(place)).is_some()

@@ -1,4 +1,4 @@
-//! Releases: a lock is handed off within the client or released in Redis, and a waiter leaves its queue.
+//! How a lock is handed off within the client or released in Redis, and how a waiter leaves its queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::util::id::LeaseId;
 use crate::util::key::Key;
 
 impl Acquirer {
-    /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or has Redis release it. Does
-    /// not wait for Redis. True if the lease was lost before.
+    /// Releases the lease of a dropped guard: hands it off to the next waiter of this client, or tells Redis to release
+    /// it. Does not wait for Redis. Returns true if the lease was lost before.
     pub(crate) fn release(&self, lease: &Arc<Lease>) -> bool {
         if self.hand_off(lease) {
             return false;
         }
         let now = self.watchdog.now();
         let lost = self.watchdog.end_lease(lease, now).err();
-        // Also after a loss: the server that reported it may not be the primary.
+        // Sent after a loss, too: the server that reported the loss may not be the primary.
         self.store.send_release(release_of(lease));
-        // Only now: the next waiter of this client asks behind the release.
+        // Only now, so that the request of this client's next waiter goes behind the release.
         self.queues.remove_holder(lease);
         if lost.is_some() {
             self.forget_lost_entry(lease);
@@ -55,8 +55,8 @@ impl Acquirer {
         result
     }
 
-    /// What it means that Redis had no such lock when it was asked to release it. Before the end of the lease's
-    /// validity, the lock was lost. After it, the key may have expired since the caller's work ended.
+    /// The result of a release that did not find the lease in Redis. If the lease's validity has not ended yet, the
+    /// lock was lost. Otherwise the key may have expired after the caller's work ended.
     fn not_there(&self, lease: &Lease, reason: LossReason) -> Result<Released, Error> {
         if self.watchdog.now() < lease.valid_until() {
             return Err(Error::lost(reason));
@@ -67,13 +67,15 @@ impl Acquirer {
         Ok(Released::Unconfirmed(error))
     }
 
-    /// Forgets the entry of a lost lease: if its grant was forged, Redis grants it later, and the grant is released then.
+    /// Forgets the entry of a lost lease. If the lease's grant was forged, Redis may still grant the lease later, and
+    /// the client releases that grant.
     fn forget_lost_entry(&self, lease: &Lease) {
         self.queues
             .forget_entry(&lease.grant().key, lease.grant().id);
     }
 
-    /// Has Redis release a lost lease, which may still have its key. Returns the error that tells of the loss.
+    /// Tells Redis to release a lost lease, since the lease's key may still exist there. Returns the error that reports
+    /// the loss.
     pub(super) fn release_lost(&self, lease: &Lease, reason: LossReason) -> Error {
         self.store.send_release(release_of(lease));
         Error::lost(reason)
@@ -99,7 +101,7 @@ impl Acquirer {
         done
     }
 
-    /// Leaves the client's queue without a lease of Redis. Releases what came too late for this waiter: a lease that was
+    /// Leaves the local queue without a grant of Redis. Releases what came too late for this waiter: a lease that was
     /// handed off to it, and the entry of a queue that has no waiter left.
     pub(super) fn leave_queue(&self, request: &LockRequest, waiter: WaiterGuard<'_>) {
         let (handed_off, abandoned) = waiter.leave();
@@ -112,7 +114,7 @@ impl Acquirer {
         }
     }
 
-    /// Leaves the client's queue with `lease`, which Redis has granted.
+    /// Leaves the local queue with `lease`, which Redis has granted.
     pub(super) fn leave_queue_with(&self, waiter: WaiterGuard<'_>, lease: &Arc<Lease>) {
         let (handed_off, forced_by) = waiter.leave_with(lease);
         if let Some(other) = handed_off {
@@ -123,8 +125,8 @@ impl Acquirer {
         }
     }
 
-    /// Has Redis release a lease that no guard holds: its grant, or its place in the queue. Forgets the entry first, so that
-    /// no later request uses the lease id: this release would end that request's grant.
+    /// Tells Redis to release a lease that no guard holds: its grant, or its place in the queue. Forgets the entry
+    /// first, so that no later request uses the lease id. Otherwise this release would end such a request's grant.
     pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);

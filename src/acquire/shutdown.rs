@@ -1,4 +1,4 @@
-//! The shutdown flag of a client, and a sleep that it ends.
+//! The shutdown flag of a client, and a sleep that shutdown ends.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Shutdown {
         self.changed.notify_all();
     }
 
-    /// An error once the client is shut down.
+    /// Returns an error once the client is shut down.
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.is_shut_down.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Shutdown, ""));

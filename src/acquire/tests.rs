@@ -1,4 +1,4 @@
-//! One caller's wait, by a clock that tests move and on a store that answers what it is told to.
+//! Tests of one caller's wait, with a clock that the tests move and a store whose replies they set.
 
 mod granted;
 mod outages;
@@ -22,11 +22,11 @@ use crate::util::threads::ThreadGroup;
 use crate::watchdog::Scheduler;
 
 const OPTIONS: Options = Options::USUAL;
-/// The place of a waiter.
+/// The place of a waiter in the queue in Redis.
 const SINCE: u64 = 1_800_000_000_000_005;
 /// Longer than any test lasts.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-const PATIENCE: Duration = Duration::from_secs(600);
+const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);
 
 struct Fixture {
     clock: Clock,
@@ -34,7 +34,7 @@ struct Fixture {
     callbacks: Arc<CallbackExecutor>,
     watchdog: Arc<Watchdog>,
     queues: Arc<LocalQueues>,
-    waits: Arc<Acquirer>,
+    acquirer: Arc<Acquirer>,
 }
 
 fn fixture() -> Fixture {
@@ -42,22 +42,22 @@ fn fixture() -> Fixture {
     let store = Arc::new(Scripted::default());
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
-    // Without its threads: nothing is held for long enough to need them.
+    // The watchdog's threads do not run: no lock is held for long enough to need them.
     let (scheduler, _) = Scheduler::new(clock.clone());
     let backend = Backend::new(store.clone());
     let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
     let queues = Arc::new(LocalQueues::new(clock.clone()));
     let hand_offs = HandOffs {
         count: 2,
-        time: PATIENCE,
+        time: OUTAGE_TIMEOUT,
     };
-    let waits = Acquirer::new(
+    let acquirer = Acquirer::new(
         &backend,
         watchdog.clone(),
         callbacks.clone(),
         queues.clone(),
         COMMAND_TIMEOUT,
-        PATIENCE,
+        OUTAGE_TIMEOUT,
         hand_offs,
     );
     Fixture {
@@ -66,7 +66,7 @@ fn fixture() -> Fixture {
         callbacks,
         watchdog,
         queues,
-        waits: Arc::new(waits),
+        acquirer: Arc::new(acquirer),
     }
 }
 
@@ -78,7 +78,7 @@ fn error(kind: ErrorKind) -> Error {
     Error::new(kind, "")
 }
 
-/// In the queue there, or not.
+/// The reply that another holder has the lock, and that the caller is queued in Redis or not.
 fn contended(is_queued: bool) -> Reply {
     let expires_in = OPTIONS.ttl;
     match is_queued {
@@ -90,7 +90,7 @@ fn contended(is_queued: bool) -> Reply {
     }
 }
 
-/// Behind so many other waiters.
+/// The reply that another holder has the lock, and that `ahead` waiters are queued before the caller.
 fn contended_behind(ahead: u64) -> Reply {
     Reply::Contended {
         expires_in: OPTIONS.ttl,
@@ -111,12 +111,12 @@ fn request(options: Options) -> LockRequest {
 }
 
 impl Fixture {
-    /// The answer to the next question.
+    /// Sets the reply to the next request.
     fn answer(&self, answer: impl FnOnce(&Request) -> Result<Reply, Error> + Send + 'static) {
         self.store.answer(answer);
     }
 
-    /// The next question is answered after `later`.
+    /// Sets the outcome of the next request, which comes after `later`.
     fn answer_after(&self, later: Duration, outcome: Result<Reply, Error>) {
         let clock = self.clock.clone();
         self.answer(move |_| {
@@ -125,13 +125,13 @@ impl Fixture {
         });
     }
 
-    /// The grant on which the lock was granted.
+    /// Acquires the lock, and returns its grant.
     fn acquire(&self, until: Until) -> Result<Option<Grant>, Error> {
         self.acquire_on(OPTIONS, until)
     }
 
     fn acquire_on(&self, options: Options, until: Until) -> Result<Option<Grant>, Error> {
-        let lease = self.waits.acquire(&request(options), until)?;
+        let lease = self.acquirer.acquire(&request(options), until)?;
         Ok(lease.map(|lease| lease.grant().clone()))
     }
 
@@ -142,16 +142,16 @@ impl Fixture {
 
 #[test]
 fn queued_waiter_has_its_key_tracked() {
-    for in_line in [true, false] {
+    for is_queued in [true, false] {
         let f = fixture();
-        f.answer_after(Duration::ZERO, Ok(contended(in_line)));
+        f.answer_after(Duration::ZERO, Ok(contended(is_queued)));
         f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
         assert!(f.acquire(Until::Forever).unwrap().is_some());
-        assert_eq!(f.tracked(), usize::from(in_line));
+        assert_eq!(f.tracked(), usize::from(is_queued));
     }
 }
 
-/// When a waiter at this place in the queue of a lock that expires after `ttl` asks again.
+/// After what time a waiter at this place in the queue of a lock that expires after `ttl` asks again.
 fn asks_after(ahead: u64, ttl: Duration) -> Duration {
     let now = MonotonicTime::now();
     let queued = Queued {
@@ -171,7 +171,7 @@ fn a_thousand_waiters_send_few_requests() {
         let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
         let requests: f64 = a_second.sum();
         assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
-        // Before the queue ends, which outlives its lock by ten seconds or more.
+        // The last waiter asks before the queue ends, which outlives its lock by ten seconds or more.
         let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
         assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
     }
@@ -184,7 +184,11 @@ fn only_two_waiters_have_the_key_tracked() {
         f.answer_after(Duration::ZERO, Ok(contended_behind(ahead)));
         f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
         assert!(f.acquire(Until::Forever).unwrap().is_some());
-        assert_eq!(f.tracked(), usize::from(ahead < 2), "{ahead} before it");
+        assert_eq!(
+            f.tracked(),
+            usize::from(ahead < 2),
+            "{ahead} waiters before it"
+        );
     }
 }
 
@@ -228,7 +232,7 @@ fn entry_lost_without_notifications_raises_no_suspicion() {
     assert_eq!(f.store.suspected.load(Ordering::SeqCst), 0);
 }
 
-/// The grant ended before its confirmation came. The message comes before that is sent, or after it.
+/// The grant ends before Redis confirms it. The grant's message comes before the confirming request is sent, or after.
 #[test]
 fn waiter_that_confirms_late_rejoins_in_front() {
     for is_early in [true, false] {
@@ -237,14 +241,14 @@ fn waiter_that_confirms_late_rejoins_in_front() {
             to_confirm: true,
             ..GrantMessage::USUAL
         };
-        for (is_queued, is_told) in [(true, is_early), (false, !is_early)] {
+        for (is_queued, is_reported) in [(true, is_early), (false, !is_early)] {
             let queues = Arc::clone(&f.queues);
             let clock = f.clock.clone();
             f.answer(move |request| {
                 let Command::Acquire { key, lease, .. } = &request.command else {
                     panic!("{request:?}");
                 };
-                if is_told {
+                if is_reported {
                     assert_eq!(queues.granted(key, *lease, grant), GrantOf::Waiter);
                 }
                 clock.advance(OPTIONS.ttl);
@@ -295,7 +299,7 @@ fn waiter_near_the_front_asks_soon() {
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
     let started = std::time::Instant::now();
     assert!(f.acquire(Until::Forever).unwrap().is_some());
-    // Otherwise after more than half a minute.
+    // Without the call of `near`, the waiter would ask after more than half a minute.
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
@@ -319,7 +323,7 @@ fn waiter_rejoins_at_its_lost_place() {
     assert_eq!(*f.store.asked.lock(), asked);
     // Another wait begins at the end of the queue.
     f.queues.holders().iter().for_each(|lease| {
-        f.waits.release(lease);
+        f.acquirer.release(lease);
     });
     f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 8 }));
     assert!(f.acquire(Until::Forever).unwrap().is_some());
@@ -336,6 +340,6 @@ fn shutdown_releases_queued_entries() {
             .note_queued(lease, 1, QueueMode::Notified, 0)
             .is_some()
     );
-    f.waits.end();
+    f.acquirer.end();
     assert_eq!(*f.store.released.lock(), [lease]);
 }

@@ -11,8 +11,9 @@ use crate::store::{Adoption, Command, Reply};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease, so that there is as much
-    /// time as possible to adopt the ticket. If Redis does not answer, the rest of the ttl counts.
+    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease if it is renewed at
+    /// all, so that there is as much time as possible to adopt the ticket. If Redis does not answer, the rest of the
+    /// ttl counts.
     pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
@@ -21,11 +22,11 @@ impl Acquirer {
         }
         if options.renew_every.is_some() {
             let ttl = lease.renewal_ttl(self.watchdog.now());
-            // The lease has noted the result.
+            // Ignores the result: the lease has noted it.
             let _ = self.watchdog.extend(lease, ttl);
         }
         if options.checked {
-            // The check cannot be transferred, and without it nothing could stop the renewal.
+            // The check cannot be transferred, and without the check nothing could stop the renewal.
             options.renew_every = None;
         }
         let now = self.watchdog.now();
@@ -45,8 +46,9 @@ impl Acquirer {
         })
     }
 
-    /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a request
-    /// that was sent without an answer: it may have been carried out, and the store releases the key then.
+    /// Adopts a ticket. Repeats a request that Redis did not get, for `outage_timeout` at most. Does not repeat a
+    /// request that was sent and not answered: Redis may have carried it out, and the store releases the key in that
+    /// case.
     pub(crate) fn adopt(&self, ticket: &Ticket) -> Result<Arc<Lease>, Error> {
         let adopt = |started| self.adopt_through_outage(ticket, started);
         self.observed(&ticket.key, adopt, |lease| Some(&**lease))
@@ -68,7 +70,7 @@ impl Acquirer {
             self.report_unavailable(&ticket.key, &error);
             let pause = pause.next();
             let is_over = self.watchdog.now().since(started) + pause >= self.outage_timeout;
-            // A request without an answer may have been carried out. The store releases the key.
+            // Redis may have carried out a request without an answer. The store releases the key.
             if is_over || error.kind() == ErrorKind::Timeout {
                 return Err(error);
             }
@@ -115,7 +117,7 @@ impl Acquirer {
             since: now,
         };
         let adopted = self.lease_of(grant, None, true)?;
-        // The old holder may have extended the ttl beyond that of the ticket.
+        // The old holder may have extended the ttl beyond the ticket's ttl.
         adopted.extend_key_until(now.after(expires_in));
         self.queues.hold(&adopted);
         Ok(adopted)

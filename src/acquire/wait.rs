@@ -20,15 +20,16 @@ use crate::util::id::LeaseId;
 const TRACK_AFTER: Duration = Duration::from_millis(20);
 /// How many of the first waiters of a key have it tracked: each change of the key costs a request for each of them.
 const TRACKING_WAITERS: u64 = 2;
-/// How long one of the first waiters relies on notifications before it asks again: bounds the cost of a lost one.
+/// How long at most one of the first waiters relies on notifications before it asks Redis again. This bounds the delay
+/// from a lost notification.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
-/// How many of the first waiters ask that often. Behind them, a waiter at twice the place asks half as often, so
-/// that the number of requests grows with the logarithm of the number of waiters.
+/// How many of the first waiters ask at least once in `LONGEST_TRUST`. Behind them, a waiter at twice the place asks
+/// half as often, so that the number of requests grows with the logarithm of the number of waiters.
 const NEAR: u64 = 8;
 /// How far apart the waiters of an expired lock ask, one after another: usually the first request serves the queue
 /// for all of them.
 const ASK_APART: Duration = Duration::from_millis(20);
-/// The last waiter asks at most this long after the expiry. The queue lives on for ten seconds at least.
+/// How long after the expiry the last waiter asks at the latest. The queue outlives the lock by at least ten seconds.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
 /// How long to wait while another holder has the lock.
@@ -42,20 +43,20 @@ pub(crate) enum Until {
 
 /// When the first waiter of a queue asks Redis again.
 pub(super) enum RetryState {
-    /// At once: it has not asked yet, or was woken.
+    /// At once: the waiter has not asked yet, or was woken.
     AskNow,
-    /// It is queued in Redis and will be notified of its grant. It asks again at `ask_at`, and has its key tracked from
+    /// At `ask_at`: the waiter is queued in Redis and will be notified of its grant. It has its key tracked from
     /// `track_at` on.
     Queued {
         track_at: Option<MonotonicTime>,
         ask_at: MonotonicTime,
     },
-    /// After a pause: it will not be notified.
+    /// After a pause: the waiter will not be notified.
     Polling,
 }
 
 impl RetryState {
-    /// For a waiter at this place in the queue of a lock that expires at `expires_at`.
+    /// Returns the state of a waiter at this place in the queue of a lock that expires at `expires_at`.
     pub(super) fn queued(queued: Queued, expires_at: MonotonicTime, now: MonotonicTime) -> Self {
         let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX);
         let share = queued.ahead.max(NEAR) as f64 / NEAR as f64;
@@ -68,7 +69,8 @@ impl RetryState {
     }
 }
 
-/// The result of this caller's last attempt. It tells more than what the client knows from other callers.
+/// The result of this caller's last attempt. It counts more than the outage that the client knows of from other
+/// callers.
 enum LastAttempt {
     None,
     Answered,
@@ -97,7 +99,7 @@ struct Wait<'a> {
 }
 
 impl Acquirer {
-    /// Waits for the lock. Returns nothing if others had it for as long as `until` allows.
+    /// Waits for the lock. Returns `None` if other holders had the lock for as long as `until` allows.
     pub(super) fn wait(
         &self,
         request: &LockRequest,
@@ -143,7 +145,7 @@ impl Acquirer {
             if lease.valid_for(valid_at).is_some() {
                 return Ok(Some(lease));
             }
-            // A force_unlock has just ended it, or this thread slept until its validity ended. Wait for another one.
+            // A `force_unlock` has just ended the lease, or this thread slept until its validity ended. Wait again.
             self.release(&lease);
             joined_at = self.watchdog.now();
         }
@@ -158,8 +160,9 @@ impl Acquirer {
         }
     }
 
-    /// Makes the lease of a grant, and has the watchdog keep it alive. Other waiters may be queued in Redis for its key.
-    /// A grant that came too late is released: `Timeout`. So is one that came after shutdown.
+    /// Makes the lease of a grant, and tells the watchdog to keep it alive. `others_queued` says that other waiters may
+    /// be queued in Redis for the key. Releases the grant and fails if it came too late (`Timeout`) or after shutdown
+    /// (`Shutdown`).
     pub(super) fn lease_of(
         &self,
         grant: Grant,
@@ -170,7 +173,7 @@ impl Acquirer {
         let since = grant.since;
         let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
         let lease = Arc::new(lease.with_others_queued(others_queued));
-        // Before the watchdog has it: nobody is notified of the loss of a lock that nobody held.
+        // Checked before the watchdog has the lease, so that nobody is notified of the loss of a lock that nobody held.
         if lease.valid_for(since).is_none() {
             self.release_unheld(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
@@ -204,8 +207,8 @@ impl Acquirer {
 }
 
 impl Wait<'_> {
-    /// Waits until the lock is this caller's, or until its time is up: nothing, or the error of an outage. The wait began
-    /// at `joined_at`.
+    /// Waits until this caller has the lock or its time is up. When the time is up, returns `None`, or an error if
+    /// there is an outage. The wait began at `joined_at`.
     fn run(&mut self, joined_at: MonotonicTime) -> Result<Option<Acquired>, Error> {
         let mut now = joined_at;
         let mut is_new = true;
@@ -226,7 +229,8 @@ impl Wait<'_> {
             }
             let may_ask = match position {
                 QueuePosition::Behind => false,
-                // A try asks Redis all the same: Redis may know of a loss that has not been reported here yet.
+                // A caller that does not wait asks Redis all the same: Redis may know of a loss that has not been
+                // reported here yet.
                 QueuePosition::Held(_) => matches!(self.until, Until::Now),
                 QueuePosition::First | QueuePosition::Granted(..) => true,
             };
@@ -247,7 +251,7 @@ impl Wait<'_> {
         }
     }
 
-    /// False for a try: it does not wait, so there is nothing to cancel.
+    /// Whether the caller has cancelled its wait. False for `Until::Now`: such a caller has no wait to cancel.
     fn is_cancelled(&self) -> bool {
         let cancel = self.request.cancel.as_ref();
         let is_ready = |cancel: &Receiver<()>| cancel.try_recv() != Err(TryRecvError::Empty);
@@ -263,7 +267,7 @@ impl Wait<'_> {
         }
     }
 
-    /// The result for a caller that has waited long enough; nothing if it has not.
+    /// Returns the result for a caller that has waited long enough, or `None` if the caller has to wait on.
     fn give_up(
         &self,
         now: MonotonicTime,
@@ -295,7 +299,7 @@ impl Wait<'_> {
         Some(Err(error.with_source_of(&outage.error)))
     }
 
-    /// Sleeps until this waiter is woken or has to do something. `Cancelled` if its caller cancels the wait.
+    /// Sleeps until this waiter is woken or has to do something. Fails with `Cancelled` if the caller cancels the wait.
     fn sleep(
         &mut self,
         now: MonotonicTime,
@@ -355,7 +359,7 @@ impl Wait<'_> {
         Ok(())
     }
 
-    /// Has Redis report changes of the key. False if it cannot now.
+    /// Tells Redis to report changes of the key. Returns false if this is not possible now.
     fn track_key(&self) -> bool {
         self.waiter.note_tracked();
         let key = self.request.key.clone();
@@ -363,10 +367,10 @@ impl Wait<'_> {
         self.acquirer.notifications.track(tracked)
     }
 
-    /// Makes the lease of a grant that came as a message. Returns nothing if an acquire has to confirm the grant first:
-    /// the message says so, its token is not plausible, other users may know the lease id, the caller was promised the
-    /// whole ttl, or too little validity is left. (Validity counts from the first request, since the time of the grant is
-    /// not known.)
+    /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first:
+    /// if the message says so, its token is not plausible, other users may know the lease id, the entry has other
+    /// options, the caller was promised the whole ttl, or too little validity is left. (Validity counts from the first
+    /// request, since the time of the grant is not known.)
     fn accept(
         &self,
         entry: &QueueEntry,
@@ -399,7 +403,7 @@ impl Wait<'_> {
         let ttl = options.first_ttl();
         let full_time = asked_at.after(acquirer.command_timeout);
         let deadline = match (self.until, &self.last_attempt) {
-            // This caller knows that another holder has the lock: the attempt does not outlast the caller's time.
+            // This caller knows that another holder has the lock, so the attempt ends at the caller's own deadline.
             (Until::At(at), LastAttempt::Answered) => full_time.min(at),
             _ => full_time,
         };
@@ -418,7 +422,7 @@ impl Wait<'_> {
             _ => false,
         };
         if !keeps_entry && !matches!(self.until, Until::Now) {
-            // The lease is not queued in Redis; or that is unknown, and the store releases it.
+            // The lease is not queued in Redis, or the outcome is unknown and the store releases the lease.
             acquirer.queues.forget_entry(key, lease);
         }
         match outcome {
@@ -450,11 +454,12 @@ impl Wait<'_> {
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
             Err(error) => {
                 if was_queued {
-                    // A refusal leaves the lease in the queue of Redis.
+                    // If Redis refused the request, the lease is still in the queue of Redis.
                     acquirer.release_unheld(key.clone(), lease, ttl);
                 }
                 match error.kind() {
-                    // The caller's own deadline was shorter than a reply takes: that says nothing about Redis.
+                    // The caller's own deadline may be shorter than a reply takes, so this timeout says nothing about
+                    // Redis.
                     ErrorKind::Timeout if deadline < full_time => self.retry = RetryState::Polling,
                     ErrorKind::Timeout | ErrorKind::Unavailable => {
                         self.note_failure(asked_at, error);
@@ -466,7 +471,7 @@ impl Wait<'_> {
         Ok(None)
     }
 
-    /// The lease id to ask with, and how it joins the queue in Redis.
+    /// Chooses the lease id to ask with, and how it joins the queue in Redis.
     fn choose_lease(&self, asked_at: MonotonicTime) -> (LeaseId, QueueMode) {
         let acquirer = self.acquirer;
         let key = &self.request.key;
@@ -492,7 +497,7 @@ impl Wait<'_> {
         (lease, queue_mode)
     }
 
-    /// The grant of `lease`, which was asked for at `asked_at` or later.
+    /// Makes the grant of `lease`, which was asked for at `asked_at` or later.
     fn grant(&self, lease: LeaseId, token: u64, asked_at: MonotonicTime) -> Grant {
         let (key, now) = (self.request.key.clone(), self.acquirer.watchdog.now());
         let pool = self.acquirer.lease_pool(&key);
@@ -536,7 +541,7 @@ impl Wait<'_> {
             acquirer.notifications.request();
         }
         self.retry = match queued {
-            // An entry that joined to poll is not notified, even if notifications come in by now.
+            // An entry that joined to poll is not notified, even if notifications have become possible since.
             Some(queued)
                 if is_notified && acquirer.notifications.queue_mode() == QueueMode::Notified =>
             {
@@ -553,7 +558,7 @@ impl Wait<'_> {
         self.last_attempt = LastAttempt::Answered;
     }
 
-    /// Handles the reply that `lease`, which was queued in Redis, is missing there: asks again at once.
+    /// Handles the reply that `lease`, which was queued in Redis, is missing there. The caller asks again at once.
     fn note_missing_entry(&mut self, lease: LeaseId) {
         let Acquirer {
             store,
@@ -561,8 +566,8 @@ impl Wait<'_> {
             ..
         } = self.acquirer;
         let expected_notification = self.waiter.remove_missing_entry(lease);
-        // A grant may have skipped it, because its subscription is on an old primary. Not if the subscription was away
-        // for a moment, or everything was flushed.
+        // A grant may have skipped the entry, because this client's subscription is on an old primary. The epoch rules
+        // out two other reasons: an interrupted subscription, and a flush of all keys.
         let is_notified = notifications.queue_mode() == QueueMode::Notified;
         if is_notified && expected_notification == Some(notifications.epoch()) {
             store.suspect_connections();
@@ -571,19 +576,19 @@ impl Wait<'_> {
         self.last_attempt = LastAttempt::Answered;
     }
 
-    /// Handles an attempt that failed for want of Redis, and has failed since `since`.
+    /// Handles an attempt that failed because Redis was unavailable. The failure counts from `since`.
     fn note_failure(&mut self, since: MonotonicTime, error: Error) {
         let acquirer = self.acquirer;
         let now = acquirer.watchdog.now();
         let (mut outage, is_news) = acquirer.outage.begin(since, now, error);
         if is_news {
-            // The waits of those behind this one have an end now.
+            // The waits behind this waiter now end after `outage_timeout`.
             acquirer.queues.wake_all();
         }
         if let LastAttempt::Failed(before) = &self.last_attempt {
             outage.since = outage.since.min(before.since);
         }
-        // Only now: an event handler finds the outage known.
+        // Only now, so that the event handler finds the outage known.
         acquirer.report_unavailable(&self.request.key, &outage.error);
         self.last_attempt = LastAttempt::Failed(outage);
         self.backoff.for_an_outage();

@@ -18,7 +18,7 @@ pub(crate) enum Command {
         lease: LeaseId,
         ttl: Duration,
         queue_mode: QueueMode,
-        /// The token of a grant in reply has to be greater.
+        /// A lower bound: the token of a grant has to be greater.
         above: Option<TokenBound>,
     },
     /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
@@ -29,7 +29,7 @@ pub(crate) enum Command {
         until: MonotonicTime,
         /// The grant, if a guard held it.
         held: Option<Held>,
-        /// The ttl of its acquire, if it may be in the queue.
+        /// The ttl of the lease's acquire, if the lease may be in the queue.
         queued: Option<Duration>,
     },
     /// Sets the ttl back to its full length, if the lease still holds the key.
@@ -38,12 +38,13 @@ pub(crate) enum Command {
         lease: LeaseId,
         ttl: Duration,
     },
-    /// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry it.
+    /// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry this
+    /// command.
     ForceUnlock {
         key: Key,
         lease: LeaseId,
-        /// Not if the holder does not listen for notifications and the grant is less than a second old: its client
-        /// may be connecting.
+        /// If true, the command does nothing while the holder does not listen for notifications and the grant is less
+        /// than a second old: the holder's client may still be connecting.
         must_notify: bool,
     },
     /// Moves the grant of another lease to `lease`.
@@ -58,15 +59,15 @@ pub(crate) enum Command {
     Write {
         key: Key,
         token: u64,
-        /// Nothing to delete it.
+        /// `None` deletes the value.
         value: Option<Arc<[u8]>>,
-        /// For how long Redis keeps value and token from now on; without it, the ttl is left as it is.
+        /// For how long Redis keeps value and token from now on. `None` leaves the ttl as it is.
         ttl: Option<Duration>,
     },
     /// Reads a fenced value.
     Read { key: Key },
-    /// Does nothing: a store sends it to itself, and its outcome follows those of the requests before it. Others call
-    /// `Store::flush`.
+    /// Does nothing. A store queues it behind its other requests, and its outcome comes after theirs. Code above the
+    /// store calls `Store::flush`.
     Flush,
 }
 
@@ -75,7 +76,7 @@ pub(crate) enum Command {
 pub(crate) struct Adoption {
     pub(crate) from: LeaseId,
     pub(crate) token: u64,
-    /// The key's new ttl with `renew`. Without it, the key keeps the rest of its ttl.
+    /// The key's new ttl with `renew`. Without `renew`, the key keeps the rest of its ttl.
     pub(crate) ttl: Duration,
     /// An upper bound for the key's ttl after the adoption.
     pub(crate) longest: Duration,
@@ -110,7 +111,7 @@ impl Command {
         }
     }
 
-    /// The release that undoes this acquire or adoption, which may have been carried out or may be later.
+    /// The release that undoes this acquire or adoption. Redis may have carried the command out, or may do so later.
     pub(crate) fn undo(&self, now: MonotonicTime) -> Option<Self> {
         let (key, lease, ttl, queued) = match self {
             Self::Acquire {
@@ -141,25 +142,26 @@ pub(crate) struct Held {
     pub(crate) others_queued: bool,
 }
 
-/// How an acquire that finds the key taken joins its queue.
+/// How an acquire that finds the key taken joins the key's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueMode {
     /// Does not join: a single attempt.
     None,
-    /// Joins and polls, since the client cannot be notified. When its turn comes, the key is kept for it for a moment.
+    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, the key is kept for it for a
+    /// moment.
     Polling,
-    /// Joins. When its turn comes, it is granted the key and notified.
+    /// Joins. When the waiter's turn comes, it is granted the key and notified.
     Notified,
     /// Joins as `Polling` or `Notified`, at the place of a lease that joined at `since` and is no longer queued, or in
     /// front of the queue: see [`front_place`].
     Rejoin { since: u64, polls: bool },
-    /// Does not join, since it joined before and may still be queued. With `notified`, an entry that polls becomes
-    /// one that is notified.
+    /// Does not join: the lease joined before and may still be queued. With `notified`, an entry that polls is notified
+    /// from now on.
     Existing { notified: bool },
 }
 
-/// The first place of a waiter that has not had its turn, in µs. Waiters that replied too late to an earlier turn have
-/// places before it.
+/// The smallest place of a waiter that has not had its turn, in µs. Waiters that replied too late to an earlier turn
+/// have smaller places.
 pub(crate) const FIRST_USUAL_PLACE: u64 = 1_000_000_000_000_000;
 
 /// The place in front of the queue for a waiter that joined at `since` and replied too late when its turn came. Such
@@ -226,9 +228,9 @@ impl GrantMessage {
 /// The place of a waiter in the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queued {
-    /// How many waiters are before it.
+    /// How many waiters are before this waiter.
     pub(crate) ahead: u64,
-    /// When it joined, in µs by the clock of Redis. Waiters are sorted by this.
+    /// When the waiter joined, in µs by the clock of Redis. The queue is sorted by this.
     pub(crate) since: u64,
 }
 

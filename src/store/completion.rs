@@ -1,9 +1,9 @@
 //! The outcomes of requests, for the caller that waits for them.
 //!
-//! A store has a [`Completion`] for each request and sets its outcome. The caller waits in one of two ways. A caller of
-//! `Store::execute` waits for all of its requests, and may be appointed meanwhile to lead the pipeline that has them. A
-//! caller of `Store::submit` ([`Submitted`]) may have requests on several servers: it is never appointed, and it can
-//! continue as soon as it has outcomes enough.
+//! A store has a [`Completion`] for each request and sets the request's outcome there. The caller waits in one of two
+//! ways. A caller of `Store::execute` waits for all of its requests, and may be appointed meanwhile to lead the
+//! pipeline that has them. A caller of `Store::submit` ([`Submitted`]) may have requests on several servers: it is
+//! never appointed, and it can continue as soon as it has enough outcomes.
 
 use std::sync::Arc;
 
@@ -84,11 +84,12 @@ impl Caller {
         })
     }
 
-    /// Parks the thread until all outcomes have come, until it is appointed, or until `deadline`.
+    /// Parks the thread until all outcomes have come, until this caller is appointed to lead the pipeline, or until
+    /// `deadline`.
     pub(crate) fn wait(&self, deadline: MonotonicTime) -> WaitEnd {
         loop {
             let mut state = self.state.lock();
-            // This check comes first: an appointed caller has to lead, or to appoint another.
+            // This check comes first: an appointed caller has to lead, or to appoint another caller.
             if std::mem::take(&mut state.appointed) {
                 return WaitEnd::Appointed;
             }
@@ -102,12 +103,13 @@ impl Caller {
             }
             state.asleep = true;
             drop(state);
-            // Returns at once if the thread was unparked before, and may return without a reason.
+            // This returns at once if the thread was unparked before, and may return without a reason.
             park_timeout(left);
         }
     }
 
-    /// Parks the thread until `are_enough` says so of the outcomes, all have come, or `deadline` has passed.
+    /// Parks the thread until `are_enough` returns true for the outcomes (returns true), or until all outcomes have
+    /// come or `deadline` has passed (returns false).
     fn wait_until(
         &self,
         deadline: MonotonicTime,
@@ -129,7 +131,7 @@ impl Caller {
         }
     }
 
-    /// Whether a caller that leads can stop: all outcomes have come, or the deadline has passed and it leaves.
+    /// Whether a caller that leads can stop: all outcomes have come, or the deadline has passed and the caller leaves.
     pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.missing > 0 && MonotonicTime::now() >= deadline {
@@ -147,7 +149,7 @@ impl Caller {
         self.state.lock().interest = Interest::Left;
     }
 
-    /// Makes the caller lead the pipeline, and unparks it. Returns false if it has left.
+    /// Makes the caller lead the pipeline, and unparks it. Returns false if the caller does not wait any more.
     pub(crate) fn appoint(&self) -> bool {
         let mut state = self.state.lock();
         if !state.is_waiting() {
@@ -158,8 +160,8 @@ impl Caller {
         true
     }
 
-    /// Unparks the thread if it is parked: a thread that is not would return early from its next park, which may be
-    /// in the user's code. Unlocks the mutex first, which the thread locks next.
+    /// Unparks the thread, but only if it is parked. Otherwise the thread's next park would return early, and that may
+    /// be in the user's code. Unlocks the mutex first, since the woken thread locks it next.
     fn wake(&self, mut state: MutexGuard<'_, CallerState>) {
         let was_asleep = std::mem::take(&mut state.asleep);
         drop(state);
@@ -168,7 +170,7 @@ impl Caller {
         }
     }
 
-    /// Takes the outcomes. A time-out stands for each that did not come.
+    /// Takes the outcomes. An outcome that did not come is replaced by a time-out.
     pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
         let outcomes = std::mem::take(&mut self.state.lock().outcomes);
         let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
@@ -192,11 +194,12 @@ impl Caller {
     }
 }
 
-/// Requests that a caller has submitted, to several stores maybe. After its drop, the stores undo what they grant.
+/// Requests that a caller has submitted, perhaps to several stores. After this value is dropped, the stores undo what
+/// they still grant.
 pub(crate) struct Submitted(Arc<Caller>);
 
 impl Submitted {
-    /// Makes completions for so many requests. The thread that makes them has to be the one that waits.
+    /// Makes a completion for each of `requests` requests. Only the thread that calls this may wait for them.
     pub(crate) fn new(requests: usize) -> (Self, Vec<Completion>) {
         let caller = Caller::of(requests, false);
         let completions = (0..requests).map(|index| Completion::new(&caller, index));
@@ -205,7 +208,7 @@ impl Submitted {
     }
 
     /// Waits until `are_enough` returns true for the outcomes so far, in the order of the completions. Returns false if
-    /// all have come and are not enough, or at `deadline`. `are_enough` must not lock anything.
+    /// all outcomes have come and are not enough, or at `deadline`. `are_enough` must not lock anything.
     pub(crate) fn wait(
         &self,
         deadline: MonotonicTime,
@@ -214,21 +217,21 @@ impl Submitted {
         self.0.wait_until(deadline, are_enough)
     }
 
-    /// The outcomes so far. An acquire whose outcome is an error may hold its key until the store has undone it, so
-    /// only servers that have granted count as held.
+    /// The outcomes so far. An acquire whose outcome is an error may hold its key until the store has undone it, so a
+    /// caller may count only servers that have granted.
     pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
         self.0.state.lock().outcomes.to_vec()
     }
 
-    /// Ends the wait, but not the interest: what is granted late is kept, and its outcome is noted, until this is
-    /// dropped. Requests that are not written yet are dropped, except releases. An acquire whose connection breaks is
-    /// undone all the same.
+    /// Ends the wait, but keeps what is granted late, and notes the outcomes, until this value is dropped. Requests
+    /// that are not written yet are dropped, except releases. An acquire whose connection breaks is undone all the
+    /// same.
     pub(crate) fn keep_late_grants(&self) {
         self.0.state.lock().interest = Interest::KeepsGrants;
     }
 
-    /// Ends the wait and the interest, and returns the outcomes until now. The store undoes what it grants later, so the
-    /// caller has to release exactly the grants among these.
+    /// Ends the wait, and returns the outcomes until now. The store undoes what it grants later, so the caller has to
+    /// release exactly the grants among the returned outcomes.
     pub(crate) fn leave(self) -> Vec<Option<Outcome>> {
         let mut state = self.0.state.lock();
         state.interest = Interest::Left;
@@ -259,13 +262,13 @@ impl Completion {
         }
     }
 
-    /// Sets the outcome. Returns it if the caller has left.
+    /// Sets the outcome. Returns the outcome as an error if the caller has left.
     pub(crate) fn complete(mut self, outcome: Outcome) -> Result<(), Outcome> {
         self.used = true;
         self.caller.complete(self.index, outcome)
     }
 
-    /// Sets the error as the outcome, even if the caller has left: it still takes its outcomes.
+    /// Sets the error as the outcome, even if the caller has left: such a caller still takes its outcomes.
     pub(crate) fn give_up(mut self, error: Error) {
         self.used = true;
         self.caller.state.lock().outcomes[self.index] = Some(Err(error));

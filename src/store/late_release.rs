@@ -1,4 +1,4 @@
-//! Reports late releases of guards: once that a release is late, and once how it ended. Neither writes nor retries
+//! Reports each late release of a guard twice: when it becomes late, and how it ended. Neither writes nor retries
 //! releases.
 
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub(crate) enum LateRelease {
     Dequeued,
 }
 
-/// Called with each report, the key and the fencing token. Quick; never blocks. May be called with a pipeline's mutex
-/// locked, so it must not call the store.
+/// A function that gets each report with the lock's key and fencing token. It has to be quick and must not block. A
+/// pipeline's mutex may be locked during the call, so the function must not call the store.
 pub(crate) type LateReleaseHook = Arc<dyn Fn(&Key, u64, LateRelease) + Send + Sync>;
 
 /// Reports a release that is being written, or waits for its reply, to the hook. Dropping it without

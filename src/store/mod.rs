@@ -1,5 +1,5 @@
 //! The interface to the server, or servers, that keep the locks: [`Store`] for requests, [`Notifications`], and
-//! [`Transactions`]. Code above it knows no connections, and not how many servers there are.
+//! [`Transactions`]. Code above this interface knows neither connections nor the number of servers.
 
 pub(crate) mod command;
 #[cfg_attr(
@@ -78,7 +78,8 @@ pub(crate) trait Store: Send + Sync {
     /// The background retries it. Never connects, and blocks for one write at most.
     fn send_release(&self, release: Command);
 
-    /// Reads replies that no caller waits for, and writes queued releases. Returns true if work is left for later.
+    /// Reads replies that no caller waits for, and writes queued releases. Returns true if work is left for later. The
+    /// thread that calls this is "the background" in other comments.
     fn run_maintenance(&self) -> bool {
         false
     }
@@ -105,12 +106,12 @@ pub(crate) trait Store: Send + Sync {
         Ok(())
     }
 
-    /// The client has ended: makes no connection from now on.
+    /// Makes no connection from now on, since the client has ended.
     fn close(&self) {}
 }
 
-/// Reports to a [`Listener`] what happens to locks on the servers. All reports are hints, except that of a grant: every
-/// wait is bounded without them.
+/// Reports to a [`Listener`] what happens to locks on the servers. All reports are hints, except the report of a grant.
+/// Every wait is bounded without reports.
 pub(crate) trait Notifications: Send + Sync {
     /// Calls `listener` for each notification from now on. Connects only after [`request`](Self::request) or
     /// [`track`](Self::track).
@@ -119,11 +120,11 @@ pub(crate) trait Notifications: Send + Sync {
     /// Ends the calls to the listener, and closes the notification connections.
     fn stop(&self);
 
-    /// Has the background connect for notifications, unless it has done so already.
+    /// Makes the background connect for notifications, unless it has done so already.
     fn request(&self);
 
-    /// Reads keys, and from then on reports each change of them to the listener. Returns false if notifications are
-    /// not connected: the listener is called once they are (`all_changed`).
+    /// Reads `keys`, and from then on reports each change of them to the listener. Returns false if notifications are
+    /// not connected: once they are, `Listener::all_changed` is called.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
     /// How a waiter should join the queue of its key now. A store without queues always returns `None`: its waiters
@@ -136,14 +137,15 @@ pub(crate) trait Notifications: Send + Sync {
         0
     }
 
-    /// Whether a request has to confirm what a notification says about a held lease. It may come from another server
-    /// than the replies, or from another user.
+    /// Whether a request has to confirm what a notification says about a held lease. The notification may come from
+    /// another server than the replies, or from another user.
     fn must_confirm_losses(&self) -> bool {
         false
     }
 }
 
-/// Lends connections to a store whose locks lie beside the data of transactions.
+/// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
+/// data.
 pub(crate) trait Transactions: Send + Sync {
     /// Takes a connection for one transaction out of the pool, or connects.
     fn transaction_connection(&self) -> Result<TransactionConnection, Error>;
@@ -180,18 +182,19 @@ impl Backend {
     }
 }
 
-/// The renewals that suit a store.
+/// The numbers of threads and renewals that suit a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RenewalLimits {
     /// How many threads renew at the same time.
     pub(crate) threads: usize,
-    /// How many renewals a thread sends at a time, if they are late.
+    /// How many renewals a thread sends at a time, if the renewals are late.
     pub(crate) at_a_time: usize,
 }
 
 impl RenewalLimits {
-    /// The limits of one server. While one thread handles replies, the server has the requests of the other. Batches
-    /// are large only when renewals are late; then a lost lock is worse than a reply that comes some ms later.
+    /// The limits of one server. While one thread handles replies, the server has the requests of the other thread.
+    /// Batches are large only when renewals are late: in that case a lost lock is worse than a reply that comes some ms
+    /// later.
     pub(crate) const USUAL: Self = Self {
         threads: 2,
         at_a_time: if cfg!(all(test, shuttle)) { 8 } else { 512 },
@@ -207,5 +210,5 @@ pub(crate) enum Urgency {
     Now,
 }
 
-/// Called by a store that needs [`Store::run_maintenance`]. Quick; never blocks.
+/// A function that a store calls when it needs [`Store::run_maintenance`]. It has to be quick and must not block.
 pub(crate) type MaintenanceHook = Box<dyn Fn(Urgency) + Send + Sync>;

@@ -1,5 +1,5 @@
-//! The store of all models but those of the pipelines. It carries out each command at once on a server in memory, and
-//! delivers the notifications that Redis would send.
+//! The store of all models except the models of the pipelines. It carries out each command at once on a server in
+//! memory, and delivers the notifications that Redis would send.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ struct Shared {
 #[derive(Default)]
 struct Notices {
     sent: VecDeque<(HolderId, Notice)>,
-    /// The clients that read a key. Each is notified once when it changes.
+    /// The clients that track each key. A change of the key is reported to each of them, once.
     trackers: KeyMap<Vec<HolderId>>,
     over: bool,
 }
@@ -88,7 +88,7 @@ impl Server {
         self.0.memory.holder(key)
     }
 
-    /// Ends [`Direct::hear`] once all notifications are delivered.
+    /// Ends [`Direct::deliver_all`] once all notifications are delivered.
     pub(crate) fn end(&self) {
         self.0.notices.lock().over = true;
         self.0.changed.notify_all();
@@ -150,7 +150,7 @@ impl Direct {
     }
 
     /// Delivers notifications to `listener` until [`Server::end`].
-    pub(crate) fn hear(&self, listener: &dyn Listener) {
+    pub(crate) fn deliver_all(&self, listener: &dyn Listener) {
         loop {
             let mut notices = self.server.0.notices.lock();
             let next = (notices.sent.iter()).position(|(to, _)| *to == self.holder);
@@ -218,7 +218,10 @@ impl Store for Direct {
             if let Command::Acquire { lease, .. } = &request.command {
                 step();
                 let is_released = self.released.lock().contains(lease);
-                assert!(!is_released, "its release may come after its grant");
+                assert!(
+                    !is_released,
+                    "an acquire with a released lease id: the release may come after the grant"
+                );
             }
             let reply = self.server.serve(&self.holder, &request.command);
             request.outcome = Some(Ok(reply));

@@ -1,4 +1,4 @@
-//! What the servers report about locks, as typed data: each report names its server, and the value of a key is read
+//! What the servers report about locks, as typed data. Each report names its server. The values of keys are interpreted
 //! here.
 
 use crate::error::Error;
@@ -39,7 +39,7 @@ impl<'a> KeyState<'a> {
         self.0.is_some_and(|value| value::is_held_by(value, lease))
     }
 
-    /// Whether a lease holds the key whose release serves the queue.
+    /// Whether a lease holds the key and its release will serve the queue.
     pub(crate) fn has_queue(self) -> bool {
         self.0.is_some_and(value::has_queue)
     }
@@ -58,17 +58,17 @@ impl<'a> KeyState<'a> {
 /// Handles the reports of servers. Called on a thread of the store; quick; may call
 /// [`Notifications::track`](crate::store::Notifications::track).
 ///
-/// A report is not believed before another request has confirmed it, if
-/// [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses): one server may report the
-/// end of a lease that holds the keys of a majority.
+/// If [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses) returns true, a listener
+/// believes a reported loss only after a request has confirmed it: one server may report the end of a lease that holds
+/// the keys of a majority.
 pub(crate) trait Listener: Send + Sync {
     /// `key` was granted to `lease`, which was queued for it.
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
     /// `lease` is among the first waiters for `key`.
     fn near(&self, server: ServerId, key: &Key, lease: LeaseStart);
-    /// A message says that another client took `key` from `lease`. Any user can publish one.
+    /// A message says that another client took `key` from `lease`. Any user can publish such a message.
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
-    /// `key` was changed. Returns the key to read and track, if that still matters.
+    /// `key` was changed. Returns the key if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;
     /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
     /// again.

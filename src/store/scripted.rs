@@ -1,4 +1,4 @@
-//! A store for tests of the modules above it: replies as the test says, and records the requests.
+//! A store for tests of the modules above the store. It gives the replies that a test sets, and records the requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct Scripted {
     /// The queue mode of each acquire.
     pub(crate) asked: Mutex<Vec<QueueMode>>,
     pub(crate) released: Mutex<Vec<LeaseId>>,
-    /// How many releases may grant their key to another client's waiter.
+    /// The number of releases that may grant their key to another client's waiter.
     pub(crate) passed_on: AtomicUsize,
     pub(crate) tracked: AtomicUsize,
     pub(crate) notification_epoch: AtomicU64,
@@ -35,7 +35,7 @@ pub(crate) struct Scripted {
     /// How often `Store::suspect_connections` was called.
     pub(crate) suspected: AtomicUsize,
     /// Called by `Notifications::request`.
-    pub(crate) when_wanted: Mutex<Option<Box<dyn Fn() + Send>>>,
+    pub(crate) on_request: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl Scripted {
@@ -66,7 +66,10 @@ impl Store for Scripted {
             } = &request.command
             {
                 let is_released = self.released.lock().contains(lease);
-                assert!(!is_released, "its release may come after its grant");
+                assert!(
+                    !is_released,
+                    "an acquire with a released lease id: the release may come after the grant"
+                );
                 self.asked.lock().push(*queue_mode);
             }
             let answer = self.answers.lock().pop_front();
@@ -90,7 +93,7 @@ impl Store for Scripted {
 
     fn suspect_connections(&self) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
-        // As until the next notification connection is open.
+        // As the real store does until its next notification connection is open.
         *self.queue_mode.lock() = Some(QueueMode::Polling);
     }
 }
@@ -105,8 +108,8 @@ impl Notifications for Scripted {
     }
 
     fn request(&self) {
-        if let Some(when_wanted) = &*self.when_wanted.lock() {
-            when_wanted();
+        if let Some(on_request) = &*self.on_request.lock() {
+            on_request();
         }
     }
 

@@ -1,5 +1,5 @@
-//! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` +` at the end if its
-//! release has to serve a queue. Scripts write it in Redis; the store in memory formats it here.
+//! Reads and formats the value of a lock's key: `lh1 <lease> <granted at, µs> <holder>`, with ` +` at the end if the
+//! lock's release has to serve a queue. In Redis, scripts write the value; the store in memory formats it here.
 
 use std::iter;
 use std::num::NonZeroU64;
@@ -39,25 +39,26 @@ impl TokenBound {
         (least.get() < MAX_MICROS).then_some(Self(least))
     }
 
-    /// The least time in µs of a grant whose token is greater. It has sixteen digits at most.
+    /// The least time in µs of a grant whose token is greater than the bound's token. The time has sixteen digits at
+    /// most.
     pub(crate) fn least_micros(self) -> u64 {
         self.0.get()
     }
 }
 
-/// The message of an error about a lock's key that holds another value.
+/// The message of the error for a lock's key that holds something else.
 pub(crate) const NO_LOCK: &str = "no lock of this library stands under the key";
-/// The message of an error about a fenced value's key that holds another value.
+/// The message of the error for a fenced value's key that holds something else.
 pub(crate) const NO_FENCED_VALUE: &str = "no fenced value of this library stands under the key";
 
 /// The parts of a lock's value, and the length of its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LockValue {
     pub(crate) lease: LeaseId,
-    /// The fencing token of its first holder within the client.
+    /// The fencing token of the grant's first holder within the client.
     pub(crate) token: u64,
     pub(crate) holder: HolderId,
-    /// How many waiters are in its queue.
+    /// How many waiters are in the lock's queue.
     pub(crate) queued: usize,
 }
 
@@ -94,7 +95,7 @@ pub(crate) fn loss_reason(value: Option<&[u8]>) -> LossReason {
     })
 }
 
-/// The first fencing token of a grant, from its µs part as text; `None` if it is beyond [`MAX_TOKEN`].
+/// The first fencing token of a grant, from its µs part as text; `None` if the token is greater than [`MAX_TOKEN`].
 pub(crate) fn token(micros: &str) -> Option<u64> {
     let micros = id::number(micros)?;
     (micros <= micros_of(MAX_TOKEN)).then_some(micros << TOKEN_SHIFT)
@@ -231,7 +232,7 @@ mod tests {
     #[test]
     fn no_token_exceeds_an_i64() {
         let last = token("9007199254740991").unwrap();
-        // With the most hand-offs that a grant can have.
+        // The token after the most hand-offs that a grant can have.
         assert_eq!(last + 1023, MAX_TOKEN);
         for micros in [
             "9007199254740992",

@@ -5,13 +5,13 @@ use crossbeam_channel::unbounded;
 use super::*;
 use crate::util::sync::try_send;
 
-/// Waits until the lock is granted, or until the wait is cancelled, if it `may` be.
+/// Waits until the lock is granted, or until the wait is cancelled. `may`: a cancellation is possible.
 fn wait(work: &Work, client: &Client, cancel: &Receiver<()>, may: bool) {
     let request = LockRequest {
         cancel: Some(cancel.clone()),
         ..request()
     };
-    match client.waits.acquire(&request, Until::Forever) {
+    match client.acquirer.acquire(&request, Until::Forever) {
         Ok(lease) => work.hold(client, &lease.unwrap()),
         Err(error) => assert!(may && error.kind() == ErrorKind::Cancelled, "{error}"),
     }
@@ -40,9 +40,9 @@ fn model_cancellation_ends_a_wait_behind_a_holder() {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
-        // It is held until the wait is over.
+        // The lock is held until the wait is over.
         let own = chance(2).then(|| {
-            let lease = client.waits.acquire(&request(), Until::Forever);
+            let lease = client.acquirer.acquire(&request(), Until::Forever);
             lease.unwrap().unwrap()
         });
         let other = LeaseId::random();
@@ -59,7 +59,7 @@ fn model_cancellation_ends_a_wait_behind_a_holder() {
                 cancel: Some(stopped.clone()),
                 ..request()
             };
-            let cancelled = client.waits.acquire(&request, Until::Forever);
+            let cancelled = client.acquirer.acquire(&request, Until::Forever);
             let error = cancelled.map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Cancelled);
         };
@@ -82,20 +82,20 @@ fn model_hand_off_to_a_cancelled_wait_goes_on() {
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
         let work = Work::new();
-        let lease = client.waits.acquire(&work.request, Until::Forever);
+        let lease = client.acquirer.acquire(&work.request, Until::Forever);
         let lease = lease.unwrap().unwrap();
         let (stop, stopped) = unbounded();
         let may = chance(2);
         let cancelled = || wait(&work, client, &stopped, may);
         let patient = || assert!(work.run(client, Until::Forever));
-        let lets_go = || {
-            client.waits.release(&lease);
+        let releases = || {
+            client.acquirer.release(&lease);
         };
         let cancels = || may.then(|| try_send(&stop)).unwrap_or(());
         run(
             &server,
             &clients,
-            &[&cancelled, &patient, &lets_go, &cancels],
+            &[&cancelled, &patient, &releases, &cancels],
         );
         assert_nothing_is_left(&server, &clients);
     });

@@ -1,4 +1,4 @@
-//! Models of what Redis tells a client, beside the waits and holds that it concerns.
+//! Models of notifications from Redis that arrive while threads of the client wait for, or hold, the locks concerned.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -6,17 +6,17 @@ use super::*;
 use crate::util::id::HolderId;
 use crate::util::sync::model::quiet;
 
-/// After this a waiter has its key tracked.
+/// How long a waiter is queued before it has its key tracked, and a little more.
 const TRACKED_AFTER: Duration = Duration::from_millis(25);
 
 fn by() -> HolderId {
     HolderId::of_text("operator/1/0")
 }
 
-/// Lets time pass until a queued thread has its key tracked. All threads sleep before that, unless none is
-/// `waiting` any more.
+/// Waits until all threads sleep, unless no thread is `waiting` any more. After that, lets time pass until a queued
+/// thread has its key tracked.
 fn let_watch(waiting: &AtomicUsize) {
-    // The waiter, and the thread that hears.
+    // The waiter, and the thread that delivers notifications.
     quiet(|| 2 * waiting.load(Ordering::SeqCst));
     pass(TRACKED_AFTER);
 }
@@ -80,7 +80,7 @@ fn model_lease_of_a_deleted_key_is_lost() {
         let server = Server::new();
         let clients = [Client::new(&server, QueueMode::Notified)];
         let client = &clients[0];
-        let lease = client.waits.acquire(&request(), Until::Forever);
+        let lease = client.acquirer.acquire(&request(), Until::Forever);
         let lease = lease.unwrap().unwrap();
         let work = Work::new();
         let is_tracked = || client.watchdog.track_keys(std::slice::from_ref(&lease));
@@ -105,7 +105,7 @@ fn model_forced_lease_is_not_believed() {
         server.give(&key, first, MonotonicTime::now().after(OPTIONS.ttl));
         let (forced, held) = (Mutex::new(Vec::new()), Mutex::new(None));
         let waits = || {
-            let lease = client.waits.acquire(&request(), Until::Forever);
+            let lease = client.acquirer.acquire(&request(), Until::Forever);
             *held.lock() = lease.unwrap();
         };
         let forces = || {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::store::GrantMessage;
 
-/// A lease that `client` was granted while it was queued, and whose notification it has not heard yet.
+/// Returns a lease that `client` was granted while it was queued. The notification has not been delivered yet.
 fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
     let (key, first) = (request().key, LeaseId::random());
     server.give(&key, first, MonotonicTime::now().after(OPTIONS.ttl));
@@ -13,7 +13,7 @@ fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
             // As after a lost connection: the first waiter asks again.
             client.queues.wake_first();
         });
-        let lease = client.waits.acquire(&request(), Until::Forever);
+        let lease = client.acquirer.acquire(&request(), Until::Forever);
         lease.unwrap().unwrap()
     })
 }
@@ -23,7 +23,7 @@ fn model_late_grant_beside_release_is_not_released() {
     check(RUNS, || {
         let server = Server::new();
         let client = Client::new(&server, QueueMode::Notified);
-        let lease = client.waits.acquire(&request(), Until::Forever);
+        let lease = client.acquirer.acquire(&request(), Until::Forever);
         let lease = lease.unwrap().unwrap();
         let (grant, message) = (lease.grant(), GrantMessage::USUAL);
         thread::scope(|scope| {
@@ -48,8 +48,8 @@ fn model_transferred_lock_is_adopted() {
         let [from, to] = &clients;
         let lease = queued_grant(from, &server);
         let transfers = || {
-            let ticket = from.waits.transfer_out(&lease).unwrap();
-            let adopted = to.waits.adopt(&ticket).unwrap();
+            let ticket = from.acquirer.transfer_out(&lease).unwrap();
+            let adopted = to.acquirer.adopt(&ticket).unwrap();
             assert_eq!(adopted.grant().token, lease.grant().token);
             to.release(&adopted, true);
         };
@@ -64,14 +64,14 @@ fn model_waiters_of_both_clients_follow_a_transfer() {
         let server = Server::new();
         let clients = [(); 2].map(|()| Client::new(&server, QueueMode::Notified));
         let [from, to] = &clients;
-        let lease = from.waits.acquire(&request(), Until::Forever);
+        let lease = from.acquirer.acquire(&request(), Until::Forever);
         let lease = lease.unwrap().unwrap();
         let work = Work::new();
         let waits = || assert!(work.run(from, Until::Forever));
         let also_waits = || assert!(work.run(to, Until::Forever));
         let transfers = || {
-            let ticket = from.waits.transfer_out(&lease).unwrap();
-            let adopted = to.waits.adopt(&ticket).unwrap();
+            let ticket = from.acquirer.transfer_out(&lease).unwrap();
+            let adopted = to.acquirer.adopt(&ticket).unwrap();
             work.hold(to, &adopted);
         };
         run(

@@ -205,7 +205,7 @@ fn in_flight_entry_is_left_to_its_caller() {
     let [one, two] = [(); 2].map(|()| join(&queues, &key));
     let [asked, fresh] = [(); 2].map(|()| LeaseId::random());
     one.entry(asked, MonotonicTime::now());
-    // Adopted meanwhile, and handed to the thread that has asked.
+    // Another thread adopts the lock meanwhile, and hands it off to the waiter whose request is in flight.
     queues.hold(&held);
     assert!(queues.hand_off(&held, |options| {
         held.hand_off(MonotonicTime::now(), options)
@@ -215,12 +215,12 @@ fn in_flight_entry_is_left_to_its_caller() {
     assert!(lease == fresh && was_queued == EntryKind::New && other.is_none());
     assert!(
         two.note_queued(fresh, 1, QueueMode::Notified, 0).is_none(),
-        "it is given back"
+        "its caller releases it"
     );
     assert!(two.leave().1.is_none());
     assert!(
         one.note_queued(asked, 1, QueueMode::Notified, 0).is_none(),
-        "it is given back now"
+        "its caller releases it now"
     );
     assert!(one.leave().0.is_some());
 }
@@ -239,7 +239,7 @@ fn shutdown_leaves_in_flight_entries_to_their_callers() {
         assert!(queues.abandon_all().is_empty());
         assert!(
             one.note_queued(asked, 1, QueueMode::Notified, 0).is_none(),
-            "its caller gives it back"
+            "the caller of its request releases it"
         );
     }
 }
@@ -327,7 +327,11 @@ fn force_message_before_acceptance_is_returned() {
     one.entry(forced.grant().id, MonotonicTime::now());
     queues.forced(&key, forced.grant().id.start(), &operator());
     assert_eq!(one.leave_with(&forced).1, Some(operator()));
-    assert_eq!(two.leave_with(&other).1, None, "it is another");
+    assert_eq!(
+        two.leave_with(&other).1,
+        None,
+        "the message named another lease"
+    );
 }
 
 #[test]
@@ -345,7 +349,7 @@ fn second_grant_of_a_lease_needs_confirmation() {
         }
     };
     assert!(!grants() && grants());
-    // Found in the queue: the grant was none.
+    // Redis found the entry in the queue, so the grant was forged.
     assert_eq!(
         one.entry(fresh, MonotonicTime::now()).1,
         EntryKind::Existing
@@ -355,7 +359,7 @@ fn second_grant_of_a_lease_needs_confirmation() {
     assert!(grants());
     one.entry(fresh, MonotonicTime::now());
     assert!(one.note_queued(asked, 5, kept, 3).is_some());
-    // As if none had come: it keeps its place.
+    // The entry keeps its place, as if no grant had been reported.
     one.entry(fresh, MonotonicTime::now());
     assert_eq!(one.remove_missing_entry(asked), Some(3));
     let again = EntryKind::Rejoin { since: 5 };
@@ -418,12 +422,11 @@ fn only_grants_of_abandoned_leases_are_released() {
     use GrantOf::OtherLease;
 
     let (queues, key) = (LocalQueues::new(Clock::default()), key("a"));
-    let [held, left, disclaimed, remove_missing_entry, panicked] =
-        [(); 5].map(|()| LeaseId::random());
+    let [held, left, forgotten, missing, panicked] = [(); 5].map(|()| LeaseId::random());
     assert_eq!(
         queues.granted(&key, held, GRANT),
         OtherLease,
-        "nobody is there"
+        "the key has no queue"
     );
     let one = join(&queues, &key);
     assert_eq!(
@@ -438,10 +441,10 @@ fn only_grants_of_abandoned_leases_are_released() {
     queues.remove_holder(&lease);
     assert_eq!(queues.granted(&key, held, GRANT), OtherLease, "it was held");
     let one = join(&queues, &key);
-    one.entry(remove_missing_entry, MonotonicTime::now());
-    one.remove_missing_entry(remove_missing_entry);
-    one.entry(disclaimed, MonotonicTime::now());
-    queues.forget_entry(&key, disclaimed);
+    one.entry(missing, MonotonicTime::now());
+    one.remove_missing_entry(missing);
+    one.entry(forgotten, MonotonicTime::now());
+    queues.forget_entry(&key, forgotten);
     one.entry(left, MonotonicTime::now());
     assert!(one.note_queued(left, 1, QueueMode::Notified, 0).is_some());
     assert_eq!(queues.granted(&key, left, GRANT), GrantOf::Waiter);
@@ -449,9 +452,9 @@ fn only_grants_of_abandoned_leases_are_released() {
     let one = join(&queues, &key);
     one.entry(panicked, MonotonicTime::now());
     drop(one);
-    for lease in [left, disclaimed, remove_missing_entry, panicked] {
+    for lease in [left, forgotten, missing, panicked] {
         assert_eq!(queues.granted(&key, lease, GRANT), GrantOf::AbandonedLease);
-        assert_eq!(queues.granted(&key, lease, GRANT), OtherLease, "once");
+        assert_eq!(queues.granted(&key, lease, GRANT), OtherLease, "only once");
     }
     assert_eq!(queues.granted(&key, LeaseId::random(), GRANT), OtherLease);
 }

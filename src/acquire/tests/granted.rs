@@ -1,17 +1,17 @@
-//! What is made of a grant: one that was told of, one that came too late, one that nobody can keep.
+//! Tests of grants that a message reports, that come too late, or that come at a shutdown.
 
 use super::*;
 use crate::store::Command;
 
-/// Later than the waiter's place.
+/// A grant whose token is later than the waiter's place.
 const GRANT: GrantMessage = GrantMessage {
     token: (SINCE + 1) << 10,
     to_confirm: false,
 };
 
 impl Fixture {
-    /// The next question puts the caller in queue, and it is granted the lock before it hears so.
-    fn grant_in_line(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
+    /// Makes the next request queue the caller. A message reports the caller's grant before the reply comes.
+    fn grant_while_queued(&self, later: Duration, meanwhile: impl FnOnce() + Send + 'static) {
         self.grant(GRANT, later, meanwhile);
     }
 
@@ -41,7 +41,7 @@ impl Fixture {
 #[test]
 fn reported_grant_is_accepted_without_a_request() {
     let f = fixture();
-    f.grant_in_line(Duration::ZERO, || {});
+    f.grant_while_queued(Duration::ZERO, || {});
     let grant = f.acquire(Until::Forever).unwrap().unwrap();
     assert_eq!(grant.token, GRANT.token);
 }
@@ -79,16 +79,19 @@ fn doubtful_grant_is_confirmed_first() {
 
 #[test]
 fn lease_from_the_queue_is_released_to_waiters() {
-    for (told, was_queued) in [(true, true), (false, true), (false, false)] {
+    for (by_message, was_queued) in [(true, true), (false, true), (false, false)] {
         let f = fixture();
-        if told {
-            f.grant_in_line(Duration::ZERO, || {});
+        if by_message {
+            f.grant_while_queued(Duration::ZERO, || {});
         } else {
             f.answer_after(Duration::ZERO, Ok(contended(was_queued)));
             f.answer_after(Duration::ZERO, Ok(Reply::Granted { token: 7 }));
         }
-        let lease = f.waits.acquire(&request(OPTIONS), Until::Forever).unwrap();
-        f.waits.release(&lease.unwrap());
+        let lease = f
+            .acquirer
+            .acquire(&request(OPTIONS), Until::Forever)
+            .unwrap();
+        f.acquirer.release(&lease.unwrap());
         assert_eq!(
             f.store.passed_on.load(Ordering::SeqCst),
             usize::from(was_queued)
@@ -98,16 +101,16 @@ fn lease_from_the_queue_is_released_to_waiters() {
 
 #[test]
 fn grant_that_ended_before_acceptance_is_repeated() {
-    // All of it is allowance for drift.
+    // The allowance for drift takes all of so short a ttl.
     let options = Options {
         ttl: Duration::from_millis(2),
         ..OPTIONS
     };
     let kept = QueueMode::Existing { notified: true };
-    // Where a third of that passes before the waiter runs, it confirms the grant instead.
+    // If a third of the ttl passes before the waiter runs, the waiter confirms the grant instead.
     let is_in_time = (0..1000).any(|_| {
         let f = fixture();
-        f.grant_in_line(Duration::ZERO, || {});
+        f.grant_while_queued(Duration::ZERO, || {});
         f.answer_after(Duration::ZERO, Err(error(ErrorKind::Denied)));
         let denied = f.acquire_on(options, Until::Forever).unwrap_err();
         assert_eq!(denied.kind(), ErrorKind::Denied);
@@ -137,11 +140,11 @@ fn grant_after_its_validity_is_released_and_repeated() {
 
 #[test]
 fn grant_at_shutdown_is_an_error() {
-    for told in [true, false] {
+    for by_message in [true, false] {
         let f = fixture();
         let watchdog = Arc::clone(&f.watchdog);
-        if told {
-            f.grant_in_line(Duration::ZERO, move || watchdog.stop());
+        if by_message {
+            f.grant_while_queued(Duration::ZERO, move || watchdog.stop());
         } else {
             f.answer(move |_| {
                 watchdog.stop();
@@ -150,6 +153,6 @@ fn grant_at_shutdown_is_an_error() {
         }
         let ended = f.acquire(Until::Forever).unwrap_err();
         assert_eq!(ended.kind(), ErrorKind::Shutdown);
-        assert_eq!(f.store.released.lock().len(), 1, "it is given back");
+        assert_eq!(f.store.released.lock().len(), 1, "the grant is released");
     }
 }

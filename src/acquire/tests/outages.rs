@@ -1,4 +1,4 @@
-//! What an attempt that fails says: to who asked, and to who did not.
+//! Tests of what a failed attempt means for its caller, and for other callers.
 
 use super::*;
 
@@ -37,13 +37,13 @@ fn try_behind_others_reports_a_known_outage() {
     let _before = f.queues.join(&key, OPTIONS, None);
     assert!(f.acquire(Until::Now).unwrap().is_none());
     let now = f.clock.now();
-    f.waits
+    f.acquirer
         .outage
         .begin(now, now, error(ErrorKind::Unavailable));
     let outage = f.acquire(Until::Now).unwrap_err();
     assert_eq!(outage.kind(), ErrorKind::Unavailable);
     assert!(f.clock.now() < now.after(COMMAND_TIMEOUT), "at once");
-    f.waits.end();
+    f.acquirer.end();
     let ended = f.acquire(Until::Now).unwrap_err();
     assert_eq!(ended.kind(), ErrorKind::Shutdown);
 }
@@ -51,10 +51,12 @@ fn try_behind_others_reports_a_known_outage() {
 #[test]
 fn own_reply_counts_more_than_known_outage() {
     let f = fixture();
-    let (waits, clock) = (Arc::downgrade(&f.waits), f.clock.clone());
-    *f.store.when_wanted.lock() = Some(Box::new(move || {
-        let (waits, now) = (waits.upgrade().unwrap(), clock.now());
-        waits.outage.begin(now, now, error(ErrorKind::Unavailable));
+    let (acquirer, clock) = (Arc::downgrade(&f.acquirer), f.clock.clone());
+    *f.store.on_request.lock() = Some(Box::new(move || {
+        let (acquirer, now) = (acquirer.upgrade().unwrap(), clock.now());
+        acquirer
+            .outage
+            .begin(now, now, error(ErrorKind::Unavailable));
     }));
     let limit = Duration::from_secs(30);
     f.answer_after(Duration::ZERO, Ok(contended(false)));
@@ -78,14 +80,14 @@ fn waiter_behind_a_holder_ignores_old_outages() {
     let held = Arc::new(Lease::new(grant, Arc::clone(&f.callbacks), None));
     let queues = Arc::clone(&f.queues);
     f.answer(move |_| {
-        // As one that is adopted meanwhile.
+        // The key gets a holder meanwhile, as by an adoption.
         queues.hold(&held);
         Err(error(ErrorKind::Unavailable))
     });
     let until = Until::At(now.after(hour / 4));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| f.acquire(until));
-        while f.waits.outage.current(f.clock.now()).is_none() {
+        while f.acquirer.outage.current(f.clock.now()).is_none() {
             std::thread::yield_now();
         }
         f.clock.advance(hour / 2);
@@ -99,9 +101,9 @@ fn waiters_look_again_after_the_outage_timeout() {
     let f = fixture();
     let since = f.clock.now();
     let unavailable = error(ErrorKind::Unavailable);
-    let (outage, _) = f.waits.outage.begin(since, since, unavailable);
-    let look = |now| f.waits.longest_sleep(now, Until::Forever, Some(&outage));
-    let end = since.after(PATIENCE);
+    let (outage, _) = f.acquirer.outage.begin(since, since, unavailable);
+    let look = |now| f.acquirer.longest_sleep(now, Until::Forever, Some(&outage));
+    let end = since.after(OUTAGE_TIMEOUT);
     assert_eq!(look(since), end);
-    assert_eq!(look(end), end.after(PATIENCE / 10));
+    assert_eq!(look(end), end.after(OUTAGE_TIMEOUT / 10));
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::store::{Listener, MemoryNode, MemoryServer, Notifications, TrackedKey};
 use crate::util::id::HolderId;
 
-/// Notifications of a store without queues, of which none comes.
+/// The notifications of a store without queues: none ever comes.
 struct Silent;
 
 impl Notifications for Silent {
@@ -38,7 +38,7 @@ fn client(server: &Arc<MemoryServer>) -> Acquirer {
     };
     let callbacks = CallbackExecutor::start(&ThreadGroup::new(), None).unwrap();
     callbacks.stop();
-    // Without its threads: nothing is held for long enough to need them.
+    // The watchdog's threads do not run: no lock is held for long enough to need them.
     let (scheduler, _) = Scheduler::new(clock.clone());
     let watchdog = Watchdog::new(scheduler, &backend, callbacks.clone(), COMMAND_TIMEOUT);
     let hand_offs = HandOffs {
@@ -51,7 +51,7 @@ fn client(server: &Arc<MemoryServer>) -> Acquirer {
         callbacks,
         Arc::new(LocalQueues::new(clock)),
         COMMAND_TIMEOUT,
-        PATIENCE,
+        OUTAGE_TIMEOUT,
         hand_offs,
     )
 }

@@ -1,4 +1,4 @@
-//! What `unlock` says, by the reply of Redis and the time it comes.
+//! Tests of what `unlock` returns, by the reply of Redis and the time at which it comes.
 
 use super::*;
 use crate::loss::LossReason;
@@ -8,10 +8,10 @@ use crate::released::Released;
 fn unlock(later: Duration, outcome: Result<Reply, Error>) -> Result<Released, Error> {
     let f = fixture();
     f.answer(|_| Ok(Reply::Granted { token: 7 << 10 }));
-    let lease = f.waits.acquire(&request(OPTIONS), Until::Now);
+    let lease = f.acquirer.acquire(&request(OPTIONS), Until::Now);
     let lease = lease.unwrap().expect("it is free");
     f.answer_after(later, outcome);
-    f.waits.release_confirmed(&lease)
+    f.acquirer.release_confirmed(&lease)
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn an_unlock_fails_only_if_the_lock_was_lost() {
     }
 }
 
-/// The work had ended while the lock was held; the key may have expired since.
+/// The work ended while the lock was held; the key may have expired afterwards.
 #[test]
 fn a_key_gone_after_the_validity_is_no_loss() {
     let late = OPTIONS.ttl;

@@ -1,4 +1,4 @@
-//! How an adoption is tried: again in an outage, and not where it is refused.
+//! Tests of an adoption, which is repeated in an outage but not after a refusal.
 
 use super::*;
 use crate::lease::Ticket;
@@ -20,14 +20,14 @@ fn adoption_outlasts_an_outage() {
     let expires_in = OPTIONS.ttl;
     f.answer_after(Duration::ZERO, Err(error(ErrorKind::Unavailable)));
     f.answer_after(Duration::ZERO, Ok(Reply::Adopted { expires_in }));
-    assert_eq!(f.waits.adopt(&ticket()).unwrap().grant().token, 7);
+    assert_eq!(f.acquirer.adopt(&ticket()).unwrap().grant().token, 7);
 }
 
 #[test]
 fn adoption_ends_after_the_outage_timeout() {
     let f = fixture();
-    f.answer_after(PATIENCE, Err(error(ErrorKind::Unavailable)));
-    let outage = f.waits.adopt(&ticket()).map(drop).unwrap_err();
+    f.answer_after(OUTAGE_TIMEOUT, Err(error(ErrorKind::Unavailable)));
+    let outage = f.acquirer.adopt(&ticket()).map(drop).unwrap_err();
     assert_eq!(outage.kind(), ErrorKind::Unavailable);
 }
 
@@ -35,11 +35,11 @@ fn adoption_ends_after_the_outage_timeout() {
 fn refused_adoption_is_not_repeated() {
     let f = fixture();
     f.answer_after(Duration::ZERO, Ok(Reply::Missing));
-    let gone = f.waits.adopt(&ticket()).map(drop).unwrap_err();
+    let gone = f.acquirer.adopt(&ticket()).map(drop).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotHeld);
     let by = Some(HolderId::of_text("host/1/0"));
     f.answer_after(Duration::ZERO, Ok(Reply::Taken { by }));
-    let taken = f.waits.adopt(&ticket()).map(drop).unwrap_err();
+    let taken = f.acquirer.adopt(&ticket()).map(drop).unwrap_err();
     assert_eq!(taken.kind(), ErrorKind::NotHeld);
     assert!(taken.to_string().contains("host/1/0"), "{taken}");
 }

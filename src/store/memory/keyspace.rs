@@ -1,5 +1,5 @@
-//! The locks of a server in memory: does in plain code what each script does in Redis. A test compares both on
-//! generated histories. Pure: the caller passes the time and delivers the notifications.
+//! The locks of a server in memory. Plain code does what each script does in Redis; a test compares both on generated
+//! histories. Pure: the caller passes the time and delivers the notifications.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyMap};
 
-/// The most waiters in a queue, and the most that one grant skips.
+/// The most waiters in a queue, and the most waiters that one grant skips.
 const MAX_QUEUE: usize = 10_000;
 /// How many of the first waiters send a request each second.
 const NEAR: usize = 8;
-/// The least time by which a queue outlives its lock. A request that finds less time left sets twice as much.
+/// The least time by which a queue outlives its lock. A request that finds less time left sets twice this time.
 const QUEUE_OUTLIVES: Duration = Duration::from_secs(10);
 /// The ttl of a grant to a waiter that polls.
 const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
@@ -23,11 +23,11 @@ const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// The bounds of the ttl, a quarter of the waiter's ttl, until the waiter confirms its grant.
+/// The bounds of a grant's ttl until the waiter confirms the grant. Between them, it is a quarter of the waiter's ttl.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 /// The client of a grant that is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
-/// The time at the start of the clock, in µs. It has sixteen digits, as all times of grants.
+/// The time at the start of the clock, in µs. It has sixteen digits, like all times of grants.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
 
 /// The locks, fenced values and queues of a server.
@@ -44,7 +44,7 @@ enum Entry {
     Lock(Lock),
     Fenced {
         token: u64,
-        /// Nothing once it was deleted.
+        /// `None` once the value was deleted.
         value: Option<Arc<[u8]>>,
         expires_at: Option<MonotonicTime>,
     },
@@ -55,7 +55,7 @@ struct Lock {
     lease: LeaseId,
     micros: u64,
     holder: HolderId,
-    /// Its release serves its queue.
+    /// The lock's release serves the queue.
     marked: bool,
     expires_at: MonotonicTime,
 }
@@ -70,7 +70,7 @@ struct Queue {
 
 #[derive(Clone)]
 struct Waiter {
-    /// When it joined, in µs.
+    /// When the waiter joined, in µs.
     since: u64,
     lease: LeaseId,
     /// `None` for a waiter that polls.
@@ -116,12 +116,12 @@ pub(crate) struct Step<'a> {
 }
 
 impl Waiter {
-    /// Whether it replied too late when its turn came before.
+    /// Whether the waiter replied too late to an earlier turn.
     fn was_late(&self) -> bool {
         self.since < FIRST_USUAL_PLACE
     }
 
-    /// The ttl of a grant that it has to confirm; `None` if it need not confirm.
+    /// The ttl of a grant that the waiter has to confirm; `None` if the waiter need not confirm.
     fn unconfirmed_ttl(&self, now_micros: u64) -> Option<Duration> {
         let [shortest, longest] = UNCONFIRMED;
         let ttl = self.ttl.filter(|ttl| *ttl > shortest && !self.was_late())?;
@@ -130,7 +130,7 @@ impl Waiter {
         (waited > CONFIRMED_AFTER.min(ttl / 3)).then(|| quarter.clamp(shortest, longest))
     }
 
-    /// Its entry in the queue of Redis.
+    /// The waiter's entry in the queue of Redis.
     fn entry(&self) -> String {
         let millis = self.ttl.map_or(0, |ttl| ttl.as_millis());
         format!("{},{millis},{}", self.lease, self.holder)
@@ -213,8 +213,7 @@ impl Keyspace {
                 return Ok(Reply::Granted { token });
             }
             Some(Entry::Lock(lock)) => Some(lock.expires_at.since(step.now)),
-            // A repeated request must not acquire a free key: its caller may be gone, and nobody would
-            // release it.
+            // A repeated request must not acquire a free key: its caller may be gone, and nobody would release the key.
             None if matches!(queue_mode, QueueMode::Existing { .. }) || is_queued => None,
             None => {
                 self.raise(least);
@@ -311,7 +310,7 @@ impl Keyspace {
         });
     }
 
-    /// Has the next grant have at least these µs.
+    /// Makes the time of the next grant at least `least`, in µs.
     fn raise(&mut self, least: u64) {
         self.last_micros = self.last_micros.max(least.saturating_sub(1));
     }
@@ -355,7 +354,7 @@ impl Keyspace {
             let own_ttl = own.filter(|(lease, _)| *lease == first.lease);
             let is_notified = first.ttl.is_some() && own_ttl.is_none();
             if is_notified && !(step.listens)(&first.holder) {
-                // Its client has gone.
+                // The waiter's client has gone.
                 continue;
             }
             let unconfirmed = first
@@ -389,7 +388,7 @@ impl Keyspace {
         None
     }
 
-    /// Notifies the waiters that are among the first [`NEAR`] since `gone` waiters left the queue.
+    /// Notifies the waiters that came among the first [`NEAR`] when `gone` waiters left the queue.
     fn notify_near(&self, key: &Key, gone: usize, step: &mut Step<'_>) {
         let waiters = self.queues.get(key).map_or(&[][..], |queue| &queue.waiters);
         let near = waiters.iter().take(NEAR).skip(NEAR.saturating_sub(gone));
@@ -407,7 +406,7 @@ impl Keyspace {
         key: &Key,
         lease: LeaseId,
         queued: Option<Duration>,
-        // Of a release by force.
+        // Set for a release by force.
         must_notify: Option<bool>,
         step: &mut Step<'_>,
     ) -> Reply {
@@ -598,7 +597,7 @@ impl Keyspace {
         self.entries.remove(key);
     }
 
-    /// Does as if the clock had been set back by `by`: moves the fence counter ahead.
+    /// Acts as if the clock had been set back by `by`: moves the fence counter ahead.
     #[cfg(test)]
     pub(crate) fn put_back(&mut self, by: Duration) {
         let ahead = u64::try_from(by.as_micros()).unwrap_or(0);
@@ -631,7 +630,7 @@ impl Keyspace {
         }
     }
 
-    /// Whether a lock or a fenced value stands there.
+    /// Whether a lock or a fenced value stands under the key.
     #[cfg(test)]
     pub(crate) fn contains(&mut self, key: &Key, step: &mut Step<'_>) -> bool {
         self.expire_key(key, step);
@@ -650,7 +649,7 @@ impl Keyspace {
         }
     }
 
-    /// The time in µs, or one more than that of the last grant, if that is later.
+    /// The time of the next grant in µs: `now`, or one more than the time of the last grant if that is later.
     fn micros(&self, now: MonotonicTime) -> u64 {
         clock_micros(now).max(self.last_micros + 1)
     }
@@ -664,7 +663,7 @@ fn clock_micros(now: MonotonicTime) -> u64 {
 impl Entry {
     fn has_expired(&self, now: MonotonicTime) -> bool {
         match self {
-            // At the end of its last millisecond, as in Redis.
+            // A lock expires at the end of its last millisecond, as in Redis.
             Self::Lock(lock) => lock.expires_at < now,
             Self::Fenced { expires_at, .. } => expires_at.is_some_and(|at| at < now),
         }
@@ -678,8 +677,8 @@ impl Lock {
 }
 
 impl Queue {
-    /// Finds the entry of a waiter that joined to be notified or to poll. With `notify`, an entry that polls becomes
-    /// one that is notified, at its place.
+    /// Finds the entry of a waiter that joined to be notified or to poll. With `notify`, an entry that polls is
+    /// notified from now on, and keeps its place.
     fn find_waiter(&mut self, notified: Waiter, polling: Waiter, notify: bool) -> Option<Waiter> {
         if self.find(&notified).is_some() {
             return Some(notified);

@@ -37,14 +37,14 @@ pub(crate) struct MemoryServer {
     clock: Clock,
     keyspace: Mutex<Keyspace>,
     listeners: Mutex<HashMap<HolderId, Arc<dyn Listener>>>,
-    /// The clients that read a key. Each is notified once when it changes.
+    /// The clients that track each key. A change of the key is reported to each of them, once.
     trackers: Mutex<KeyMap<Vec<HolderId>>>,
     outage: Outage,
-    /// Counts the ends of outages: until then, notifications were lost.
+    /// Counts the ends of outages: during each outage, notifications were lost.
     notification_epoch: AtomicU64,
 }
 
-/// The servers that have a name, while a client uses them.
+/// The named servers that a client uses.
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<MemoryServer>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryServer {
@@ -65,7 +65,7 @@ impl MemoryServer {
         let name = url.strip_prefix("memory://")?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if let Some(found) = name.chars().find(|c| !is_plain(*c)) {
-            let wanted = "memory://<name>, the name of letters, digits, '-', '_' and '.'";
+            let wanted = "memory://<name>, with a name of letters, digits, '-', '_' and '.'";
             return Some(Err(Error::invalid(
                 "url",
                 wanted,
@@ -106,7 +106,7 @@ impl MemoryServer {
         }
     }
 
-    /// Deletes all locks and values, as a Redis that restarts without persistence. Calls the listeners.
+    /// Deletes all locks and values, as a restart of Redis without persistence does. Calls the listeners.
     pub(crate) fn flush(&self) {
         self.keyspace.lock().flush();
         self.trackers.lock().clear();
@@ -115,12 +115,12 @@ impl MemoryServer {
         }
     }
 
-    /// Deletes one key, by its name in Redis. True if it was there.
+    /// Deletes one key, by its name in Redis. Returns true if the key existed.
     pub(crate) fn delete(&self, name: &str) -> bool {
         let was_there = self.change(&HolderId::of_text(""), |keyspace, step| {
             keyspace.delete(name, step)
         });
-        // Also to a holder that had it for too short a time to have its key tracked.
+        // All clients are notified, since a new holder may not have its key tracked yet.
         if was_there && !self.outage.is_on() {
             self.notify_all_changed();
         }
@@ -137,7 +137,7 @@ impl MemoryServer {
         self.outage.begin(Mode::Hangs);
     }
 
-    /// Ends the outage: carries out the releases that had to wait, and has all clients look at what matters to them.
+    /// Ends the outage: carries out the releases that had to wait, and makes all clients track their keys again.
     pub(crate) fn recover(&self) {
         for release in self.outage.end(self.clock.now()) {
             self.carry_out_late(release);
@@ -147,11 +147,11 @@ impl MemoryServer {
         self.notify_all_changed();
     }
 
-    /// As a client that connects would find out: an error during an outage.
+    /// Returns an error during an outage, as a client that connects would find out.
     pub(crate) fn check_reachable(&self) -> Result<(), Error> {
         self.outage.wait(&self.clock, None).map_err(|error| {
             match error.kind() {
-                // Nothing was asked yet, so no outcome is unknown.
+                // No request was sent yet, so no outcome is unknown.
                 ErrorKind::Timeout => {
                     Error::new(ErrorKind::Unavailable, "no answer in time").with_source(error)
                 }
@@ -240,8 +240,8 @@ impl MemoryServer {
     fn read_and_track(&self, holder: &HolderId, listener: &dyn Listener, tracked: &TrackedKey) {
         let value = self.change(holder, |keyspace, step| {
             let value = keyspace.text(&tracked.key, step);
-            // A missing key is not tracked: the listener learns now that it is missing. The keyspace is locked, so the
-            // key cannot change in between.
+            // A missing key is not tracked: the listener learns now that the key is missing. The keyspace is locked, so
+            // the key cannot change in between.
             if value.is_some() {
                 let mut trackers = self.trackers.lock();
                 let of_key = trackers.entry(tracked.key.clone()).or_default();
@@ -279,13 +279,14 @@ impl MemoryNode {
         }
     }
 
-    /// One that is told nothing of releases that are late.
+    /// A store that does not report late releases.
     #[cfg(test)]
     pub(crate) fn plain(server: Arc<MemoryServer>, holder: HolderId) -> Self {
         Self::new(server, holder, Box::new(|_| {}), None)
     }
 
-    /// Carries out `command`; in an outage, only if that ends by `deadline`. A release is kept until the outage ends.
+    /// Carries out `command`. During an outage, does so only if the outage ends by `deadline`. A release is kept until
+    /// the outage ends.
     fn carry_out(
         &self,
         command: &Command,
@@ -325,7 +326,7 @@ impl Store for MemoryNode {
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (command, completion) in requests {
             match self.carry_out(&command, None) {
-                // No answer comes until the outage ends.
+                // The request gets no outcome until the outage ends.
                 Err(error) if error.kind() == ErrorKind::Timeout => {
                     self.server.outage.hold(completion);
                 }
@@ -382,7 +383,7 @@ impl Notifications for MemoryNode {
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         if self.server.outage.is_on() {
-            // At its end, the listener asks again.
+            // When the outage ends, the listener tracks its keys again.
             return false;
         }
         let Some(listener) = self.server.listeners.lock().get(&self.holder).cloned() else {

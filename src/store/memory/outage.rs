@@ -1,5 +1,5 @@
-//! An outage of the store without a server, as a test asks for it: requests fail or hang, notifications are lost, and
-//! releases wait until it ends.
+//! An outage of the store in memory, which a test asks for: requests fail or hang, notifications are lost, and releases
+//! wait until the outage ends.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -12,7 +12,7 @@ use crate::util::id::HolderId;
 
 #[derive(Clone, Copy)]
 pub(super) enum Mode {
-    /// Every request fails at once, with this kind.
+    /// Every request fails at once, with this kind of error.
     Fails(ErrorKind),
     /// No request is answered.
     Hangs,
@@ -23,12 +23,12 @@ pub(super) struct PendingRelease {
     holder: HolderId,
     command: Command,
     until: MonotonicTime,
-    /// Reports how it ends, if a guard held the lease. Dropping it reports that it was given up.
+    /// Reports how the release ends, if a guard held the lease. A dropped tracker reports the release as given up.
     tracker: Option<ReleaseTracker>,
 }
 
 impl PendingRelease {
-    /// Nothing if `command` is no release. Reports that it is late, because of `error`.
+    /// Returns `None` if `command` is no release. Reports the release as late, because of `error`.
     pub(super) fn new(
         holder: &HolderId,
         command: Command,
@@ -55,7 +55,7 @@ impl PendingRelease {
         })
     }
 
-    /// Carries the release out, and reports that it is done.
+    /// Carries the release out, and reports it as confirmed.
     pub(super) fn carry_out(self, release: impl FnOnce(&HolderId, &Command)) {
         release(&self.holder, &self.command);
         if let Some(tracker) = self.tracker {
@@ -75,7 +75,7 @@ pub(super) struct Outage {
 struct State {
     mode: Option<Mode>,
     pending: Vec<PendingRelease>,
-    /// Of submitted requests that are not answered.
+    /// The completions of submitted requests that are not answered.
     hanging: Vec<Completion>,
 }
 
@@ -85,7 +85,7 @@ impl Outage {
         self.changed.notify_all();
     }
 
-    /// Ends it. Returns the releases to carry out, oldest first; drops those whose ttl has ended.
+    /// Ends the outage. Returns the releases to carry out, oldest first. Drops the releases whose ttl has ended.
     pub(super) fn end(&self, now: MonotonicTime) -> Vec<PendingRelease> {
         self.drop_expired(now);
         let mut state = self.state.lock();
@@ -94,7 +94,7 @@ impl Outage {
         let hanging = std::mem::take(&mut state.hanging);
         drop(state);
         self.changed.notify_all();
-        // Their requests are not carried out any more.
+        // These get a time-out: their requests are not carried out any more.
         drop(hanging);
         pending
     }
@@ -112,7 +112,7 @@ impl Outage {
         self.state.lock().mode.is_some()
     }
 
-    /// Waits until a request may be carried out, until `deadline` at the latest; without one, not at all.
+    /// Waits until a request may be carried out, at the latest until `deadline`. Without a deadline, does not wait.
     pub(super) fn wait(&self, clock: &Clock, deadline: Option<MonotonicTime>) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {
@@ -132,13 +132,13 @@ impl Outage {
         }
     }
 
-    /// The clock was moved.
+    /// Handles a move of the clock.
     pub(super) fn clock_moved(&self, now: MonotonicTime) {
         self.drop_expired(now);
         self.changed.notify_all();
     }
 
-    /// Keeps a release until the outage ends. Returns it if that was just now.
+    /// Keeps a release until the outage ends. Returns the release if the outage has just ended.
     pub(super) fn keep(&self, release: PendingRelease) -> Option<PendingRelease> {
         let mut state = self.state.lock();
         if state.mode.is_none() {
@@ -168,16 +168,17 @@ impl Outage {
         if !over.is_empty() {
             self.changed.notify_all();
         }
-        // This reports them, which takes other locks.
+        // Dropping the releases reports them, and that locks other mutexes.
         drop(over);
     }
 
-    /// How many releases of a client wait.
+    /// How many releases of a client wait for the end of the outage.
     pub(super) fn pending(&self, holder: &HolderId) -> usize {
         self.state.lock().pending_of(holder)
     }
 
-    /// Waits until no release of a client waits any more. False after `deadline`, which is a time of the machine.
+    /// Waits until no release of a client is pending. Returns false after `deadline`, which is a time of the machine's
+    /// clock, not of the server's.
     pub(super) fn wait_for_releases(&self, holder: &HolderId, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         while state.pending_of(holder) > 0 {

@@ -14,7 +14,7 @@ use crate::store::redis::scripts::ScriptKind;
 use histories::{Operation, histories};
 use server::{Redis, Scripts};
 
-/// Runs generated histories on both until one differs. Returns the difference.
+/// Runs generated histories on the memory store and on Redis until they differ. Returns the difference.
 fn differs(scripts: &Scripts, cases: u32, seed: u8) -> Option<String> {
     let redis = std::cell::RefCell::new(Redis::start());
     let config = Config {

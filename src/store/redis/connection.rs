@@ -25,7 +25,8 @@ use crate::tls::TlsConfig;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 
-/// The longest reply without a caller's values: to a batch of 128 commands, with a few hundred bytes for each.
+/// The largest size of a reply without values of the caller. It has room for the reply to a batch of 128 commands, with
+/// a few hundred bytes for each.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
 /// A server, and how to connect to it.
@@ -37,7 +38,7 @@ pub(crate) struct Endpoint {
     /// Gives the login of each connection, which `info` lacks then.
     credentials: Option<CredentialsCallback>,
     connect_timeout: Duration,
-    /// The longest reply with values of the caller.
+    /// The largest size of a reply with a value of the caller.
     max_reply_bytes: usize,
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
@@ -49,7 +50,7 @@ pub(crate) struct Endpoint {
 /// The connections that are being made.
 #[derive(Default)]
 struct Opening {
-    /// The client has ended: no connection is made any more.
+    /// True once the client has ended: no connection is made any more.
     closed: bool,
     sockets: Vec<Closer>,
 }
@@ -80,7 +81,7 @@ impl Endpoint {
         Ok(Self::with(info, connect_timeout, max_reply_bytes))
     }
 
-    /// For an address that redis-rs has read or that was put together in code.
+    /// Makes an endpoint from an address that redis-rs has read or that was put together in code.
     pub(crate) fn from_info(
         info: ConnectionInfo,
         connect_timeout: Duration,
@@ -176,7 +177,7 @@ impl Endpoint {
         }
     }
 
-    /// For debug output: without user and password.
+    /// The address for debug output, without user and password.
     pub(crate) fn address(&self) -> String {
         url::address(&self.info)
     }
@@ -284,8 +285,9 @@ impl Endpoint {
         opened
     }
 
-    /// Makes no connection from now on, and closes the sockets of those that are being made. Called when the client has
-    /// ended: until an attempt to connect fails, its thread keeps the pool, which then schedules the next attempt.
+    /// Makes no connection from now on, and closes the sockets of the attempts to connect. Called when the client has
+    /// ended. Otherwise an attempt's thread would keep the pool until the attempt fails, and the pool would schedule
+    /// the next attempt.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
@@ -349,7 +351,7 @@ pub(crate) enum ReplyContents {
     Internal,
     /// This many values of the caller.
     Values(usize),
-    /// One of the replies to a pipeline, which share the limit of one value. Those before it have `so_far` bytes.
+    /// One of the replies to a pipeline, which share the limit of one value. The replies before it have `so_far` bytes.
     PartOfValue { so_far: usize },
 }
 
@@ -403,8 +405,8 @@ impl Connection {
         received.map_err(|error| no_reply(&self.address, error))
     }
 
-    /// Reads the next reply, which is due by `due`. Returns `None` if it has not come by `until`, before it is due: then
-    /// the next call reads on.
+    /// Reads the next reply, which is due by `due`. If the reply has not come by `until` and is not due yet, returns
+    /// `None`, and the next call reads on.
     pub(crate) fn receive_until(
         &mut self,
         until: MonotonicTime,
@@ -485,7 +487,7 @@ impl Connection {
         }
     }
 
-    /// Size of the last reply, as it counts towards its limit.
+    /// The size of the last reply, as it counts towards its limit.
     pub(crate) fn last_size(&self) -> usize {
         self.receiver.last_size()
     }
@@ -512,8 +514,8 @@ impl Connection {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), and makes all connections of the client suspect: after an unexpected reply,
-    /// others may lead to the same server.
+    /// As [`discard`](Self::discard), and makes all connections of the client suspect: after an unexpected reply, other
+    /// connections may lead to the same server.
     pub(crate) fn discard_and_suspect_all(&mut self) {
         self.broken = true;
         self.epoch.suspect();
@@ -533,7 +535,7 @@ impl Connection {
         self.database
     }
 
-    /// Marks this connection as broken, and all others of the client as stale.
+    /// Marks this connection as broken, and the client's older connections as stale.
     fn mark_broken(&mut self) {
         self.broken = true;
         self.epoch.note_break();
@@ -581,7 +583,7 @@ mod tests {
         use crate::store::redis::fake_server::{self, Stall};
 
         const TIMEOUT: Duration = Duration::from_millis(200);
-        /// A busy machine may be late by that.
+        /// How late a busy machine may be.
         const MARGIN: Duration = Duration::from_secs(5);
 
         #[track_caller]
@@ -624,7 +626,7 @@ mod tests {
         let endpoint = Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
-            // Their logins have come, and get no answer.
+            // The connections have come, and their logins get no answer.
             let _accepted = [(); 3].map(|()| listener.accept().unwrap());
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();

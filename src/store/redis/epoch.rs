@@ -1,5 +1,5 @@
-//! Tells which connections of a client are suspect: those made before another one broke, and those made before a sign
-//! that the server is no longer the primary. Makes and closes no connection.
+//! Tells which connections of a client are stale (made before another connection broke) or suspect (made before a sign
+//! that the server is no longer the primary). Makes and closes no connection.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -43,7 +43,7 @@ impl Epoch {
         }
     }
 
-    /// Counts a broken connection. Those made before may be dead, too.
+    /// Counts a broken connection. Connections made before may be dead, too.
     pub(crate) fn note_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
     }
@@ -62,12 +62,12 @@ impl Epoch {
         let _ = self.on_suspicion.set(Box::new(hook));
     }
 
-    /// Whether a connection has to be replaced before the next write, for a break or a suspicion.
+    /// Whether a connection has to be replaced before the next write, because of a break or a suspicion.
     pub(crate) fn is_stale(&self, made: &MadeIn) -> bool {
         made.breaks < self.breaks.load(Ordering::SeqCst) || self.is_due(made)
     }
 
-    /// Whether a connection has to be replaced now, for a suspicion.
+    /// Whether a connection has to be replaced now, because of a suspicion.
     pub(crate) fn is_due(&self, made: &MadeIn) -> bool {
         self.replace_at(made)
             .is_some_and(|at| at <= MonotonicTime::now())

@@ -1,5 +1,5 @@
-//! Turns errors of redis-rs and error replies of the server into errors of this library. Their texts are shortened, and
-//! hold no secret.
+//! Turns errors of redis-rs and error replies of the server into errors of this library. The texts of these errors are
+//! shortened, and hold no secret.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub(crate) fn with_code(what: &str, error: &RedisError) -> String {
     }
 }
 
-/// The codes of errors that mean something to this library. They are shown whatever the password is.
+/// The error codes that mean something to this library. They are shown even if they contain the password.
 const CODES: &[&str] = &[
     "BUSY",
     "CLUSTERDOWN",
@@ -102,8 +102,8 @@ pub(super) fn hide_password(reply: &mut Value, password: &str) {
     }
 }
 
-/// The error without the password. Nothing if it does not hold the password, or if the password is a part of the words
-/// by which the library knows the error.
+/// Returns the error without the password. Returns `None` if the error does not contain the password, or if the error
+/// would have another kind without it.
 fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     let (code, detail) = (error.code(), error.details().unwrap_or(""));
     let hide = |text: &str| text.replace(password, "<password>");
@@ -120,7 +120,8 @@ fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     })
 }
 
-/// `error` with a [`printable`] text, without lease ids, and without the arguments that Redis quotes: they may be secrets.
+/// `error` with a [`printable`] text, without lease ids, and without the arguments that Redis quotes, which may be
+/// secrets.
 pub(crate) fn sanitized(error: RedisError) -> RedisError {
     let text = error.to_string();
     let shown = without_arguments(&text);
@@ -139,7 +140,7 @@ pub(crate) fn sanitized(error: RedisError) -> RedisError {
     }
 }
 
-/// Cuts the arguments that Redis quotes from an unknown command: they may be a password or a lease id.
+/// Cuts the arguments that Redis quotes from an unknown command: an argument may be a password or a lease id.
 fn without_arguments(text: &str) -> &str {
     text.split(", with args beginning with")
         .next()
@@ -178,8 +179,8 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         TOO_LARGE => ErrorKind::TooLarge,
         _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
-        // An ACL lets the user run scripts, but denies a command or key of this script. The first text is that of
-        // Redis up to 7.0, the second that of later versions.
+        // An ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the first
+        // text, later versions send the second.
         _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
@@ -188,9 +189,9 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
 }
 
 /// Code and detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands inside a script:
-/// `@user_script: 18: -OOM command not allowed ..`, or if the script raises them,
-/// `ERR Error running script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. It leaves out the code
-/// of some, for which Redis 7 says `ERR`.
+/// `@user_script: 18: -OOM command not allowed ..`, or, if the script raises the error, `ERR Error running script (call
+/// to f_..): @user_script:18: @user_script: 18: -OOM ..`. For some errors Redis 6.2 leaves out the code, where Redis 7
+/// says `ERR`.
 pub(crate) fn code_and_detail<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str, &'a str) {
     const MARK: &str = "@user_script:";
     let detail = detail.unwrap_or("");
@@ -213,7 +214,7 @@ pub(crate) fn code_and_detail<'a>(code: &'a str, detail: Option<&'a str>) -> (&'
     }
 }
 
-/// The type of a reply, for errors. The content may hold a lease id or another secret.
+/// The type of a reply, for errors. They do not show the content, which may hold a lease id or another secret.
 pub(crate) fn type_name(value: &Value) -> String {
     match value {
         Value::Nil => "nothing".to_owned(),

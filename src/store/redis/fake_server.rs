@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-/// Listens on this address and does `serve` with the first connection.
+/// Starts a server that calls `serve` with its first connection. Returns the server's address.
 pub(super) fn start(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -20,11 +20,11 @@ pub(super) fn stay_open(connection: TcpStream) {
     std::mem::forget(connection);
 }
 
-/// How a server goes on that does not finish a reply.
+/// What a server does instead of finishing a reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stall {
     Silence,
-    /// A long string, one byte per millisecond.
+    /// Sends a long string, one byte per millisecond.
     Drip,
 }
 
@@ -54,7 +54,8 @@ pub(super) fn trickle(mut connection: TcpStream, piece: &[u8]) {
     }
 }
 
-/// Accepts nothing. The system accepts the first connections for it, and does not answer later ones.
+/// Makes a socket that listens and accepts nothing. The system accepts the first connections for the socket, and does
+/// not answer later attempts to connect.
 pub(super) fn accepts_nothing() -> (Socket, SocketAddr) {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -8,7 +8,7 @@ use crate::store::redis::errors::{Attempted, NOT_REDIS, Step};
 use crate::store::redis::scripts::ScriptKind;
 use crate::util::clock::MonotonicTime;
 
-/// `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
+/// The commands of a login: `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
 pub(super) struct Login {
     pub(super) commands: Pipeline,
     /// The first command is `HELLO` or `AUTH`.
@@ -123,15 +123,16 @@ impl Handshake<'_> {
         Err(self.attempted.about(ErrorKind::InvalidConfig, what))
     }
 
-    /// Asks which scripts the server knows and loads the others: hashes are much shorter than texts. Fails if the
-    /// server does not reply as Redis does.
+    /// Asks by hash which scripts the server knows, and loads only the others: hashes are much shorter than texts.
+    /// Fails if the server does not reply as Redis does.
     pub(super) fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
         let hashes = ScriptKind::ALL.map(ScriptKind::hash);
         exists.cmd("SCRIPT").arg("EXISTS").arg(&hashes);
         let mut replies = self.send_and_receive(Step::LoadScripts, &exists)?;
         let known = match replies.pop().unwrap_or_default() {
-            // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. SCRIPT LOAD meets any other error again.
+            // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. Any other error comes again as the reply
+            // to SCRIPT LOAD.
             Value::ServerError(_) => [false; ScriptKind::ALL.len()],
             reply => redis::from_redis_value(reply)
                 .map_err(|_| self.attempted.about(ErrorKind::Protocol, NOT_REDIS))?,

@@ -57,8 +57,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Node {
     /// The last [`RENEWAL_PIPELINES`] are for renewals, so that callers' requests cannot delay renewals.
     pipelines: Vec<Pipeline>,
-    /// Counts the calls with renewals. Their pipelines take turns, so that each connection is used often and a dead one
-    /// is noticed.
+    /// Counts the calls with renewals. The pipelines for renewals take turns, so that each connection is used often and
+    /// a dead connection is noticed.
     turn: AtomicUsize,
     notifications: Arc<NotificationConnection>,
     shared: Arc<Shared>,
@@ -67,7 +67,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Does not connect: each pipeline connects for its first request. Its reports name `server`.
+    /// Does not connect: each pipeline connects for its first request. The reports of the node name `server`.
     pub(crate) fn new(
         server: ServerId,
         endpoint: Arc<Endpoint>,
@@ -129,8 +129,8 @@ impl Node {
         }
     }
 
-    /// The pipeline that is most ready for renewals; of equals, the one whose turn it is. Renewals need no order, since
-    /// none of them shortens a ttl.
+    /// The pipeline that is most ready for renewals. Of equally ready pipelines, it is the next in turn. Renewals need
+    /// no order, since none of them shortens a ttl.
     fn pipeline_for_renewals(&self) -> usize {
         let first = self.pipelines.len() - RENEWAL_PIPELINES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use redis::{PushKind, RedisError, RedisResult, Value};
 
 /// The usual size of a connection's buffer, in bytes. The buffer grows for a single reply that needs it.
 const BUFFER: usize = 8 * 1024;
-/// A buffer of more bytes is freed after its reply.
+/// A buffer of more bytes than this is freed after its reply.
 const LONGEST_BUFFER: usize = 64 * 1024;
 /// The depth to which replies may be nested, as in redis-rs.
 const MAX_DEPTH: usize = 100;
@@ -44,7 +44,7 @@ impl Limit {
         bytes
     }
 
-    /// The most bytes of one string. The whole limit may be for several values.
+    /// The most bytes of one string. The limit of the whole reply may be for several values.
     fn longest_string(self) -> usize {
         match self {
             Self::Fixed(bytes) => bytes,
@@ -74,7 +74,7 @@ pub(crate) struct Replies {
     end: usize,
     /// The state of the reply at `start`.
     frame: Frame,
-    /// How many of the next bytes are dropped.
+    /// How many of the bytes that come next are dropped: the rest of a long string.
     to_drop: usize,
     /// The size of the last reply, as it counts towards its limit.
     last_size: usize,
@@ -228,7 +228,7 @@ impl Frame {
         debug_assert!(self.string.is_none() && self.missing.is_empty());
     }
 
-    /// Searches for the end of the reply at the beginning of `bytes`.
+    /// `bytes` begins with a reply: searches for its end.
     fn advance(&mut self, bytes: &[u8], limit: Limit) -> RedisResult<Progress> {
         loop {
             if let Some(rest) = self.string {
@@ -305,14 +305,14 @@ impl Frame {
             .saturating_add(elements)
     }
 
-    /// Expects a string of `len` bytes. Returns true if `len` is negative: then the element is null and ends here.
+    /// Expects a string of `len` bytes. Returns true if `len` is negative: such an element is null and ends here.
     fn expect_string(&mut self, len: i64) -> bool {
         let len = usize::try_from(len).ok();
         self.string = len.map(|len| len.saturating_add(2));
         self.string.is_none()
     }
 
-    /// Expects `count * each + more` elements. Returns true if that is zero: then the aggregate ends here.
+    /// Expects `count * each + more` elements. Returns true if their number is zero: such an aggregate ends here.
     fn expect_elements(&mut self, count: i64, each: usize, more: usize) -> bool {
         let count = usize::try_from(count).unwrap_or(0);
         let count = count.saturating_mul(each).saturating_add(more);
@@ -323,7 +323,7 @@ impl Frame {
         count == 0
     }
 
-    /// Ends an element, and each aggregate that ends with it. Returns true if the whole reply ends with it.
+    /// Ends an element, and each aggregate that ends with it. Returns true if the whole reply ends with the element.
     fn ends_an_element(&mut self) -> bool {
         while let Some(missing) = self.missing.last_mut() {
             *missing -= 1;
@@ -349,7 +349,7 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
         };
         let element = &rest[..len];
         *at += element.len();
-        // The errors of redis-rs quote the reply.
+        // The errors of redis-rs quote the reply, so another error takes their place.
         return redis::parse_redis_value(element).map_err(|_| garbage());
     };
     let line = &rest[1..end];

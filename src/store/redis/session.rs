@@ -44,12 +44,12 @@ const NAMELESS: &str = "a command without a name";
 
 /// The connection on which a transaction reads: see [`MutexGuard::transaction`](crate::MutexGuard::transaction).
 ///
-/// All methods of [`redis::Commands`] work on it, and all functions that take a [`redis::ConnectionLike`]. `WATCH` is
-/// allowed. Commands that would end the transaction or change the state of the connection (`EXEC`, `UNWATCH`, `SELECT`,
-/// `CLIENT`, `SUBSCRIBE` ..) and atomic pipelines fail before anything is sent. After a time-out, or when the
-/// connection has broken, every further command fails.
+/// All methods of [`redis::Commands`] work on this type, and all functions that take a [`redis::ConnectionLike`].
+/// `WATCH` is allowed. Commands that would end the transaction or change the state of the connection (`EXEC`,
+/// `UNWATCH`, `SELECT`, `CLIENT`, `SUBSCRIBE` ..) and atomic pipelines fail before anything is sent. After a time-out,
+/// or when the connection has broken, every further command fails.
 ///
-/// Dropping it during a transaction closes the connection.
+/// A drop of this value during a transaction closes the connection.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -90,13 +90,13 @@ impl TransactionConnection {
         }
     }
 
-    /// Sends `WATCH` and `GET` for `key`. Returns true if `lease` holds it.
+    /// Sends `WATCH` and `GET` for `key`. Returns true if `lease` holds the key.
     pub(crate) fn watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
         self.is_clean = false;
         let key = key.in_redis();
         let mut bytes = Vec::with_capacity(128);
-        // An empty transaction comes first. If the server refused MULTI later, it would carry out the writes behind it
-        // one by one, whoever holds the lock.
+        // An empty transaction comes first, to find out whether the server refuses MULTI. A server that refuses MULTI
+        // would carry out the later writes one by one, whoever holds the lock.
         let commands: [(&str, &[&str]); 4] = [
             ("MULTI", &[]),
             ("EXEC", &[]),
@@ -118,7 +118,7 @@ impl TransactionConnection {
         match self.connection.receive(deadline, ReplyContents::Internal)? {
             Value::Nil => Ok(false),
             Value::BulkString(value) => Ok(is_held_by(&value, lease)),
-            // The value is no string, so it is no lock.
+            // A value that is not a string, or too long a string, is no lock.
             Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
                 Ok(false)
             }
@@ -130,7 +130,7 @@ impl TransactionConnection {
     /// Carries out the commands of `pipe` in one transaction, unless a watched key has changed.
     pub(crate) fn exec(&mut self, pipe: &mut Pipeline) -> Result<TransactionOutcome, Error> {
         if self.is_broken() {
-            let message = "the connection broke while it was read from";
+            let message = "the connection broke during a read";
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         let bytes = pipe.atomic().get_packed_pipeline();
@@ -147,7 +147,8 @@ impl TransactionConnection {
             .map_err(outcome_unknown)?
     }
 
-    /// Reads the replies of a transaction. The outer error means that they did not come, the inner one is a reply.
+    /// Reads the replies of a transaction. The outer error means that the replies did not come. The inner error is a
+    /// reply.
     fn receive_all(
         &mut self,
         pipe: &Pipeline,
@@ -246,7 +247,7 @@ impl TransactionConnection {
 }
 
 impl Drop for TransactionConnection {
-    /// Has the pool close a connection that is not clean, for example after a panic.
+    /// Makes the pool close a connection that is not clean, for example after a panic.
     fn drop(&mut self) {
         if !self.is_clean {
             self.connection.discard();
@@ -310,7 +311,7 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// What it means that the replies to a transaction could not be read: everything was written.
+/// The error for replies to a transaction that could not be read. Everything was written.
 pub(crate) fn reply_unread(error: RedisError) -> Error {
     let kind = match classify(&error) {
         ErrorKind::TooLarge => ErrorKind::TooLarge,
@@ -352,7 +353,7 @@ fn outcome_unknown(error: Error) -> Error {
 }
 
 /// The outcome of a transaction from the replies to its commands. If Redis refuses one command, it still carries out
-/// the others. A command whose reply is too large was carried out: only reading the replies is an error then.
+/// the others. A command whose reply is too large was carried out, so only the reading of the replies fails.
 fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionOutcome, Error> {
     let of = replies.len();
     for (index, reply) in replies.iter().enumerate() {
@@ -361,7 +362,7 @@ fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionO
         {
             let refusal = sanitized(error.clone().into());
             let what = format!(
-                "command {} of {of} was refused, what others did stays",
+                "command {} of {of} was refused, and what other commands wrote stays",
                 index + 1
             );
             let message = with_code(&what, &refusal);
@@ -374,7 +375,7 @@ fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionO
     ))
 }
 
-/// Has redis-rs read the replies to a transaction that Redis has carried out.
+/// Lets redis-rs read the replies to a transaction that Redis has carried out.
 struct Replies(Vec<Value>);
 
 impl ConnectionLike for Replies {

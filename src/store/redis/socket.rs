@@ -291,7 +291,7 @@ impl Receiver {
         deadline: MonotonicTime,
         limit: Limit,
     ) -> io::Result<()> {
-        // Only one read per deadline may begin late: a server could send many replies, each just in time.
+        // Only one read per deadline may begin late. Otherwise a server could send many replies, each just in time.
         let is_past = left_until(deadline).is_none();
         if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
             *attempt = Attempt::Later;
@@ -332,7 +332,8 @@ impl Closer {
 
 /// The next system call of a read or write.
 enum Attempt {
-    /// Allowed even after the deadline: on a busy machine, this thread may run late, and the reply has come in time.
+    /// Allowed even after the deadline: on a busy machine, this thread may run late although the reply has come in
+    /// time.
     First,
     Later,
 }
@@ -361,7 +362,8 @@ impl Attempt {
     }
 }
 
-/// Whether a system call may be repeated after this error. `Attempt::set_timeout` checks the deadline.
+/// Whether a system call may be repeated after this error. Repeating cannot go on for ever: `Attempt::set_timeout`
+/// checks the deadline.
 fn may_be_retried(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), Interrupted | TimedOut | WouldBlock)

@@ -1,4 +1,4 @@
-//! The pipelines of requests and renewals, on a real Redis.
+//! Tests of the pipelines for callers and for renewals, on a real Redis.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc;
@@ -84,7 +84,7 @@ fn renewals_do_not_wait_for_each_others_replies() {
     let node = node(&proxy.url());
     let renew = |count| node.execute(&mut renewals(count));
     let calls = || server.calls("evalsha").unwrap();
-    // Has each pipeline connect, for which the proxy has to pass replies.
+    // Makes each pipeline for renewals connect while the proxy still passes replies.
     for pipeline in node.pipelines.iter().rev().take(RENEWAL_PIPELINES) {
         let mut one = renewals(1);
         pipeline.execute(&mut one.iter_mut().collect::<Vec<_>>());
@@ -257,7 +257,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
     }
 }
 
-/// Callers that submit requests to a server which does not answer, and leave.
+/// Callers submit requests and leave, and no maintenance of the node runs.
 #[test]
 fn abandoned_requests_do_not_pile_up() {
     let server = Server::start().unwrap();

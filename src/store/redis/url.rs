@@ -2,12 +2,12 @@
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-/// Query parameters that redis-rs reads. It ignores all others; this library refuses them.
+/// Query parameters that redis-rs reads. redis-rs ignores all other parameters; this library refuses them.
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
-/// Reads the address and the login from `url`. The errors quote nothing of it: in a malformed URL, any part may belong
-/// to the password.
+/// Reads the address and the login from `url`. The errors quote nothing of `url`: in a malformed URL, any part may
+/// belong to the password.
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
         than letters, digits and -._~ percent-encoded in user and password";
@@ -121,8 +121,8 @@ const NO_TLS: &str =
 const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
      certificate with TlsConfig::ca_pem instead";
 
-/// Why this client cannot connect to an address, if it cannot. Quotes nothing of it: redis-rs may have taken a part of
-/// a password for the host.
+/// Returns the reason if this client cannot connect to an address. The reason quotes nothing of the address: redis-rs
+/// may have taken a part of a password for the host.
 pub(super) fn check_address(info: &ConnectionInfo) -> Result<(), &'static str> {
     match info.addr() {
         ConnectionAddr::TcpTls { .. } if !cfg!(feature = "tls") => Err(NO_TLS),

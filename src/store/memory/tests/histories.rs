@@ -15,7 +15,7 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
 use crate::util::key::Key;
 
-/// The clients. The last one does not listen.
+/// The clients. The last client does not listen for notifications.
 pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(super) enum Operation {
     },
     Pause(Duration),
     Delete(Key),
-    /// Sets the clock of the server back: moves the fence counter ahead.
+    /// Acts as if the clock of the server were set back: moves the fence counter ahead.
     PutBack(Duration),
 }
 
@@ -46,10 +46,11 @@ pub(super) fn holder(n: usize) -> HolderId {
     HolderId::of_text(CLIENTS[n])
 }
 
-/// Stands for the token of the lock in the token of a ticket.
+/// A placeholder in a ticket: it stands for the lock's real token.
 const RIGHT: u64 = 0;
 
-/// The command, with the token in `value` in place of [`RIGHT`].
+/// Returns the command. If it adopts a ticket whose token is [`RIGHT`], that token is replaced by the token in `value`,
+/// the value of the lock's key.
 pub(super) fn with_right_token(command: &Command, value: Option<&str>) -> Command {
     let mut command = command.clone();
     if let Command::Adopt { grant, .. } = &mut command
@@ -91,7 +92,7 @@ fn command() -> impl Strategy<Value = Command> {
         QueueMode::Existing { notified: false },
         QueueMode::Existing { notified: true },
     ]);
-    // Ahead of both clocks, except the first one.
+    // All bounds but the first one are ahead of both clocks.
     let above = [
         1,
         5_000_000_000_000_000,

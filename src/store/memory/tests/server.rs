@@ -1,4 +1,4 @@
-//! Sends the same commands to a real Redis and to a keyspace in memory, and compares them.
+//! Sends the same commands to a real Redis and to a keyspace in memory, and compares replies, values and notifications.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -44,7 +44,7 @@ pub(super) struct Redis {
     _server: Server,
 }
 
-/// The error of a clock in whole milliseconds. A step that takes Redis longer is not compared.
+/// The error of a clock in whole milliseconds. A step that takes Redis longer than this is not compared.
 const GRAIN: Duration = Duration::from_millis(2);
 /// How often a history runs at most until all of its steps are short enough.
 const RUNS: usize = 100;
@@ -54,7 +54,7 @@ struct Found {
     reply: Result<Reply, Error>,
     published: Vec<String>,
     looked: [Looked; 2],
-    /// Of the fenced value: whether it is there, and when it expires.
+    /// Whether the fenced value exists, and when it expires.
     value: (bool, Option<MonotonicTime>),
     before: MonotonicTime,
     after: MonotonicTime,
@@ -63,9 +63,9 @@ struct Found {
 /// The state of a key after a step.
 struct Looked {
     value: Option<String>,
-    /// When it expires.
+    /// When the key expires.
     end: Option<MonotonicTime>,
-    /// The waiters of its queue.
+    /// The waiters of the key's queue.
     queue: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ impl Redis {
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_connection().unwrap();
         let mut subscriber = client.get_connection().unwrap();
-        // All clients but the last one listen. A listener to all channels is no client.
+        // All clients but the last one listen. The subscription to all channels is no client's.
         let names = &CLIENTS[..CLIENTS.len() - 1];
         let channels = names
             .iter()
@@ -110,8 +110,8 @@ impl Redis {
         }
     }
 
-    /// Runs a history on both. Fails with their difference. A busy machine may stop Redis during a step; then it is
-    /// unknown when keys expired, and the history runs again.
+    /// Runs a history on Redis and on the keyspace. Fails with the difference. If a busy machine stops Redis during a
+    /// step, it is unknown when keys expired, and the history runs again.
     pub(super) fn compare(
         &mut self,
         scripts: &Scripts,
@@ -119,10 +119,10 @@ impl Redis {
     ) -> Result<(), String> {
         let mut runs = std::iter::repeat_with(|| self.compare_once(scripts, history));
         let compared = runs.by_ref().take(RUNS).flatten().next();
-        compared.expect("in one of its runs, Redis is not stopped")
+        compared.expect("Redis is not stopped in one of the history's runs")
     }
 
-    /// `None` if a step took too long.
+    /// Runs the history once. Returns `None` if a step took too long.
     fn compare_once(
         &mut self,
         scripts: &Scripts,
@@ -138,7 +138,7 @@ impl Redis {
         Some(Ok(()))
     }
 
-    /// Runs one operation on both. `None` if it took too long.
+    /// Runs one operation on Redis and on the keyspace. Returns `None` if the operation took too long.
     fn step(
         &mut self,
         scripts: &Scripts,
@@ -186,7 +186,7 @@ impl Redis {
         Some(Err(how))
     }
 
-    /// Runs the command and reads the keys in one transaction. `None` if it took too long.
+    /// Runs the command and reads the keys in one transaction. Returns `None` if the transaction took too long.
     fn find(&mut self, scripts: &Scripts, by: &HolderId, command: &Command) -> Option<Found> {
         let kind = ScriptKind::of(command).unwrap();
         let request = self.request(scripts, kind, by, command);
@@ -217,7 +217,7 @@ impl Redis {
         let [begun, reply, looked @ .., ended] = &results[..] else {
             panic!("{results:?}");
         };
-        let time = |value| moment(redis::from_redis_value_ref(value).unwrap());
+        let time = |value| time_of(redis::from_redis_value_ref(value).unwrap());
         let (before, after): (MonotonicTime, MonotonicTime) = (time(begun), time(ended));
         if after.since(before) >= GRAIN {
             return None;
@@ -225,7 +225,7 @@ impl Redis {
         let reply = match scripts::decode(kind, 1, reply.clone()) {
             Decoded::Outcomes(mut outcomes) => outcomes.remove(0),
             Decoded::Unexpected(error) | Decoded::OutcomeUnknown(error) => Err(error),
-            _ => unreachable!("one key, by text"),
+            _ => unreachable!("one key, and the script's text is sent"),
         };
         let left: i64 = redis::from_redis_value_ref(&looked[6]).unwrap();
         let ms = u64::try_from(left).ok();
@@ -281,7 +281,7 @@ impl Redis {
     }
 
     fn time(&mut self) -> MonotonicTime {
-        moment(redis::cmd("TIME").query(&mut self.connection).unwrap())
+        time_of(redis::cmd("TIME").query(&mut self.connection).unwrap())
     }
 
     /// The messages since the last call.
@@ -503,6 +503,6 @@ fn same_place(redis: Option<Queued>, memory: Option<Queued>) -> bool {
     place(redis) == place(memory)
 }
 
-fn moment((secs, micros): (u64, u64)) -> MonotonicTime {
+fn time_of((secs, micros): (u64, u64)) -> MonotonicTime {
     MonotonicTime::at_tick(secs * 1000 + micros / 1000)
 }

@@ -1,4 +1,4 @@
-//! Tracked keys: their listeners, and the end of the tracking of missing keys.
+//! Tests of tracked keys, whose tracking ends when they are missing, and of requests that hang in an outage.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,12 +1,12 @@
-//! The notification connection of a client, and the thread that reads it. It connects when the first caller has to
-//! wait, or when a lock is tracked.
+//! The notification connection of a client, and the thread that reads from it. The thread connects when the first
+//! caller has to wait, or when a lock is tracked.
 //!
-//! There are two kinds of notifications. A script publishes a *message* about one lease of this client: its key was
-//! granted to it (lua/serve.lua), it is near the front of its queue (lua/near.lua), or another client took its key by
+//! There are two kinds of notifications. A script publishes a *message* about one lease of this client: the lease was
+//! granted its key (lua/serve.lua), is near the front of its queue (lua/near.lua), or lost its key to another client by
 //! force (lua/release.lua). The server reports a *change* (`CLIENT TRACKING`) when a key that was read on this
 //! connection is written, deleted, evicted or expires; after that the key is not tracked until it is read again. Both
 //! are hints: every wait for them has a bound, and other users may publish messages, too. Only the message of a grant
-//! is a proof: it has a lease id that was secret until then.
+//! is a proof: it contains the lease id, which was secret until the grant.
 //!
 //! A [`Listener`] decides what a notification means for a lock.
 
@@ -43,23 +43,24 @@ use subscription::Subscription;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that lives for less does not reset the pause: a server or a proxy that accepts each connection and
-/// closes it would get one every few milliseconds.
+/// A connection that lives for less does not reset the pause. Otherwise a server or a proxy that accepts each
+/// connection and closes it would get a new connection every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// How long a connection is silent before a PING checks that it is alive. A thousand clients that wait for one key then
-/// send a hundred PINGs a second.
+/// How long a connection is silent before a PING checks that it is alive. With this value, a thousand clients that wait
+/// for one key send a hundred PINGs a second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes a
-/// change.
+/// The least time between two reads of changed keys. If the server's tracking table is too small, each read makes the
+/// server report a change.
 const BETWEEN_READS: Duration = Duration::from_millis(10);
-/// The last byte of a key that is read, longer than the value of a lock. Another user may write 512 MB, and Redis closes a
-/// subscribed connection that it owes 32 MB.
+/// The index of the last byte that is read of a key, beyond the value of a lock. Another user may write 512 MB, and
+/// Redis closes a subscribed connection that has 32 MB of replies to read.
 const LAST_BYTE: &str = "255";
 /// The most keys read by one write.
 const MAX_KEYS: usize = 256;
-/// The most writes without a reply. With more, the connection is closed, and waiters poll until the next one is open.
+/// The most writes without a reply. With more, the connection is closed, and waiters poll until the next connection is
+/// open.
 const MAX_UNANSWERED: usize = 16_384;
 /// The most keys whose read has no reply or is not sent. With more, the connection is closed: a server may report
 /// changes of one key without end.
@@ -72,15 +73,15 @@ pub(crate) struct NotificationConnection {
     channel: String,
     prefix: String,
     timeout: Duration,
-    /// One of the stages below. Read without the mutex.
+    /// One of the stages below. Read without the mutex of `state`.
     stage: AtomicU8,
     /// See `Notifications::epoch`.
     epoch: AtomicU64,
     /// Locked during writes to the socket, so that replies come in the order of `unanswered`.
     state: Mutex<ConnectionState>,
     changed: Condvar,
-    /// The sockets that `stop` closes. They have a mutex of their own: a write that blocks holds that of `state`, and
-    /// only closing its socket ends it.
+    /// The sockets that `stop` closes. They have a mutex of their own: a write that blocks holds the mutex of `state`,
+    /// and only a close of its socket ends the write.
     sockets: Mutex<Sockets>,
 }
 
@@ -207,7 +208,8 @@ impl NotificationConnection {
         }
     }
 
-    /// Starts the thread. It connects after [`request_connection`](Self::request_connection) or [`track`](Self::track).
+    /// Starts the thread, which connects after [`request_connection`](Self::request_connection) or
+    /// [`track`](Self::track).
     pub(crate) fn start(
         self: &Arc<Self>,
         threads: &ThreadGroup,
@@ -234,15 +236,15 @@ impl NotificationConnection {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Has the thread make the first connection.
+    /// Makes the thread open the first connection.
     pub(crate) fn request_connection(&self) {
         if self.stage.load(Ordering::Acquire) == NOT_CONNECTED_YET {
             self.set_wanted(&mut self.state.lock());
         }
     }
 
-    /// Writes reads of `tracked` to the socket, whose changes are reported from then on. Returns false without a
-    /// connection: [`Listener::all_changed`] is called once there is one.
+    /// Writes reads of the keys in `tracked` to the socket. From then on, changes of these keys are reported. Returns
+    /// false if there is no connection: once it is open, [`Listener::all_changed`] is called.
     pub(crate) fn track(&self, tracked: Vec<TrackedKey>) -> bool {
         let mut state = self.state.lock();
         if state.sender.is_none() {
@@ -330,7 +332,7 @@ impl NotificationConnection {
         }
     }
 
-    /// Reads each key with a command of its own: a key that an ACL forbids costs the others nothing.
+    /// Reads each key with a command of its own: a key that an ACL forbids does not affect the other keys.
     fn send_read(&self, state: &mut ConnectionState, keys: Vec<TrackedKey>) {
         let mut bytes = Vec::with_capacity(128 * keys.len());
         for tracked in &keys {
@@ -389,8 +391,8 @@ impl NotificationConnection {
                             pause = FIRST_PAUSE;
                         }
                         if ended == ListenEnd::Suspect {
-                            // It stays open until the next connection is: so scripts on its server always find this
-                            // client listening.
+                            // The suspect connection stays open until the next one is, so that scripts on its server
+                            // always find this client listening.
                             continue;
                         }
                     }
@@ -439,7 +441,8 @@ impl NotificationConnection {
         }
     }
 
-    /// Makes `sender` the current connection, and closes the suspect one that it replaces. Returns false once stopped.
+    /// Makes `sender` the current connection, and closes the suspect connection that it replaces. Returns false once
+    /// stopped.
     fn install(&self, sender: Sender, made_in: &MadeIn) -> bool {
         let mut state = self.state.lock();
         if state.stopped {
@@ -484,7 +487,7 @@ impl NotificationConnection {
                         }
                         return ListenEnd::Broken;
                     }
-                    // The server may send notifications, but no replies.
+                    // Checked here, too, since the server may send notifications, but no replies.
                     if self.state.lock().unanswered_for() > Some(3 * tick) {
                         return ListenEnd::Broken;
                     }
@@ -511,8 +514,8 @@ impl NotificationConnection {
         ListenEnd::Suspect
     }
 
-    /// Handles a notification or a reply. Returns false if it is unexpected: then the connection must not be used
-    /// again.
+    /// Handles a notification or a reply. Returns false if `value` is unexpected: in that case the connection must not
+    /// be used again.
     fn handle(&self, value: Value, listener: &dyn Listener) -> bool {
         match value {
             Value::Push { kind, data } => match kind {
@@ -534,7 +537,7 @@ impl NotificationConnection {
                             "WRONGTYPE" => {
                                 listener.seen(self.server, &tracked, KeyState::new(None))
                             }
-                            // Nothing is known of this key, and others can be read.
+                            // The value of this key stays unknown, but other keys can be read.
                             "NOPERM" => {}
                             _ => return false,
                         }

@@ -49,7 +49,7 @@ impl Subscription {
         let name = endpoint.connection_name("leasehold-notifications");
         let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
-        // Each command that is used later is sent once, so that the server refuses it here.
+        // Each command that is used later is sent once, so that a refusal of the server comes here.
         commands.cmd("PING");
         commands.cmd("GETRANGE").arg(any_key).arg("0").arg("255");
         // Scripts publish grants with the user's permissions. Without the right to publish, clients would miss their
@@ -81,9 +81,9 @@ impl Subscription {
         Ok((subscription, sender))
     }
 
-    /// Reads the next reply or push message. Calls `before_waiting`, which may write, when all values that were read
-    /// are returned; its result is how long to wait for more. Fails with `Timeout` if nothing comes in that time, and
-    /// may be called again. Once a part of a value was read, the rest has to come within the time-out.
+    /// Reads the next reply or push message. When all values that were read have been returned, calls `before_waiting`,
+    /// which may write and returns how long to wait for more. Fails with `Timeout` if nothing comes in that time. The
+    /// caller may call `next` again. Once a part of a value was read, the rest has to come within the time-out.
     pub(super) fn next(
         &mut self,
         mut before_waiting: impl FnMut() -> Duration,
@@ -131,7 +131,7 @@ fn name_of(command: &Cmd) -> String {
 /// Fails if the server refused `command`.
 fn check(attempted: Attempted<'_>, command: &str, reply: &Value) -> Result<(), Error> {
     match reply {
-        // `any_key` may hold anything.
+        // `any_key` may hold a value of any type.
         Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
         Value::ServerError(error) => Err(attempted.refused(Step::Subscribe, command, error)),
         Value::BulkString(_) => Ok(()),

@@ -14,7 +14,7 @@ use crate::util::id::{LeaseId, LeaseStart};
 const LONG: Duration = Duration::from_secs(20);
 /// Longer than a login takes on a busy machine.
 const SHORT: Duration = Duration::from_secs(1);
-/// The answers to all commands of a login but the last one.
+/// The replies to all commands of `Subscription::open` but the last one.
 const LOGIN: &[u8] = b"+OK\r\n+OK\r\n+OK\r\n+OK\r\n+OK\r\n";
 const SUBSCRIBED: &[u8] = b"+OK\r\n";
 const CHANGE: &[u8] = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\np:k\r\n";
@@ -29,7 +29,7 @@ fn subscribe(address: SocketAddr, timeout: Duration) -> Result<Subscription, Err
     opened.map(|(subscription, _)| subscription)
 }
 
-/// Counts the keys that change, and has each of them read if `reads` is set.
+/// Counts the changes of keys, and asks for a read of each changed key if `reads` is set.
 #[derive(Default)]
 struct Counting {
     changes: AtomicUsize,
@@ -146,7 +146,7 @@ fn reconnects_back_off_while_connections_break_at_once() {
     }
     // 5 ms, 10 ms, 20 ms and so on until 500 ms.
     assert!(MonotonicTime::now().since(start) > Duration::from_secs(1));
-    // After a connection that lasts, the pause is short again: it would take 500 ms each time.
+    // After a connection that lasts, the pause is short again. Otherwise each reconnect would take 500 ms.
     let is_remade_soon = || {
         let mut state = notifications.state.lock();
         state.opened_at = state.opened_at.map(|at| at.before(SHORTEST_LIFE));

@@ -19,19 +19,21 @@ use crate::util::key::Key;
 /// calls.
 const MAX_KEYS: usize = 128;
 
-/// How many empty vectors are kept for the next batches. Those of more than [`LONGEST_SPARE`] requests are freed.
+/// How many empty vectors are kept for the next batches. Vectors with room for more than [`LONGEST_SPARE`] requests are
+/// freed.
 const SPARE: usize = 4;
 const LONGEST_SPARE: usize = 256;
 
-/// Longest pause between attempts to connect, while Redis is away.
+/// The longest pause between attempts to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// A reader whose own deadline comes this much earlier than the replies are due waits for them until they are due.
+/// A reader whose own deadline is at most this much before the time at which the replies are due waits until that time.
 const GRACE: Duration = Duration::from_millis(10);
 
 pub(crate) type Pool = r2d2::Pool<Connector>;
 
-/// The pool of the connections of pipelines and transactions, `size` at most. It connects when a connection is needed.
+/// Makes the pool of the connections of pipelines and transactions, `size` at most. It connects when a connection is
+/// needed.
 pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
     r2d2::Pool::builder()
         .max_size(size as u32)
@@ -72,7 +74,7 @@ struct InFlightBatch {
     /// The call has the script's text instead of its hash.
     by_text: bool,
     requests: Vec<PendingRequest>,
-    /// Its length as it was written.
+    /// The length of the call as it was written.
     bytes: usize,
 }
 
@@ -113,9 +115,9 @@ pub(crate) struct PipelinedConnection {
     /// By when the replies to what is in flight are due, but to the last `behind` calls. Set by the first read, or by a
     /// write that has not ended.
     pub(super) reply_by: Option<MonotonicTime>,
-    /// Calls that were written behind those that are being read.
+    /// How many calls in flight were written after a reader had left before all replies were read.
     behind: usize,
-    /// Keys whose releases come only now, behind acquires that were sent after them.
+    /// Keys whose releases were written again, and now come behind acquires that were sent after them.
     released_late: Vec<Key>,
     /// The calls that are written next, or are being written.
     buffer: Vec<u8>,
@@ -158,7 +160,7 @@ impl PipelinedConnection {
         batches.map(|batch| batch.requests.len()).sum()
     }
 
-    /// The length of these commands on the wire.
+    /// The length on the wire of the commands that have no reply yet.
     pub(crate) fn unanswered_bytes(&self) -> usize {
         self.in_flight.iter().map(|batch| batch.bytes).sum()
     }
@@ -190,7 +192,7 @@ impl PipelinedConnection {
         self.is_half_read() && request::is_waited_for(self.requests())
     }
 
-    /// The keys of releases in flight that may grant them to other clients.
+    /// The keys of releases in flight that may grant their keys to other clients.
     pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
         request::keys_for_next_waiters(self.requests())
     }
@@ -202,7 +204,10 @@ impl PipelinedConnection {
 
     /// Keeps an empty vector for a later batch.
     pub(crate) fn keep(&mut self, used: Vec<PendingRequest>) {
-        debug_assert!(used.is_empty(), "its requests would be sent twice");
+        debug_assert!(
+            used.is_empty(),
+            "the requests in the vector would be sent twice"
+        );
         if self.spare.len() < SPARE && used.capacity() <= LONGEST_SPARE {
             self.spare.push(used);
         }
@@ -286,8 +291,9 @@ impl PipelinedConnection {
     }
 
     /// Writes the rest of a batch, then reads all missing replies, oldest first, and passes each request to `deliver`
-    /// with its outcome. The replies are due by `due`, unless an earlier read has set when they are. Returns false if some are missing at `until`, if that
-    /// is before: then the next read goes on.
+    /// with its outcome. The replies are due at `due`, or earlier if an earlier call has set an earlier time. If `until`
+    /// is more than [`GRACE`] before that time, the call stops at `until`: it returns false if replies are still missing,
+    /// and the next call goes on.
     pub(crate) fn read(
         &mut self,
         context: &ScriptContext,
@@ -405,8 +411,8 @@ impl PipelinedConnection {
         !self.connection.is_discarded()
     }
 
-    /// Closes the connection and returns the requests in flight, oldest first. Before that, it writes the releases of
-    /// acquires that have no reply, so that the server reads them after the acquires.
+    /// Closes the connection and returns the requests in flight, oldest first. Before the close, writes the releases of
+    /// acquires that have no reply, so that the server reads the releases after the acquires.
     pub(crate) fn abandon(mut self, context: &ScriptContext) -> Vec<PendingRequest> {
         self.connection.discard();
         let in_flight: Vec<PendingRequest> = std::mem::take(&mut self.in_flight)
@@ -429,8 +435,8 @@ impl PipelinedConnection {
                     commands,
                 );
             }
-            // An error is ignored, since other connections repeat the releases. The deadline is now, so that this does
-            // not wait for a server that does not read.
+            // An error is ignored, since other connections repeat the releases. The deadline is now, so that the write
+            // does not wait for a server that does not read.
             let _ = self.connection.send(&self.buffer, MonotonicTime::now());
         }
         in_flight

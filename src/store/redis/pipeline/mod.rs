@@ -3,10 +3,11 @@
 //! The first caller at an idle pipeline leads it. The leader writes a batch of the queued requests, awaited requests
 //! first, reads the replies, passes them to their callers, and then appoints the next waiting caller. One batch is in
 //! flight at a time; behind it are only releases whose replies no caller awaits. A leader leaves at its own deadline,
-//! also with a batch in flight: the next one reads the rest before it writes awaited requests. All requests of one key,
-//! except its renewals, go through one pipeline, so Redis executes them in the order in which they were queued.
+//! also with a batch in flight: the next leader reads the rest before it writes awaited requests. All requests of one
+//! key, except its renewals, go through one pipeline, so Redis executes them in the order in which they were queued.
 //!
-//! Code that has locked the state's mutex only moves values. The leader does all I/O.
+//! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. Code that has locked
+//! the state's mutex only moves values. The leader does all I/O.
 
 #[cfg_attr(all(test, shuttle), path = "connection/model.rs")]
 pub(crate) mod connection;
@@ -39,13 +40,13 @@ use crate::util::clock::MonotonicTime;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
 /// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
-/// all that a connection has sent before it reads from the others.
+/// all that a connection has sent before it reads from other connections.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 /// With this many unread replies to releases, further releases are left to the background: an awaited request cannot
 /// overtake a release that is written.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
-/// As many bytes as threads write without waiting for an answer. They fit into the buffers of a socket, so that no drop
-/// of a guard blocks while the server does not read.
+/// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so
+/// that no drop of a guard blocks while the server does not read.
 const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
 
 /// The parts that the pipelines of one client share.
@@ -95,7 +96,8 @@ impl Pipeline {
         }
     }
 
-    /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another one leads.
+    /// Carries out `requests` and sets their outcomes. Leads the pipeline, or parks the thread while another thread
+    /// leads.
     pub(crate) fn execute(&self, requests: &mut [&mut Request]) {
         let Some(deadline) = requests.iter().map(|request| request.deadline).max() else {
             return;
@@ -224,7 +226,7 @@ impl Pipeline {
         };
         let leadership = {
             let mut state = self.state.lock();
-            // If the last leader left requests to the background, it writes this release after them.
+            // If the last leader left requests to the background, the background writes this release after them.
             let is_first = !state.is_ready();
             state.enqueue_release(release);
             if state.is_led {
@@ -238,7 +240,7 @@ impl Pipeline {
             }
         };
         match leadership {
-            // Dropping it writes the batch.
+            // Dropping `Leadership` writes the batch.
             Ok(leadership) => drop(leadership),
             Err(urgency) => (self.shared.request_maintenance)(urgency),
         }
@@ -269,7 +271,7 @@ impl Pipeline {
         self.state.lock().report_given_up_releases();
     }
 
-    /// Drops a connection that may have died with another one, and returns how ready the pipeline is. On a dead
+    /// Drops a connection that may have died with another connection, and returns how ready the pipeline is. On a dead
     /// connection, the next request would wait for a time-out.
     pub(crate) fn readiness_after_dropping_stale(&self) -> Readiness {
         let mut state = self.state.lock();
@@ -311,14 +313,14 @@ impl Pipeline {
     }
 }
 
-/// The right and the duty to do the pipeline's I/O. Dropping it writes a batch of unawaited releases to the socket, or
-/// appoints the next caller. That includes a drop by a panic.
+/// The right and the duty to do the pipeline's I/O. A drop, even by a panic, appoints the next caller, or writes a
+/// batch of unawaited releases to the socket.
 struct Leadership<'a> {
     pipeline: &'a Pipeline,
     connection: Option<PipelinedConnection>,
     /// The deadline of a shutdown. Replies that come later are given up, even within the command time-out.
     shutdown_deadline: Option<MonotonicTime>,
-    /// The thread was panicking before: a guard that a panic drops leads, too.
+    /// The thread was panicking before it led: a guard that a panic drops leads, too.
     was_panicking: bool,
 }
 
@@ -346,7 +348,7 @@ impl<'a> Leadership<'a> {
 
     /// Writes and reads batches until `caller` has its outcomes or its deadline has passed.
     fn lead(&mut self, caller: &Arc<Caller>, deadline: MonotonicTime) {
-        // After a panic, the caller must not be appointed: it could not lead.
+        // If this thread panics, its caller must not be appointed: it could not lead.
         let _leave_on_drop = LeaveOnDrop(caller);
         while !caller.is_over(deadline) {
             if self.read_before_write(Some(deadline)) {
@@ -385,10 +387,10 @@ impl<'a> Leadership<'a> {
         self.pipeline.state.lock().awaited.next_leader().is_some()
     }
 
-    /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops a
-    /// connection that may lead to the wrong server, or be dead, after reading its missing replies. Called before a
-    /// batch is taken, so that a release without a reply goes before an acquire of its key. Returns true if there was
-    /// something to read or to drop.
+    /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops
+    /// a stale or suspect connection after reading its missing replies. Called before a batch is taken, so that a
+    /// release without a reply goes before an acquire of its key. Returns true if there was something to read or to
+    /// drop.
     fn read_before_write(&mut self, until: Option<MonotonicTime>) -> bool {
         let Some(connection) = &self.connection else {
             return false;
@@ -405,8 +407,9 @@ impl<'a> Leadership<'a> {
         true
     }
 
-    /// Takes the next batch from the queues. The batch is empty if it would acquire a key whose release may grant it to
-    /// another client and has no reply yet: Redis would read both together, and notify the other client after both.
+    /// Takes the next batch from the queues. The batch is empty if it would acquire a key whose release has no reply
+    /// yet and may grant the key to another client. Otherwise Redis would read the release and the acquire together,
+    /// and notify the other client after both.
     fn next_batch(&mut self) -> Vec<PendingRequest> {
         let mut batch = self.empty_batch();
         let mut state = self.pipeline.state.lock();
@@ -431,8 +434,8 @@ impl<'a> Leadership<'a> {
         connection.map_or_else(Vec::new, PipelinedConnection::empty_batch)
     }
 
-    /// Appoints the first caller that waits for a request in flight or in the queue, and can lead. If there is none,
-    /// returns the locked state, and this thread still leads.
+    /// Appoints the first caller that waits for a request in flight or in the queue, and can lead. If there is no such
+    /// caller, returns the locked state, and this thread still leads.
     fn appoint_next(&mut self) -> Option<MutexGuard<'a, PipelineState>> {
         loop {
             let mut state = self.pipeline.state.lock();
@@ -443,7 +446,7 @@ impl<'a> Leadership<'a> {
                 return Some(state);
             };
             state.connection = self.connection.take();
-            // Unlocked first, since the next leader locks it when it wakes.
+            // The mutex is unlocked first, since the next leader locks it when it wakes.
             drop(state);
             if next.appoint() {
                 return None;
@@ -453,8 +456,8 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Writes one batch and reads its replies, until `until` at most. Returns false if the connection failed. A
-    /// connection has to be there by `deadline`.
+    /// Writes one batch and reads its replies, until `until` at most. Returns false if the connection failed. Without a
+    /// connection, connects by `deadline`.
     fn write_and_read(
         &mut self,
         mut batch: Vec<PendingRequest>,
@@ -478,7 +481,7 @@ impl<'a> Leadership<'a> {
             let mut state = self.pipeline.state.lock();
             for flush in flushes {
                 let next = match &result {
-                    // A flush is answered after all that was written before it.
+                    // Replies are missing, and a flush is answered only after all that was written before it.
                     Ok(false) => Next::RetryNow(flush),
                     Ok(true) if state.has_refused_releases() => {
                         let message = "Redis refuses releases for now";
@@ -506,7 +509,7 @@ impl<'a> Leadership<'a> {
             return Ok(batch);
         }
         let shared = &*self.pipeline.shared;
-        // Callers that leave while this connects withdraw their requests from there.
+        // Callers that leave while this thread connects withdraw their requests from `unsent`.
         self.pipeline.state.lock().unsent.extend(batch);
         while self.connection.is_none() {
             if let Err(closed) = shared.endpoint.check_open() {
@@ -530,7 +533,7 @@ impl<'a> Leadership<'a> {
             }
         }
         let batch = self.pipeline.state.lock().unsent.take_all();
-        // Callers may have left while this connected.
+        // Callers may have left while this thread connected.
         Ok(batch.filter(PendingRequest::is_wanted).collect())
     }
 
@@ -581,7 +584,7 @@ impl<'a> Leadership<'a> {
     }
 
     /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due by `due`, or
-    /// earlier if a leader has left. Returns false if some are missing at `until`: then the next leader reads on.
+    /// earlier if a leader has left. Returns false if replies are missing at `until`: the next leader reads on.
     fn read(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let connection = self
             .connection
@@ -603,8 +606,8 @@ impl<'a> Leadership<'a> {
         Ok(all)
     }
 
-    /// Closes the connection after an error. Callers in flight get the error, releases are queued again, and acquires
-    /// are undone.
+    /// Closes the connection after an error. The callers of requests in flight get the error, releases are queued
+    /// again, and acquires are undone.
     fn lose_connection(&mut self, error: &Error) {
         let Some(connection) = self.connection.take() else {
             return;
@@ -632,7 +635,7 @@ impl Drop for LeaveOnDrop<'_> {
     }
 }
 
-/// How many bytes of releases a thread may write that does not wait for the replies.
+/// How many bytes of releases a thread may write without waiting for the replies.
 fn room_of(connection: Option<&PipelinedConnection>) -> usize {
     connection
         .filter(|connection| !connection.is_half_written())
@@ -652,12 +655,12 @@ fn urgency_of(state: &PipelineState) -> Urgency {
 }
 
 fn batch_given_up() -> Error {
-    Error::new(ErrorKind::Timeout, "its batch was given up")
+    Error::new(ErrorKind::Timeout, "the request's batch was given up")
 }
 
 impl Drop for Leadership<'_> {
-    /// Appoints a caller that waits in the queue. If there is none, writes one batch of unawaited releases to the
-    /// socket, and leaves the rest and the submitted requests to the background.
+    /// Appoints a caller that waits in the queue. If no such caller waits, writes one batch of unawaited releases to
+    /// the socket, and leaves the rest and the submitted requests to the background.
     fn drop(&mut self) {
         if sync::panicking() && !self.was_panicking {
             self.lose_connection(&batch_given_up());

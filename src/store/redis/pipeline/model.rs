@@ -223,8 +223,8 @@ fn acquire_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
     }
 }
 
-/// A caller under faults. It releases its first grant, and may acquire a second one, which it keeps. In the end no
-/// other lease may hold the key. The caller panics with the pipeline.
+/// A caller under faults. It releases its first grant, and may then get a second grant, which it keeps. In the end no
+/// other lease may hold the key. If the pipeline panics on the caller's thread, the call ends.
 struct Unlucky {
     key: Key,
     limit: Duration,
@@ -512,7 +512,7 @@ fn submit_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
         let key = key(name);
         for _ in 0..2 {
             let (lease, submitted) = world.submit(&key);
-            // The thread has nothing else to do: it would wait for ever for a pipeline that is not led.
+            // This thread never leads. If no other thread led the pipeline, it would wait for ever.
             let deadline = MonotonicTime::now().after(TTL);
             assert!(submitted.wait(deadline, is_granted));
             world.pipeline.send_release(world.release(&key, lease));
@@ -635,7 +635,7 @@ fn model_late_grants_are_kept_or_undone() {
             world.run(&[leads, keeps, leaves, &|| pass(SECOND), &|| pass(SECOND)]);
             keeping.assert_holds_what_it_keeps(&world);
             leaving.assert_holds_what_it_keeps(&world);
-            // From now on, a late grant of the one that keeps would be undone, too.
+            // From now on, a late grant of the keeping caller would be undone, too.
             drop(keeping);
             world.assert_idle();
             pass(2 * TTL);

@@ -1,8 +1,8 @@
 //! A queue of releases that no caller waits for, first in, first out, with an index by key: a batch with a request
 //! takes the earlier releases of the request's key along.
 //!
-//! An outage can leave a million of them. So each takes 72 bytes, and 2 to 4 bytes in the index, beyond its key, and a
-//! growing queue copies only the index.
+//! An outage can leave a million releases. So beside its key, a release takes only 72 bytes, and 2 to 4 bytes in the
+//! index. A growing queue copies only the index.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -22,14 +22,15 @@ use crate::util::key::Key;
 const CHUNK: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
 const FEWEST_BUCKETS: usize = 63;
 
-/// A packed release with its link in the index. A slot without a key is empty: its release was taken.
+/// A slot of the queue: a packed release and its link in the index. A slot without a key is empty: its release was
+/// taken.
 struct Slot {
     key: Option<Key>,
     lease: LeaseId,
     until: MonotonicTime,
     due: MonotonicTime,
-    /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of its queue entry in ms, or zero
-    /// if it has no entry.
+    /// The fencing token, if a guard held the lease. Otherwise one more than the ttl of the lease's queue entry in ms,
+    /// or zero if the lease has no entry.
     detail: u64,
     /// The distance in slots to the previous slot of its bucket; zero if there is none.
     back: u32,
@@ -41,13 +42,13 @@ struct Slot {
 /// The kind of lease that a release ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// A guard held it.
+    /// A guard held the lease.
     Held,
-    /// A guard held it, and others may be queued for its key.
+    /// A guard held the lease, and other clients may be queued for its key.
     HeldBeforeOthers,
-    /// No guard held it.
+    /// No guard held the lease.
     Unheld,
-    /// An acquire that may still arrive may get it.
+    /// The lease belongs to an acquire that may still arrive.
     Undo,
 }
 
@@ -299,7 +300,7 @@ impl Releases {
     fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
-        // The number before the first is not in use, so all buckets are empty.
+        // The number before the first slot's is not in use, so all buckets are empty.
         self.buckets = vec![number.wrapping_sub(1); buckets];
         let (next, len) = (self.next, self.len as u32);
         let mut gone = self.gone;
@@ -324,7 +325,7 @@ impl Releases {
 pub(super) struct Swept<'a> {
     pub(super) key: &'a Key,
     pub(super) until: MonotonicTime,
-    /// The fencing token, if a guard held the lease. Taking it stops the reports about this release.
+    /// The fencing token, if a guard held the lease. Taking this token stops the reports about the release.
     pub(super) held: &'a mut Option<u64>,
     pub(super) attempts: &'a mut u8,
     pub(super) reported_late: &'a mut bool,

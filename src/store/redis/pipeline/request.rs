@@ -1,4 +1,4 @@
-//! Requests in a pipeline: what happens to a request after its reply, or if none comes.
+//! Requests in a pipeline: what happens to a request after its reply, or if no reply comes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Bytes of a release beside its key and the name of its queue, at most.
+/// The most bytes of a release on the wire, beside its key and the name of the key's queue.
 const BESIDE_KEYS: usize = 192;
 
 /// A command in a pipeline, until its outcome is final.
@@ -27,8 +27,8 @@ pub(crate) struct PendingRequest {
     pub(crate) completion: Option<Completion>,
     /// The number of failed attempts.
     pub(crate) attempts: u32,
-    /// A release that undoes an acquire which may still arrive. It is repeated until it finds the lease, or until the
-    /// lease's ttl has ended.
+    /// The request is a release that undoes an acquire which may still arrive. It is repeated until it finds the lease,
+    /// or until the lease's ttl has ended.
     is_undo: bool,
     /// Reports a guard's release that is late.
     tracker: Option<Box<ReleaseTracker>>,
@@ -65,12 +65,12 @@ pub(super) fn release_bytes(key: &Key) -> usize {
 }
 
 impl Release {
-    /// Whether to write it: true at the first attempt, then until the ttl has ended.
+    /// Whether to write the release: always at the first attempt, later until the ttl has ended.
     pub(crate) fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.until
     }
 
-    /// Its length on the wire, at most: it may name the key's queue, the lease, its ttl and the holder, too.
+    /// The most bytes of the release on the wire: it may name the key's queue, the lease, its ttl and the holder, too.
     pub(crate) fn bytes(&self) -> usize {
         release_bytes(&self.key)
     }
@@ -121,14 +121,15 @@ impl PendingRequest {
         self
     }
 
-    /// Whether to write it: a caller waits, or it is a release.
+    /// Whether to write the request: a caller waits, or it is a release that is not over.
     pub(crate) fn is_wanted(&self) -> bool {
         let waited_for = self
             .completion
             .as_ref()
             .is_some_and(Completion::is_waited_for);
         match self.command {
-            // At least one attempt: it costs little, and the ttl may be longer than this client knows.
+            // A release has at least one attempt. An attempt costs little, and the ttl may be longer than this client
+            // knows.
             Command::Release { until, .. } => {
                 waited_for || self.attempts == 0 || MonotonicTime::now() < until
             }
@@ -214,7 +215,7 @@ impl PendingRequest {
                 if self.deliver(outcome) {
                     return Next::Done;
                 }
-                // The key was granted to a caller that has left, or the caller was queued.
+                // A caller that has left was granted the key, or was queued.
                 let undo = self.command.undo(MonotonicTime::now());
                 undo.map_or(Next::Done, |undo| Next::RetryNow(Self::new(undo, None)))
             }
@@ -245,8 +246,8 @@ impl PendingRequest {
                     Next::RetryNow(undo)
                 })
             }
-            // A write is not repeated: if both arrive, the later one could overwrite a value that was written in
-            // between.
+            // A write is not repeated: if both writes arrive, the later write could overwrite a value that was written
+            // in between.
             Command::Write { .. } => self.on_not_sent(error),
             _ if may_retry && self.is_wanted() => Next::RetryNow(self),
             _ => self.on_not_sent(error),
@@ -263,8 +264,8 @@ impl PendingRequest {
         }
     }
 
-    /// Passes the outcome to the caller. Returns false if none waits. Reports a release as late if it failed, or if its
-    /// caller has left.
+    /// Passes the outcome to the caller. Returns false if no caller waits. Reports a release as late if it failed, or
+    /// if its caller has left.
     fn deliver(&mut self, outcome: Outcome) -> bool {
         let failed = match &self.tracker {
             Some(_) => outcome.as_ref().err().cloned(),
@@ -301,7 +302,7 @@ pub(crate) fn is_waited_for<'a>(mut requests: impl Iterator<Item = &'a PendingRe
     })
 }
 
-/// The keys of releases among these requests that may grant them to other clients.
+/// The keys of releases among these requests that may grant their keys to other clients.
 pub(crate) fn keys_for_next_waiters<'a>(
     requests: impl Iterator<Item = &'a PendingRequest>,
 ) -> impl Iterator<Item = &'a Key> {

@@ -15,14 +15,14 @@ use crate::store::redis::pipeline::request::{self, MOST_DOUBLINGS, Next, Pending
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
 
-/// Pause before the background tries to connect again. It doubles with each failed attempt.
+/// The pause before the background tries to connect again. It doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// A queue of fewer awaited requests is not checked for requests whose callers have left.
 const FEWEST_TO_CHECK: usize = if cfg!(all(test, shuttle)) { 4 } else { 256 };
 
-/// The least time between two sweeps of all releases. Otherwise each caller without a connection would cause one.
+/// The least time between two sweeps of all releases. Otherwise each caller without a connection would cause a sweep.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
 pub(super) struct PipelineState {
@@ -36,11 +36,11 @@ pub(super) struct PipelineState {
     unawaited: Releases,
     /// Releases that Redis has refused.
     refused: RetryQueues,
-    /// Undos that are repeated, since their acquire may still arrive.
+    /// Undos that are repeated, since their acquires may still arrive.
     undo_repeats: RetryQueues,
     /// Called when a release is late, and when it ended.
     hook: Option<LateReleaseHook>,
-    /// Failed attempts to connect since the last successful one.
+    /// The number of failed attempts to connect since the last successful attempt.
     failures: u32,
     /// The background does not connect before this time.
     connect_at: Option<MonotonicTime>,
@@ -287,8 +287,8 @@ impl PipelineState {
         }
     }
 
-    /// Reports each queued release as late, once, and gives up those whose ttl has ended. Called when there is no
-    /// connection. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
+    /// Reports each queued release as late, once, and gives up the releases whose ttl has ended. Called when there is
+    /// no connection. Does nothing within [`BETWEEN_SWEEPS`] of the last call.
     pub(super) fn report_all_late(&mut self, error: &Error, now: MonotonicTime) {
         let next = self.swept_at.map(|at| at.after(BETWEEN_SWEEPS));
         if next.is_some_and(|next| now < next) {
@@ -296,7 +296,7 @@ impl PipelineState {
         }
         self.swept_at = Some(now);
         self.sweep(|release, hook| {
-            // It counts as an attempt, so the release is given up at the end of its ttl (`Release::is_wanted`).
+            // This counts as an attempt, so the release is given up at the end of its ttl (`Release::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
             if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.reported_late)
             {
@@ -308,7 +308,8 @@ impl PipelineState {
         });
     }
 
-    /// Reports each queued late release as given up, and stops its reports. Called when the client ends.
+    /// For each queued release that was reported as late: reports that it was given up (ended, not confirmed), and
+    /// nothing more about it. Called when the client ends.
     pub(super) fn report_given_up_releases(&mut self) {
         self.sweep(|release, hook| {
             let late = release.held.take_if(|_| *release.reported_late);
@@ -319,7 +320,7 @@ impl PipelineState {
         });
     }
 
-    /// Calls `change` for each queued release, and gives up those for which it returns true.
+    /// Calls `change` for each queued release, and gives up the releases for which `change` returns true.
     fn sweep(&mut self, mut change: impl FnMut(&mut Swept<'_>, Option<&LateReleaseHook>) -> bool) {
         let hook = self.hook.as_ref();
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
@@ -332,12 +333,12 @@ impl PipelineState {
     }
 }
 
-/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads: at most twice as many
-/// requests as callers wait for, or [`FEWEST_TO_CHECK`].
+/// Requests that callers wait for, oldest first. Bounded by the number of callers' threads: the queue has at most twice
+/// as many requests as callers wait for, or [`FEWEST_TO_CHECK`].
 #[derive(Default)]
 pub(super) struct AwaitedQueue {
     requests: VecDeque<PendingRequest>,
-    /// With so many requests, those that are not wanted any more are dropped.
+    /// At this number of requests, the requests that are not wanted any more are dropped.
     longest: usize,
     /// Flushes. They are taken once no other request is queued.
     flushes: VecDeque<PendingRequest>,

@@ -1,4 +1,4 @@
-//! A pipeline on a real Redis, with faults that only unit tests can make or see.
+//! Tests of a pipeline on a real Redis, with faults that only unit tests can make or see.
 
 mod leaving;
 mod stale;
@@ -82,7 +82,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
 }
 
 impl Fixture {
-    /// Has Redis close the pipeline's connection.
+    /// Makes Redis close the pipeline's connection.
     fn cut(&self) {
         let kill = ["CLIENT", "KILL", "TYPE", "normal"];
         self.server.command(&kill).unwrap();
@@ -114,7 +114,7 @@ impl Fixture {
         }
     }
 
-    /// Waits until so many requests are in the pipeline's queue.
+    /// Waits until `len` requests are in the pipeline's queue.
     #[track_caller]
     fn wait_for_queue(&self, len: usize) {
         let is_long = || self.pipeline.state.lock().awaited.iter().count() == len;
@@ -220,7 +220,7 @@ fn an_acquire_waits_for_the_release_of_a_contended_key() {
             scope.spawn(|| f.acquire(asked));
             let is_led = || {
                 let state = f.pipeline.state.lock();
-                // Its leader has the connection.
+                // The pipeline's leader has the connection.
                 (state.is_led && state.connection.is_none()).then(|| state.awaited.iter().count())
             };
             let is_in_queue = || is_led().is_some_and(|queued| queued == 1);
@@ -293,7 +293,7 @@ fn releases_that_might_block_are_left_to_the_background() {
     f.server.resume();
     assert!(written <= MAX_UNANSWERED_BYTES, "{written}");
     assert!(written > MAX_UNANSWERED_BYTES / 2, "{written}");
-    // As many as a leader leaves behind.
+    // The same limit holds for a leader that ends.
     while f.pipeline.run_maintenance() {}
     let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
     for n in 0..60 {
@@ -367,7 +367,7 @@ fn a_caller_withdraws_while_the_leader_connects() {
         assert!(eventually(LONG, || {
             pipeline.state.lock().awaited.is_empty() && is_refused()
         }));
-        // As when its deadline has passed.
+        // The caller leaves, as when its deadline has passed.
         caller.leave();
         pipeline.withdraw_unsent(&caller);
         let outcome = caller.take_outcomes().next().unwrap();
@@ -388,7 +388,7 @@ fn a_panicking_leader_appoints_another_and_undoes_its_acquires() {
     std::thread::scope(|scope| {
         let first = scope.spawn(|| f.acquire_within("first", LONG));
         assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
-        // Both callers are queued. The one that is appointed next panics after its write.
+        // Two callers will be queued. The caller that is appointed next panics after its write.
         f.pipeline.panic_next.store(true, Ordering::SeqCst);
         let two = ["second", "third"].map(|name| {
             let f = &f;
@@ -399,7 +399,7 @@ fn a_panicking_leader_appoints_another_and_undoes_its_acquires() {
         first.join().unwrap().1.unwrap();
         let outcomes = two.map(|thread| thread.join());
         let panicked = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        assert_eq!(panicked, 1, "the panic goes on in the thread that is_led");
+        assert_eq!(panicked, 1, "the panic goes on in the thread that led");
         for outcome in outcomes.into_iter().flatten() {
             let error = outcome.1.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout, "the outcome is unknown");
@@ -449,7 +449,8 @@ fn a_refused_release_is_retried_after_a_pause() {
     f.server
         .command(&["ACL", "SETUSER", "default", "+del"])
         .unwrap();
-    // The next request for its key takes it along before it is due.
+    // The next request for the release's key is sent together with the retry of the release, although the retry is not
+    // due yet.
     f.acquire("a");
     assert!(f.is_idle());
 }

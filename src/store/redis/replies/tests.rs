@@ -1,4 +1,4 @@
-//! Replies in pieces, hostile ones, and all kinds that the parser of redis-rs reads.
+//! Tests with replies in pieces, hostile replies, and all kinds of replies that the parser of redis-rs reads.
 
 use proptest::prelude::*;
 
@@ -6,8 +6,8 @@ use super::*;
 
 const LIMIT: usize = 4096;
 
-/// Feeds `bytes` in pieces of these lengths, again and again, until they end or there is an error. The buffer has to
-/// stay within what had come in.
+/// Feeds `bytes` in pieces of these lengths, used in turn, until all are read or there is an error. Asserts that the
+/// size of the buffer is bounded by the bytes that have come.
 fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) {
     let mut replies = Replies::new();
     let (mut values, mut fed) = (Vec::new(), 0);
@@ -21,7 +21,7 @@ fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) 
                 let mut source = &bytes[fed..fed + piece];
                 replies.fill(Limit::Fixed(limit), &mut source).unwrap();
                 fed += piece - source.len();
-                // An error may take some more bytes than what it stands for.
+                // An error may have some more bytes than the string that it replaces.
                 let most = BUFFER.max(2 * fed).min(BUFFER.max(limit)) + 100;
                 assert!(replies.buffer.capacity() <= most, "{fed} bytes came in");
             }
@@ -30,7 +30,7 @@ fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) 
     }
 }
 
-/// The first reply in `bytes`, all of which are there.
+/// Reads the first reply in `bytes`, all of which have come.
 fn first(bytes: &[u8], limit: usize) -> RedisResult<Option<Value>> {
     let mut replies = Replies::new();
     replies.buffer = bytes.to_vec();
@@ -108,12 +108,12 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// The first value that the parser of redis-rs reads. It is not asked for arrays that are announced to be huge.
+/// The first value that the parser of redis-rs reads. Must not be called for arrays that are announced to be huge.
 fn by_redis(bytes: &[u8]) -> Option<Value> {
     redis::parse_redis_value(bytes).ok()
 }
 
-/// As text, so that what is no number is equal to itself.
+/// The value as text, so that NaN is equal to itself.
 fn said(value: Option<&Value>) -> String {
     format!("{value:?}")
 }
@@ -214,7 +214,7 @@ fn a_reply_is_refused_by_what_it_announces() {
 
 #[test]
 fn many_long_strings_are_all_replaced() {
-    // As many as their errors would not fit.
+    // So many strings that the errors in their place would not fit into the limit.
     let count = LIMIT / (size_of::<Value>() + 30);
     let string = format!("$900\r\n{}\r\n", "x".repeat(900));
     let bytes = format!("*{count}\r\n{}", string.repeat(count));
@@ -294,7 +294,7 @@ fn each_byte_is_searched_once() {
         replies.fill(Limit::Fixed(LIMIT), &mut byte).unwrap();
         assert_eq!(replies.next(Limit::Fixed(LIMIT)), Ok(None));
     }
-    // The last byte is looked at again: it may be the first one of a line end.
+    // The last byte is looked at again: it may be the first byte of a line end.
     assert!(replies.frame.bytes_searched <= 2 * BYTES);
 }
 
@@ -306,7 +306,7 @@ fn a_buffer_is_twice_what_came_at_most() {
         [&b"+"[..], &vec![b'x'; limit]].concat(),
         [&b"$90000\r\n"[..], &vec![b'x'; 89_000]].concat(),
     ] {
-        // Its assertions hold the bound.
+        // `read_all` asserts the bound.
         read_all(&bytes, &[1000], limit);
     }
 }

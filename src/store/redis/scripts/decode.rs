@@ -42,7 +42,7 @@ pub(crate) fn decode(kind: ScriptKind, n: usize, value: Value) -> Decoded {
         }
     }
     let value = match (kind, value) {
-        // A value may be long, so this moves it.
+        // A value may be long, so it is moved, not copied.
         (ScriptKind::Read, Value::BulkString(bytes)) if n == 1 => {
             return Decoded::Outcomes(smallvec![Ok(Reply::Value(bytes))]);
         }
@@ -106,10 +106,11 @@ fn unexpected(kind: ScriptKind, value: &Value) -> Decoded {
 }
 
 /// The outcome of one command from its result, as the script's header describes it. `None` if the script cannot return
-/// this. A result may hold text that another user wrote under the key: then the outcome is an error of this key.
+/// this result. If the result holds unreadable text that another user wrote under the key, the outcome is an error of
+/// this key.
 fn outcome(kind: ScriptKind, result: &Value) -> Option<Result<Reply, Error>> {
     let reply = match (kind, result) {
-        // Scripts return the beginning of what others wrote. Only `read.lua` returns whole strings.
+        // Scripts return at most the beginning of a string of another user. Only `read.lua` returns whole strings.
         (_, Value::ServerError(error)) if kind != ScriptKind::Read && error.code() == TOO_LARGE => {
             return None;
         }

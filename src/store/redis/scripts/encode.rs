@@ -128,7 +128,8 @@ fn arguments(out: &mut Encoder<'_>, context: &ScriptContext, command: &Command) 
         Command::Write {
             token, value, ttl, ..
         } => {
-            // With leading zeros, texts sort as their numbers. A Lua number could not hold all of its digits.
+            // The script compares tokens as text. With leading zeros, text sorts in the order of the numbers. A Lua
+            // number could not hold all digits of a token.
             out.text(&format!("{token:020}"));
             let delete = if value.is_none() { "-" } else { "" };
             let ttl = ttl.map_or_else(String::new, |ttl| ttl.as_millis().to_string());

@@ -26,7 +26,7 @@ struct Script {
     hash: String,
 }
 
-/// In the order of [`ScriptKind::ALL`].
+/// The scripts, in the order of [`ScriptKind::ALL`].
 static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
     [
         include_str!("../../../../lua/release.lua"),
@@ -44,14 +44,14 @@ static SCRIPTS: LazyLock<[Script; ScriptKind::ALL.len()]> = LazyLock::new(|| {
     })
 });
 
-/// Removes comments and indentation from a script: Redis hashes the text of each EVAL.
+/// Removes comments and indentation from a script, since Redis hashes the text of each EVAL.
 pub(in crate::store) fn strip_comments(script: &str) -> String {
     let lines = script.lines().map(str::trim_start);
     let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// The script that carries out a command. All commands of one call have the same.
+/// The script that carries out a command. All commands of one call have the same script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScriptKind {
     Release,
@@ -64,8 +64,8 @@ pub(crate) enum ScriptKind {
 }
 
 impl ScriptKind {
-    /// In the order in which a batch is written: releases before acquires, so that a key that is released and acquired
-    /// in one batch is free.
+    /// All kinds, in the order in which a batch is written: releases before acquires, so that a key that is released
+    /// and acquired in one batch is free.
     pub(crate) const ALL: [Self; 7] = [
         Self::Release,
         Self::Acquire,

@@ -1,4 +1,4 @@
-//! The encoding of calls, and the decoding of replies.
+//! Tests of the encoding of calls, and of the decoding of replies.
 
 use redis::Value;
 
@@ -260,7 +260,7 @@ mod fuzz {
     use super::*;
     use crate::util::fuzz::{self, Bytes};
 
-    /// A text that a script returns (a part in µs, a value, a result of lua/inspect.lua), or any bytes.
+    /// A text that a script returns (the µs part of a token, a value, a result of lua/inspect.lua), or any bytes.
     fn text() -> impl Strategy<Value = Bytes> {
         let holder = "[a-z.-]{0,64}/[0-9]{1,7}/[0-9a-f]{8}( \\+)?";
         let reply = (

@@ -1,4 +1,4 @@
-//! Peers that are slow, silent or endless, on real sockets.
+//! Tests with peers that are slow, silent or endless, on real sockets.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use super::*;
 use crate::store::redis::fake_server::{self, Stall, stay_open, trickle};
 
 const SOON: Duration = Duration::from_millis(100);
-/// A busy machine may be late by that.
+/// How late a busy machine may be.
 const MARGIN: Duration = Duration::from_secs(5);
 const FAR: Duration = Duration::from_secs(60);
 const LIMIT: Limit = Limit::Fixed(64 * 1024);
@@ -25,7 +25,7 @@ fn connect_tcp(address: SocketAddr, deadline: MonotonicTime) -> io::Result<(Send
     })
 }
 
-/// Both halves of a connection to a peer that does `be_peer`.
+/// Both halves of a connection to a peer that runs `be_peer`.
 fn connected_to(be_peer: impl FnOnce(TcpStream) + Send + 'static) -> (Sender, Receiver) {
     connect_tcp(
         fake_server::start(be_peer),
@@ -75,7 +75,7 @@ fn messages_without_end_delay_no_reply() {
 #[test]
 fn many_replies_share_one_deadline() {
     const REPLIES: usize = 2000;
-    // No more than eight of them fit into the buffer.
+    // No more than eight replies fit into the buffer.
     let reply = format!("$1000\r\n{}\r\n", "x".repeat(1000));
     let (_sender, mut receiver) = connected_to(move |peer| trickle(peer, reply.as_bytes()));
     let deadline = soon();
@@ -146,7 +146,7 @@ fn a_write_is_tried_once_after_its_deadline() {
         peer.read_exact(&mut word).unwrap();
         arrived.send(word).unwrap();
     });
-    // As a connection that is given up writes the releases of its unanswered acquires.
+    // A connection that is given up writes the releases of its unanswered acquires in this way.
     sender.send(b"word", MonotonicTime::now()).unwrap();
     assert_eq!(arrives.recv_timeout(MARGIN), Ok(*b"word"));
 }

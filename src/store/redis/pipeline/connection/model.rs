@@ -45,14 +45,14 @@ pub(crate) struct Faults {
     pub(crate) broken: u32,
     /// The thread that uses a connection panics.
     pub(crate) panics: u32,
-    /// An answer comes after the reader's own deadline, and before it is due.
+    /// A reply comes after the reader's own deadline, and before the reply is due.
     pub(crate) slow: u32,
 }
 
 /// A Redis that keeps locks, and the network in front of it.
 pub(crate) struct Server {
     state: parking_lot::Mutex<ServerState>,
-    /// A thread is using a connection. Only one may.
+    /// True while a thread uses a connection. Only one thread may.
     in_use: AtomicBool,
 }
 
@@ -202,7 +202,7 @@ impl ServerState {
 
     fn serve_to(&mut self, by: &HolderId, command: &Command) -> Reply {
         let reply = self.step(by, |keyspace, step| keyspace.execute(command, step));
-        reply.expect("models keep to keys of locks")
+        reply.expect("models use only the keys of locks")
     }
 
     fn step<T>(
@@ -385,8 +385,8 @@ impl PipelinedConnection {
         !self.connection.broken
     }
 
-    /// The requests in flight arrive now, in part, late, or never. The releases of their acquires follow, unless the
-    /// last write failed.
+    /// Closes the connection. The requests in flight arrive now, in part, late, or never, and then the releases of
+    /// their acquires, unless the last write failed.
     pub(crate) fn abandon(mut self, _: &ScriptContext) -> Vec<PendingRequest> {
         let in_flight: Vec<PendingRequest> = std::mem::take(&mut self.in_flight).into();
         let unserved = in_flight.iter().skip(self.served.len());

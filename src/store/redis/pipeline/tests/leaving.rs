@@ -1,4 +1,4 @@
-//! A leader leaves at its own deadline, with a batch in flight.
+//! Tests of a leader that leaves at its own deadline, with a batch in flight.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(50);
 
 impl Fixture {
-    /// Queues an acquire, whose caller then waits as a follower.
+    /// Queues an acquire. Returns its caller, which does not lead.
     fn queue(&self, name: &str) -> Arc<Caller> {
         let caller = Caller::new(1);
         let acquire = Command::Acquire {
@@ -233,8 +233,8 @@ fn a_flush_whose_leader_leaves_early_is_not_answered() {
     f.server.resume();
 }
 
-/// A proxy to the server. Once `hold` gets a message, it passes on only the first byte of the next reply. The rest follows
-/// after the next message: `true` holds the reply after it, too.
+/// A proxy to the server. Once `hold` gets a message, it passes on only the first byte of the next reply. The rest
+/// follows after the next message. If that message is `true`, the proxy holds the reply after it in the same way.
 fn halves_replies(server: &Server) -> (u16, Sender<bool>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, to) = (listener.local_addr().unwrap().port(), server.port());
@@ -270,7 +270,7 @@ fn half_a_reply_is_completed_by_the_next_leader() {
     f.leaves("first");
     assert_eq!(f.unanswered(), 1);
     hold.send(false).unwrap();
-    // On the same connection: the proxy accepts no other.
+    // This uses the same connection, since the proxy accepts no other.
     f.acquire("second");
     while f.pipeline.run_maintenance() {}
     assert!(f.exists("second") && !f.exists("first"));
@@ -291,8 +291,8 @@ fn a_release_behind_a_half_read_batch_has_its_own_time() {
     f.pipeline.send_release(f.release("warm-up", lease));
     let before = reply_by();
     f.leaves("second");
-    assert!(reply_by() == before, "the first half only");
-    // The rest of the first reply, and half of the release's.
+    assert!(reply_by() == before, "only the first byte has come");
+    // Passes the rest of the first reply, and the first byte of the reply to the release.
     hold.send(true).unwrap();
     let is_later = || {
         f.leaves("third");

@@ -1,4 +1,4 @@
-//! A connection that may be dead, or lead to the wrong server, is replaced before the next write.
+//! Tests of stale and suspect connections, which are replaced before the next write.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 use super::*;
 
 impl Fixture {
-    /// Makes the connection stale, as if another one had broken.
+    /// Makes the connection stale, as if another connection had broken.
     fn make_stale(&self) {
         self.pipeline.shared.endpoint.epoch().note_break();
     }

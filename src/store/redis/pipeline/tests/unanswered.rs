@@ -1,4 +1,4 @@
-//! Queued releases and retries: their batches, flushes, and the attempts to connect.
+//! Tests of queued releases and retries: their batches, flushes, and the attempts to connect.
 
 use super::*;
 
@@ -211,8 +211,8 @@ fn a_flush_moves_to_another_connection_after_a_cut() {
     assert!(f.is_idle() && !f.exists("a"));
 }
 
-/// Whether a caller with time is still queued at a stopped server, after a leader has left that had `eighths` of the
-/// connect time-out.
+/// Whether a caller with enough time is still queued after a leader has failed to connect to a stopped server. The
+/// leader had `eighths` of the connect time-out.
 fn caller_still_waits(eighths: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
