@@ -3,7 +3,7 @@
 //! `lock()` waits for as long as another holder has the lock. A channel cancels the wait. One channel can cancel any
 //! number of waits, for example from the thread of a signal handler.
 //!
-//! `cargo run --example cancellation`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example cancellation`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;
@@ -21,17 +21,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let other = Client::open(&url)?;
     let held = other.mutex("example:import").lock()?;
 
-    // Dropping the sender cancels all waits, those of now and those that begin later. No message is ever sent.
+    // Dropping the sender cancels all waits, the present and the later ones. No message is ever sent.
     let (stop, stopped) = bounded(0);
     let worker = thread::spawn({
         let client = client.clone();
         move || work(&client, stopped)
     });
 
-    // The program is to end. With the crate `ctrlc`, the handler of Ctrl-C would own `stop` and do this.
+    // The program is to end. With the crate `ctrlc`, the handler of Ctrl-C would own `stop` and drop it.
     println!("stopping");
     drop(stop);
-    worker.join().expect("it does not panic")?;
+    worker.join().expect("the worker does not panic")?;
 
     // Waits until Redis has confirmed all releases, and ends the client's threads.
     client.shutdown(Duration::from_secs(2))?;

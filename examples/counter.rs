@@ -3,7 +3,7 @@
 //! Two clients stand for two processes here, and two threads share each client. Start the example several times at
 //! once, on as many machines as you like: no update is lost.
 //!
-//! `cargo run --example counter`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example counter`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|client| scope.spawn(|| raise(client, &url)))
             .collect();
         for thread in threads {
-            thread.join().expect("it does not panic")?;
+            thread.join().expect("the thread does not panic")?;
         }
         Ok::<(), Box<dyn Error + Send + Sync>>(())
     })
@@ -42,7 +42,7 @@ fn raise(client: Client, url: &str) -> Result<(), Box<dyn Error + Send + Sync>> 
     let mut redis = redis::Client::open(url)?.get_connection()?;
     for _ in 0..ROUNDS {
         // Waits for the lock, runs the closure, and releases the lock, even if the closure panics. The first `?` is for
-        // errors of the lock: `LeaseLost` if it was lost meanwhile. The second one is for the errors of the closure.
+        // errors of the lock: `LeaseLost` if the lock was lost meanwhile. The second `?` is for errors of the closure.
         client.with_lock("counter", || {
             let online: Option<u64> = redis.get("example:counter")?;
             redis.set::<_, _, ()>("example:counter", online.unwrap_or(0) + 1)

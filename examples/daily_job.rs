@@ -4,7 +4,7 @@
 //! clock is late would find the lock free, and send a second report. So the machine that sends the report also writes
 //! down the day, under the lock.
 //!
-//! `cargo run --example daily_job [day]`, with the address of your Redis in `REDIS_URL`. Run it twice.
+//! Run `cargo run --example daily_job [day]`, with the address of your Redis in `REDIS_URL`. Run it twice.
 
 use std::env;
 use std::error::Error;
@@ -25,16 +25,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         machines.push(thread::spawn(move || timer_fires(&client, number, day)));
     }
     for machine in machines {
-        machine.join().expect("it does not panic")?;
+        machine.join().expect("the machine does not panic")?;
     }
     Ok(())
 }
 
 fn timer_fires(client: &Client, machine: u32, day: u64) -> Result<(), leasehold::Error> {
-    // `lock` instead of `try_lock`: if the machine that holds the lock crashes, the next one sends the report.
+    // `lock` instead of `try_lock`: if the machine that holds the lock crashes, the next machine sends the report.
     let guard = client
         .mutex("daily-report")
-        .max_hold(Duration::from_secs(600)) // if a machine hangs, another one sends the report
+        .max_hold(Duration::from_secs(600)) // if a machine hangs, another machine sends the report
         .lock()?;
     let done = client.fenced_value("daily-report:last-day");
     let last: Option<u64> = match done.read()? {
@@ -48,10 +48,10 @@ fn timer_fires(client: &Client, machine: u32, day: u64) -> Result<(), leasehold:
     }
     println!("machine {machine}: sends the report of day {day}");
     // Write the day under the fencing token: a machine whose lease ended while it slept cannot overwrite the day of the
-    // next holder. (But it may still send its report. If even that must not happen twice, send an id such as the day
-    // with the mail, and let the receiver accept each id once.)
+    // next holder. (But that machine may still send its report. If the report must not be sent twice even then, send an
+    // id such as the day with the mail, and let the receiver accept each id once.)
     done.write(guard.fencing_token(), day.to_string())?;
-    guard.unlock()?; // also if Redis does not confirm it: the report is sent
+    guard.unlock()?; // no error if Redis does not confirm the release: the report is sent
     Ok(())
 }
 

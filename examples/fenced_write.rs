@@ -4,7 +4,7 @@
 //! before it writes. When it continues, another process may hold the lock. No lock can prevent this write. The storage
 //! can refuse it, if every write carries the fencing token of the lock.
 //!
-//! `cargo run --example fenced_write`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example fenced_write`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;

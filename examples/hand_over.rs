@@ -1,10 +1,10 @@
 //! A lock that passes from one process to another without being free in between.
 //!
-//! For a service that is replaced by its new version, or a job that one process begins and another one ends. Here the
-//! parent acquires the lock, and transfers it to a child. The token stays the same, so a fenced storage accepts the
-//! writes of both.
+//! Use this if a new version of a service replaces the old version, or if one process begins a job and another ends it.
+//! Here the parent acquires the lock, and transfers it to a child. The token stays the same, so a fenced storage
+//! accepts the writes of both.
 //!
-//! `cargo run --example hand_over`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example hand_over`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let guard = client.mutex("example:deploy").lock()?;
     println!("parent: begins, with token {}", guard.fencing_token());
     // From here on no process renews the lock, and only the adopter of the ticket can take it. If the child does not
-    // adopt it within its ttl (30 s), the lock is free.
+    // adopt the lock within its ttl (30 s), the lock is free.
     let ticket = guard.into_ticket()?;
     let mut child = Command::new(env::current_exe()?)
         .arg("child")
@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .spawn()?;
     // Send the ticket through stdin: other users of the machine can see arguments, and a ticket is enough to take the
     // lock.
-    let mut stdin = child.stdin.take().expect("it is piped");
+    let mut stdin = child.stdin.take().expect("stdin is piped");
     writeln!(stdin, "{ticket}")?;
     let status = child.wait()?;
 

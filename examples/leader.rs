@@ -1,10 +1,10 @@
 //! Leader election among several candidates. A leader that loses the lock becomes a candidate again. So there is a new
-//! leader soon after the old one crashed, was cut off, or was deposed.
+//! leader soon after the old leader crashed, was cut off, or was deposed.
 //!
 //! Here the candidates are threads, each with its own client; in production they would be processes on several
 //! machines. `main` plays an operator: it deposes three leaders, and then ends the election.
 //!
-//! `cargo run --example leader`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example leader`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     elected.recv()?;
     drop(stop);
     for candidate in candidates {
-        candidate.join().expect("it does not panic")?;
+        candidate.join().expect("the candidate does not panic")?;
     }
     println!("nobody leads: {:?}", operator.mutex("leader").inspect()?);
     Ok(())
@@ -67,7 +67,7 @@ fn stand(
                 // The channel is ready at the end of the validity at the latest, even if Redis cannot be reached. At
                 // that time no other candidate can lead yet.
                 recv(lost) -> reason => {
-                    println!("{name} steps down: {}", reason.expect("its channel is kept open"));
+                    println!("{name} steps down: {}", reason.expect("the channel stays open"));
                     break;
                 }
                 recv(stopped) -> _ => return Ok(()), // dropping the guard releases the lock

@@ -3,7 +3,7 @@
 //! With a plain mutex, `deposit_less_fee` would wait for itself for ever. With a reentrant mutex, the inner methods
 //! lock again without a request to Redis, and the lock is released when the outermost method returns.
 //!
-//! `cargo run --example reentrant`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example reentrant`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;
@@ -42,7 +42,7 @@ impl Account {
         })?
     }
 
-    /// Does two steps under one lock: other holders of the lock see both or neither.
+    /// Does two steps under one lock: other holders of the lock see both steps or neither.
     fn deposit_less_fee(&self, amount: i64, fee: i64) -> Result<(), Box<dyn Error>> {
         self.mutex.with(|_| {
             self.deposit(amount)?;

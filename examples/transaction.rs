@@ -1,9 +1,9 @@
 //! Money that is moved between two accounts in Redis, only while the lock is held.
 //!
 //! Data in the same Redis server as the lock needs no fencing token: when it writes, Redis itself checks that the lock
-//! is still held. It writes everything or nothing.
+//! is still held, and writes everything or nothing.
 //!
-//! `cargo run --example transaction`, with the address of your Redis in `REDIS_URL`.
+//! Run `cargo run --example transaction`, with the address of your Redis in `REDIS_URL`.
 
 use std::env;
 use std::error::Error;
@@ -11,11 +11,11 @@ use std::error::Error;
 use leasehold::redis::{self, Commands, cmd};
 use leasehold::{Client, MutexGuard};
 
-/// Moves `amount`, and returns the rest; `None` if the account has too little.
+/// Moves `amount` from account a to account b, and returns the rest in a; `None` if a has too little.
 fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold::Error> {
     let moved = guard.transaction(|conn, pipe| {
-        // For writers that do not take the lock: if one of them changes the balance before Redis executes `pipe`, this
-        // closure runs again. So it should only read and fill `pipe`.
+        // This `WATCH` is for writers that do not take the lock. If such a writer changes the balance before Redis
+        // executes `pipe`, this closure runs again. So the closure should only read and fill `pipe`.
         cmd("WATCH").arg("example:money:a").exec(conn)?;
         let there: i64 = conn.get::<_, Option<i64>>("example:money:a")?.unwrap_or(0);
         if there < amount {
@@ -28,7 +28,7 @@ fn move_money(guard: &MutexGuard, amount: i64) -> Result<Option<i64>, leasehold:
     if !moved.value {
         return Ok(None);
     }
-    // The replies to the commands in `pipe`, without that of the command marked with `ignore`.
+    // The replies to the commands in `pipe` that are not marked with `ignore`.
     let (left,) = moved.replies()?;
     Ok(Some(left))
 }

@@ -3,14 +3,14 @@
 //! `MemoryStore` keeps locks in this process, as Redis would. A test can move its clock, delete its keys, and let it
 //! fail. So a test of a rare outage takes microseconds.
 //!
-//! `cargo run --example unit_testing` (in your project these are `#[test]`s).
+//! Run `cargo run --example unit_testing` (in your project these are `#[test]`s).
 
 use std::error::Error;
 use std::time::Duration;
 
 use leasehold::{Client, ErrorKind, LossReason, MemoryStore};
 
-/// The code under test. It gets its client from the caller. It imports all rows, or stops when the lock is lost.
+/// The code under test. Imports all rows, or stops when the lock is lost. The caller passes the client in.
 fn import(client: &Client, rows: &mut dyn Iterator<Item = u32>) -> Result<u32, leasehold::Error> {
     let guard = client.mutex("import").lock()?;
     let mut sum = 0;
@@ -59,7 +59,7 @@ fn goes_on_after_a_short_outage() -> Result<(), Box<dyn Error>> {
     let mut rows = [1, 2, 3].into_iter().inspect(|row| {
         if *row == 2 {
             memory.fail(ErrorKind::Unavailable);
-            memory.advance(Duration::from_secs(15)); // its renewal fails
+            memory.advance(Duration::from_secs(15)); // the renewal fails
             memory.recover();
         }
     });

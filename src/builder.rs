@@ -1,4 +1,5 @@
-//! The settings of a client before it is built. `config` has their bounds; `client` connects the parts.
+//! The settings of a client that is not built yet. `config` has their bounds; `client` connects the parts of the
+//! library.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
 use crate::tls::TlsConfig;
 use crate::util::fork::ForkGuard;
 
-/// The settings of a client. Each has a default, and [`build`](Builder::build) checks all of them.
+/// The settings of a client. Each setting has a default, and [`build`](Builder::build) checks all of them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -72,9 +73,10 @@ pub struct Builder {
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
 /// URLs are checked more strictly than in redis-rs: unknown options are refused. The client uses the address, user,
-/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS
-/// needs the feature `tls`, and certificates come from `Builder::tls` only. A host with a `%`, `@` or `/` is
-/// `InvalidConfig` when the client is built: it is a part of a password that was not percent-encoded. `Debug` shows neither user nor password.
+/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS needs the
+/// feature `tls`, and certificates come from `Builder::tls` only. Building the client fails with `InvalidConfig` for a
+/// host with a `%`, `@` or `/`, which is a part of a password that was not percent-encoded. `Debug` shows neither user
+/// nor password.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -180,12 +182,12 @@ impl Builder {
     /// Sets the beginning of all keys and channels in Redis. Clients exclude each other only under the same prefix.
     /// At most 256 bytes, without control characters and `~`. Defaults to `leasehold:`.
     ///
-    /// In one Redis database, no prefix may be the beginning of another one. `a:` and `a:b:` share locks: `b:x`
-    /// under the first is `x` under the second. But each prefix has its own counter of fencing tokens and its own
-    /// queues. So if clients with both prefixes take this lock, its waiters are not served in order, and its token may
-    /// be smaller than an earlier one if the clock of Redis is set back. Clients cannot detect this. End every prefix
-    /// with the same character: `t1` is the beginning of `t10`, but `t1:` is not the beginning of `t10:`. The empty
-    /// prefix is the beginning of every other one.
+    /// In one Redis database, no prefix may be the beginning of another prefix. With the prefixes `a:` and `a:b:`, the
+    /// name `b:x` under `a:` is the same lock as `x` under `a:b:`. But each prefix has its own counter of fencing
+    /// tokens and its own queues. So if clients with both prefixes take this lock, its waiters are not served in order,
+    /// and a token may be smaller than an earlier token if the clock of Redis is set back. Clients cannot detect nested
+    /// prefixes. End every prefix with the same character: `t1` is the beginning of `t10`, but `t1:` is not the
+    /// beginning of `t10:`. The empty prefix is the beginning of every other prefix.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.config.prefix = prefix.to_owned();
         self
@@ -227,13 +229,13 @@ impl Builder {
     /// Sets the size of the largest reply to a command of a transaction, to its `EXEC`, or to the read of a fenced
     /// value. 256 KiB to 512 MiB. Defaults to 4 MiB.
     ///
-    /// The size of a reply is its bytes, and 56 more for each element of an array. The replies to a pipeline count as
-    /// one reply. Reading a reply takes at most twice its size in memory, so no server can fill the memory of the
-    /// client.
+    /// The size of a reply is its length in bytes, plus 56 for each element of an array. The replies to a pipeline
+    /// count as one reply. Reading a reply takes at most twice its size in memory, so no server can fill the memory of
+    /// the client.
     ///
-    /// A larger reply is [`TooLarge`](crate::ErrorKind::TooLarge); in a closure it is an error with the code
-    /// `TOOLARGE`. If it is a string, the connection stays open. The client closes the connection after any other reply
-    /// that is too large.
+    /// For a larger reply, the call fails with [`TooLarge`](crate::ErrorKind::TooLarge). The closure of a transaction
+    /// gets an error with the code `TOOLARGE`. If the reply is a string, the connection stays open. The client closes
+    /// the connection after any other reply that is too large.
     pub fn max_reply_bytes(mut self, bytes: usize) -> Self {
         self.config.max_reply_bytes = bytes;
         self
@@ -248,7 +250,7 @@ impl Builder {
     /// Sets for how long a request waits for its reply. 1 ms to 60 s. Defaults to 1 s.
     ///
     /// A call may exceed its own deadline by this time, and by [`connect_timeout`](Self::connect_timeout) if it has to
-    /// connect. Keep it well below the ttl: a renewal without a reply is tried again after this time.
+    /// connect. Keep this time well below the ttl: a renewal without a reply is tried again after it.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -262,22 +264,22 @@ impl Builder {
     }
 
     /// Sets the number of connections for requests. Renewals have one or two more connections, and notifications have
-    /// another one. 1 to 4. Defaults to 2.
+    /// another connection. 1 to 4. Defaults to 2.
     pub fn pipelines(mut self, pipelines: usize) -> Self {
         self.config.pipelines = pipelines;
         self
     }
 
     /// Sets how many transactions ([`MutexGuard::transaction`](crate::MutexGuard::transaction)) may run at a time, each
-    /// on a connection of its own. A further transaction waits until another one ends, for one
-    /// [`connect_timeout`](Self::connect_timeout) at most; then it fails with `Unavailable`. 1 to 64. Defaults to 4.
+    /// on a connection of its own. A further transaction waits until another transaction ends, and fails with
+    /// `Unavailable` after one [`connect_timeout`](Self::connect_timeout). 1 to 64. Defaults to 4.
     pub fn max_transactions(mut self, max_transactions: usize) -> Self {
         self.config.max_transactions = max_transactions;
         self
     }
 
     /// Sets how many times in a row a lock passes from one thread of this client to the next waiting thread, without a
-    /// request to Redis, before other clients get it. Dropping a guard hands the lock off in this way;
+    /// request to Redis, before other clients get the lock. Dropping a guard hands the lock off in this way;
     /// [`MutexGuard::unlock`](crate::MutexGuard::unlock) and `with_lock` do not. 0 to 1,023; 0 switches hand-offs off.
     /// Defaults to 256.
     pub fn hand_offs(mut self, count: u32) -> Self {
@@ -285,7 +287,7 @@ impl Builder {
         self
     }
 
-    /// Sets the longest time for the hand-offs of a lock in a row, while other clients wait. Defaults to 5 ms.
+    /// Sets for how long in a row a lock may be handed off while other clients wait. Defaults to 5 ms.
     pub fn hand_off_time(mut self, time: Duration) -> Self {
         self.config.hand_offs.time = time;
         self
@@ -347,7 +349,7 @@ impl Builder {
     /// Builds the client, and connects once, so a wrong address or login is an error here.
     ///
     /// # Errors
-    /// Those of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
+    /// The errors of [`build_lazy`](Self::build_lazy) and of [`Client::open`].
     pub fn build(self) -> Result<Client, Error> {
         let fork_guard = ForkGuard::enter()?;
         let (server, config) = self.check()?;
@@ -358,7 +360,7 @@ impl Builder {
         Client::start(server, config, fork_guard)
     }
 
-    /// Builds the client without connecting. Redis may start later: the first call that needs it connects.
+    /// Builds the client without connecting. Redis may start later: the first call that needs Redis connects.
     ///
     /// # Errors
     /// `InvalidConfig` if a setting is out of its bounds; the message names the setting and its value. `Forked` in a

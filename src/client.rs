@@ -1,5 +1,5 @@
-//! The client: makes mutexes and fenced values, and connects the parts of the library. Sends no request itself, but
-//! through the store.
+//! The client: makes mutexes and fenced values, and connects the parts of the library. Sends requests through the store
+//! only.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
@@ -31,12 +31,13 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// A client of one Redis server. Make one per process and clone it freely.
 ///
 /// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
-/// are held or waited for: one for timers, two that renew, one each for releases, notifications and callbacks, and
-/// three that make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
-/// [`renew_while`](Mutex::renew_while) starts a tenth. A client of a [`MemoryStore`](crate::MemoryStore) has five.
+/// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
+/// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
+/// [`renew_while`](Mutex::renew_while) starts a tenth thread. A client of a [`MemoryStore`](crate::MemoryStore) has
+/// five threads.
 ///
-/// The client ends when its last clone, [`Mutex`] and guard are dropped. That drop waits until Redis has confirmed all
-/// releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
+/// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
+/// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
 /// hundreds of thousands of guards) stay in Redis until their ttl ends. To wait longer, call
 /// [`shutdown`](Self::shutdown) first.
 ///
@@ -74,7 +75,7 @@ pub(crate) enum Server {
 pub(crate) struct Handle {
     /// Distinguishes the clients of this process. Never used twice.
     pub(crate) number: u64,
-    /// For debug output.
+    /// The address of the server, for debug output.
     address: String,
     pub(crate) config: Config,
     backend: Backend,
@@ -167,8 +168,8 @@ impl Client {
         Mutex::new(self.clone(), key.as_ref())
     }
 
-    /// The fenced value named `key`, which refuses writes under an old fencing token. Does no I/O. It is independent of
-    /// the lock with the same name, unless you write it under that lock's tokens.
+    /// The fenced value named `key`, which refuses writes under an old fencing token. Does no I/O. The value is
+    /// independent of the lock with the same name, unless you write the value under that lock's tokens.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -266,12 +267,12 @@ impl Client {
 
     /// Waits for the lock named `key`, runs `work`, and releases the lock.
     ///
-    /// The lock is renewed while `work` runs, however long that takes. It is also released if `work` panics; the panic
-    /// then continues.
+    /// The lock is renewed while `work` runs, however long that takes. The lock is also released if `work` panics; the
+    /// panic then continues.
     ///
     /// # Errors
-    /// Those of [`Mutex::lock`], and `LeaseLost` if the lock was lost before `work` returned: another holder may have
-    /// run at the same time. The value that `work` returned is dropped then.
+    /// The errors of [`Mutex::lock`], and `LeaseLost` if the lock was lost before `work` returned: another holder may
+    /// have run at the same time. The value that `work` returned is dropped then.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -284,10 +285,10 @@ impl Client {
         self.mutex(key).with(|_| work())
     }
 
-    /// Runs `work` under the lock named `key` if it is free now. If it is not, drops `work` and returns `Ok(None)`.
+    /// Runs `work` under the lock named `key` if the lock is free now. Otherwise drops `work` and returns `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`Mutex::try_with`].
+    /// The errors of [`Mutex::try_with`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -310,7 +311,7 @@ impl Client {
     /// that time, drops `work` and returns `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`Mutex::try_with_for`].
+    /// The errors of [`Mutex::try_with_for`].
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -370,7 +371,8 @@ impl Client {
     /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
     /// dropped guards, allow for the time that Redis takes for their releases: docs/performance.md says how long.
     ///
-    /// This releases no held lock: its key stays until its guard is dropped or its ttl ends. May be called again.
+    /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. It may be
+    /// repeated.
     ///
     /// # Errors
     /// `Timeout` or `Unavailable` if, after `timeout`, releases are not confirmed or callbacks are still running. The
@@ -390,13 +392,13 @@ impl Client {
         self.handle().shut_down(timeout)
     }
 
-    /// The parts of the client. In a forked child, use only plain data of it: settings and names.
+    /// The parts of the client. In a forked child, use only plain data of the handle: settings and names.
     pub(crate) fn handle(&self) -> &Handle {
         let handle = self.0.handle.as_ref();
-        handle.expect("it is taken out when the last client is dropped")
+        handle.expect("the handle is taken out only when the last client is dropped")
     }
 
-    /// `Forked` in a child of the client's process.
+    /// Fails with `Forked` in a child of the client's process.
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         self.process().check()
     }
@@ -422,13 +424,13 @@ impl Client {
     }
 }
 
-// A panic that unwinds through a call leaves no state half changed: only user code panics, and it never runs while
-// state of the library is locked (invariant 5 in ARCHITECTURE.md). The library's mutexes are not poisoned, and the
-// unwinding ends the request that the panic interrupts. Panics of event handlers and callbacks are caught.
+// A panic that unwinds through a call leaves no state half changed: only user code panics, and user code never runs
+// while state of the library is locked (invariant 5 in ARCHITECTURE.md). The library's mutexes are not poisoned, and
+// the unwinding ends the request that the panic interrupts. Panics of event handlers and callbacks are caught.
 impl UnwindSafe for Client {}
 impl RefUnwindSafe for Client {}
 
-/// The address without user, password and database.
+/// Shows the address without user, password and database.
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
@@ -557,7 +559,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // No caller is left for the error. Locks that are not released now expire at the end of their ttl.
+        // No caller is left to get the error. Locks that are not released now expire at the end of their ttl.
         let _ = self.shut_down(self.config.command_timeout);
         self.backend.store.close();
     }

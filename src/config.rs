@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::EventHandler;
 use crate::util::key::RESERVED;
 
-/// The shortest ttl. A shorter one could end before the reply to the request arrives.
+/// The shortest ttl. A shorter ttl could end before the reply to the request arrives.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
 /// The greatest value of `max_ttl`.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
@@ -17,12 +17,12 @@ const MAX_KEY_BYTES: usize = 64 * 1024;
 const MAX_PREFIX_BYTES: usize = 256;
 const MAX_PIPELINES: usize = 4;
 const MAX_TRANSACTIONS: usize = 64;
-/// The greatest number of hand-offs in a row: a fencing token has ten bits for it.
+/// The greatest number of hand-offs in a row: a fencing token has ten bits for this number.
 const MAX_HAND_OFFS: u32 = 1023;
 /// The default limit for a reply with a caller's values, in bytes.
 pub(crate) const DEFAULT_MAX_REPLY: usize = 4 * 1024 * 1024;
 /// The bounds of `max_reply_bytes`. Redis' longest string has 512 MiB.
-const MAX_REPLIES: std::ops::RangeInclusive<usize> = 256 * 1024..=512 * 1024 * 1024;
+const REPLY_BYTES: std::ops::RangeInclusive<usize> = 256 * 1024..=512 * 1024 * 1024;
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often, and for how long, a lock is handed off within the client before other clients get it.
@@ -104,8 +104,8 @@ impl Config {
             let wanted = format!("1 to {MAX_KEY_BYTES}");
             return Err(Error::invalid("max_key_bytes", &wanted, self.max_key_bytes));
         }
-        if !MAX_REPLIES.contains(&self.max_reply_bytes) {
-            let wanted = format!("{} to {}", MAX_REPLIES.start(), MAX_REPLIES.end());
+        if !REPLY_BYTES.contains(&self.max_reply_bytes) {
+            let wanted = format!("{} to {}", REPLY_BYTES.start(), REPLY_BYTES.end());
             return Err(Error::invalid(
                 "max_reply_bytes",
                 &wanted,

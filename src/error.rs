@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::loss::LossReason;
 use crate::util::text::printable;
 
-/// The longest message, in bytes. Longer ones are cut.
+/// The longest message, in bytes. Longer messages are cut.
 const LONGEST_MESSAGE: usize = 500;
 
 /// The kind of an [`Error`], from [`Error::kind`]. More kinds may be added.
@@ -33,13 +33,14 @@ pub enum ErrorKind {
     /// another name), the server does not accept the client's, or one side speaks no TLS. The message says which.
     Tls,
     /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by
-    /// force. Also if the reply to a first try was lost, and the client has released the lock that it had adopted.
+    /// force. Also if the reply to a first try was lost, and the client has released the lock that this try had
+    /// adopted.
     NotHeld,
     /// The text is not a ticket, or the ticket does not fit the client's settings. The message says why.
     InvalidTicket,
     /// A fenced value was written with a greater token before. Nothing was changed.
     StaleToken,
-    /// The lock was lost before it was released. Another holder may have had it since.
+    /// The lock was lost before it was released. Another holder may have had the lock since.
     LeaseLost,
     /// The wait for the lock was cancelled through [`Mutex::cancelled_by`](crate::Mutex::cancelled_by).
     Cancelled,
@@ -49,10 +50,10 @@ pub enum ErrorKind {
     /// The client was shut down.
     Shutdown,
     /// This process is a fork, and its parent made the client. The child has none of the client's threads, and the
-    /// connections belong to the parent, which still holds its locks. Or: the parent had clients when it forked, and
-    /// this process made another client. Fork before the first client is made, fork after the last one was dropped, or
-    /// call `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break a new
-    /// client.)
+    /// connections belong to the parent, which still holds its locks. Also if the parent had clients when it forked,
+    /// and this process made another client. Fork before the first client is made, fork after the last client was
+    /// dropped, or call `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break
+    /// a new client.)
     Forked,
     /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end
     /// it. Nothing was written.
@@ -65,9 +66,8 @@ pub enum ErrorKind {
     /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows. The message names that limit.
     TooLarge,
-    /// Unexpected data: a value under the key of a lock that this library did not write, and which it leaves as it is;
-    /// or a server that does not speak Redis' protocol. Also a command of a transaction that fails on the data in
-    /// Redis.
+    /// Unexpected data. The key of a lock has a value that this library did not write; the library leaves it as it is.
+    /// Or the server does not speak Redis' protocol. Or a command of a transaction fails on the data in Redis.
     Protocol,
 }
 
@@ -143,8 +143,8 @@ impl Error {
         self.0.kind
     }
 
-    /// The key of the lock that was asked for, where there was one. For [`ErrorKind::InvalidKey`], its control
-    /// characters are escaped, and it is cut after 32 bytes.
+    /// The key of the lock or value that the call asked for, if the call had a key. For [`ErrorKind::InvalidKey`], the
+    /// key's control characters are escaped, and the key is cut after 32 bytes.
     pub fn key(&self) -> Option<&str> {
         self.0.key.as_deref()
     }
@@ -154,12 +154,12 @@ impl Error {
         self.0.reason.as_ref()
     }
 
-    /// The lock was lost before it was released.
+    /// Whether the lock was lost before it was released.
     pub fn is_lease_lost(&self) -> bool {
         self.0.kind == ErrorKind::LeaseLost
     }
 
-    /// Redis could not be reached, or did not reply. A later retry may succeed.
+    /// Whether Redis could not be reached, or did not reply. A later retry may succeed.
     pub fn is_unavailable(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout)
     }
@@ -227,7 +227,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.kind.describe())?;
         match &self.0.key {
-            // Escaped already.
+            // The key of this error is escaped already.
             Some(key) if self.0.kind == ErrorKind::InvalidKey => write!(f, " (\"{key}\")")?,
             Some(key) => write!(f, " ({key:?})")?,
             None => {}

@@ -30,8 +30,8 @@ pub struct EventLock<'a> {
 ///
 /// `acquired`, `contended`, `unavailable` and `released` run on the thread that called the library. The other methods
 /// run on the client's callback thread. The library holds none of its own locks meanwhile, and drops a panic of a
-/// method. Keep the methods short: a slow one delays its caller, or later callbacks, but never a renewal. If too many
-/// events are queued, some are [dropped](Self::events_missed).
+/// method. Keep the methods short: a slow method delays its caller, or later callbacks, but never a renewal. If too
+/// many events are queued, some events are [dropped](Self::events_missed).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -69,7 +69,8 @@ pub trait EventHandler: Send + Sync + 'static {
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
     /// A delayed release ended. `confirmed` is true if Redis has replied: the key is gone or has another holder.
     /// Otherwise the client gave the release up: the ttl has ended, and the key with it; or the client was shut down or
-    /// dropped before, and the key expires at the end of its ttl. After that the client reports no releases.
+    /// dropped before, and the key expires at the end of its ttl. After the shutdown or drop, the client reports no
+    /// releases.
     fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}
@@ -86,6 +87,6 @@ pub trait EventHandler: Send + Sync + 'static {
     /// callbacks and events on the caller's thread are never dropped.
     fn events_missed(&self, count: u64) {}
     /// Redis refuses notifications to this client (an old version, an ACL, a proxy). So waiters poll, and renewals find
-    /// losses. Called once until notifications work again; the client retries them.
+    /// losses. Called once until notifications work again. The client keeps trying.
     fn notifications_refused(&self, error: &Error) {}
 }

@@ -1,4 +1,4 @@
-//! A value in Redis that refuses writes under an old fencing token. Sends no request itself, but through the client.
+//! A value in Redis that refuses writes under an old fencing token. Sends requests through the client only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind};
 use crate::store::{Command, Reply};
 use crate::util::key::Key;
 
-/// A value in Redis that accepts a write only if its fencing token is not smaller than that of the last write. From
-/// [`Client::fenced_value`].
+/// A value in Redis that accepts a write only if its fencing token is not smaller than the token of the last write.
+/// From [`Client::fenced_value`].
 ///
 /// A holder that lost its lock, and has not noticed yet, cannot overwrite the data of the next holder, since the next
 /// holder's token is greater. For data in a database, compare the tokens in the statement that writes:
@@ -21,8 +21,8 @@ use crate::util::key::Key;
 ///
 /// If one row changed, the write was accepted. If no row changed, a holder with a greater token wrote before.
 ///
-/// Redis stores the value as the hash `<prefix>~value:<key>` with the fields `token` and `value`. It stays until you
-/// delete it, unless you give it a [`ttl`](Self::ttl).
+/// Redis stores the value as the hash `<prefix>~value:<key>` with the fields `token` and `value`. The value stays until
+/// you delete it, unless you give it a [`ttl`](Self::ttl).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -66,7 +66,7 @@ impl FencedValue {
 
     /// Sets a ttl: after each [`write`](Self::write) and [`delete`](Self::delete), Redis keeps the value for `ttl`.
     /// Does no I/O. 10 ms to ten years; with another ttl, writes fail with `InvalidConfig`. Without this setting, a
-    /// write leaves the ttl as it is, and a new value has none. Needs the right to `pexpire`, as locks do.
+    /// write leaves the ttl as it is, and a new value has no ttl. Needs the right to `pexpire`, as locks do.
     ///
     /// **The last token expires with the value.** After that, Redis accepts a write under any token, even from a holder
     /// that lost its lock long ago. So choose a ttl that is longer than a holder can be late: hours or days, if its
@@ -110,8 +110,8 @@ impl FencedValue {
     /// refused, as after a write. `DEL` in Redis itself, or a [`ttl`](Self::ttl), removes the token as well.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write). Repeating this under the same token does no harm. If a user has the right to
-    /// write but not to `hdel`, this is `Denied`: the value stays, and its token is the new one.
+    /// The errors of [`write`](Self::write). Repeating this call under the same token does no harm. If a user has the
+    /// right to write but not the right to `hdel`, this call fails with `Denied`: the value stays, with the new token.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

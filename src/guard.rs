@@ -73,7 +73,7 @@ impl MutexGuard {
 
     /// Releases the lock and waits for Redis to confirm it, for at most one
     /// [`command_timeout`](crate::Builder::command_timeout) (and one
-    /// [`connect_timeout`](crate::Builder::connect_timeout), where a connection has to be made).
+    /// [`connect_timeout`](crate::Builder::connect_timeout), if it has to connect).
     ///
     /// Fails only if the lock was lost. If Redis does not confirm the release, the lock was still held until now, so
     /// the work is finished: this returns [`Released::Unconfirmed`], and the client repeats the release in the
@@ -81,7 +81,7 @@ impl MutexGuard {
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost before: another holder may have run at the same time. `Forked` in a child of
-    /// the process that holds it.
+    /// the process that holds the lock.
     pub fn unlock(mut self) -> Result<Released, Error> {
         self.check_process()?;
         self.release = true;
@@ -105,10 +105,10 @@ impl MutexGuard {
     /// Ends this guard without a release, and returns a ticket with which another process can
     /// [adopt](Client::adopt) the lock, once.
     ///
-    /// The new holder gets the token, the ttl, the time between renewals and the rest of `max_hold`. First, this sets
-    /// the full ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not reply,
-    /// the rest of the ttl counts. The client does not renew the lock from then on: if no client adopts it, it is free
-    /// when the ttl ends. `max_hold` does not count the time until the adoption.
+    /// The new holder gets the token, the ttl, the time between renewals and the rest of `max_hold`. First, this call
+    /// sets the full ttl again, unless the ttl is fixed. That takes at most two command time-outs; if Redis does not
+    /// reply, the lock has the rest of its ttl. The client does not renew the lock from then on: if no client adopts
+    /// the lock, it is free when the ttl ends. `max_hold` does not count the time until the adoption.
     ///
     /// Both holders have the same token. So wait for the replies to your own writes before you send the ticket. A check
     /// ([`renew_while`](crate::Mutex::renew_while)) is not part of the ticket: the adopter of such a lock gets it
@@ -117,7 +117,7 @@ impl MutexGuard {
     /// The ticket is one line of text. Any client that has it can take the lock, so keep it secret.
     ///
     /// # Errors
-    /// `LeaseLost` if the lock was lost before; `Forked` in a child of the process that holds it.
+    /// `LeaseLost` if the lock was lost before; `Forked` in a child of the process that holds the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -147,13 +147,13 @@ impl MutexGuard {
         self.lease.grant().key.name()
     }
 
-    /// The fencing token: a number greater than that of every earlier grant of this lock. Send it with each write, and
-    /// let the storage refuse a token smaller than the greatest that it has seen. Then a holder that lost the lock, and
-    /// has not noticed yet, cannot overwrite the data of the next holder.
+    /// The fencing token: a number greater than the token of every earlier grant of this lock. Send it with each write,
+    /// and let the storage refuse a token smaller than the greatest that it has seen. Then a holder that lost the lock,
+    /// and has not noticed yet, cannot overwrite the data of the next holder.
     ///
-    /// Tokens have 61 bits or more, since they contain a time in µs. JavaScript and many JSON parsers round numbers of
-    /// more than 53 bits, so two tokens can become equal: write tokens into JSON as strings. For databases there is
-    /// [`fencing_token_i64`](Self::fencing_token_i64).
+    /// Tokens have 61 bits now, since they contain a time in µs, and never more than 63. JavaScript and many JSON
+    /// parsers round numbers of more than 53 bits, so two tokens can become equal: write tokens into JSON as strings.
+    /// For databases there is [`fencing_token_i64`](Self::fencing_token_i64).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -183,8 +183,9 @@ impl MutexGuard {
         i64::try_from(self.fencing_token()).expect("no token is greater than MAX_TOKEN")
     }
 
-    /// The rest of the validity: for how long the lock is held if no renewal succeeds from now on. Zero once it is
-    /// lost. Less than the ttl in Redis by 1 % and 2 ms, which allow for the drift of two clocks. Sends no request.
+    /// The rest of the validity: for how long the lock is held if no renewal succeeds from now on. Zero once the lock
+    /// is lost. The validity is the ttl in Redis less 1 % and 2 ms, which allow for the drift of two clocks. Sends no
+    /// request.
     pub fn remaining(&self) -> Duration {
         if self.client.is_forked() {
             return Duration::ZERO;
@@ -201,7 +202,7 @@ impl MutexGuard {
     /// Returns an error if the lock was lost, for use with `?`. Sends no request, as [`is_lost`](Self::is_lost).
     ///
     /// # Errors
-    /// `LeaseLost`, with the reason; `Forked` in a child of the process that holds it.
+    /// `LeaseLost`, with the reason; `Forked` in a child of the process that holds the lock.
     pub fn check(&self) -> Result<(), Error> {
         self.check_process()?;
         match self.lease.loss(self.now()) {
@@ -210,9 +211,9 @@ impl MutexGuard {
         }
     }
 
-    /// A channel that receives the reason when the lock is lost. It never becomes ready after the lock was released.
-    /// Each call makes a new channel. In a forked child, a new channel has [`LossReason::Forked`] at once; a channel
-    /// made before the fork never becomes ready there.
+    /// A channel that receives the reason when the lock is lost. A release never makes the channel ready. Each call
+    /// makes a new channel. In a forked child, a new channel has [`LossReason::Forked`] at once; a channel made before
+    /// the fork never becomes ready there.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -244,8 +245,8 @@ impl MutexGuard {
     }
 
     /// Runs `callback` when the lock is lost, after [`is_lost`](Self::is_lost) returns true and all channels are ready.
-    /// If the lock is lost already, it runs as soon as possible. It never runs after the lock was released, after the
-    /// client was shut down, or in a forked child.
+    /// If the lock is lost already, `callback` runs as soon as possible. It never runs after the lock was released,
+    /// after the client was shut down, or in a forked child.
     ///
     /// Callbacks run one after another on the client's callback thread, and may use the client. Their panics are
     /// caught.
@@ -333,9 +334,9 @@ impl MutexGuard {
     ///
     /// `body` uses the full names of keys in Redis; the client adds no prefix. Each command waits for its reply for one
     /// [`command_timeout`](crate::Builder::command_timeout) at most. At most
-    /// [`Builder::max_transactions`](crate::Builder::max_transactions) run at a time, each on a connection of its own:
-    /// a slow `body` delays no renewal and no other lock. If `body` panics, nothing is written. A
-    /// [`MemoryStore`](crate::MemoryStore) has no transactions: `Unsupported`.
+    /// [`Builder::max_transactions`](crate::Builder::max_transactions) transactions run at a time, each on a connection
+    /// of its own: a slow `body` delays no renewal and no other lock. If `body` panics, nothing is written. On a
+    /// [`MemoryStore`](crate::MemoryStore), transactions fail with `Unsupported`.
     ///
     /// # Errors
     /// After all errors but `Timeout` and `Protocol`, nothing was written.
@@ -345,15 +346,15 @@ impl MutexGuard {
     /// - `Conflict` if watched keys changed in each of 100 tries.
     /// - `Unavailable` if Redis cannot be reached or refuses all writes, or if all transactions of the client are busy
     ///   for longer than [`connect_timeout`](crate::Builder::connect_timeout).
-    /// - `Denied` if the user may not use one of the commands; `Unsupported` if one of them would end the transaction.
+    /// - `Denied` if the user may not use one of the commands; `Unsupported` if a command would end the transaction.
     /// - `TooLarge` if the reply to a command or pipeline of `body` is larger than
     ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes).
-    /// - `Timeout` if everything was sent and no reply came. Either all of it is written or nothing is. Redis may still
-    ///   execute it later, as long as no watched key changes and this guard holds the lock. If a repeated write would
-    ///   do harm, `WATCH` a key that the transaction itself changes, and read it before you try again.
+    /// - `Timeout` if all commands were sent and no reply came. Either Redis executes all of them or none. Redis may
+    ///   still execute them later, as long as no watched key changes and this guard holds the lock. If a repeated write
+    ///   would do harm, `WATCH` a key that the transaction itself changes, and read it before you try again.
     /// - `Protocol` if Redis refused one of the writes because of the data, such as a list where a number was expected.
     ///   The other writes were carried out, since Redis does not roll back. The message names the refused command. (If
-    ///   Redis does not know a command, it executes none of them.)
+    ///   Redis does not know one of the commands, it executes none.)
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -391,13 +392,13 @@ impl MutexGuard {
     }
 
     /// Changes data as [`transaction`](Self::transaction) does, with a closure that has its own error type:
-    /// `anyhow::Error`, `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, one
-    /// for [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that error
-    /// unchanged.
+    /// `anyhow::Error`, `Box<dyn Error>`, or an enum with a variant for [`Error`] and, if `body` uses `?` on reads, a
+    /// variant for [`redis::RedisError`]. If `body` returns an error, nothing is written, and the caller gets that
+    /// error unchanged.
     ///
     /// After an error of `body`, the client does not ask Redis whether the lock is still held, or whether the data that
     /// `body` read has changed. If the client knows that the lock was lost, it returns `LeaseLost` instead. To have
-    /// Redis confirm a refusal, return it as a value, and leave the pipeline empty.
+    /// Redis confirm a refusal, return the refusal as a value, and leave the pipeline empty.
     ///
     /// # Errors
     /// The error of `body`; otherwise those of [`transaction`](Self::transaction), converted to `E`.
@@ -490,8 +491,8 @@ impl Drop for MutexGuard {
     }
 }
 
-// For the reasons given at `Client`. As with `parking_lot`, a panic under the lock does not poison it: the library
-// cannot know whether the work was half done.
+// The reasons are given at `Client`. As with `parking_lot`, a panic under the lock does not poison the lock: the
+// library cannot know whether the work was half done.
 impl UnwindSafe for MutexGuard {}
 impl RefUnwindSafe for MutexGuard {}
 
@@ -505,7 +506,7 @@ impl fmt::Debug for MutexGuard {
     }
 }
 
-/// The key of the lock, printable on one line of a log.
+/// Shows the key of the lock, printable on one line of a log.
 impl fmt::Display for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&printable(self.key(), usize::MAX))
@@ -514,8 +515,8 @@ impl fmt::Display for MutexGuard {
 
 /// A channel that receives the reason when a lock is lost, from [`MutexGuard::lost_signal`].
 ///
-/// It dereferences to a [`Receiver`]: use it in `select!`, or with `recv_timeout`. Keep this value itself, not a clone
-/// of the receiver: once this value is dropped, a release disconnects the channel, which makes it ready.
+/// A `LostSignal` dereferences to a [`Receiver`]: use it in `select!`, or with `recv_timeout`. Keep this value itself,
+/// not a clone of the receiver: once this value is dropped, a release disconnects the channel, which makes it ready.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -7,15 +7,15 @@
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
 //! - [`security`]: what other users of the same Redis can do with each right.
 //! - [`observability`]: events, spans and metrics, and what to alert on.
-//! - [`performance`]: what a lock costs beside others, why, and how to measure it.
+//! - [`performance`]: what a lock costs beside other locks, why, and how to measure it.
 //! - [`market`]: WATCH, one lock, a lock per item: what each costs, and when to use which.
 //! - [`testing`]: outages, expiry and losses in unit tests, without a server.
 //! - [`tokio`]: locks in async code.
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock and redsync.
 
-/// Makes a module from a page. If a link is defined twice, the first definition counts: so here, links between pages lead
-/// to modules. On a code host they lead to files.
+/// Makes a module from a page. If a link is defined twice, the first definition counts: so in the API docs, links
+/// between pages lead to modules. On a code host these links lead to files.
 macro_rules! page {
     ($name:ident, $file:literal) => {
         #[doc = "[choosing a ttl]: choosing_a_ttl"]

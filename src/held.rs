@@ -50,18 +50,18 @@ impl LockInfo {
     }
 
     /// The fencing token of the grant. The token of the guard is greater by the number of hand-offs within its client
-    /// since the grant: Redis does not know of them.
+    /// since the grant: Redis does not know of hand-offs.
     pub fn fencing_token(&self) -> u64 {
         self.value.token
     }
 
     /// The time until the key expires if it is not renewed. `None` if another program has removed the ttl; the next
-    /// request for the lock sets one again.
+    /// request for the lock sets a ttl again.
     pub fn expires_in(&self) -> Option<Duration> {
         self.expires_in
     }
 
-    /// The number of clients in the queue of the lock. Each may have several waiting threads.
+    /// The number of clients in the queue of the lock. Each client may have several waiting threads.
     pub fn clients_waiting(&self) -> usize {
         self.value.queued
     }

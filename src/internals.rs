@@ -61,7 +61,7 @@ impl LocalQueue {
         }
     }
 
-    /// Joins the queue as a waiter, and leaves it. True if that left a lease or an entry behind.
+    /// Joins the queue as a waiter, and leaves the queue. True if a lease or an entry was left behind.
     pub fn join_and_leave(&self) -> bool {
         let waiter = self.queues.join(&self.key, self.options, None);
         let (lease, entry) = waiter.leave();
@@ -129,14 +129,14 @@ impl Reader {
     pub fn read(&mut self, mut bytes: &[u8]) -> redis::Value {
         let limit = Limit::Fixed(1 << 20);
         loop {
-            if let Some(value) = self.0.next(limit).expect("it is well-formed") {
+            if let Some(value) = self.0.next(limit).expect("the reply is well-formed") {
                 return value;
             }
-            self.0.fill(limit, &mut bytes).expect("all of it is there");
+            self.0.fill(limit, &mut bytes).expect("all bytes are there");
         }
     }
 }
 
 fn key(number: usize) -> Key {
-    Key::new("leasehold:", &format!("invoice:{number}"), 1024).expect("it is a good name")
+    Key::new("leasehold:", &format!("invoice:{number}"), 1024).expect("the name is valid")
 }

@@ -1,8 +1,8 @@
 //! Locks in Redis for multi-threaded services.
 //!
-//! A [`Client`] acquires a lock that all processes and machines respect, and blocks the calling thread until it has it.
-//! The client renews each held lock in the background. It notifies the holder when a lock is lost. Each grant has a
-//! fencing token, with which a storage can refuse the writes of a holder that lost its lock.
+//! A [`Client`] acquires a lock that all processes and machines respect, and blocks the calling thread until the thread
+//! has the lock. The client renews each held lock in the background. It notifies the holder when a lock is lost. Each
+//! grant has a fencing token, with which a storage can refuse the writes of a holder that lost its lock.
 //!
 //! A lock that expires is a *lease*: if a process stops for longer than the ttl, or if Redis loses its data, two
 //! holders can exist for a short time. Read [`guide::guarantees`] before you rely on a lock alone.
@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Tests need no server: [`Client::memory`] keeps locks in the process, and the clock of a [`MemoryStore`] can be
-//! moved. It also fails or hangs on request: [`guide::testing`].
+//! moved. The store also fails or hangs on request: [`guide::testing`].
 //!
 //! # Which type to use
 //!
@@ -41,7 +41,7 @@
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
 //! A process that forks keeps its locks. In the child, a client made before the fork fails with
-//! [`Forked`](ErrorKind::Forked), and the child cannot make a new one. So fork first, then make a client in each
+//! [`Forked`](ErrorKind::Forked), and the child cannot make a new client. So fork first, then make a client in each
 //! process.
 //!
 //! # Feature flags
@@ -53,7 +53,7 @@
 //! | `tls` | `rediss://` URLs and `TlsConfig`, by rustls | off |
 //! | `serde` | `Serialize` of plain data: [`LockInfo`], [`HolderId`], [`LossReason`], [`ErrorKind`] | off |
 //!
-//! [`guide::observability`] lists their names.
+//! [`guide::observability`] lists the names of spans and metrics.
 //!
 //! # Where to read on
 //!
@@ -73,7 +73,7 @@ mod error;
 mod event;
 mod fenced;
 mod guard;
-// The crate in snippets/ runs its Rust.
+// The crate in snippets/ runs the Rust of these pages.
 #[cfg(all(doc, not(doctest)))]
 pub mod guide;
 mod held;

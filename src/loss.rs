@@ -14,30 +14,31 @@ use crate::util::id::HolderId;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum LossReason {
-    /// Its validity ended: it was not renewed in time, or it has a fixed ttl.
+    /// The validity of the lock ended: it was not renewed in time, or it has a fixed ttl.
     Expired,
-    /// Its key has another value.
+    /// The key of the lock has another value.
     TakenOver {
-        /// The new holder, if its value could be read.
+        /// The new holder, if the value could be read.
         by: Option<HolderId>,
     },
-    /// Its key was deleted, evicted or flushed, or Redis came back without it. Also if another client took it away with
-    /// [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client could not get notifications.
+    /// The key of the lock was deleted, evicted or flushed, or Redis came back without the key. Also if another client
+    /// took the lock away with [`Mutex::force_unlock`](crate::Mutex::force_unlock) while this client could not get
+    /// notifications.
     Deleted,
-    /// Another client released it with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client got the
-    /// notification.
+    /// Another client released the lock with [`Mutex::force_unlock`](crate::Mutex::force_unlock), and this client got
+    /// the notification.
     ForceUnlocked {
-        /// The client that called it.
+        /// The client that called `force_unlock`.
         by: HolderId,
     },
-    /// It was held for as long as `max_hold` allows.
+    /// The lock was held for as long as `max_hold` allows.
     MaxHold,
     /// The check of [`Mutex::renew_while`](crate::Mutex::renew_while) returned false or panicked, so the lock was not
     /// renewed.
     NotRenewed,
     /// The thread that held a [`ReentrantMutex`](crate::ReentrantMutex) ended without a release.
     ThreadEnded,
-    /// The client was shut down while it was held. The key stays in Redis until its ttl ends.
+    /// The client was shut down while the lock was held. The key stays in Redis until its ttl ends.
     Shutdown,
     /// This process is a fork, and its parent holds the lock.
     Forked,

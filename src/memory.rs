@@ -12,8 +12,8 @@ use crate::store::MemoryServer;
 
 /// A store without a server, for tests of code that uses locks. Its clients exclude each other within this process.
 ///
-/// Locks and fenced values behave as in Redis: a test of this library compares them command by command. Transactions
-/// need a Redis server.
+/// Locks and fenced values behave as in Redis: a test of this library compares both stores command by command.
+/// Transactions need a Redis server.
 ///
 /// A test can move the clock ([`advance`](Self::advance)), let the store [`fail`](Self::fail) or [`hang`](Self::hang)
 /// until it [recovers](Self::recover), and delete [one key](Self::delete) or [all keys](Self::flush). Requests, waits,
@@ -59,8 +59,8 @@ impl MemoryStore {
     /// A client of this store, with default settings.
     ///
     /// # Errors
-    /// `Unavailable` if its threads cannot be started; `Forked` in a child of the process that made the store, or of a
-    /// process that had clients when it forked.
+    /// `Unavailable` if the client's threads cannot be started; `Forked` in a child of the process that made the store,
+    /// or of a process that had clients when it forked.
     ///
     /// ```
     /// let client = leasehold::MemoryStore::new().client()?;
@@ -109,8 +109,8 @@ impl MemoryStore {
         }
     }
 
-    /// Deletes all keys, as a Redis server that restarts without its data. When this returns, every holder has lost its
-    /// lock; while the store fails or hangs, holders detect the loss later.
+    /// Deletes all keys, like a Redis server that restarts without its data. When this returns, every holder has lost
+    /// its lock; while the store fails or hangs, holders detect the loss later.
     ///
     /// ```
     /// let memory = leasehold::MemoryStore::new();
@@ -176,10 +176,10 @@ impl MemoryStore {
 
     /// Leaves all requests without a reply until [`recover`](Self::recover). No client gets notifications meanwhile.
     ///
-    /// After its client's [`command_timeout`](Builder::command_timeout), a request fails with `Timeout`. The store does
-    /// not carry it out later, except releases. [`advance`](Self::advance) also shortens this wait. While the store
-    /// hangs, `advance` waits for renewals that become due: up to one `command_timeout` for each client with such
-    /// renewals.
+    /// After its client's [`command_timeout`](Builder::command_timeout), a request fails with `Timeout`. The store
+    /// carries such a request out later only if it is a release. [`advance`](Self::advance) also shortens the wait for
+    /// this time-out. While the store hangs, `advance` waits for renewals that become due: up to one `command_timeout`
+    /// for each client with such renewals.
     ///
     /// ```
     /// use std::time::Duration;

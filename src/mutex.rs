@@ -1,5 +1,5 @@
-//! The public type of a lock: its settings, the calls that acquire it, and the calls that inspect it or take it away.
-//! Checks the settings; `acquire` waits, and the store sends the requests.
+//! The public type of a lock: its settings, and the calls that acquire a lock, inspect it, or take it away. This module
+//! checks the settings; `acquire` waits, and the store sends the requests.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -19,15 +19,16 @@ use crate::store::{Command, Reply};
 use crate::util::key::Key;
 use crate::util::sync::park_timeout;
 
-/// How long `force_unlock` waits until the holder's client is subscribed, and the pause between two requests. If the
-/// grant is more than a second old, the script does not ask for such a wait.
+/// How long `force_unlock` waits at most until the holder's client is subscribed. If the grant is more than a second
+/// old, the script does not ask for such a wait.
 const NOTIFY_WITHIN: Duration = Duration::from_secs(1);
+/// The pause between two requests of `force_unlock` during that wait.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The lock with a given key, and the settings to acquire it. From [`Client::mutex`].
 ///
 /// Making or cloning a mutex does no I/O, and a clone is the same lock. A mutex holds no connection, and keeps its
-/// client alive. It is not reentrant: see [`reentrant`](Self::reentrant).
+/// client alive. A mutex is not reentrant: see [`reentrant`](Self::reentrant).
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -106,9 +107,9 @@ impl Mutex {
         self
     }
 
-    /// Sets a ttl at whose end the lock ends, since the client does not renew it. A holder that still works then loses
-    /// the lock with [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) the lock.
-    /// 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
+    /// Sets a ttl after which the lock ends, since the client does not renew it. A holder that is still working then
+    /// loses the lock with [`Expired`](crate::LossReason::Expired), unless it has [extended](MutexGuard::extend) the
+    /// lock. 10 ms to [`Builder::max_ttl`](crate::Builder::max_ttl).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -161,7 +162,7 @@ impl Mutex {
     }
 
     /// Sets the longest time for which the lock may be held, however often it is renewed. After that time the holder
-    /// loses it with [`MaxHold`](crate::LossReason::MaxHold). When the last tenth begins, the client calls
+    /// loses the lock with [`MaxHold`](crate::LossReason::MaxHold). When the last tenth begins, the client calls
     /// [`EventHandler::max_hold_near`](crate::EventHandler::max_hold_near). At least 10 ms. Defaults to
     /// [`Builder::max_hold`](crate::Builder::max_hold).
     ///
@@ -237,9 +238,9 @@ impl Mutex {
     /// thread sends meanwhile. If your code parks the same thread, check your own condition again after this call.
     ///
     /// # Errors
-    /// `Unavailable` if Redis was away for the client's
-    /// [`outage_timeout`](crate::Builder::outage_timeout); `Cancelled` through [`cancelled_by`](Self::cancelled_by);
-    /// `Denied`, `Protocol`, `Shutdown`, `Forked`, `InvalidKey`, `InvalidConfig` at once. Contention is no error.
+    /// `Unavailable` if Redis was away for the client's [`outage_timeout`](crate::Builder::outage_timeout); `Cancelled`
+    /// if [`cancelled_by`](Self::cancelled_by) ends the wait; `Denied`, `Protocol`, `Shutdown`, `Forked`, `InvalidKey`,
+    /// `InvalidConfig` at once. Contention is no error.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -257,8 +258,8 @@ impl Mutex {
     /// `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock) but `Cancelled`. If Redis is away, `Unavailable` or `Timeout` after one attempt:
-    /// there is no retry for the `outage_timeout`.
+    /// The errors of [`lock`](Self::lock) except `Cancelled`. If Redis is away, the call fails with `Unavailable` or
+    /// `Timeout` after one attempt; the `outage_timeout` does not apply.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -278,7 +279,7 @@ impl Mutex {
     /// connect.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock). If Redis is away, the client tries again until `timeout` has passed; the
+    /// The errors of [`lock`](Self::lock). If Redis is away, the client tries again until `timeout` has passed; the
     /// `outage_timeout` does not apply.
     ///
     /// ```
@@ -308,11 +309,11 @@ impl Mutex {
         self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits for the lock, runs `work` with its guard, and releases the lock. As [`Client::with_lock`].
+    /// Waits for the lock, runs `work` with its guard, and releases the lock, as [`Client::with_lock`] does.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned. `Forked` if `work`
-    /// forks the process and returns in the child. A release that Redis does not confirm is no error, as for
+    /// The errors of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned. `Forked` if
+    /// `work` forks the process and returns in the child. A release that Redis does not confirm is no error, as for
     /// [`MutexGuard::unlock`].
     ///
     /// ```
@@ -330,7 +331,7 @@ impl Mutex {
     /// `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
+    /// The errors of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -352,7 +353,7 @@ impl Mutex {
     /// `work`: [`max_hold`](Self::max_hold) does.
     ///
     /// # Errors
-    /// Those of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
+    /// The errors of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -377,7 +378,7 @@ impl Mutex {
     /// Waits for the lock until `deadline`, and runs `work` under it, as [`try_with_for`](Self::try_with_for) does.
     ///
     /// # Errors
-    /// Those of [`try_with_for`](Self::try_with_for).
+    /// The errors of [`try_with_for`](Self::try_with_for).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -397,7 +398,7 @@ impl Mutex {
     }
 
     /// The holder of the lock according to Redis, and the number of waiting clients; `None` if the lock is free. For
-    /// diagnosis: the result may be out of date when you read it, so base no decision on it.
+    /// diagnosis only: the result may be out of date when you read it.
     ///
     /// # Errors
     /// `Timeout`, `Unavailable`, `Denied`, `Shutdown`, `Forked`, `InvalidKey`; `Protocol` if the value under the key is
@@ -424,7 +425,7 @@ impl Mutex {
     /// the lock if it is free, call [`try_lock`](Self::try_lock).
     ///
     /// # Errors
-    /// Those of [`inspect`](Self::inspect).
+    /// The errors of [`inspect`](Self::inspect).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -450,8 +451,8 @@ impl Mutex {
     /// before to a client that is not subscribed, for example because its process has died.
     ///
     /// # Errors
-    /// Those of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was taken
-    /// away: call [`inspect`](Self::inspect).
+    /// The errors of [`inspect`](Self::inspect). After `Timeout` or `Unavailable` it is unknown whether the lock was
+    /// taken away: call [`inspect`](Self::inspect).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -539,7 +540,7 @@ impl Mutex {
     }
 }
 
-// For the reasons given at `Client`. The panic of a check is caught, and the check is not called again.
+// The reasons are given at `Client`. The panic of a check is caught, and the check is not called again.
 impl UnwindSafe for Mutex {}
 impl RefUnwindSafe for Mutex {}
 
@@ -554,7 +555,7 @@ impl fmt::Debug for Mutex {
     }
 }
 
-/// Runs `work` under the lock of `guard`, then releases the lock and waits for Redis to confirm it.
+/// Runs `work` under the lock of `guard`, then releases the lock and waits for Redis to confirm the release.
 fn run_under<T>(guard: MutexGuard, work: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
     let value = guard.run(|| work(&guard));
     guard.unlock().map(|_| value)

@@ -21,22 +21,22 @@ use crate::event::{EventHandler, EventLock};
 use crate::loss::LossReason;
 use crate::util::text::printable;
 
-/// Whether one of the features is on. If not, the compiler removes code that depends on this.
+/// Whether one of the features is on. If not, the compiler removes code that depends on this constant.
 pub(crate) const IS_ON: bool = cfg!(any(feature = "metrics", feature = "tracing"));
 
-/// Calls a subscriber or recorder, and drops a panic of it.
+/// Calls a subscriber or recorder, and drops its panic.
 fn catch_panics(call: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(call));
 }
 
-/// Makes a span; none if the subscriber panics.
+/// Makes a span; `Span::none()` if the subscriber panics.
 #[cfg(feature = "tracing")]
 fn span(make: impl FnOnce() -> Span) -> Span {
     catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|_| Span::none())
 }
 
-/// Records values in a span, then closes it. Catches panics of each separately: a second panic during the unwinding of
-/// the first would end the process.
+/// Records values in a span, then closes the span. Catches the panics of both steps separately: a second panic during
+/// the unwinding of the first would end the process.
 #[cfg(feature = "tracing")]
 fn end(span: Span, record: impl FnOnce(&Span)) {
     catch_panics(|| record(&span));
@@ -71,7 +71,7 @@ impl WaitSpan {
         }
     }
 
-    /// Records that the call ended: with a grant, without one, or with an error.
+    /// Records that the call ended: with a grant, without a grant, or with an error.
     pub(crate) fn ended(self, granted: Result<Option<EventLock<'_>>, &Error>, waited: Duration) {
         let outcome = match granted {
             Ok(Some(_)) => "granted",
@@ -170,9 +170,9 @@ pub(crate) fn count_hand_off() {
 #[cfg(feature = "metrics")]
 struct Answered {
     outcome: &'static str,
-    /// From the time at which it was due to its request.
+    /// From the time at which the renewal was due to its request.
     late: Duration,
-    /// From the time at which it was due to its reply.
+    /// From the time at which the renewal was due to its reply.
     answered: Duration,
 }
 
@@ -215,7 +215,7 @@ impl RenewalMetrics {
     }
 }
 
-/// The event handler that records tracing events and metrics. It is called before the client's own.
+/// The event handler that records tracing events and metrics. It is called before the client's own event handler.
 pub(crate) struct Observer;
 
 impl EventHandler for Observer {

@@ -17,10 +17,11 @@ use crate::util::key::Key;
 
 /// A lock that the thread that holds it can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
 ///
-/// Locking it again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
-/// them is dropped, in whatever order. For all other callers it is a plain [`Mutex`]: for other threads of this client,
-/// and for this thread with another client or with a plain [`Mutex`] of the same key. Several `ReentrantMutex` values
-/// of one client with the same key are one lock; the settings of the first call that acquires it count.
+/// Locking again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
+/// these guards is dropped, in whatever order. For all other callers the lock is a plain [`Mutex`]: for other threads
+/// of this client, and for this thread with another client or with a plain [`Mutex`] of the same key. Several
+/// `ReentrantMutex` values of one client with the same key are one lock; the settings of the call that acquired the
+/// lock count.
 ///
 /// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The
 /// client then does not release the lock, and only stops renewing it: the lock is lost with
@@ -47,8 +48,8 @@ pub struct ReentrantMutex {
     mutex: Mutex,
 }
 
-/// Each method does the same as that of [`Mutex`], unless this thread holds the lock. Then it locks again at once, or
-/// fails with `LeaseLost` if the lock was lost meanwhile.
+/// Each method does the same as the method of [`Mutex`] with this name, unless this thread holds the lock. In that
+/// case, the method locks again at once, or fails with `LeaseLost` if the lock was lost meanwhile.
 impl ReentrantMutex {
     pub(crate) fn new(mutex: Mutex) -> Self {
         Self { mutex }
@@ -69,7 +70,7 @@ impl ReentrantMutex {
     /// Waits for the lock, for as long as other holders have it.
     ///
     /// # Errors
-    /// Those of [`Mutex::lock`]; `LeaseLost` if this thread held the lock and lost it.
+    /// The errors of [`Mutex::lock`]; `LeaseLost` if this thread held the lock and lost it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -88,7 +89,7 @@ impl ReentrantMutex {
     /// Otherwise returns `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`Mutex::try_lock`]; `LeaseLost` if this thread held the lock and lost it.
+    /// The errors of [`Mutex::try_lock`]; `LeaseLost` if this thread held the lock and lost it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -105,7 +106,7 @@ impl ReentrantMutex {
     /// Waits for the lock for at most `timeout`; returns `Ok(None)` if it was not free within that time.
     ///
     /// # Errors
-    /// Those of [`Mutex::try_lock_for`]; `LeaseLost` if this thread held the lock and lost it.
+    /// The errors of [`Mutex::try_lock_for`]; `LeaseLost` if this thread held the lock and lost it.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -137,7 +138,7 @@ impl ReentrantMutex {
     /// Waits for the lock, runs `work` with its guard, and gives the guard up.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
+    /// The errors of [`lock`](Self::lock), and `LeaseLost` if the lock was lost before `work` returned.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -155,7 +156,7 @@ impl ReentrantMutex {
     /// `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
+    /// The errors of [`try_lock`](Self::try_lock) and of [`with`](Self::with).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -174,7 +175,7 @@ impl ReentrantMutex {
     /// drops `work` and returns `Ok(None)`.
     ///
     /// # Errors
-    /// Those of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
+    /// The errors of [`try_lock_for`](Self::try_lock_for) and of [`with`](Self::with).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -196,7 +197,7 @@ impl ReentrantMutex {
     /// Waits for the lock until `deadline`, and runs `work` under it, as [`try_with_for`](Self::try_with_for) does.
     ///
     /// # Errors
-    /// Those of [`try_with_for`](Self::try_with_for).
+    /// The errors of [`try_with_for`](Self::try_with_for).
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -244,7 +245,7 @@ fn run_under<T>(
 
 /// A guard of a [`ReentrantMutex`]. The lock is released when the last guard of its thread is dropped.
 ///
-/// It dereferences to a [`MutexGuard`], whose methods work on it:
+/// A `ReentrantGuard` dereferences to a [`MutexGuard`], so it has the same methods:
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -256,7 +257,7 @@ fn run_under<T>(
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// It stays on its thread, since the lock belongs to the thread:
+/// The guard stays on its thread, since the lock belongs to the thread:
 ///
 /// ```compile_fail,E0277
 /// fn elsewhere(guard: leasehold::ReentrantGuard) {
@@ -274,7 +275,7 @@ fn run_under<T>(
 /// ```
 #[must_use = "the lock is released as soon as its last guard is dropped"]
 pub struct ReentrantGuard {
-    /// One `Rc` for each guard.
+    /// Each guard has one `Rc`, so their number is the depth.
     hold: Rc<Hold>,
 }
 
@@ -296,11 +297,11 @@ impl ReentrantGuard {
     }
 
     /// Gives this guard up. The last guard of the thread releases the lock and waits for Redis to confirm it, as
-    /// [`MutexGuard::unlock`] does. For an earlier guard, this returns `None` and sends no request.
+    /// [`MutexGuard::unlock`] does. While the thread has other guards, this returns `None` and sends no request.
     ///
     /// # Errors
     /// `LeaseLost` if the lock was lost: another holder may have run at the same time. `Forked` in a child of the
-    /// process that holds it.
+    /// process that holds the lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -331,7 +332,7 @@ impl Deref for ReentrantGuard {
     }
 }
 
-/// The key of the lock, as for a [`MutexGuard`].
+/// Shows the key of the lock, as a [`MutexGuard`] does.
 impl fmt::Display for ReentrantGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.hold.guard, f)
@@ -347,7 +348,7 @@ impl fmt::Debug for ReentrantGuard {
     }
 }
 
-/// A lock that a thread holds, owned by the thread's guards of it.
+/// A lock that a thread holds. All guards that the thread has of this lock own the `Hold` together.
 struct Hold {
     // Dropped first: dropping the guard calls event handlers, which may lock the same key again.
     entry: Entry,
@@ -361,7 +362,7 @@ struct Name {
     key: Key,
 }
 
-/// The holds of a thread. The guards own a hold; this map only finds it.
+/// The holds of a thread. The guards own a hold; this map only finds the hold.
 #[derive(Default)]
 struct Holds(RefCell<HashMap<Name, Weak<Hold>>>);
 
@@ -378,7 +379,8 @@ impl Hold {
             entry: Entry(name.clone()),
             guard,
         });
-        // Fails while the thread ends. A lock that is acquired then cannot be locked again.
+        // Fails if the thread is ending and has dropped its map. The thread cannot lock a lock again that it acquires
+        // so late: no nested call finds the hold.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().insert(name, Rc::downgrade(&hold)));
         hold
     }
@@ -391,13 +393,13 @@ impl Hold {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // Fails once the thread has dropped its map, and the entry with it.
+        // Fails if the thread is ending and has dropped its map, and the entry with it.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().remove(&self.0));
     }
 }
 
 impl Drop for Holds {
-    /// Runs when the thread ends. Does no I/O, and uses no other thread-local value: it may be dropped already.
+    /// Runs when the thread ends. Does no I/O, and uses no other thread-local value, which may be dropped already.
     fn drop(&mut self) {
         for hold in self.0.get_mut().values().filter_map(Weak::upgrade) {
             hold.guard.stop_renewing(LossReason::ThreadEnded);

@@ -2,9 +2,9 @@
 
 use crate::error::Error;
 
-/// How [`MutexGuard::unlock`](crate::MutexGuard::unlock) ended. Either way the lock was held until then.
+/// How [`MutexGuard::unlock`](crate::MutexGuard::unlock) ended. In both cases, the lock was held until that call.
 ///
-/// Most callers do not need it: `guard.unlock()?` continues in both cases.
+/// Most callers do not need this value: `guard.unlock()?` continues in both cases.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -21,11 +21,11 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Debug)]
 pub enum Released {
-    /// Redis has released the lock: the next waiter has it, or it is free.
+    /// Redis has released the lock: the next waiter has the lock, or it is free.
     Confirmed,
-    /// Redis did not confirm the release, for the reason given: it is away, did not answer in time, or refuses. The
-    /// client repeats the release in the background until it is confirmed or the ttl has ended, and reports that by
-    /// [`EventHandler::release_delayed`] and [`EventHandler::release_ended`]. Others wait for the ttl at most.
+    /// Redis did not confirm the release. The error says why: Redis is away, did not answer in time, or refuses. The
+    /// client repeats the release in the background until it is confirmed or the ttl has ended, and reports this by
+    /// [`EventHandler::release_delayed`] and [`EventHandler::release_ended`]. Other callers wait for the ttl at most.
     ///
     /// [`EventHandler::release_delayed`]: crate::EventHandler::release_delayed
     /// [`EventHandler::release_ended`]: crate::EventHandler::release_ended

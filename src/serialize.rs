@@ -6,14 +6,14 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use crate::held::LockInfo;
 use crate::util::id::HolderId;
 
-/// As its text.
+/// Writes the holder as its text.
 impl Serialize for HolderId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
 }
 
-/// 1 to 128 printable ASCII characters without spaces, as in the value of a lock.
+/// Accepts 1 to 128 printable ASCII characters without spaces, as in the value of a lock.
 impl<'de> Deserialize<'de> for HolderId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
@@ -23,8 +23,8 @@ impl<'de> Deserialize<'de> for HolderId {
     }
 }
 
-/// `holder`, `fencing_token` (a string: JSON parsers round a number of that size), `expires_in_ms` and
-/// `clients_waiting`. Not the lease id: with the token, it makes a ticket.
+/// Writes `holder`, `fencing_token` (a string: JSON parsers round a number of that size), `expires_in_ms` and
+/// `clients_waiting`. Leaves out the lease id, which with the token is enough to make a ticket.
 impl Serialize for LockInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let millis =

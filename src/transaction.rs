@@ -20,7 +20,7 @@ use crate::watchdog::Watchdog;
 
 /// The outcome of a transaction that Redis has carried out, from
 /// [`MutexGuard::transaction`](crate::MutexGuard::transaction) and
-/// [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If there is one, everything was written.
+/// [`MutexGuard::try_transaction`](crate::MutexGuard::try_transaction). If a call returns it, everything was written.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -48,13 +48,13 @@ pub struct Committed<T> {
 }
 
 impl<T> Committed<T> {
-    /// The replies to the commands in the pipeline, but those marked with `ignore`, in the order of the commands. `R`
+    /// The replies to the commands in the pipeline that are not marked with `ignore`, in the order of the commands. `R`
     /// is what [`redis::Pipeline::query`] could return: a tuple with one member for each reply, or a `Vec` of replies
     /// of one type.
     ///
     /// # Errors
-    /// Everything was written in any case. `Protocol` if the replies are no `R`. `TooLarge` if one of them is longer
-    /// than [`max_reply_bytes`](crate::Builder::max_reply_bytes).
+    /// Everything was written in any case. `Protocol` if the replies cannot be converted to `R`. `TooLarge` if a reply
+    /// is longer than [`max_reply_bytes`](crate::Builder::max_reply_bytes).
     pub fn replies<R: FromRedisValue>(&self) -> Result<R, Error> {
         let replies = self.replies.as_ref().map_err(Clone::clone);
         let read = replies.and_then(|value| Ok(redis::from_redis_value_ref(value)?));
@@ -72,7 +72,7 @@ impl<T: fmt::Debug> fmt::Debug for Committed<T> {
 
 /// Why a transaction ended without having been carried out.
 pub(crate) enum Failed<E> {
-    /// The closure returned this.
+    /// The closure returned this error.
     Body(E),
     Other(Error),
 }
@@ -84,7 +84,7 @@ impl<E> From<Error> for Failed<E> {
 }
 
 impl<E> Failed<E> {
-    /// The caller's error; errors of this library, which name `key`, become one.
+    /// The error for the caller: that of the closure, or an error of this library with `key`, converted to `E`.
     pub(crate) fn into_error(self, key: &str) -> E
     where
         E: From<Error>,
@@ -97,7 +97,7 @@ impl<E> Failed<E> {
 }
 
 impl Failed<RedisError> {
-    /// The error of a closure that did nothing but talk to Redis.
+    /// The error for a caller whose closure returns errors of redis-rs.
     pub(crate) fn into_read_failed(self, key: &str) -> Error {
         let error = match self {
             Self::Body(error) => read_failed(error),
@@ -115,7 +115,8 @@ pub(crate) struct TransactionRunner {
     /// `None` if the store has no transactions.
     transactions: Option<Arc<dyn Transactions>>,
     watchdog: Arc<Watchdog>,
-    /// A channel with one message for each running transaction. Its capacity is the most at a time.
+    /// A channel with one message for each running transaction. Its capacity is the largest number of transactions at a
+    /// time.
     begin: Sender<()>,
     end: Receiver<()>,
     /// How long to wait for the end of another transaction.
@@ -148,8 +149,8 @@ impl TransactionRunner {
         }
     }
 
-    /// Runs `body`, and executes the commands that it put into the pipeline if `lease` is still held. Repeats both as
-    /// long as other clients change watched keys, at most [`MAX_TRIES`] times.
+    /// Runs `body`, and executes the commands that `body` put into the pipeline if `lease` is still held. Repeats both
+    /// steps as long as other clients change watched keys, up to [`MAX_TRIES`] times.
     pub(crate) fn run<T, E>(
         &self,
         lease: &Lease,
@@ -160,7 +161,7 @@ impl TransactionRunner {
         let permit = self.permit(lease)?;
         let mut connection = None;
         for _ in 0..MAX_TRIES {
-            let mut conn = self.look(lease, connection.take())?;
+            let mut conn = self.watching_connection(lease, connection.take())?;
             let mut pipe = Pipeline::new();
             let read = body(&mut conn, &mut pipe).map_err(Failed::Body);
             if let Err(forked) = process.check() {
@@ -192,16 +193,16 @@ impl TransactionRunner {
             }
             connection = Some(conn);
         }
-        // If the lock was lost, return that error and not the conflict.
-        self.look(lease, connection)?.unwatch();
+        // If the lock was lost, return the error of the loss, not the conflict.
+        self.watching_connection(lease, connection)?.unwatch();
         let message = format!(
             "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"
         );
         Err(Error::new(ErrorKind::Conflict, message).into())
     }
 
-    /// A connection that watches the lock's key, after it has read that the lease is held.
-    fn look(
+    /// A connection that watches the lock's key, and that has read that the lease is held.
+    fn watching_connection(
         &self,
         lease: &Lease,
         connection: Option<TransactionConnection>,
@@ -215,7 +216,7 @@ impl TransactionRunner {
         let mut seen = conn.watch_and_check(&grant.key, grant.id);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
-            // The connection may have broken while it was idle. The pool replaces it with a new one.
+            // The connection may have broken while it was idle. The pool replaces it with a new connection.
             drop(conn);
             conn = self.connection()?;
             seen = conn.watch_and_check(&grant.key, grant.id);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::lease::Lease;
 use crate::util::key::{Key, KeyHasher};
 
-/// Leases by their keys, at most one for each key.
+/// Leases by their keys, at most one lease for each key.
 #[derive(Default)]
 pub(crate) struct LeasesByKey(HashSet<ByKey, BuildHasherDefault<KeyHasher>>);
 

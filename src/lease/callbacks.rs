@@ -24,7 +24,8 @@ use crate::util::threads::ThreadGroup;
 
 type Callback = Box<dyn FnOnce() + Send>;
 
-/// Most queued events, at some 200 bytes each. The docs of [`EventHandler::events_missed`] name this number.
+/// The largest number of queued events, at some 200 bytes each. The docs of [`EventHandler::events_missed`] name this
+/// number.
 const MAX_QUEUED_EVENTS: usize = 65_536;
 
 /// Queues callbacks and events for the callback thread, and never blocks.
@@ -139,7 +140,7 @@ impl CallbackExecutor {
         }
     }
 
-    /// Queues an event for the client's event handler. Does nothing if there is none.
+    /// Queues an event for the client's event handler. Does nothing if the client has none.
     pub(crate) fn queue_event(&self, event: impl FnOnce(&dyn EventHandler) + Send + 'static) {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
@@ -147,7 +148,8 @@ impl CallbackExecutor {
         }
     }
 
-    /// Queues an event of a lock for tracing, metrics and the client's event handler. Does nothing without any of them.
+    /// Queues an event of a lock for tracing, metrics and the client's event handler. Does nothing if all three are
+    /// absent.
     pub(crate) fn queue_lock_event(
         &self,
         key: &Key,
@@ -189,12 +191,12 @@ impl CallbackExecutor {
         }
     }
 
-    /// Whether tracing, metrics or an event handler receive events. If not, callers measure no durations for them.
+    /// Whether tracing, metrics or an event handler receive events. If not, callers measure no durations for events.
     pub(crate) fn has_listeners(&self) -> bool {
         observe::IS_ON || self.events.is_some()
     }
 
-    /// Calls the client's event handler on this thread, and drops a panic of it.
+    /// Calls the client's event handler, if it has one, on this thread, and drops a panic of the handler.
     pub(crate) fn call_handler(&self, event: impl FnOnce(&dyn EventHandler)) {
         if let Some(events) = &self.events {
             let _ = catch_unwind(AssertUnwindSafe(|| event(&**events)));

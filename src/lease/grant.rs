@@ -35,7 +35,7 @@ impl Options {
 
 #[cfg(test)]
 impl Options {
-    /// The options in tests and models that need no others.
+    /// The options of tests and models that need no special options.
     pub(crate) const USUAL: Self = Self {
         ttl: Duration::from_secs(30),
         renew_every: Some(Duration::from_secs(10)),
@@ -44,7 +44,7 @@ impl Options {
     };
 }
 
-/// The options of the latest request, shared by all leases in a row that have equal ones.
+/// The options of the latest request. All leases in a row with equal options share one copy.
 #[derive(Default)]
 pub(crate) struct SharedOptions(Mutex<Option<Arc<Options>>>);
 
@@ -75,10 +75,10 @@ pub(crate) struct Grant {
 /// The time between two renewals is divided into this many steps, and a renewal is moved to the start of its step. So
 /// renewals of several leases share a round trip instead of waking the watchdog one by one.
 const RENEWAL_STEPS: u32 = 128;
-/// The longest step. With longer ones, too many renewals of a client with many leases would fall on one moment.
+/// The longest step. With longer steps, a client with many leases would renew too many of them at one moment.
 const LONGEST_RENEWAL_STEP: Duration = Duration::from_millis(10);
-/// The part of the time between renewals over which renewals are spread that were due together. A larger part would
-/// spread them sooner and renew more often; this one costs 3 % more renewals.
+/// Renewals that were due together are spread over the time between renewals divided by this number. A smaller number
+/// would spread them sooner, but renew more often; this one costs 3 % more renewals.
 const SPREAD: u32 = 16;
 
 fn renewal_step(every: Duration) -> Duration {
@@ -94,7 +94,7 @@ pub(super) fn validity(ttl: Duration) -> Duration {
 
 #[cfg(test)]
 impl Grant {
-    /// The grant in tests and models that need no other: asked for and granted at `now`.
+    /// The grant of tests and models that need no special grant: asked for and granted at `now`.
     pub(crate) fn usual(key: Key, now: MonotonicTime) -> Self {
         Self {
             key,
@@ -135,8 +135,8 @@ impl Grant {
             .is_some_and(|until| asked_at.after(ttl) >= until)
     }
 
-    /// When to renew after a grant or renewal that was asked for at `asked_at`. Never once `capped`: a renewal could not
-    /// make the hold longer.
+    /// When to renew after a grant or renewal that was asked for at `asked_at`; `None` if leases with these options are
+    /// not renewed, or if the lease is `capped`: a renewal could not make the hold longer.
     pub(super) fn next_renewal(
         &self,
         asked_at: MonotonicTime,
@@ -149,8 +149,8 @@ impl Grant {
         Some(asked_at.after(every).rounded_down(renewal_step(every)))
     }
 
-    /// When to renew instead of at `at`, if many leases are renewed then: earlier, by a time that differs from lease to
-    /// lease. So their renewals spread over time.
+    /// When to renew if a renewal is due at `at` together with many others: earlier than `at`, by a time that differs
+    /// from lease to lease. So the renewals spread over time.
     pub(super) fn spread_earlier(&self, at: MonotonicTime) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(self.id.jitter());

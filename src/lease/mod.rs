@@ -8,8 +8,8 @@
 //!            validity ended, or the key is gone
 //! ```
 //!
-//! A lease has no timer and sends no request: its callers report events, each with its time. Any call after the
-//! end of validity finds the lease lost, whatever was reported.
+//! A lease sets no timer and sends no request: its callers report events, each with its time. Any call after the end of
+//! the validity finds the lease lost, whatever was reported before.
 
 mod by_key;
 mod callbacks;
@@ -53,19 +53,19 @@ pub(crate) struct Lease {
 struct State {
     phase: Phase,
     valid_until: MonotonicTime,
-    /// The latest time at which Redis may still have the key; renewals without a reply count as done.
+    /// The latest time at which Redis may still have the key. A renewal without a reply counts as carried out.
     key_until: MonotonicTime,
     /// The ttl reaches the end of `max_hold`, so the lease is not renewed any more.
     capped: bool,
-    /// When to renew. After that time: when the renewal became due, until it has succeeded or failed.
+    /// When the next renewal is due. Stays the same after that time until the renewal has succeeded or failed.
     renew_at: Option<MonotonicTime>,
     /// A renewal is queued or under way.
     renewal_due: bool,
-    /// When the lock has been held for long enough for its key to be tracked.
+    /// When the key is to be tracked; `None` once that is due.
     track_at: Option<MonotonicTime>,
     /// Redis notifies this client of changes of the key.
     tracked: bool,
-    /// A request that changes the ttl is under way. There is one at a time.
+    /// A request that changes the ttl is under way. There is one such request at a time.
     ttl_changing: bool,
     /// The lease must not be handed off within the client.
     no_hand_off: bool,
@@ -76,7 +76,7 @@ struct State {
     extras: Option<Box<Extras>>,
 }
 
-/// State that few leases have, or have for a moment only.
+/// State that few leases have, or that leases have for a moment only.
 #[derive(Default)]
 struct Extras {
     /// Why the lease was lost. `None` in all other phases.
@@ -95,8 +95,8 @@ struct Extras {
     ttl_change_ended: Option<Arc<Condvar>>,
 }
 
-/// The messages about a `force_unlock` of this lease. Any user may publish such a message, so a pipeline has to confirm
-/// it before the lease ends.
+/// The messages about a `force_unlock` of this lease. Any user may publish such a message, so the lease ends only after
+/// a pipeline has confirmed the message.
 #[derive(Default)]
 struct ForceReport {
     /// The client that unlocked by force, according to the latest message that no pipeline has denied.
@@ -153,8 +153,8 @@ impl TimerHandle {
     }
 }
 
-/// The timer, listeners and check of a lease that its holder ended. Its drop runs destructors of user code, so drop
-/// it while no lock of the library is held.
+/// The timer, listeners and check of a lease that its holder ended. Dropping this value runs destructors of user code,
+/// so hold no lock of the library then.
 #[must_use]
 pub(crate) struct Detached {
     pub(crate) timer: Option<TimerHandle>,
@@ -172,9 +172,9 @@ impl Drop for Detached {
     }
 }
 
-/// How long a lock is held before its key is tracked: short holds send no request for it.
+/// How long a lock is held before its key is tracked, so short holds send no request to track it.
 const TRACK_AFTER: Duration = Duration::from_millis(30);
-/// How long messages of a `force_unlock` are not confirmed after a pipeline has denied one.
+/// How long further messages of a `force_unlock` are not confirmed after a pipeline has denied a message.
 const PAUSE_AFTER_DENIAL: Duration = Duration::from_secs(1);
 
 impl Lease {
@@ -223,8 +223,8 @@ impl Lease {
         }
     }
 
-    /// The rest of the validity; zero once lost or released. Locks the state, and loses the lease if its validity
-    /// has ended.
+    /// The rest of the validity; zero if the lease is lost or released. Locks the state, and marks the lease as lost if
+    /// its validity has ended.
     pub(crate) fn remaining(&self, now: MonotonicTime) -> Duration {
         let state = self.lock_and_expire(now);
         match state.phase {
@@ -233,17 +233,17 @@ impl Lease {
         }
     }
 
-    /// When the validity ends, unless a change of the ttl moves that.
+    /// When the validity ends, unless a change of the ttl moves its end.
     pub(crate) fn valid_until(&self) -> MonotonicTime {
         self.state.lock().valid_until
     }
 
-    /// Why the lease was lost, if it was. Locks the state, and loses the lease if its validity has ended.
+    /// Why the lease was lost, if it is lost. Locks the state, and marks the lease as lost if its validity has ended.
     pub(crate) fn loss(&self, now: MonotonicTime) -> Option<LossReason> {
         self.lock_and_expire(now).loss().cloned()
     }
 
-    /// Ends the lease as released; an error with the reason if it was lost before. Sends nothing to Redis.
+    /// Ends the lease as released. Returns the reason as an error if the lease was lost before. Sends nothing to Redis.
     pub(crate) fn mark_released(&self, now: MonotonicTime) -> (Detached, Result<(), LossReason>) {
         let mut state = self.lock_and_expire(now);
         let detached = state.detach();
@@ -268,9 +268,10 @@ impl Lease {
     /// Ends this lease and returns a lease for the next holder of this client, with the same id, the next token and
     /// the `options` that the next holder asked for. Sends nothing to Redis.
     ///
-    /// `None`, and nothing changes, if this lease may not be handed off: it has ended, its options differ, it is not
-    /// renewed or has a check, its ttl is being changed, a third of its validity has passed, or it was extended
-    /// beyond its ttl. Calls no listener, so callers may hold other locks.
+    /// Changes nothing and returns `None` in these cases: this lease has ended, has other options, is not renewed (any
+    /// more), or has a check. Its ttl is being changed or reaches the end of `max_hold`. A third of its validity has
+    /// passed, or it was extended beyond its ttl. Hand-offs are forbidden, or a message of a `force_unlock` is being
+    /// confirmed. Calls no listener, so callers may hold other locks.
     pub(crate) fn hand_off(
         &self,
         now: MonotonicTime,
@@ -302,7 +303,7 @@ impl Lease {
             valid_until: grant.at_most_hold_until(state.valid_until),
             key_until: state.key_until,
             capped: false,
-            // In the past if a renewal is due that has not begun.
+            // This time is in the past if a renewal is due that has not begun.
             renew_at: state.renew_at,
             renewal_due: false,
             track_at: (!state.tracked).then(|| now.after(TRACK_AFTER)),
@@ -324,8 +325,8 @@ impl Lease {
         Some((Arc::new(next), detached))
     }
 
-    /// Forbids to hand the lease off within the client. A request that was sent relies on this: the key has to change
-    /// before another holder gets the lock.
+    /// Forbids to hand the lease off within the client. A request that was sent, and that may arrive late, relies on
+    /// this: the key has to change before another holder gets the lock.
     pub(crate) fn forbid_hand_off(&self) {
         self.state.lock().no_hand_off = true;
     }
@@ -340,15 +341,15 @@ impl Lease {
         self.state.lock().others_queued
     }
 
-    /// Ends the lease as lost and notifies its listeners; does nothing if it has ended before. The reason is `reason`,
-    /// unless the validity had ended at `now`.
+    /// Ends the lease as lost and notifies its listeners; does nothing if the lease has ended before. The reason is
+    /// `reason`, unless the validity had ended at `now`.
     pub(crate) fn lose(&self, now: MonotonicTime, reason: LossReason) {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
-    /// Records a message that says that `by` unlocked this lease by force. True if the caller has to ask a pipeline now:
-    /// one request is sent at a time, and none for a second after a denial. If the key is then gone or has another
-    /// holder, the message gives the reason of the loss.
+    /// Records a message that says that `by` unlocked this lease by force. True if the caller has to ask a pipeline
+    /// now: one request is sent at a time, and none for a second after a denial. If the pipeline finds the key gone or
+    /// with another holder, the lease is lost with `ForceUnlocked`.
     pub(crate) fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -364,8 +365,8 @@ impl Lease {
         confirms
     }
 
-    /// Records that the request has ended for which [`record_force_message`](Self::record_force_message) asked.
-    /// `denied_at` is the time at which a pipeline said that the lease is held.
+    /// Records the end of the request that [`record_force_message`](Self::record_force_message) told its caller to
+    /// send. `denied_at` is the time at which a pipeline said that the lease is held.
     pub(crate) fn record_force_answer(&self, denied_at: Option<MonotonicTime>) {
         let mut state = self.state.lock();
         let report = &mut state.extras().force;
@@ -375,13 +376,13 @@ impl Lease {
         }
     }
 
-    /// The latest time at which Redis may still have the key, if it is not released.
+    /// The latest time at which Redis may still have the key, if the lock is not released.
     pub(crate) fn key_until(&self) -> MonotonicTime {
         self.state.lock().key_until
     }
 
     /// A new channel that gets the reason when the lease is lost, and no other message. Keep the sender as long as the
-    /// receiver: without it the channel is disconnected when the lease ends.
+    /// receiver: without the sender, the channel is disconnected when the lease ends.
     pub(crate) fn loss_channel(
         &self,
         now: MonotonicTime,
@@ -401,8 +402,8 @@ impl Lease {
         (keep, receiver)
     }
 
-    /// Adds a callback that runs on the callback thread when the lease is lost. Queues it now if the lease is lost
-    /// already.
+    /// Adds a callback that runs on the callback thread when the lease is lost. Queues the callback now if the lease is
+    /// lost already.
     pub(crate) fn on_lost(&self, now: MonotonicTime, callback: LossCallback) {
         let mut state = self.lock_and_expire(now);
         if state.phase == Phase::Held {
@@ -417,7 +418,7 @@ impl Lease {
         }
     }
 
-    /// Locks the state. Loses the lease first, and notifies its listeners, if its validity has ended at `now`.
+    /// Locks the state. If the validity has ended at `now`, first marks the lease as lost, and notifies its listeners.
     fn lock_and_expire(&self, now: MonotonicTime) -> MutexGuard<'_, State> {
         let state = self.state.lock();
         if state.phase != Phase::Held || now < state.valid_until {
@@ -453,7 +454,7 @@ impl Lease {
         let (listeners, check) = (std::mem::take(&mut extras.listeners), extras.check.take());
         drop(state);
         for channel in listeners.channels {
-            // The channel has room for this message, its only one. The receiver may be gone.
+            // The channel has room for the reason, its only message. The receiver may be gone.
             let _ = channel.sender.try_send(reason.clone());
         }
         for callback in listeners.callbacks {
@@ -500,7 +501,7 @@ impl State {
         Detached {
             timer: self.timer.take(),
             tracked: std::mem::take(&mut self.tracked),
-            // Each receiver's owner keeps a sender, so no channel is disconnected by this.
+            // Each receiver's owner keeps a sender, so no channel is disconnected when these senders are dropped.
             listeners,
             check,
         }

@@ -99,7 +99,7 @@ fn model_changes_of_a_ttl_are_serialised() {
                 true => lease.finish_ttl_change(now, now, 20 * SECOND),
                 false => lease.fail_ttl_change(MonotonicTime::now(), 20 * SECOND, None),
             }
-            assert!(lease.remaining(now) >= before, "it was shortened");
+            assert!(lease.remaining(now) >= before, "the validity was shortened");
             true
         };
         let far = MonotonicTime::now().after(3600 * SECOND);
@@ -108,10 +108,10 @@ fn model_changes_of_a_ttl_are_serialised() {
             let extensions = [(); 3].map(|()| scope.spawn(|| change(far)));
             scope.spawn(|| change(MonotonicTime::now()));
             for extension in extensions {
-                assert!(extension.join().unwrap(), "its deadline is far");
+                assert!(extension.join().unwrap(), "the deadline is far");
             }
         });
-        assert!(change(MonotonicTime::now()), "none is under way");
+        assert!(change(MonotonicTime::now()), "no change is under way");
     });
 }
 

@@ -17,7 +17,8 @@ use crate::util::sync::Condvar;
 pub(crate) enum DueActions {
     /// None: the lease has ended.
     Ended,
-    /// Renew the lease, track its key, warn that `max_hold` ends soon. The lease's timer is set to `next`.
+    /// The lease is held. The flags say whether to renew it, to track its key, and to warn that `max_hold` ends soon.
+    /// The lease's timer is set to `next`.
     Held {
         renew: bool,
         track: bool,
@@ -36,7 +37,8 @@ impl Check {
         Self(Arc::new(check))
     }
 
-    /// Runs the closure, and drops it if this is its last clone. A panic in either counts as `false`.
+    /// Runs the closure, and drops it if this is its last clone. A panic of the closure or of its drop counts as
+    /// `false`.
     fn run(self) -> bool {
         catch_unwind(AssertUnwindSafe(move || (self.0)())).unwrap_or(false)
     }
@@ -49,12 +51,12 @@ impl fmt::Debug for Check {
 }
 
 impl Lease {
-    /// Returns the actions that are due, marks them as begun, and sets the next timer. Loses the lease if its validity
-    /// has ended.
+    /// Returns the actions that are due, marks them as begun, and sets the next timer. Marks the lease as lost if its
+    /// validity has ended.
     ///
-    /// `replace_timer` gets the old timer, if there is one, and the time of the next, and returns the new timer, or
-    /// `None` if the watchdog has stopped. It is called while the lease is locked, so a release at the same time either
-    /// finds the timer or prevents that it is set.
+    /// `replace_timer` is called with the old timer (if any) and the time of the next timer. It returns the new timer,
+    /// or `None` if the watchdog has stopped. It is called while the lease is locked, so a concurrent release either
+    /// finds the new timer or keeps it from being set.
     pub(crate) fn take_due(
         &self,
         now: MonotonicTime,
@@ -74,7 +76,7 @@ impl Lease {
             // A check that is still queued or running is not queued again.
             renew = !std::mem::replace(&mut extras.checking, true);
         }
-        // If there was no room among the tracked keys, each renewal tries again.
+        // If there was no room among the tracked keys, each renewal tries to track the key again.
         let again = renew && state.track_at.is_none() && !state.tracked;
         let track = state.track_at.take_if(|at| *at <= now).is_some() || again;
         let extras = state.extras.as_mut();
@@ -104,24 +106,25 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// Sets whether the key is tracked to the result of `has_room`, which is called only if the lease is held.
+    /// Calls `has_room` if the lease is held. The key counts as tracked if the result is true.
     pub(crate) fn track_if(&self, has_room: impl FnOnce() -> bool) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
             state.tracked = has_room();
-            // A new notification connection tracks keys before their timers fire; these timers need not do it again.
+            // A new notification connection tracks keys before their timers fire; these timers need not track them
+            // again.
             if state.tracked {
                 state.track_at = None;
             }
         }
     }
 
-    /// Makes tracking of the key due again at `at`, which also reads the key. Sets no timer.
+    /// Makes tracking of the key due again at `at`. (Tracking also reads the key.) Sets no timer.
     pub(crate) fn track_again_at(&self, at: MonotonicTime) {
         self.state.lock().track_at = Some(at);
     }
 
-    /// Sets the timer to the next action, if the lease is held; `replace_timer` is that of
+    /// Sets the timer to the next action, if the lease is held. `replace_timer` is described at
     /// [`take_due`](Self::take_due). False if the lease is held and the watchdog has stopped.
     pub(crate) fn reschedule(
         &self,
@@ -169,8 +172,8 @@ impl Lease {
     }
 
     /// Begins the renewal that is due, and returns for how long it has been due, counted from its first try. `None` if
-    /// the ttl is being changed or was changed since, or if renewal was stopped. Loses the lease if its validity has
-    /// ended.
+    /// the lease has ended, its ttl is being changed or was changed after the renewal became due, or renewal was
+    /// stopped. Marks the lease as lost if its validity has ended.
     pub(crate) fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
         let mut state = self.lock_and_expire(now);
         let may = state.phase == Phase::Held && state.renewal_due && !state.ttl_changing;
@@ -185,8 +188,8 @@ impl Lease {
         Some(now.since(due.unwrap_or(now)))
     }
 
-    /// Waits until the renewal that is due at `now` has succeeded or failed; false if it has not after `timeout`. Loses
-    /// the lease if its validity has ended.
+    /// If a renewal is due at `now`, waits until it has succeeded or failed; false after `timeout`. Marks the lease as
+    /// lost if its validity has ended.
     pub(crate) fn wait_for_renewal(&self, now: MonotonicTime, timeout: Duration) -> bool {
         let mut state = self.lock_and_expire(now);
         loop {
@@ -201,8 +204,8 @@ impl Lease {
         }
     }
 
-    /// Begins a change of the ttl. Waits until `deadline` for a change that is under way; false if that has not ended by
-    /// then, or if the lease has ended.
+    /// Begins a change of the ttl. If another change is under way, waits for its end. False if that change has not
+    /// ended at `deadline`, or if the lease has ended.
     pub(crate) fn begin_ttl_change(
         &self,
         deadline: MonotonicTime,
@@ -249,7 +252,8 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The time at which the full ttl began that ends with the validity, but at most `latest`.
+    /// The time at which a request for the full ttl would have led to the present end of the validity, but at most
+    /// `latest`.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
@@ -271,7 +275,7 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // However many requests fail, the last one that reaches Redis decides.
+        // However many requests fail, the last request that reaches Redis decides.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);

@@ -25,7 +25,7 @@ fn lease(change: impl FnOnce(&mut Grant)) -> Fixture {
 fn lease_with(check: Option<Check>, change: impl FnOnce(&mut Grant)) -> Fixture {
     let threads = ThreadGroup::new();
     let callbacks = CallbackExecutor::start(&threads, None).unwrap();
-    // A whole multiple of every pause below, so that renewals fall on whole seconds.
+    // A whole multiple of each time between renewals below, so that renewals fall on whole seconds.
     let asked_at = MonotonicTime::now()
         .after(1000 * SECOND)
         .rounded_down(10 * SECOND);
@@ -228,7 +228,7 @@ fn changes_of_the_ttl_are_serialised() {
     assert!(
         !f.lease
             .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now),
-        "one is under way"
+        "a change is under way"
     );
     f.lease
         .fail_ttl_change(MonotonicTime::now(), 30 * SECOND, None);
@@ -283,7 +283,10 @@ fn a_released_lease_sets_no_timer() {
         f.lease.mark_released(f.at(1)).0.timer,
         Some(TimerHandle::nth(3))
     );
-    assert!(f.lease.reschedule(|_, _| unreachable!("it is released")));
+    assert!(
+        f.lease
+            .reschedule(|_, _| unreachable!("the lease is released"))
+    );
     assert_eq!(
         f.lease.take_due(f.at(10), |_, _| unreachable!()),
         DueActions::Ended
@@ -378,7 +381,7 @@ fn hand_off_needs_equal_options_and_steady_ttl() {
         f.lease
             .begin_ttl_change(MonotonicTime::now(), MonotonicTime::now)
     );
-    assert!(hand_off(&f, f.at(1)).is_none(), "its ttl changes");
+    assert!(hand_off(&f, f.at(1)).is_none(), "the ttl is being changed");
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = None);
     assert!(hand_off(&f, f.at(1)).is_none(), "a fixed ttl");
     let f = lease(|grant| limit(grant, 29 * SECOND));
@@ -401,7 +404,7 @@ fn a_due_renewal_passes_to_the_next_holder() {
     let f = lease(|grant| Arc::make_mut(&mut grant.options).renew_every = Some(5 * SECOND));
     let due = f.lease.take_due(f.at(5), set_timer);
     assert!(matches!(due, DueActions::Held { renew: true, .. }));
-    // No worker has begun it.
+    // No worker has begun the renewal.
     let next = hand_off(&f, f.at(5)).unwrap();
     let due = next.take_due(f.at(5), set_timer);
     assert!(
@@ -442,7 +445,7 @@ fn a_key_is_tracked_after_track_after() {
     });
     assert!(listed);
     assert!(f.lease.mark_released(f.at(1)).0.tracked);
-    f.lease.track_if(|| unreachable!("it is released"));
+    f.lease.track_if(|| unreachable!("the lease is released"));
 }
 
 #[test]
@@ -478,7 +481,7 @@ fn a_key_without_room_is_offered_at_renewals() {
     let f = lease(|grant| grant.since = grant.asked_at);
     let is_offered = |at: MonotonicTime| match f.lease.take_due(at, set_timer) {
         DueActions::Held { track, .. } => track,
-        DueActions::Ended => panic!("it is held"),
+        DueActions::Ended => panic!("the lease is held"),
     };
     let renew = |at: MonotonicTime| {
         assert!(f.lease.begin_renewal(at).is_some());
@@ -490,7 +493,7 @@ fn a_key_without_room_is_offered_at_renewals() {
     assert!(is_offered(f.at(10)));
     renew(f.at(10));
     f.lease.track_if(|| true);
-    assert!(!is_offered(f.at(20)), "it is tracked");
+    assert!(!is_offered(f.at(20)), "the key is tracked");
     assert!(f.lease.mark_released(f.at(20)).0.tracked);
 }
 

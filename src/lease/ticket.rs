@@ -20,7 +20,7 @@ pub(crate) struct Ticket {
     pub(crate) key: Key,
     pub(crate) lease: LeaseId,
     pub(crate) token: u64,
-    /// `max_hold` is the rest of the old holder's.
+    /// `max_hold` is the rest of the old holder's `max_hold`.
     pub(crate) options: Options,
     /// The longest time for which Redis may still have the key.
     pub(crate) key_left: Duration,
@@ -56,8 +56,8 @@ impl Ticket {
         let ttl = millis(word()?)?.ok_or_else(|| invalid("the ticket has no ttl"))?;
         let (renew_every, max_hold) = (millis(word()?)?, millis(word()?)?);
         let left = word()?;
-        let key_left =
-            millis(left)?.ok_or_else(|| invalid("the ticket does not say when it ends"))?;
+        let key_left = millis(left)?
+            .ok_or_else(|| invalid("the ticket does not say how long its key may live"))?;
         if key_left > MAX_TTL {
             return Err(wrong(left, "longer than the longest ttl, in ms"));
         }
@@ -68,7 +68,7 @@ impl Ticket {
         let name = name.ok_or_else(|| {
             let prefix = &config.prefix;
             invalid(&format!(
-                "{} is not under this client's {prefix:?}",
+                "{} is not under this client's prefix {prefix:?}",
                 quoted(full, 40)
             ))
         })?;

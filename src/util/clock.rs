@@ -8,10 +8,10 @@ use std::time::Duration;
 /// The longest step by which a clock can be moved: a year. Hundreds of such steps fit into a [`MonotonicTime`].
 const LONGEST_STEP: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The clock of one client: that of the machine, unless a test moves it ahead.
+/// The clock of one client. It shows the machine's time, unless a test moves it ahead.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
-    /// How many nanoseconds a movable clock is ahead of the machine's.
+    /// How many nanoseconds a movable clock is ahead of the machine's clock.
     ahead: Option<Arc<AtomicU64>>,
 }
 
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Moves a movable clock ahead, by at most [`LONGEST_STEP`]. Time continues from there.
+    /// Moves a movable clock ahead, by at most [`LONGEST_STEP`]. Its time continues from the new time.
     pub(crate) fn advance(&self, by: Duration) {
         if let Some(ahead) = &self.ahead {
             let nanos = by.min(LONGEST_STEP).as_nanos();
@@ -44,8 +44,8 @@ impl Clock {
     }
 }
 
-/// A time of this machine, in nanoseconds since a fixed one. Arithmetic saturates. Never zero, so an
-/// `Option<MonotonicTime>` takes 8 bytes, too.
+/// A point in time on this machine's clock, in nanoseconds since a fixed start. Arithmetic saturates. The number is
+/// never zero, so an `Option<MonotonicTime>` takes only 8 bytes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MonotonicTime(NonZeroU64);
 
@@ -82,19 +82,19 @@ impl MonotonicTime {
         Self::at_nanos(START.elapsed().as_nanos() as u64)
     }
 
-    /// The time `duration` after this one.
+    /// The time `duration` after this time.
     pub(crate) fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
     }
 
-    /// The time `duration` before this one.
+    /// The time `duration` before this time.
     pub(crate) fn before(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self::at_nanos(self.0.get().saturating_sub(nanos))
     }
 
-    /// The duration from `earlier` to this time; zero if `earlier` is the later one.
+    /// The duration from `earlier` to this time; zero if `earlier` is after this time.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }

@@ -1,17 +1,17 @@
-//! Detects that this process is a fork of the one that made a client.
+//! Detects that this process is a fork of the process that made a client.
 //!
-//! A fork copies a client into the child process, but none of its threads, and the child shares its sockets. So the child
-//! must neither use nor drop the client. Threads that the child lacks may hold mutexes for ever. The fork also copies
-//! parking_lot's table of sleeping threads, whose entries point into memory that a drop would free; the threads of a new
-//! client would follow these pointers.
+//! A fork copies a client into the child process, but none of its threads, and the child shares its sockets. So the
+//! child must neither use nor drop the client. Mutexes that were locked at the fork by threads that the child lacks
+//! stay locked for ever. The fork also copies parking_lot's table of sleeping threads. The entries of this table point
+//! into memory that a drop of the client would free, and the threads of a new client would follow these pointers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
 
-/// The process id in the upper half, and the number of its clients in the lower. (The standard library's atomic, since
-/// models have no forks.)
+/// A process id in the upper half, and the number of that process's clients in the lower half. (This is the standard
+/// library's atomic, since models have no forks.)
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 const COUNT: u64 = u32::MAX as u64;
 
@@ -24,7 +24,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// A process that is never the current one.
+    /// A process that is never the current process.
     #[cfg(test)]
     pub(crate) fn another() -> Self {
         Self(0)
@@ -35,7 +35,7 @@ impl Process {
         self == Self::current()
     }
 
-    /// The error `Forked` if this is not the current process.
+    /// Fails with `Forked` if this is not the current process.
     pub(crate) fn check(self) -> Result<(), Error> {
         let current = Self::current();
         if self == current {
@@ -49,11 +49,11 @@ impl Process {
     }
 }
 
-/// Counts one client of this process, until the client and its last thread have ended. Its drop updates the count.
+/// Counts one client of this process until it is dropped, when the client and its last thread have ended.
 pub(crate) struct ForkGuard(Process);
 
 impl ForkGuard {
-    /// Counts a new client. The error `Forked` if the parent process had clients when it forked this one.
+    /// Counts a new client. Fails with `Forked` if the parent process had clients when it forked this process.
     pub(crate) fn enter() -> Result<Arc<Self>, Error> {
         let current = Process::current();
         let here = u64::from(current.0) << 32;

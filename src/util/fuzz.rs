@@ -137,7 +137,7 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// `valid` texts, most of them changed, and arbitrary bytes.
+/// Makes `valid` texts, most of them with changes, and arbitrary bytes.
 pub(crate) fn bytes_like(valid: impl Strategy<Value = String>) -> impl Strategy<Value = Bytes> {
     let changed = (valid, vec(edit(), 0..4)).prop_map(|(text, edits)| {
         let mut bytes = text.into_bytes();

@@ -21,7 +21,7 @@ impl LeaseId {
         id
     }
 
-    /// `N` random ids, for one system call.
+    /// `N` random ids, made with one system call.
     fn several<const N: usize>() -> [Self; N] {
         random::<N>().map(|bytes| Self(uuid::Builder::from_random_bytes(bytes).into_uuid()))
     }
@@ -49,7 +49,8 @@ impl LeaseId {
     }
 }
 
-/// The first half of a lease id. It distinguishes leases, but does not allow to act for one: 64 bits stay secret.
+/// The first half of a lease id. It distinguishes leases. It does not allow to act for a lease, since the other 64 bits
+/// stay secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseStart(u64);
 
@@ -76,16 +77,17 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// A source of lease ids. Until its grant a lease id is a secret, by which the message of the grant proves itself.
+/// A source of lease ids. A lease id is secret until its lock is granted: the message of a grant proves itself by the
+/// id.
 ///
-/// All random bytes come from the system, 64 ids at a time, since each read is a system call. A random generator of the
-/// process would repeat its numbers in each fork. (So would the ids that are left here, but a forked process cannot use
-/// its parent's clients.)
+/// All random bytes come from the system, since a random generator of the process would repeat its numbers in each
+/// fork. Each read is a system call, so it gets 64 ids. (A fork also copies the ids that are left here, but a forked
+/// process cannot use its parent's clients.)
 #[derive(Default)]
 pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
 
 impl LeaseIds {
-    /// One KiB of random bytes, which takes a few microseconds.
+    /// Ids for each read: one KiB of random bytes, which takes a few microseconds.
     const AT_ONCE: usize = 64;
 
     pub(crate) fn next(&self) -> LeaseId {
@@ -110,14 +112,15 @@ fn random<const N: usize>() -> [[u8; 16]; N] {
     bytes
 }
 
-/// All digits, for Redis and for tickets. Keep them out of errors and logs: a lease id and its token make a ticket.
+/// Shows all digits, for Redis and for tickets. Keep them out of errors and logs, since a lease id and its token are
+/// enough to make a ticket.
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.encode(&mut [0; Self::DIGITS]))
     }
 }
 
-/// The first eight digits, which distinguish leases in logs.
+/// Shows the first eight digits, which distinguish leases in logs.
 impl fmt::Debug for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}..", &self.encode(&mut [0; Self::DIGITS])[..8])
@@ -159,7 +162,7 @@ impl HolderId {
             .take(64)
             .collect();
         if has_id(&host) {
-            // `decode` would refuse it.
+            // `decode` would refuse this host name.
             host.truncate(LeaseId::DIGITS - 1);
         }
         let [[a, b, c, d, ..]] = random::<1>();
@@ -171,8 +174,8 @@ impl HolderId {
         Self(text.into())
     }
 
-    /// Parses a holder of a value or message, which any user may have written. Refuses text that may hold a lease id,
-    /// since holders are shown.
+    /// Parses the holder in a value or message, which any user of Redis may have written. Refuses text that may contain
+    /// a lease id, since errors and events show holders.
     pub(crate) fn decode(text: &str) -> Option<Self> {
         let is_holder = (1..=Self::MAX_BYTES).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_graphic())

@@ -12,21 +12,22 @@ use crate::util::text::printable;
 /// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with it.
 pub(crate) const RESERVED: char = '~';
 
-/// After the prefix in the key of the fence counter.
+/// Follows the prefix in the key of the fence counter.
 const FENCE: &str = "~fence";
-/// Between the prefix and the name in the key of a lock's queue.
+/// Stands between the prefix and the name in the key of a lock's queue.
 const QUEUE: &str = "~queue:";
-/// Between the prefix and the name in the key of a fenced value.
+/// Stands between the prefix and the name in the key of a fenced value.
 const VALUE: &str = "~value:";
 
-/// Between the prefix and the holder in the name of a client's channel.
+/// Stands between the prefix and the holder in the name of a client's channel.
 const CHANNEL: &str = "~to:";
 
-/// No name may contain these. A prefix may be the beginning of another one: `billing:~fence` under `app:` would be
-/// the fence counter of `app:billing:`. Redis compares bytes, so other cases and similar characters are harmless.
+/// The words that no name may contain. Prefixes may be nested: under the prefix `app:`, a lock named `billing:~fence`
+/// would have the key of the fence counter of the prefix `app:billing:`. Redis compares bytes, so these words in
+/// capitals or in similar characters are harmless.
 const RESERVED_WORDS: [&str; 4] = [FENCE, QUEUE, VALUE, CHANNEL];
 
-/// In errors, a longer invalid key is cut. In bytes.
+/// In errors, invalid keys are cut to this number of bytes.
 const LONGEST_INVALID: usize = 32;
 
 /// A valid key of a lock: prefix and name in one string, as in Redis.
@@ -82,7 +83,7 @@ impl Key {
         }
     }
 
-    /// The key for a string of Redis; `None` if the string does not begin with `prefix`.
+    /// The key for the string `full` from Redis; `None` if `full` does not begin with `prefix`.
     pub(crate) fn of_redis(prefix: &str, full: &str) -> Option<Self> {
         full.strip_prefix(prefix)
             .map(|name| Self::under(prefix, name))
@@ -97,7 +98,7 @@ impl Key {
         &self.full[self.prefix as usize..]
     }
 
-    /// The key as Redis has it.
+    /// The full key, as Redis stores it.
     pub(crate) fn in_redis(&self) -> &str {
         &self.full
     }
@@ -128,7 +129,7 @@ fn reserved_word(name: &str) -> Option<&'static str> {
     RESERVED_WORDS.into_iter().find(|word| name.contains(word))
 }
 
-/// SipHash with a random seed, one per process. Without a seed, users who choose names could choose many with one hash.
+/// SipHash with a random seed, one per process. Without a seed, users could choose many names with the same hash.
 #[cfg(not(all(test, shuttle)))]
 type Seed = std::collections::hash_map::RandomState;
 /// Models need the same hashes each time.
@@ -157,7 +158,7 @@ impl Hash for Key {
     }
 }
 
-/// The hasher for maps of keys. A key has its hash stored, and this only spreads it.
+/// The hasher for maps of keys. A key stores its hash, and this hasher only spreads the bits of that hash.
 #[derive(Default)]
 pub(crate) struct KeyHasher(u64);
 
@@ -180,7 +181,7 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// A map from keys.
+/// A map whose keys are keys of locks.
 pub(crate) type KeyMap<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
 
 impl fmt::Debug for Key {
@@ -241,7 +242,7 @@ mod tests {
             let error = Key::new(outer, name, 1024).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}");
             assert!(Key::of_value(outer, name, 1024).is_err(), "{name}");
-            // Also under the empty prefix.
+            // The names are refused under the empty prefix, too.
             assert!(Key::new("", &key, 1024).is_err(), "{key}");
         }
         assert_eq!(
@@ -269,7 +270,7 @@ mod tests {
         let hasher = BuildHasherDefault::<KeyHasher>::default();
         let bucket = |key: &Key| hasher.hash_one(key) % 256;
         let used: std::collections::HashSet<_> = first_shard.iter().map(bucket).collect();
-        // Some 256 keys: 162 buckets are expected.
+        // The shard has some 256 keys, which are expected to use 162 buckets.
         let (used, keys) = (used.len(), first_shard.len());
         assert!(used > 100, "{keys} keys use {used} of 256 buckets");
     }
@@ -280,7 +281,7 @@ mod tests {
         bytes.iter().fold(start, step)
     }
 
-    /// The attack: 2^`steps` names with one FNV hash. Each step finds two blocks that lead to the same state.
+    /// An attack: makes 2^`steps` names with the same FNV hash. Each step finds two blocks that lead to the same state.
     fn names_with_one_fnv_hash(prefix: &str, steps: usize) -> Vec<String> {
         let mut state = fnv1a(0x811c_9dc5, prefix.as_bytes());
         let mut names = vec![String::new()];
@@ -312,7 +313,7 @@ mod tests {
                 .for_each(|key| *sizes.entry(group_of(key)).or_insert(0) += 1);
             sizes.into_values().max().unwrap()
         };
-        // With a random hash, each of these is exceeded less than once in a million runs.
+        // With a random hash, each of these limits is exceeded less than once in a million runs.
         let same_hash: usize = largest(&|key| key.hash as usize);
         assert!(same_hash <= 3, "{same_hash} of 16,384 have one hash");
         let bucket = largest(&|key| key.shard(keys.len()));

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-/// `text` on one line and in at most `longest` bytes: control characters, line separators and characters that
-/// change the direction of text are escaped, and `..` stands for what does not fit.
+/// `text` on one line. Control characters, line separators and characters that change the direction of text are
+/// escaped. `..` stands for the text after `longest` bytes.
 pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
     if text.len() <= longest && !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
@@ -25,7 +25,7 @@ pub(crate) fn printable(text: &str, longest: usize) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Digits of a lease id.
+/// Number of digits of a lease id.
 const ID_DIGITS: usize = 32;
 
 /// `text` with `<id>` in place of each run of 32 or more hexadecimal digits, which may hold a lease id.

@@ -14,12 +14,12 @@ thread_local! {
     static IN_GROUP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The threads of one client. Unlike a join, waiting for their end has a deadline.
+/// The threads of one client. The wait for their end has a deadline, unlike a join.
 pub(crate) struct ThreadGroup {
     /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended.
     alive: parking_lot::Mutex<Option<Sender<()>>>,
     ended: Receiver<()>,
-    /// Each thread has a clone: the client counts until its last thread has ended.
+    /// Each thread has a clone, so the client is counted until its last thread has ended.
     fork_guard: Arc<ForkGuard>,
 }
 
@@ -60,8 +60,8 @@ impl ThreadGroup {
         })
     }
 
-    /// Waits until all threads have ended; false if they have not at `deadline`. Does not wait, and returns true, on a
-    /// thread of such a group, which would wait for itself.
+    /// Waits until all threads have ended; false if some have not ended at `deadline`. On a thread of any thread group,
+    /// returns true at once, since such a thread may wait for itself.
     pub(crate) fn wait_until_ended(&self, deadline: MonotonicTime) -> bool {
         self.alive.lock().take();
         if IN_GROUP.get() {

@@ -1,5 +1,6 @@
-//! Keeps the leases of a client alive: one timer thread, two workers that renew, one worker that tracks keys and runs
-//! the store's maintenance, and, from the first lease with a check, one worker that runs checks. No lease has a thread.
+//! Keeps the leases of a client alive. There is one timer thread, two workers that renew, and one worker that tracks
+//! keys and runs the store's maintenance. The first lease with a check starts a worker that runs checks. No lease has a
+//! thread of its own.
 //!
 //! The timer thread sends no request and runs no user code.
 
@@ -40,10 +41,10 @@ pub(crate) use scheduler::Scheduler;
 #[cfg(leasehold_internals)]
 pub(crate) use wheel::Wheel;
 
-/// Longest pause before a failed renewal is tried again.
+/// The longest pause before a failed renewal is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// The ttl of a renewal that only asks whether the lease is held: a renewal never shortens a ttl. A replica refuses it, as
-/// any write.
+/// The ttl of a renewal that only asks whether the lease is held: the shortest ttl, since a renewal never shortens a
+/// ttl. A replica refuses this request, as any write.
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 /// Renews the leases of a client, ends them when their validity ends, and tracks their keys.
@@ -117,7 +118,8 @@ impl Watchdog {
         self.scheduler.now()
     }
 
-    /// Sets the timer of `lease` to its next action, which keeps the lease alive. False once the watchdog has stopped.
+    /// Sets the timer of `lease` to its next action, so that the lease stays alive. False once the watchdog has
+    /// stopped.
     pub(crate) fn schedule(&self, lease: &Arc<Lease>) -> bool {
         lease.reschedule(|old, next| self.replace_timer(lease, old, next))
     }
@@ -135,8 +137,8 @@ impl Watchdog {
             .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
     }
 
-    /// Ends a lease for its holder: removes its timer, and stops tracking its key. An error with the reason if the lease
-    /// was lost before. Sends nothing to Redis.
+    /// Ends a lease for its holder: removes its timer, and stops tracking its key. Returns the reason as an error if
+    /// the lease was lost before. Sends nothing to Redis.
     pub(crate) fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
         let (detached, outcome) = lease.mark_released(now);
         if let Some(timer) = detached.timer {
@@ -148,14 +150,16 @@ impl Watchdog {
         outcome
     }
 
-    /// Schedules `next`, to which `before` was handed off, and tracks its key if that of `before` was tracked.
+    /// Schedules `next`, the lease that replaces `before` after a hand-off. Tracks its key if it was tracked for
+    /// `before`.
     pub(crate) fn replace_lease(&self, before: &Lease, detached: &Detached, next: &Arc<Lease>) {
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
         }
         if detached.tracked {
             self.tracked.remove(before);
-            // Between these two calls a notification for the key finds no lease, so read the key again.
+            // A notification between these two calls finds no lease for the key. So track the key again, which reads
+            // it.
             self.track_keys(std::slice::from_ref(next));
         }
         self.schedule_or_lose(next);
@@ -166,12 +170,12 @@ impl Watchdog {
         self.tracked.remove(lost);
     }
 
-    /// This client's lease of a tracked key.
+    /// This client's lease of `key`, if the key is tracked.
     pub(crate) fn tracked(&self, key: &Key) -> Option<Arc<Lease>> {
         self.tracked.get(key)
     }
 
-    /// Ends the threads, and loses every lease with [`LossReason::Shutdown`].
+    /// Ends the threads, and marks every lease as lost with [`LossReason::Shutdown`].
     pub(crate) fn stop(&self) {
         let now = self.now();
         for lease in self.scheduler.stop() {
@@ -179,7 +183,7 @@ impl Watchdog {
         }
     }
 
-    /// Asks Redis to set the ttl of `lease` to `ttl`, unless it is longer, and waits for the reply.
+    /// Asks Redis to set the ttl of the key to `ttl`, unless the key's ttl is longer, and waits for the reply.
     pub(crate) fn extend(&self, lease: &Arc<Lease>, ttl: Duration) -> Result<(), Error> {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
@@ -217,8 +221,8 @@ impl Watchdog {
         }
     }
 
-    /// Does on this thread what became due because a test moved the clock. Waits for renewals of `held` that other
-    /// threads have begun.
+    /// Runs the actions that became due because a test moved the clock, on this thread. Waits for renewals of `held`
+    /// that other threads have begun.
     pub(crate) fn catch_up(&self, held: &[Arc<Lease>]) {
         let now = self.now();
         let (to_renew, to_track) = self.process_due(self.scheduler.take_due_timers());
@@ -230,8 +234,8 @@ impl Watchdog {
         }
     }
 
-    /// Sets the next timers of leases whose timers have fired, loses leases whose validity has ended, and queues checks
-    /// and warnings. Returns the leases to renew, and the leases to track.
+    /// Sets the next timers of leases whose timers have fired, marks leases as lost whose validity has ended, and
+    /// queues checks and warnings. Returns the leases to renew, and the leases to track.
     fn process_due(&self, due: Vec<TimerTarget>) -> (Vec<Arc<Lease>>, Vec<Arc<Lease>>) {
         let now = self.now();
         let (mut to_renew, mut to_check, mut to_track) = (Vec::new(), Vec::new(), Vec::new());
@@ -274,7 +278,8 @@ impl Watchdog {
         (to_renew, to_track)
     }
 
-    /// Queues the event that `max_hold` ends soon. If the lease has ended when its turn comes, no handler is called.
+    /// Queues the event that `max_hold` ends soon. If the lease has ended when the event's turn comes, calls no
+    /// handler.
     fn queue_hold_warning(&self, lease: Arc<Lease>) {
         let scheduler = Arc::clone(&self.scheduler);
         self.callbacks.queue_event(move |events| {
@@ -309,8 +314,8 @@ impl Watchdog {
         }
     }
 
-    /// Has the store read the keys and track their changes, as long as there is room. Without a notification connection,
-    /// the keys are tracked once there is one.
+    /// Tells the store to read the keys and to track their changes, as long as there is room among the tracked leases.
+    /// If there is no notification connection, the keys are tracked once there is such a connection.
     pub(crate) fn track_keys(&self, leases: &[Arc<Lease>]) {
         let mut keys = Vec::new();
         for lease in leases {
@@ -348,15 +353,15 @@ impl Watchdog {
         }
     }
 
-    /// Handles a read that did not find the lease under its key: queues a request on a pipeline, which ends the lease if
-    /// it is lost there too.
+    /// Handles a read that did not find the lease under its key: queues a request on a pipeline, which ends the lease
+    /// if the pipeline does not find it either.
     pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
         self.scheduler
             .queue_confirmation(lease, LossReport::KeyRead);
     }
 
     /// Handles a message that says that `by` unlocked the lease by force: queues a request on a pipeline, one at a time
-    /// for each lease. Loses the lease at once if no other user can publish messages.
+    /// for each lease. Marks the lease as lost at once if no other user can publish messages.
     pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.notifications.must_confirm_losses() {
@@ -367,8 +372,8 @@ impl Watchdog {
         }
     }
 
-    /// Asks a pipeline whether the lease is held, and waits for the reply. An error if it is lost, which ends the lease, or
-    /// if there is no reply.
+    /// Asks a pipeline whether the lease is held, and waits for the reply. Fails if there is no reply, or if the lease
+    /// is lost; a lost lease ends.
     pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
         let outcome = self
@@ -377,7 +382,7 @@ impl Watchdog {
         self.handle_confirmation(lease, outcome, LossReport::KeyRead)
     }
 
-    /// Asks a pipeline whether the leases are held, and ends those that are not.
+    /// Asks a pipeline whether the leases are held, and ends the leases that are not.
     fn confirm_all(&self, mut leases: Vec<&Arc<Lease>>, report: LossReport) {
         let now = self.now();
         leases.retain(|lease| lease.valid_for(now).is_some());
@@ -394,7 +399,7 @@ impl Watchdog {
                 lease.record_force_answer(confirmed.is_ok().then(|| self.now()));
             }
             let is_settled = match &confirmed {
-                // Another message may have come since, so read the key again.
+                // Another message may have come meanwhile, so read the key again.
                 Ok(()) => report == LossReport::KeyRead,
                 Err(error) => error.is_lease_lost(),
             };
@@ -406,7 +411,8 @@ impl Watchdog {
         }
     }
 
-    /// Handles the reply to a request that asked whether a lease is held: loses the lease, or suspects the connections.
+    /// Handles the reply to a request that asked whether a lease is held: marks the lease as lost, or the connections
+    /// as suspect.
     fn handle_confirmation(
         &self,
         lease: &Lease,
@@ -467,14 +473,15 @@ impl Watchdog {
         self.callbacks.queue_observation(move || observed.record());
     }
 
-    /// Schedules a lease again; loses it if the watchdog has stopped.
+    /// Schedules a lease again; marks it as lost if the watchdog has stopped.
     fn schedule_or_lose(&self, lease: &Arc<Lease>) {
         if !self.schedule(lease) {
             lease.lose(self.now(), LossReason::Shutdown);
         }
     }
 
-    /// Ends a change of the ttl with its reply, which came at `now`. Loses the lease if the reply says so.
+    /// Ends a change of the ttl with its reply, which came at `now`. Marks the lease as lost if the reply says that the
+    /// key is gone or has another value.
     fn end_ttl_change(
         &self,
         lease: &Lease,

@@ -145,7 +145,7 @@ fn model_held_leases_are_renewed_until_released() {
                 asleep.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        // A little longer than the longest hold, or longer by more than a ttl.
+        // The model runs a little longer than the longest hold, or longer by more than a ttl.
         let steps = [6, 20][choice(2)];
         let all_threads_sleep = || quiet(|| asleep.load(Ordering::SeqCst));
         let clock = || {
@@ -190,7 +190,7 @@ fn model_stop_loses_every_lease_and_ends_threads() {
         let released = AtomicBool::new(false);
         let hold_lease = |lease: &Arc<Lease>, releases: bool| {
             if !world.watchdog.schedule(lease) {
-                // As `Acquirer` does then.
+                // `Acquirer` does the same.
                 lease.lose(MonotonicTime::now(), LossReason::Shutdown);
             }
             if chance(2) {

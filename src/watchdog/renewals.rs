@@ -20,14 +20,14 @@ use crate::lease::{Lease, LeasesByKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Condvar, Mutex};
 
-/// How many renewals a worker takes at least, if so many are due. Redis executes the batches of all workers in half a
-/// millisecond, and then serves other clients.
+/// How many renewals a worker takes at least, if that many are due. Redis executes batches of this size from all
+/// workers in half a millisecond, and then serves other clients.
 pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
 /// The longer renewals wait, the larger are the batches, since fewer round trips help a slow network or machine. After
 /// this time a batch is as large as the store allows, which takes Redis some milliseconds.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
-/// Where a report came from that a lease was lost. A pipeline has to confirm it.
+/// The source of a report that a lease was lost. A pipeline has to confirm the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LossReport {
     /// A read of the key did not find the lease.
@@ -53,7 +53,7 @@ pub(super) struct RenewalQueue {
 
 #[derive(Default)]
 struct Waiting {
-    /// Leases to renew, by the end of their validity when they were queued, then by their number.
+    /// Leases to renew, by the end of their validity when they were queued, then by the number of the renewal.
     renewals: BTreeMap<(MonotonicTime, u64), Arc<Lease>>,
     /// How many renewals were ever queued.
     added: u64,
@@ -63,8 +63,9 @@ struct Waiting {
     ended: bool,
 }
 
-/// The renewals that were queued at one time. The time until the last of them is taken shows how late the workers are;
-/// renewals that are queued later, and go first, do not change that. The next round begins with small batches again.
+/// All renewals that were queued when the round began. The time since then shows how late the workers are, until all
+/// renewals of the round are taken. Renewals that are queued later, and go first, do not change that. The next round
+/// begins with small batches again.
 struct Round {
     since: MonotonicTime,
     /// The round consists of renewals with lower numbers.
@@ -113,8 +114,8 @@ impl RenewalQueue {
         if leases.is_empty() {
             return;
         }
-        // Locks the leases, so call it before the queue is locked: other threads lock the queue while they hold a
-        // lease's lock.
+        // This call locks the leases, so it comes before the queue is locked: other threads lock the queue while they
+        // hold a lease's lock.
         let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
         if !waiting.ended {
@@ -154,7 +155,7 @@ impl RenewalQueue {
         let are_more = !waiting.is_empty();
         drop(waiting);
         if are_more {
-            // Wake the other worker for them.
+            // Wake the other worker for the rest.
             self.changed.notify_one();
         }
         Some(batch)

@@ -24,8 +24,8 @@ const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
 /// About how many due timers are returned at a time. After a suspend of the machine all timers are due; the first
 /// leases should not wait until all are collected.
 const MAX_DUE_TIMERS: usize = 4096;
-/// Longest sleep while there are timers. The sleep may not count the time for which the machine is suspended, but leases
-/// expire during that time.
+/// The longest sleep while there are timers. Leases expire while the machine is suspended, but a sleep does not always
+/// count that time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The lease whose actions a timer runs, or the store's maintenance.
@@ -36,7 +36,7 @@ pub(crate) enum TimerTarget {
     Maintenance,
 }
 
-/// A task for the worker that runs checks, or for the one that tracks keys and runs the store's maintenance.
+/// A task for the worker that runs checks, or for the worker that tracks keys and runs the store's maintenance.
 pub(crate) enum Task {
     /// Run the checks, and renew the leases whose checks return true.
     Check(Vec<Arc<Lease>>),
@@ -105,7 +105,7 @@ impl Scheduler {
         self.clock.now()
     }
 
-    /// Sets a timer; `None` once stopped.
+    /// Sets a timer; `None` once the scheduler has stopped.
     pub(crate) fn set_timer(&self, at: MonotonicTime, target: TimerTarget) -> Option<TimerHandle> {
         let tick = at.tick_rounded_up();
         let mut timers = self.timers.lock();
@@ -152,7 +152,8 @@ impl Scheduler {
         self.renewals.wait_for_batch(at_a_time)
     }
 
-    /// Sleeps until timers are due, and returns them, or the first of them if they are very many; `None` once stopped.
+    /// Sleeps until timers are due, and returns these timers, or the first of very many; `None` once the scheduler has
+    /// stopped.
     pub(crate) fn wait_for_due_timers(&self) -> Option<Vec<TimerTarget>> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
@@ -199,7 +200,7 @@ impl Scheduler {
         due
     }
 
-    /// Has the store's maintenance run, now or soon. Does nothing if such a request is pending.
+    /// Requests a run of the store's maintenance, now or soon. Does nothing if a request of this urgency is pending.
     pub(crate) fn request_maintenance(&self, urgency: Urgency) {
         match urgency {
             Urgency::Soon => {

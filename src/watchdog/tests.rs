@@ -38,7 +38,7 @@ struct Fixture {
 
 const EVERY: Duration = Duration::from_secs(2);
 
-/// A watchdog without its threads, and a lease that is due in [`EVERY`].
+/// A watchdog without its threads, and a lease whose renewal is due in [`EVERY`].
 fn fixture() -> Fixture {
     let (clock, threads) = (Clock::movable(), ThreadGroup::new());
     let (store, reported) = (Arc::new(Scripted::default()), Arc::new(Events::default()));
@@ -73,7 +73,7 @@ fn fixture() -> Fixture {
 }
 
 impl Fixture {
-    /// Moves the clock. A request that is due then gets `answer`; false if none was sent.
+    /// Moves the clock. The renewal that is due then gets `answer`; false if no request was sent.
     fn renews_after(&self, pause: Duration, answer: Result<Reply, Error>) -> bool {
         self.store.answer(move |_| answer);
         self.clock.advance(pause);
@@ -131,7 +131,7 @@ fn a_denied_loss_makes_all_connections_suspect() {
     f.callbacks.stop();
 }
 
-/// Any user may publish such a message.
+/// Any user may publish a message of a forced release, so a false message says nothing about the connections.
 #[test]
 fn a_denied_force_makes_no_connection_suspect() {
     let f = fixture();
@@ -163,7 +163,7 @@ fn a_denied_force_makes_no_connection_suspect() {
         .confirm_all(vec![&lease], LossReport::ForceMessage);
     assert!(
         lease.record_force_message(by(), f.clock.now()),
-        "not answered"
+        "the request got no answer"
     );
     f.store.answer(|_| Ok(Reply::Taken { by: None }));
     f.watchdog
@@ -275,7 +275,7 @@ fn only_large_batches_are_spread() {
         let later = f.watchdog.now().after(Duration::from_secs(1));
         let next = |lease: &Arc<Lease>| match lease.take_due(later, |_, _| None) {
             DueActions::Held { next, .. } => next,
-            DueActions::Ended => panic!("it was renewed"),
+            DueActions::Ended => panic!("the lease was renewed"),
         };
         let renewed_at: BTreeSet<MonotonicTime> = leases.iter().map(next).collect();
         assert_eq!(renewed_at.len() > 1, is_spread);

@@ -1,4 +1,4 @@
-//! The leases whose keys are tracked: Redis notifies this client of their changes.
+//! The leases whose keys are tracked: Redis notifies this client of changes of these keys.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -11,9 +11,9 @@ use crate::store::TrackedKey;
 use crate::util::key::Key;
 use crate::util::sync::Mutex;
 
-/// Most tracked leases of one client. Redis bounds the tracked keys of all its clients (`tracking-table-max-keys`, a
-/// million by default) and drops random keys beyond that. Also, each renewal of a tracked key costs a notification and a
-/// read of the key.
+/// The largest number of tracked leases of one client. Redis bounds the tracked keys of all its clients
+/// (`tracking-table-max-keys`, a million by default) and drops random keys beyond that. Also, each renewal of a tracked
+/// key costs a notification and a read of the key.
 const MAX_TRACKED: usize = 10_000;
 
 /// The tracked leases of a client, by key.
@@ -21,7 +21,7 @@ const MAX_TRACKED: usize = 10_000;
 pub(crate) struct TrackedLeases(Mutex<LeasesByKey>);
 
 impl TrackedLeases {
-    /// Adds a lease, unless there is no room for another key.
+    /// Adds a lease. False if there is no room for another key.
     pub(crate) fn insert(&self, lease: &Arc<Lease>) -> bool {
         let mut leases = self.0.lock();
         if leases.len() >= MAX_TRACKED && leases.get(&lease.grant().key).is_none() {

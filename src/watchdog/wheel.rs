@@ -1,4 +1,4 @@
-//! A hierarchical timer wheel: holds values with deadlines, and returns those that are due at a given tick.
+//! A hierarchical timer wheel: holds values with deadlines, and returns the values that are due at a given tick.
 //!
 //! The wheel is pure: it reads no clock, does no I/O and runs no code of its values.
 
@@ -25,11 +25,12 @@ use std::num::NonZeroU64;
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 const LEVELS: usize = u64::BITS.div_ceil(BITS) as usize;
-/// The slot of entries whose deadline had passed when they were inserted; the only slot with mixed deadlines.
+/// The slot of entries whose deadline had passed when they were inserted. Only here, entries that fire together may
+/// have different deadlines.
 const OVERDUE: usize = LEVELS * SLOTS;
 /// The index of no node.
 const NIL: u32 = u32::MAX;
-/// In `Node::previous`: the node is free.
+/// The value of `Node::previous` in a free node.
 const FREE: u32 = u32::MAX - 1;
 
 /// The id of one insertion. It is never used again, so the id of a timer that fired or was cancelled matches nothing.
@@ -39,7 +40,7 @@ pub(crate) struct TimerId {
     pub(crate) generation: NonZeroU64,
 }
 
-/// 32 bytes for a pointer-sized `T`.
+/// An entry, or a free place for an entry. Takes 32 bytes for a pointer-sized `T`.
 struct Node<T> {
     deadline: u64,
     /// The number of the insertion, which orders entries by age. It has 64 bits, so it never overflows; 32 bits would save
@@ -93,7 +94,7 @@ impl<T: Default> Wheel<T> {
         }
     }
 
-    /// Adds `value`, which fires at `deadline`, or at the next `advance` if that is not after the wheel's time.
+    /// Adds `value`, which fires at `deadline`, or at the next `advance` if `deadline` is not after the wheel's time.
     ///
     /// Takes constant time, and allocates only if every node is in use.
     pub(crate) fn insert(&mut self, deadline: u64, value: T) -> TimerId {
@@ -127,7 +128,7 @@ impl<T: Default> Wheel<T> {
         TimerId { index, generation }
     }
 
-    /// Removes and returns the value; `None` if it has fired or was cancelled before.
+    /// Removes and returns the value; `None` if the value has fired or was cancelled before.
     ///
     /// Takes constant time, and never allocates.
     pub(crate) fn cancel(&mut self, id: TimerId) -> Option<T> {
@@ -164,10 +165,10 @@ impl<T: Default> Wheel<T> {
         self.now = until;
     }
 
-    /// The tick at which to call `advance` next; `None` if the wheel is empty. Never after the earliest deadline, and after
-    /// the wheel's time unless an entry is due.
+    /// The tick at which to call `advance` next; `None` if the wheel is empty. The tick is never after the earliest
+    /// deadline, and is after the wheel's time unless an entry is due.
     ///
-    /// The tick may be before the earliest deadline, where a slot begins. A caller that advances from tick to tick
+    /// If the tick is before the earliest deadline, a slot begins there. A caller that advances from tick to tick
     /// reaches the earliest deadline in at most one step per level.
     pub(crate) fn next_wake(&self) -> Option<u64> {
         if self.slots[OVERDUE].head != NIL {

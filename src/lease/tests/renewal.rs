@@ -20,11 +20,14 @@ fn stopped_renewal_gives_the_loss_reason() {
     f.lease.take_due(f.at(10), set_timer);
     f.lease.stop_renewing(LossReason::NotRenewed);
     f.lease.stop_renewing(LossReason::Deleted);
-    assert!(f.lease.begin_renewal(f.at(10)).is_none(), "it was due");
+    assert!(
+        f.lease.begin_renewal(f.at(10)).is_none(),
+        "due, but stopped"
+    );
     let end = f.asked_at.after(validity(30 * SECOND));
     assert_eq!(f.lease.take_due(f.at(11), set_timer), no_action_before(end));
-    assert!(hand_off(&f, f.at(1)).is_none(), "it is not handed off");
-    assert_eq!(f.lease.loss(f.at(29)), None, "not before its end");
+    assert!(hand_off(&f, f.at(1)).is_none(), "not handed off");
+    assert_eq!(f.lease.loss(f.at(29)), None, "valid until its end");
     assert_eq!(f.lease.loss(f.at(30)), Some(LossReason::NotRenewed));
 }
 
@@ -163,7 +166,7 @@ fn the_max_hold_warning_is_due_once() {
     assert!(warned(&f.lease.take_due(f.at(90), set_timer)));
     assert!(!warned(&f.lease.take_due(f.at(91), set_timer)), "once");
     drop(f.lease.mark_released(f.at(92)));
-    assert_eq!(f.lease.hold_left(f.at(92)), None, "it is released");
+    assert_eq!(f.lease.hold_left(f.at(92)), None, "the lease is released");
 
     let f = held(20 * SECOND);
     assert!(warned(&f.lease.take_due(f.at(18), set_timer)));
@@ -206,7 +209,7 @@ fn no_max_hold_means_no_warning() {
 #[test]
 fn waiting_for_a_renewal_ends_with_the_validity() {
     let f = lease(|_| {});
-    // Its renewal has begun and gets no reply.
+    // The renewal has begun and gets no reply.
     f.lease.take_due(f.at(10), set_timer);
     assert!(f.lease.begin_renewal(f.at(10)).is_some());
     let (_keep, lost) = f.lease.loss_channel(f.at(10));
@@ -308,7 +311,7 @@ fn renewals_are_rounded_to_steps() {
                 Arc::make_mut(&mut grant.options).renew_every = Some(every);
             });
             let DueActions::Held { next, .. } = f.lease.take_due(f.asked_at, set_timer) else {
-                panic!("it is held")
+                panic!("the lease is held")
             };
             let (due, latest) = (next.since(f.asked_at), ms(after) + every);
             assert!(
@@ -333,7 +336,7 @@ fn renewals_due_together_spread_and_none_is_late() {
             f.lease.spread_renewal();
             match f.lease.take_due(f.asked_at, set_timer) {
                 DueActions::Held { next, .. } => next.since(f.asked_at),
-                DueActions::Ended => panic!("it is held"),
+                DueActions::Ended => panic!("the lease is held"),
             }
         })
         .collect();

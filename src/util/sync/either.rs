@@ -6,8 +6,8 @@ use crossbeam_channel::{Receiver, Sender, select};
 
 use crate::util::sync::Either;
 
-/// Waits until one of two channels is disconnected or has a message, which it receives; `None` after `timeout`. If both
-/// are ready, it receives from either of them.
+/// Waits until one of two channels is disconnected or has a message, and receives the message; `None` after `timeout`.
+/// If both channels are ready, receives from either of them.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,
@@ -20,7 +20,7 @@ pub(crate) fn either(
     }
 }
 
-/// Sends, unless the channel is full.
+/// Sends a message, unless the channel is full.
 pub(crate) fn try_send(to: &Sender<()>) {
     let _ = to.try_send(());
 }

@@ -1,5 +1,5 @@
-//! The locks, condition variables, sleeps and atomics of code that models run: those of parking_lot, crossbeam and the
-//! standard library, or in tests with `--cfg shuttle` those of `model.rs`.
+//! The locks, condition variables, sleeps and atomics of code that models run. They come from parking_lot, crossbeam
+//! and the standard library, or in tests with `--cfg shuttle` from `model.rs` and shuttle.
 
 #[cfg(test)]
 #[cfg(shuttle)]

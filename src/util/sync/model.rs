@@ -73,8 +73,8 @@ pub(crate) fn pass(duration: Duration) {
     due.iter().for_each(Thread::unpark);
 }
 
-/// Waits until `threads()` threads are asleep, and the sleep of none has ended. `threads` must not be a scheduling point,
-/// so it counts with the standard library's atomics.
+/// Waits until `threads()` threads sleep, and no sleep of them has ended. `threads` must not be a scheduling point, so
+/// it reads the standard library's atomics only.
 pub(crate) fn quiet(threads: impl Fn() -> usize) {
     let is_quiet = || {
         let threads = threads();
@@ -105,7 +105,7 @@ pub(crate) fn this_thread() -> Sleeper {
     Sleeper(thread::current())
 }
 
-/// Parks as the standard library's function does, but ends by time only in [`pass`]: see [`Condvar`].
+/// Parks as the standard library's function does, but the sleep times out only in [`pass`]: see [`Condvar`].
 pub(crate) fn park_timeout(timeout: Duration) {
     let me = thread::current();
     let until = now().saturating_add(timeout);
@@ -114,8 +114,9 @@ pub(crate) fn park_timeout(timeout: Duration) {
     forget(&me);
 }
 
-/// Waits as crossbeam's `select!` over two channels does. Models send to them by [`try_send`] only. Reading the channels
-/// and falling asleep is one step, as it is in crossbeam for the sender.
+/// Waits as crossbeam's `select!` over two channels does. Models send to the channels by [`try_send`] only. No other
+/// thread runs between the read of the channels and the sleep. In crossbeam, too, no sender can come in between the
+/// two.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,
@@ -142,7 +143,7 @@ pub(crate) fn either(
     }
 }
 
-/// Sends, unless the channel is full, and wakes all threads in [`either`].
+/// Sends a message, unless the channel is full, and wakes all threads in [`either`].
 pub(crate) fn try_send(to: &Sender<()>) {
     step();
     let _ = to.try_send(());
@@ -169,7 +170,8 @@ pub(crate) fn choice(n: usize) -> usize {
     thread_rng().gen_range(0..n)
 }
 
-/// Whether this thread of the model is panicking. The standard library's function would say so for all of its threads.
+/// Whether this thread of the model is panicking. The standard library's function would be true for all of the model's
+/// threads.
 pub(crate) fn panicking() -> bool {
     std::thread::panicking() && PANICKING.get() == Some(thread::current().id())
 }
@@ -189,7 +191,7 @@ pub(crate) fn survives(work: impl FnOnce()) -> bool {
     }
 }
 
-/// A mutex as parking_lot's, without poison.
+/// A mutex like parking_lot's: a panic does not poison it.
 #[derive(Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
@@ -238,8 +240,9 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// A condition variable as parking_lot's. A timed wait ends by a notification, or when [`pass`] has moved the clock to its
-/// end. So a model in which no time passes finds each lost wake-up as a deadlock, even if the waits are short.
+/// A condition variable like parking_lot's. A timed wait ends by a notification, or when [`pass`] has moved the clock
+/// to the end of the wait. So a model in which no time passes finds each lost wake-up as a deadlock, even if the waits
+/// are short.
 #[derive(Default)]
 pub(crate) struct Condvar {
     waiting: shuttle::sync::Mutex<Vec<Thread>>,

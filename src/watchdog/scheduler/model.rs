@@ -14,7 +14,7 @@ const STEP: Duration = Duration::from_millis(100);
 const STEPS: u32 = 8;
 const SETTERS: usize = 3;
 
-/// Sets timers at several times, and cancels some at once. Adds the times of the others to `noted`.
+/// Sets timers at several times, and cancels some at once. Adds the times of the timers that stay to `noted`.
 fn set_timers(scheduler: &Scheduler, noted: &parking_lot::Mutex<Vec<MonotonicTime>>) {
     for _ in 0..2 {
         sleep(choice(3) as u32 * STEP);
@@ -75,7 +75,7 @@ fn model_a_request_during_maintenance_runs_it_again() {
         let (scheduler, inboxes) = Scheduler::new(Clock::default());
         let requests = AtomicU32::new(0);
         let requesting = AtomicUsize::new(3);
-        // One urgency only, since a request of the other kind would hide a missing run.
+        // All requests have one urgency, since a request of the other urgency would hide a missing run.
         let soon = chance(2);
         let run_maintenance = || {
             scheduler.clear_maintenance_requests();

@@ -15,12 +15,12 @@ fn very_many_due_timers_are_returned_in_parts() {
             .unwrap();
     }
     clock.advance(2 * SECOND);
-    let mut looks = Vec::new();
-    while looks.iter().sum::<usize>() < all {
-        looks.push(scheduler.wait_for_due_timers().unwrap().len());
+    let mut parts = Vec::new();
+    while parts.iter().sum::<usize>() < all {
+        parts.push(scheduler.wait_for_due_timers().unwrap().len());
     }
     // All timers of one tick are returned together.
     let most = MAX_DUE_TIMERS + all / 1000 + 1;
-    assert!(looks.iter().all(|due| *due <= most), "{looks:?}");
-    assert!(looks.len() <= 4, "{looks:?}");
+    assert!(parts.iter().all(|due| *due <= most), "{parts:?}");
+    assert!(parts.len() <= 4, "{parts:?}");
 }

@@ -23,7 +23,7 @@ fn tracked_leases_are_bounded_and_removal_makes_room() {
     assert_eq!(tracked.room(), 0);
     assert!(!tracked.insert(&late));
     assert!(tracked.get(&late.grant().key).is_none());
-    assert!(tracked.insert(&first), "its key is tracked already");
+    assert!(tracked.insert(&first), "the key is tracked already");
     let next = lease("first", &callbacks);
     assert!(tracked.insert(&next), "the same key");
     tracked.remove(&first);
