@@ -101,7 +101,7 @@ fn cases() -> [Case; 9] {
             let _ = client.fenced_value("k").read();
         }),
         ("notifications", "GETRANGE\r\n$14\r\nleasehold:held", wait),
-        ("login of notifications", "SETNAME", wait),
+        ("login of notifications", "leasehold-notifications:", wait),
     ]
 }
 
