@@ -169,7 +169,7 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
             let held = holder.mutex(format!("{attack:?}")).lock().unwrap();
             let key = format!("leasehold:{attack:?}");
             let since = Since::word(match is_open {
-                false => "SETNAME".to_owned(),
+                false => "leasehold-notifications:".to_owned(),
                 true => format!("GETRANGE\r\n${}\r\n{key}", key.len()),
             });
             let hostile = Hostile::start(server.port(), attack, since.clone());
@@ -218,7 +218,7 @@ fn shutdown_ends_a_silent_login_of_notifications() {
     let server = server();
     let holder = Client::open(server.url()).unwrap();
     let held = holder.mutex("k").lock().unwrap();
-    let hostile = Hostile::start(server.port(), Attack::Announced, Since::word("SETNAME"));
+    let hostile = Hostile::start(server.port(), Attack::Announced, Since::word("leasehold-notifications:"));
     let recorder = Recorder::new();
     let patient = Client::builder(hostile.url())
         .connect_timeout(secs(60))
