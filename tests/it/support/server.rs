@@ -62,7 +62,7 @@ pub fn reads_by_connection(server: &Server, work: impl FnOnce()) -> HashMap<Stri
 pub fn notification_connection(server: &Server) -> String {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().expect("CLIENT LIST is text").lines();
-    let mut found = lines.filter(|line| line.contains(" name=leasehold-notifications "));
+    let mut found = lines.filter(|line| line.contains(" name=leasehold-notifications:"));
     let line = found.next().expect("there is a notification connection");
     assert!(found.next().is_none(), "there are several");
     let address = line
