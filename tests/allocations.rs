@@ -34,8 +34,9 @@ fn a_lock_allocates_lease_queue_entry_and_reply() -> Result<(), Box<dyn std::err
         let guard = mutex.lock().expect("nobody else wants the lock");
         guard.unlock().expect("the lock is held");
     });
-    // A lease, an entry in the local queue of its key, and one in the queue of its connection: each is shared
-    // with threads that outlive the call. The text of the reply. An awaited release waits once more.
+    // A drop makes four: the lease, an entry in the local queue of its key and one in the queue of its pipeline, which
+    // are shared with threads that outlive the call, and the text of the reply. `unlock` awaits its release, so it has
+    // one more entry in the queue of the pipeline.
     assert_eq!([dropped, unlocked], [4, 5]);
     Ok(())
 }

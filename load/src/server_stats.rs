@@ -1,4 +1,4 @@
-//! What Redis itself has counted, at no cost to the measurement.
+//! The counts that Redis itself keeps, at no cost to the measurement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

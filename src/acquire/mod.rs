@@ -125,7 +125,7 @@ impl Acquirer {
         let observed = observe::WaitSpan::begin(key.name());
         let started = self.watchdog.now();
         let result = acquire(started).map_err(|error| error.with_key(key.name()));
-        // Only after the waiter has left its queue, since the event handler runs user code.
+        // The result is reported only after the waiter has left its queue, since the event handler runs user code.
         if self.callbacks.has_listeners() {
             let waited = self.watchdog.now().since(started);
             let granted = result

@@ -528,7 +528,7 @@ impl Wait<'_> {
                 self.waiter
                     .note_queued(lease, queued.since, queue_mode, notification_epoch);
             if noted.is_none() {
-                // The client was shut down meanwhile, or all waiters have left the queue.
+                // The lease is not the queue's entry any more: the client was shut down meanwhile, for example.
                 acquirer.release_unheld(key.clone(), lease, options.first_ttl());
             }
             noted.unwrap_or(false)

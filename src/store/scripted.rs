@@ -93,7 +93,7 @@ impl Store for Scripted {
 
     fn suspect_connections(&self) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
-        // As the real store does until its next notification connection is open.
+        // Waiters poll from now on, as with the real store until its next notification connection is open.
         *self.queue_mode.lock() = Some(QueueMode::Polling);
     }
 }

@@ -310,7 +310,8 @@ fn max_hold_near_skips_released_locks() {
     let first = limited("first").lock().unwrap();
     let second = limited("second").lock().unwrap();
     began.recv_timeout(SOON).expect("the first event");
-    // Both are due by now, or this lock is released before.
+    // After this pause both events are due, as a rule. If the event of `second` is not, `second` is released before it
+    // is due.
     thread::sleep(millis(50));
     drop((first, second));
     drop(go_on);

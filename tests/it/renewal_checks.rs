@@ -29,7 +29,7 @@ impl Stuck {
         let (asking, wait) = (Shared::new(asking), Shared::new(wait));
         let check = move || {
             let _ = asking.lock().unwrap().send(());
-            // Until the test ends the check, or the test is over.
+            // Waits until the test ends the check, or is over.
             let _ = wait.lock().unwrap().recv();
             true
         };

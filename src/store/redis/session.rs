@@ -147,8 +147,8 @@ impl TransactionConnection {
             .map_err(outcome_unknown)?
     }
 
-    /// Reads the replies of a transaction. The outer error means that the replies did not come. The inner error is a
-    /// reply.
+    /// Reads the replies of a transaction. The outer error means that a reply did not come or could not be read. The
+    /// inner error was made from a reply.
     fn receive_all(
         &mut self,
         pipe: &Pipeline,

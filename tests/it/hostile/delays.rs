@@ -218,7 +218,11 @@ fn shutdown_ends_a_silent_login_of_notifications() {
     let server = server();
     let holder = Client::open(server.url()).unwrap();
     let held = holder.mutex("k").lock().unwrap();
-    let hostile = Hostile::start(server.port(), Attack::Announced, Since::word("leasehold-notifications:"));
+    let hostile = Hostile::start(
+        server.port(),
+        Attack::Announced,
+        Since::word("leasehold-notifications:"),
+    );
     let recorder = Recorder::new();
     let patient = Client::builder(hostile.url())
         .connect_timeout(secs(60))

@@ -38,7 +38,7 @@ impl Deal<'_> {
         }
     }
 
-    /// In one round trip, behind the commands of `before`, whose replies are ignored.
+    /// Reads all values in one round trip, behind the commands of `before`, whose replies are ignored.
     pub fn read(
         &self,
         keys: &Keys,
@@ -51,7 +51,7 @@ impl Deal<'_> {
         self.judge(before.query(connection)?)
     }
 
-    /// In a round trip for each value.
+    /// Reads each value in a round trip of its own.
     pub fn read_one_by_one(
         &self,
         keys: &Keys,

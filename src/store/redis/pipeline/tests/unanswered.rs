@@ -212,7 +212,7 @@ fn a_flush_moves_to_another_connection_after_a_cut() {
 }
 
 /// Whether a caller with enough time is still queued after a leader has failed to connect to a stopped server. The
-/// leader had `eighths` of the connect time-out.
+/// leader's deadline was `eighths` eighths of the connect time-out.
 fn caller_still_waits(eighths: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
