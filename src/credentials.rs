@@ -1,4 +1,4 @@
-//! The login of a connection, where a callback gives it.
+//! `Credentials`: the login of a connection, if a callback of the user returns it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
 
-/// A password, with or without a user's name: what a callback of
+/// A password, with or without a user's name, which a callback of
 /// [`Builder::credentials`](crate::Builder::credentials) returns. `Debug` shows neither.
 ///
 /// ```
@@ -55,10 +55,10 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// What a callback returns.
+/// The result of a callback.
 pub(crate) type CredentialsResult = Result<Credentials, Box<dyn StdError + Send + Sync>>;
 
-/// The callback that gives the login of each connection.
+/// The callback that returns the login of each connection.
 #[derive(Clone)]
 pub(crate) struct CredentialsCallback(Arc<dyn Fn() -> CredentialsResult + Send + Sync>);
 
@@ -67,8 +67,8 @@ impl CredentialsCallback {
         Self(Arc::new(callback))
     }
 
-    /// Calls the callback, for a connection to `address`. Its error and its panic are `Unavailable`: without a login,
-    /// there is no connection now.
+    /// Calls the callback, for a connection to `address`. An error or a panic of the callback is an error of the kind
+    /// `Unavailable`: without a login, no connection can be made now.
     pub(crate) fn call(&self, address: &str) -> Result<Credentials, Error> {
         let unavailable = |what: &str| {
             let message = format!("{address}: the callback of `Builder::credentials` has {what}");
@@ -82,7 +82,7 @@ impl CredentialsCallback {
     }
 }
 
-/// The error of a callback. A boxed error is none itself.
+/// The error of a callback, as the source of another error. (`Box<dyn Error>` does not implement `Error` itself.)
 struct Failure(Box<dyn StdError + Send + Sync>);
 
 impl fmt::Debug for Failure {

@@ -1,22 +1,22 @@
-//! The settings of TLS: which authorities are trusted, the client's own certificate, the server's name.
+//! `TlsConfig`: the trusted authorities, the client's certificate, and the server's name.
 
 use std::fmt;
 
-/// The settings of TLS connections, for [`Builder::tls`](crate::Builder::tls). Without them, a `rediss://` URL trusts the
-/// authorities that the system trusts, and the server's certificate must be for the host of the URL.
+/// The settings of TLS connections, for [`Builder::tls`](crate::Builder::tls). Without them, a `rediss://` URL trusts
+/// the authorities that the system trusts, and the server's certificate must be for the host of the URL.
 ///
-/// TLS 1.2 and 1.3, by rustls. Certificates are always checked: no setting switches that off. `Debug` shows neither
-/// certificates nor the key.
+/// Connections use TLS 1.2 or 1.3, by rustls. The server's certificate is always checked: no setting switches the check
+/// off. `Debug` shows neither certificates nor the key.
 ///
 /// ```
 /// use leasehold::{Client, TlsConfig};
 ///
 /// # fn open(ca: Vec<u8>, certificate: Vec<u8>, key: Vec<u8>) -> Result<Client, leasehold::Error> {
-/// // Each is the content of a PEM file, from `std::fs::read`.
+/// // `ca`, `certificate` and `key` are contents of PEM files, from `std::fs::read`.
 /// let tls = TlsConfig::new()
 ///     .ca_pem(ca)
 ///     .client_certificate_pem(certificate, key)
-///     .server_name("redis.internal"); // the certificate's name, where the URL has an address
+///     .server_name("redis.internal"); // the name in the certificate, since the URL has an IP address
 /// Client::builder("rediss://10.0.0.7:6380").tls(tls).build()
 /// # }
 /// # let error = open(Vec::new(), Vec::new(), Vec::new()).unwrap_err();
@@ -30,7 +30,7 @@ pub struct TlsConfig {
     pub(crate) server_name: Option<String>,
 }
 
-/// A certificate with those of its issuers, and its private key, both as PEM.
+/// The client's certificate, followed by the certificates of its issuers, and its private key. Both are PEM.
 #[derive(Clone)]
 pub(crate) struct ClientCertificate {
     pub(crate) chain: Vec<u8>,
@@ -39,19 +39,21 @@ pub(crate) struct ClientCertificate {
 
 /// Every method can be seen in use in the example of [`TlsConfig`].
 impl TlsConfig {
-    /// The settings of a client without any: the system's authorities, no client certificate, the host of the URL.
+    /// The default settings: the authorities of the system, no client certificate, and the host of the URL as the
+    /// server's name.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts these authorities, and no longer those of the system: one or more certificates as PEM.
+    /// Trusts these authorities instead of those of the system: one or more certificates as PEM.
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.ca = Some(certificates.into());
         self
     }
 
-    /// The client's certificate, for a server that asks for one (`tls-auth-clients`): its chain, the client's own
-    /// certificate first, and its private key, both as PEM. The key may be PKCS#8, PKCS#1 or SEC1.
+    /// The client's certificate, for a server that requests one (`tls-auth-clients`). `chain` begins with the client's
+    /// own certificate, followed by those of its issuers. `key` is its private key (PKCS#8, PKCS#1 or SEC1). Both are
+    /// PEM.
     pub fn client_certificate_pem(
         mut self,
         chain: impl Into<Vec<u8>>,
@@ -62,8 +64,8 @@ impl TlsConfig {
         self
     }
 
-    /// The name that the server's certificate must be for, which is also sent to the server (SNI): a DNS name or an IP
-    /// address. Defaults to the host of the URL. For servers behind an address or a proxy.
+    /// The name in the server's certificate, a DNS name or an IP address. Defaults to the host of the URL. Set it if
+    /// the URL has an IP address or the host of a proxy. A DNS name is also sent to the server (SNI).
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
         self

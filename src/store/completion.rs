@@ -14,6 +14,7 @@ use crate::store::command::Reply;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Mutex, MutexGuard, Thread, park_timeout, this_thread};
 
+/// The reply to a request, or the error that ended the request.
 pub(crate) type Outcome = Result<Reply, Error>;
 
 /// A vector that holds one element without an allocation: most callers have one request, and most batches one command.
@@ -36,14 +37,14 @@ struct CallerState {
     asleep: bool,
 }
 
-/// What the caller still wants of its requests.
+/// The outcomes and grants that the caller still wants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Interest {
     /// Waits for outcomes.
     Waiting,
-    /// Needs no further outcome, but keeps what is granted late. Requests that are not written yet are dropped.
+    /// Does not wait any more, but keeps locks that are granted late. Requests that are not written yet are dropped.
     KeepsGrants,
-    /// Has left. The store undoes what is granted late.
+    /// Has left. The store undoes acquires that are granted late.
     Left,
 }
 
@@ -65,7 +66,7 @@ pub(crate) enum WaitEnd {
 }
 
 impl Caller {
-    /// A caller that may lead the pipeline that has its requests.
+    /// A caller that may be appointed to lead the pipeline that has its requests.
     pub(crate) fn new(requests: usize) -> Arc<Self> {
         Self::of(requests, true)
     }
@@ -103,13 +104,13 @@ impl Caller {
             }
             state.asleep = true;
             drop(state);
-            // This returns at once if the thread was unparked before, and may return without a reason.
+            // Returns at once if the thread was unparked before, and may also return for no reason.
             park_timeout(left);
         }
     }
 
-    /// Parks the thread until `are_enough` returns true for the outcomes (returns true), or until all outcomes have
-    /// come or `deadline` has passed (returns false).
+    /// Parks the thread until `are_enough` returns true for the outcomes. Then returns true. Returns false if all
+    /// outcomes have come and are not enough, or at `deadline`.
     fn wait_until(
         &self,
         deadline: MonotonicTime,
@@ -131,7 +132,8 @@ impl Caller {
         }
     }
 
-    /// Whether a caller that leads can stop: all outcomes have come, or the deadline has passed and the caller leaves.
+    /// Whether a caller that leads can stop, because all outcomes have come or the deadline has passed. After the
+    /// deadline the caller counts as having left.
     pub(crate) fn is_over(&self, deadline: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.missing > 0 && MonotonicTime::now() >= deadline {
@@ -170,7 +172,7 @@ impl Caller {
         }
     }
 
-    /// Takes the outcomes. An outcome that did not come is replaced by a time-out.
+    /// Takes the outcomes. For each outcome that did not come, the error is a time-out.
     pub(crate) fn take_outcomes(&self) -> impl Iterator<Item = Outcome> + use<> {
         let outcomes = std::mem::take(&mut self.state.lock().outcomes);
         let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
@@ -194,8 +196,8 @@ impl Caller {
     }
 }
 
-/// Requests that a caller has submitted, perhaps to several stores. After this value is dropped, the stores undo what
-/// they still grant.
+/// Requests that a caller has submitted, perhaps to several stores. After this value is dropped, the stores undo the
+/// acquires that they still grant.
 pub(crate) struct Submitted(Arc<Caller>);
 
 impl Submitted {
@@ -223,15 +225,15 @@ impl Submitted {
         self.0.state.lock().outcomes.to_vec()
     }
 
-    /// Ends the wait, but keeps what is granted late, and notes the outcomes, until this value is dropped. Requests
-    /// that are not written yet are dropped, except releases. An acquire whose connection breaks is undone all the
-    /// same.
+    /// Ends the wait. Until this value is dropped, late outcomes are still recorded, and late grants are kept. Requests
+    /// that are not written yet are dropped, except releases. The store still undoes an acquire whose connection
+    /// breaks.
     pub(crate) fn keep_late_grants(&self) {
         self.0.state.lock().interest = Interest::KeepsGrants;
     }
 
-    /// Ends the wait, and returns the outcomes until now. The store undoes what it grants later, so the caller has to
-    /// release exactly the grants among the returned outcomes.
+    /// Ends the wait, and returns the outcomes until now. The store undoes acquires that it grants later, so the caller
+    /// has to release the grants among the returned outcomes, and no others.
     pub(crate) fn leave(self) -> Vec<Option<Outcome>> {
         let mut state = self.0.state.lock();
         state.interest = Interest::Left;
@@ -268,7 +270,7 @@ impl Completion {
         self.caller.complete(self.index, outcome)
     }
 
-    /// Sets the error as the outcome, even if the caller has left: such a caller still takes its outcomes.
+    /// Sets the error as the outcome, even if the caller has left: a caller takes its outcomes after it has left, too.
     pub(crate) fn give_up(mut self, error: Error) {
         self.used = true;
         self.caller.state.lock().outcomes[self.index] = Some(Err(error));
@@ -278,7 +280,7 @@ impl Completion {
         self.caller.state.lock().is_waiting()
     }
 
-    /// The caller, if it waits and can lead the pipeline.
+    /// The caller, if it waits and can be appointed to lead the pipeline.
     pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
         (self.caller.can_lead && self.is_waited_for()).then_some(&self.caller)
     }

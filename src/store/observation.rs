@@ -1,5 +1,4 @@
-//! What the servers report about locks, as typed data. Each report names its server. The values of keys are interpreted
-//! here.
+//! The reports of servers about locks, as typed data: each names its server. The values of keys are interpreted here.
 
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -29,7 +28,7 @@ pub(crate) struct TrackedKey {
 pub(crate) struct KeyState<'a>(Option<&'a [u8]>);
 
 impl<'a> KeyState<'a> {
-    /// `value`: `None` for a missing key. Another user may have written it.
+    /// `value` is `None` for a missing key. A program other than this library may have written the value.
     pub(in crate::store) fn new(value: Option<&'a [u8]>) -> Self {
         Self(value)
     }
@@ -55,8 +54,8 @@ impl<'a> KeyState<'a> {
     }
 }
 
-/// Handles the reports of servers. Called on a thread of the store; quick; may call
-/// [`Notifications::track`](crate::store::Notifications::track).
+/// Handles the reports of servers. The store calls these methods on one of its threads, so they must return quickly.
+/// They may call [`Notifications::track`](crate::store::Notifications::track).
 ///
 /// If [`Notifications::must_confirm_losses`](crate::store::Notifications::must_confirm_losses) returns true, a listener
 /// believes a reported loss only after a request has confirmed it: one server may report the end of a lease that holds
@@ -66,9 +65,9 @@ pub(crate) trait Listener: Send + Sync {
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
     /// `lease` is among the first waiters for `key`.
     fn near(&self, server: ServerId, key: &Key, lease: LeaseStart);
-    /// A message says that another client took `key` from `lease`. Any user can publish such a message.
+    /// A message says that the client `by` took `key` from `lease` by force. Every user who may publish can send it.
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
-    /// `key` was changed. Returns the key if the store should read and track it again.
+    /// `key` was changed. Returns the key, and the lease expected there, if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;
     /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
     /// again.

@@ -1,4 +1,4 @@
-//! The settings of a private server and the redis.conf made of them. Never starts a process.
+//! The settings of a private server, and the redis.conf made from them. The server's process is started by `server.rs`.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ pub struct ServerBuilder {
     tls: Option<TlsFiles>,
 }
 
-/// What a server with TLS reads from files, each as PEM.
+/// The contents of the files of a server with TLS, each as PEM.
 #[derive(Clone)]
 pub struct TlsFiles {
     /// The server's certificate.
     pub certificate: String,
-    /// Its private key.
+    /// The private key of `certificate`.
     pub key: String,
-    /// The authorities whose clients the server accepts.
+    /// The authorities that may issue clients' certificates.
     pub client_authorities: String,
     /// Whether a client must have a certificate.
     pub asks_clients: bool,
@@ -49,26 +49,26 @@ impl TlsFiles {
 }
 
 impl ServerBuilder {
-    /// Adds a line to redis.conf, after the server's own: `arg("maxmemory", "2mb")`. The value is written
-    /// unchanged, so a value with blanks needs quotes where redis.conf wants them.
+    /// Adds a line to redis.conf, after those of the testbed: `arg("maxmemory", "2mb")`. The value is written
+    /// unchanged, so a value with blanks must have its own quotes if redis.conf needs them.
     pub fn arg(mut self, directive: impl Into<String>, value: impl Into<String>) -> Self {
         self.directives.push((directive.into(), value.into()));
         self
     }
 
-    /// Requires this password from every client.
+    /// Requires this password from all clients.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
         self
     }
 
-    /// Listens on a unix socket as well, see [`Server::unix_url`].
+    /// Also listens on a unix socket: see [`Server::unix_url`].
     pub fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
         self
     }
 
-    /// Listens with TLS on another port as well, see [`Server::tls_url`].
+    /// Also listens on another port, with TLS: see [`Server::tls_url`].
     pub fn tls(mut self, files: TlsFiles) -> Self {
         self.tls = Some(files);
         self
@@ -77,7 +77,8 @@ impl ServerBuilder {
     /// Starts the server and waits until it replies.
     ///
     /// # Errors
-    /// As [`Server::start`]; a directive that the server does not know, or a line feed in a directive.
+    /// The errors of [`Server::start`]. In addition: the server does not know a directive, or a directive contains a
+    /// line feed.
     pub fn start(self) -> Result<Server, Error> {
         for (directive, value) in &self.directives {
             if directive.contains(['\n', '\r']) || value.contains(['\n', '\r']) {

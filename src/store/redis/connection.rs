@@ -25,17 +25,17 @@ use crate::tls::TlsConfig;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 
-/// The largest size of a reply without values of the caller. It has room for the reply to a batch of 128 commands, with
-/// a few hundred bytes for each.
+/// The largest size of a reply without values of the caller. The replies to a batch of 128 commands fit into it, with a
+/// few hundred bytes each.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
-    /// For an address with TLS, from [`set_up_tls`](Self::set_up_tls).
+    /// Set by [`set_up_tls`](Self::set_up_tls) if the address has TLS.
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
-    /// Gives the login of each connection, which `info` lacks then.
+    /// Returns the login of each connection. If there is a callback, `info` has no login.
     credentials: Option<CredentialsCallback>,
     connect_timeout: Duration,
     /// The largest size of a reply with a value of the caller.
@@ -43,11 +43,11 @@ pub(crate) struct Endpoint {
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
     opening: Mutex<Opening>,
-    /// Who connects: a part of the connections' names. Not known while `Builder::build` tries the address.
+    /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
 }
 
-/// The connections that are being made.
+/// The attempts to connect that are under way.
 #[derive(Default)]
 struct Opening {
     /// True once the client has ended: no connection is made any more.
@@ -107,7 +107,7 @@ impl Endpoint {
         }
     }
 
-    /// Prepares TLS, if the address asks for it. Without this, it cannot be connected to.
+    /// Prepares TLS, if the address has it. Must be called before the first connection to such an address.
     #[cfg(feature = "tls")]
     pub(crate) fn set_up_tls(&mut self, settings: Option<&TlsConfig>) -> Result<(), Error> {
         let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
@@ -138,7 +138,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Has `callback` give the login of each connection.
+    /// Sets the callback that returns the login of each connection.
     pub(crate) fn set_credentials(&mut self, callback: CredentialsCallback) -> Result<(), Error> {
         let settings = self.info.redis_settings();
         if settings.username().is_some() || settings.password().is_some() {
@@ -149,7 +149,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The address with the login for a new connection. May call the user's callback: call it under no mutex.
+    /// The address with the login for a new connection. May run the user's callback, so the caller must hold no mutex.
     pub(super) fn info_with_login(&self) -> Result<Cow<'_, ConnectionInfo>, Error> {
         let Some(callback) = &self.credentials else {
             return Ok(Cow::Borrowed(&self.info));
@@ -162,18 +162,18 @@ impl Endpoint {
         Ok(Cow::Owned(self.info.clone().set_redis_settings(settings)))
     }
 
-    /// Has connections named after `holder` from now on.
+    /// Names connections after `holder` from now on.
     pub(crate) fn name_connections(&self, holder: &HolderId) {
-        // It has one client only.
+        // An endpoint has one client, so the id is set once.
         let _ = self.holder.set(holder.clone());
     }
 
-    /// The name of a connection for `use_of_it`, which `CLIENT LIST` shows: with the holder, once that is known. A
-    /// holder has printable characters without blanks only, as Redis wants it of a name.
-    pub(super) fn connection_name(&self, use_of_it: &str) -> String {
+    /// The name of a connection, which `CLIENT LIST` shows: `purpose`, and the client's id if it is set. A holder id
+    /// consists of printable characters without blanks, as Redis requires of names.
+    pub(super) fn connection_name(&self, purpose: &str) -> String {
         match self.holder.get() {
-            Some(holder) => format!("{use_of_it}:{holder}"),
-            None => use_of_it.to_owned(),
+            Some(holder) => format!("{purpose}:{holder}"),
+            None => purpose.to_owned(),
         }
     }
 
@@ -182,8 +182,8 @@ impl Endpoint {
         url::address(&self.info)
     }
 
-    /// Connects, with a TLS handshake if the address asks for it, by `deadline`. The resolver of host names has
-    /// time-outs of its own. Passes `connected` a handle that closes the socket from another thread.
+    /// Connects by `deadline`, with a TLS handshake if the address has TLS. The resolver of host names has time-outs of
+    /// its own. Calls `connected` before the handshake, with a handle that closes the socket from another thread.
     pub(super) fn connect(
         &self,
         attempted: Attempted<'_>,
@@ -217,7 +217,7 @@ impl Endpoint {
         Ok((sender, receiver))
     }
 
-    /// Without the feature `tls`, no address asks for TLS: see [`url::check_address`].
+    /// Without the feature `tls`, [`url::check_address`] refuses addresses with TLS.
     #[cfg(not(feature = "tls"))]
     fn start_tls(
         &self,
@@ -228,8 +228,8 @@ impl Endpoint {
         Ok(halves)
     }
 
-    /// Why TLS has failed on a connection, if it has: a server may refuse the client's certificate only after the
-    /// handshake.
+    /// The error of TLS, if TLS has failed on the connection. A server may refuse the client's certificate only after
+    /// the handshake, so the failure may come with a later read.
     pub(super) fn tls_error(&self, attempted: Attempted<'_>, receiver: &Receiver) -> Option<Error> {
         #[cfg(feature = "tls")]
         if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure()) {
@@ -239,8 +239,8 @@ impl Endpoint {
         None
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out, which
-    /// begins behind the callback for credentials. Fails at once after [`close`](Self::close).
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The
+    /// time-out begins after the callback for credentials has returned. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         self.check_open()?;
         let made_in = self.epoch.now();
@@ -285,9 +285,9 @@ impl Endpoint {
         opened
     }
 
-    /// Makes no connection from now on, and closes the sockets of the attempts to connect. Called when the client has
-    /// ended. Otherwise an attempt's thread would keep the pool until the attempt fails, and the pool would schedule
-    /// the next attempt.
+    /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
+    /// ended. Otherwise the thread of an attempt would keep the pool alive until the attempt fails, and the pool would
+    /// schedule the next attempt.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
@@ -299,7 +299,7 @@ impl Endpoint {
         self.opening.lock().check()
     }
 
-    /// Tells which of this endpoint's connections are suspect.
+    /// The record of which of this endpoint's connections are suspect.
     pub(crate) fn epoch(&self) -> &Epoch {
         &self.epoch
     }
@@ -315,13 +315,14 @@ impl Endpoint {
     }
 }
 
-/// The password, unless it is so short that it may stand in any text.
+/// The password, to be left out of error replies. `None` for a password of less than four bytes, which other text may
+/// contain by chance.
 fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
     let password = info.redis_settings().password();
     password.filter(|it| it.len() > 3).map(Box::from)
 }
 
-/// Makes the pool's connections. Keeps the error of the last attempt: the pool keeps only its text.
+/// Makes the pool's connections. Keeps the last error in the endpoint, since the pool keeps only the error's text.
 pub(crate) struct Connector(pub(crate) Arc<Endpoint>);
 
 impl r2d2::ManageConnection for Connector {
@@ -334,7 +335,8 @@ impl r2d2::ManageConnection for Connector {
         opened
     }
 
-    /// Does nothing: the pool does not call it, since a PING at each checkout would double the cost of a command.
+    /// Does nothing. The pool is set not to call it, since a `PING` at each checkout would double the cost of a
+    /// command.
     fn is_valid(&self, _: &mut Connection) -> Result<(), Error> {
         Ok(())
     }
@@ -347,11 +349,11 @@ impl r2d2::ManageConnection for Connector {
 /// The contents of a reply, which decide how large it may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReplyContents {
-    /// Numbers, and values that this library made.
+    /// Numbers, and values that this library wrote.
     Internal,
-    /// This many values of the caller.
+    /// Values of the caller: at most this many.
     Values(usize),
-    /// One of the replies to a pipeline, which share the limit of one value. The replies before it have `so_far` bytes.
+    /// One of several replies that share the limit of one value. The earlier replies have `so_far` bytes.
     PartOfValue { so_far: usize },
 }
 
@@ -363,7 +365,7 @@ pub(crate) struct Connection {
     address: Box<str>,
     database: i64,
     max_reply_bytes: usize,
-    /// The password, which is left out of the errors of the server.
+    /// The password that is left out of error replies, from [`password_to_hide`].
     password: Option<Box<str>>,
     broken: bool,
     made_in: MadeIn,
@@ -376,8 +378,8 @@ impl Connection {
         sent.map_err(|error| no_reply(&self.address, error))
     }
 
-    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. All of them have to be written by
-    /// `due`. Returns false if they are not by `until`, before that: then the next call writes the rest.
+    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Fails if not all are
+    /// written by `due`. Returns false if not all are written by `until`, which is earlier: then the next call goes on.
     pub(crate) fn send_until(
         &mut self,
         bytes: &[u8],
@@ -395,7 +397,7 @@ impl Connection {
         }
     }
 
-    /// Reads the next reply. All of it has to come by `deadline`.
+    /// Reads the next reply. Fails if the reply is not complete by `deadline`.
     pub(crate) fn receive(
         &mut self,
         deadline: MonotonicTime,
@@ -405,8 +407,8 @@ impl Connection {
         received.map_err(|error| no_reply(&self.address, error))
     }
 
-    /// Reads the next reply, which is due by `due`. If the reply has not come by `until` and is not due yet, returns
-    /// `None`, and the next call reads on.
+    /// Reads the next reply. Fails if the reply is not complete by `due`. Returns `None` if it is not complete by
+    /// `until`, which is earlier: then the next call reads on.
     pub(crate) fn receive_until(
         &mut self,
         until: MonotonicTime,
@@ -424,7 +426,7 @@ impl Connection {
         }
     }
 
-    /// Sends `PING`. Returns how long its reply took, which is due within `timeout`.
+    /// Sends `PING` and returns the round-trip time. Fails if the reply does not come within `timeout`.
     pub(crate) fn ping(&mut self, timeout: Duration) -> Result<Duration, Error> {
         let mut bytes = Vec::new();
         scripts::encode_words(&mut bytes, "PING", std::iter::empty());
@@ -451,8 +453,8 @@ impl Connection {
         Ok(())
     }
 
-    /// As [`receive`](Self::receive), with the error of redis-rs. Makes all connections suspect if the server is not
-    /// the primary.
+    /// As [`receive`](Self::receive), with the error of redis-rs. Makes all connections suspect if the reply shows that
+    /// the server is not the primary.
     pub(crate) fn receive_raw(
         &mut self,
         deadline: MonotonicTime,
@@ -509,7 +511,7 @@ impl Connection {
         &self.receiver
     }
 
-    /// Marks the connection as not to be used again.
+    /// Marks the connection as broken: it must not be used again.
     pub(crate) fn discard(&mut self) {
         self.broken = true;
     }
@@ -552,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_for_a_bad_url_hides_its_password() {
+    fn the_error_for_bad_urls_hides_the_password() {
         for url in [
             "redis://user:secret@host:badport/0",
             "redis://:se/secret@host",
@@ -583,7 +585,7 @@ mod tests {
         use crate::store::redis::fake_server::{self, Stall};
 
         const TIMEOUT: Duration = Duration::from_millis(200);
-        /// How late a busy machine may be.
+        /// The delay allowed for a busy machine.
         const MARGIN: Duration = Duration::from_secs(5);
 
         #[track_caller]
@@ -598,7 +600,7 @@ mod tests {
         }
 
         #[test]
-        fn an_unanswered_attempt_ends_with_the_time_out() {
+        fn an_unanswered_attempt_times_out() {
             let (_listener, address) = fake_server::accepts_nothing();
             let attempt = || TcpStream::connect_timeout(&address, TIMEOUT);
             let _accepted: Vec<TcpStream> = std::iter::from_fn(|| attempt().ok()).collect();
@@ -606,12 +608,12 @@ mod tests {
         }
 
         #[test]
-        fn each_step_of_a_connection_ends_with_the_time_out() {
+        fn each_step_of_connecting_times_out() {
             const LOGIN: &str = "+OK\r\n+OK\r\n+OK\r\n*0\r\n";
             let no_script = format!("*7\r\n{}", ":0\r\n".repeat(7));
-            for answers in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
+            for replies in ["", LOGIN, &format!("{LOGIN}{no_script}")] {
                 for stall in Stall::ALL {
-                    assert_ends_in_time(fake_server::stalling(answers.as_bytes(), stall));
+                    assert_ends_in_time(fake_server::stalling(replies.as_bytes(), stall));
                 }
             }
         }
@@ -619,14 +621,14 @@ mod tests {
 
     #[test]
     #[cfg(not(shuttle))]
-    fn a_closed_endpoint_ends_its_logins_and_connects_no_more() {
+    fn closing_an_endpoint_ends_its_logins() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let timeout = Duration::from_secs(60);
         let endpoint = Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
-            // The connections have come, and their logins get no answer.
+            // The connections are accepted, and no login gets a reply.
             let _accepted = [(); 3].map(|()| listener.accept().unwrap());
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();

@@ -1,5 +1,5 @@
-//! Turns errors of redis-rs and error replies of the server into errors of this library. The texts of these errors are
-//! shortened, and hold no secret.
+//! Turns errors of redis-rs and error replies of the server into errors of this library. Long texts are cut, and
+//! secrets are removed.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::util::text::{has_id, printable, without_ids};
 /// The most bytes of a server's text in an error. A longer text is cut.
 const LONGEST_TEXT: usize = 300;
 
-/// The error of a request on an open connection to `address`, whose reply did not come.
+/// The error of a request on an open connection to `address`, if no reply has come.
 pub(crate) fn no_reply(address: &str, error: RedisError) -> Error {
     let kind = classify(&error);
     let message = match kind {
@@ -26,7 +26,7 @@ pub(crate) fn no_reply(address: &str, error: RedisError) -> Error {
         ErrorKind::Unavailable if error.kind() == redis::ErrorKind::Io => {
             format!("the connection to {address} broke; the client connects again by itself")
         }
-        // The text is that of this library or of the server: nothing is below it.
+        // The message contains the whole text of `error`, so the new error needs no source.
         _ => return Error::new(kind, format!("{address}: {}", sanitized(error))),
     };
     Error::new(kind, message).with_source(sanitized(error))
@@ -38,18 +38,20 @@ fn timed_out(address: &str) -> String {
     )
 }
 
-/// The error of a request with the address of its server.
+/// Adds the address of the server to an error of a request (`Timeout`, `Denied`, `Unavailable`), unless the error has
+/// it.
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         _ if error.names(address) => error,
-        // The caller's own wait has ended before that of the connection.
+        // This error is the caller's own time-out, which has passed before the time-out of the connection.
         ErrorKind::Timeout => Error::new(ErrorKind::Timeout, timed_out(address)),
         ErrorKind::Denied | ErrorKind::Unavailable => error.at(address),
         _ => error,
     }
 }
 
-/// The code of an error reply in parentheses behind `what`, whose text is the source's. Without a code, `what` alone.
+/// `what`, and the code of an error reply in parentheses. Without a code, `what` alone. The text of the reply is shown
+/// by the error's source.
 pub(crate) fn with_code(what: &str, error: &RedisError) -> String {
     match error.code().filter(|code| is_redis_code(code)) {
         Some(code) => format!("{what} ({})", printable(code, LONGEST_TEXT)),
@@ -57,7 +59,7 @@ pub(crate) fn with_code(what: &str, error: &RedisError) -> String {
     }
 }
 
-/// The error codes that mean something to this library. They are shown even if they contain the password.
+/// The error codes of Redis and of this library's scripts. They are shown even if they contain the password.
 const CODES: &[&str] = &[
     "BUSY",
     "CLUSTERDOWN",
@@ -107,16 +109,17 @@ pub(super) fn hide_password(reply: &mut Value, password: &str) {
 fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     let (code, detail) = (error.code(), error.details().unwrap_or(""));
     let hide = |text: &str| text.replace(password, "<password>");
-    let said = format!("{code} {detail}");
+    let received = format!("{code} {detail}");
     let shown = match CODES.contains(&code) {
         true => format!("{code} {}", hide(detail)),
-        false => hide(&said),
+        false => hide(&received),
     };
     let line = format!("-{}\r\n", shown.replace(['\r', '\n'], " "));
     let hidden = redis::parse_redis_value(line.as_bytes()).ok();
     hidden.filter(|hidden| {
         let kind = |error: &ServerError| error_reply(error.code(), error.details()).kind();
-        shown != said && matches!(hidden, Value::ServerError(hidden) if kind(hidden) == kind(error))
+        shown != received
+            && matches!(hidden, Value::ServerError(hidden) if kind(hidden) == kind(error))
     })
 }
 
@@ -147,7 +150,7 @@ fn without_arguments(text: &str) -> &str {
         .unwrap_or(text)
 }
 
-/// The kind of an error of redis-rs.
+/// The kind of the error of this library for an error of redis-rs.
 pub(crate) fn classify(error: &RedisError) -> ErrorKind {
     use redis::ErrorKind as Redis;
     if error.is_timeout() {
@@ -188,10 +191,10 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
     Error::new(kind, without_ids(&format!("{code} {detail}")))
 }
 
-/// Code and detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands inside a script:
-/// `@user_script: 18: -OOM command not allowed ..`, or, if the script raises the error, `ERR Error running script (call
-/// to f_..): @user_script:18: @user_script: 18: -OOM ..`. For some errors Redis 6.2 leaves out the code, where Redis 7
-/// says `ERR`.
+/// The code and the detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands in
+/// scripts: `@user_script: 18: -OOM command not allowed ..`, or, if the script raises the error, `ERR Error running
+/// script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. Redis 6.2 sends some errors without a code, for
+/// which Redis 7 sends `ERR`.
 pub(crate) fn code_and_detail<'a>(code: &'a str, detail: Option<&'a str>) -> (&'a str, &'a str) {
     const MARK: &str = "@user_script:";
     let detail = detail.unwrap_or("");
@@ -214,7 +217,7 @@ pub(crate) fn code_and_detail<'a>(code: &'a str, detail: Option<&'a str>) -> (&'
     }
 }
 
-/// The type of a reply, for errors. They do not show the content, which may hold a lease id or another secret.
+/// The type of a reply, for errors. The content is left out, since it may contain a lease id or another secret.
 pub(crate) fn type_name(value: &Value) -> String {
     match value {
         Value::Nil => "nothing".to_owned(),
@@ -227,12 +230,12 @@ pub(crate) fn type_name(value: &Value) -> String {
     }
 }
 
-/// Whether `word` has the form of an error code of Redis. The errors of a proxy begin with other words.
-pub(crate) fn is_redis_code(word: &str) -> bool {
-    word.bytes().all(|byte| byte.is_ascii_uppercase())
+/// Whether `code` has the form of an error code of Redis. An error of a proxy may begin with another word.
+pub(crate) fn is_redis_code(code: &str) -> bool {
+    code.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// What a new connection does when it fails.
+/// The steps of making a connection, for the errors of failed attempts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     LogIn,
@@ -254,7 +257,7 @@ impl fmt::Display for Step {
 #[derive(Clone, Copy)]
 pub(super) struct Attempted<'a> {
     pub(super) info: &'a ConnectionInfo,
-    /// The time for the whole attempt, and the setting that it comes from.
+    /// The time-out of the whole attempt, and the name of its setting.
     pub(super) timeout: Duration,
     pub(super) setting: &'static str,
 }
@@ -303,21 +306,21 @@ impl Attempted<'_> {
         let (timeout, setting) = (self.timeout, self.setting);
         match error {
             TlsError::Refused(error) => self.tls_refused(server_name, &error),
-            TlsError::Late { has_heard: true } => self.about(
+            TlsError::Late { has_received: true } => self.about(
                 ErrorKind::Unavailable,
                 format_args!(
                     "did not end the TLS handshake within {timeout:?} (`{setting}`); check the \
                      server's load and the network"
                 ),
             ),
-            TlsError::Late { has_heard: false } => self.about(
+            TlsError::Late { has_received: false } => self.about(
                 ErrorKind::Unavailable,
                 format_args!(
                     "did not answer the TLS handshake within {timeout:?} (`{setting}`); use redis:// \
                      if this port is one without TLS"
                 ),
             ),
-            TlsError::Closed { has_heard } => self.handshake_closed(has_heard),
+            TlsError::Closed { has_received } => self.handshake_closed(has_received),
             TlsError::Io(error) => {
                 let closed = self.handshake_closed(false);
                 closed.with_source(sanitized(error.into()))
@@ -326,8 +329,8 @@ impl Attempted<'_> {
     }
 
     #[cfg(feature = "tls")]
-    fn handshake_closed(&self, has_heard: bool) -> Error {
-        let next = if has_heard {
+    fn handshake_closed(&self, has_received: bool) -> Error {
+        let next = if has_received {
             "check the server's log"
         } else {
             "use redis:// if this port is one without TLS"
@@ -346,7 +349,7 @@ impl Attempted<'_> {
             .with_source(error.clone())
     }
 
-    /// The error for a request without a reply. `received` is what came of it.
+    /// The error for a request without a reply. `received` has the bytes that came in its place.
     pub(super) fn no_reply(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
         let (timeout, setting) = (self.timeout, self.setting);
         let error = sanitized(error);
@@ -372,7 +375,7 @@ impl Attempted<'_> {
                 "answers in TLS; use rediss://, or the server's port without TLS".to_owned(),
             ),
             kind => {
-                // The limit of a reply is the library's own here.
+                // These replies have a limit of the library, which the user cannot change.
                 let kind = match kind {
                     ErrorKind::TooLarge => ErrorKind::Protocol,
                     kind => kind,
@@ -419,7 +422,7 @@ impl Attempted<'_> {
                 return self.about(ErrorKind::Denied, what).with_source(error);
             }
             (ErrorKind::Protocol, _) => NOT_REDIS.to_owned(),
-            // The reason is the server's own, so there is no source below it.
+            // The message has the text of the server, so the error has no source.
             _ => {
                 let reason = printable(&text, LONGEST_TEXT);
                 return self.about(kind, format_args!("refuses {step}: {reason}"));
@@ -430,16 +433,16 @@ impl Attempted<'_> {
     }
 }
 
-/// The words for a server that does not speak Redis' protocol.
+/// The rest of an error's message for a server that does not speak Redis' protocol.
 pub(super) const NOT_REDIS: &str = "does not answer as Redis does; check the host and the port";
 
 /// Whether the server's text repeats the password, or a user's name that may be the password.
 fn repeats_login(info: &ConnectionInfo, text: &str) -> bool {
     let settings = info.redis_settings();
-    let given = |secret: &&str| !secret.is_empty();
-    let secret = settings.password().filter(given).or(settings.username());
+    let is_set = |secret: &&str| !secret.is_empty();
+    let secret = settings.password().filter(is_set).or(settings.username());
     let text = without_arguments(text);
-    // The server may have shown a line break or a quote in another way.
+    // The server may have escaped a line break or a quote, so the parts between such characters are searched, too.
     let parts = secret
         .into_iter()
         .flat_map(|secret| secret.split(|c: char| !c.is_alphanumeric()));

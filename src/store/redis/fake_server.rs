@@ -1,4 +1,4 @@
-//! Servers that tests make of a closure, on real sockets. They know no command.
+//! Servers for tests, on real sockets. A closure handles the connection; no server understands a command.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -15,14 +15,15 @@ pub(super) fn start(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAdd
     address
 }
 
-/// Reads nothing, sends nothing and closes nothing until the process ends.
+/// Keeps the connection open until the process ends, without reading or writing.
 pub(super) fn stay_open(connection: TcpStream) {
     std::mem::forget(connection);
 }
 
-/// What a server does instead of finishing a reply.
+/// How a server fails to finish a reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stall {
+    /// Sends nothing more.
     Silence,
     /// Sends a long string, one byte per millisecond.
     Drip,
@@ -32,7 +33,7 @@ impl Stall {
     pub(super) const ALL: [Self; 2] = [Self::Silence, Self::Drip];
 }
 
-/// Sends `first` on its first connection, then stalls.
+/// Starts a server that sends `first` on its first connection, then stalls.
 pub(super) fn stalling(first: &[u8], stall: Stall) -> SocketAddr {
     let first = first.to_vec();
     start(move |mut connection| {

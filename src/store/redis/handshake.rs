@@ -18,7 +18,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// `name`: a name for the connection, which only `HELLO` sets.
+    /// `name` is the name of the connection. It is set by `HELLO` only, so with RESP2 it is ignored.
     pub(super) fn new(
         settings: &RedisConnectionInfo,
         protocol: ProtocolVersion,
@@ -62,7 +62,7 @@ pub(super) struct Handshake<'a> {
 }
 
 impl Handshake<'_> {
-    /// Logs in, selects the database and names this library, as redis-rs does, and the connection.
+    /// Logs in, selects the database, and sets the names of this library (as redis-rs does) and of the connection.
     pub(super) fn log_in(&mut self) -> Result<(), Error> {
         let settings = self.attempted.info.redis_settings();
         let protocol = settings.protocol();
@@ -78,10 +78,11 @@ impl Handshake<'_> {
         let name = self.endpoint.connection_name("leasehold");
         let set_name = login.commands.cmd("CLIENT").arg("SETNAME");
         set_name.arg(name);
-        // Says whether this is a single server. Without a version of the protocol, it changes nothing.
+        // The reply says whether this is a single server. A `HELLO` without a protocol version changes nothing.
         login.commands.cmd("HELLO");
         let mut replies = self.send_and_receive(Step::LogIn, &login.commands)?;
-        // Redis before 7.2 refuses `CLIENT SETINFO`, an ACL may forbid `CLIENT SETNAME`, and some proxies `HELLO`.
+        // Errors of `CLIENT SETINFO`, `CLIENT SETNAME` and this `HELLO` are ignored, except `NOAUTH`: Redis before 7.2
+        // does not know the first, an ACL may forbid the second, and some proxies refuse the third.
         let server = replies.pop().unwrap_or_default();
         self.check_mode(&server)?;
         let mut replies = replies.into_iter();
@@ -107,7 +108,7 @@ impl Handshake<'_> {
         }
     }
 
-    /// Fails if the reply to `HELLO` is that of a node of a Cluster, or of a Sentinel.
+    /// Fails if the reply to `HELLO` comes from a node of a Cluster, or from a Sentinel.
     fn check_mode(&self, server: &Value) -> Result<(), Error> {
         let what = match mode(server) {
             Some(b"cluster") => {
@@ -123,8 +124,8 @@ impl Handshake<'_> {
         Err(self.attempted.about(ErrorKind::InvalidConfig, what))
     }
 
-    /// Asks by hash which scripts the server knows, and loads only the others: hashes are much shorter than texts.
-    /// Fails if the server does not reply as Redis does.
+    /// Sends the hashes of the scripts, and loads only the scripts that the server does not know: a hash is much
+    /// shorter than a script. Fails if the server does not reply as Redis does.
     pub(super) fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
         let hashes = ScriptKind::ALL.map(ScriptKind::hash);

@@ -19,15 +19,16 @@ use crate::util::clock::MonotonicTime;
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A socket's time-out is not set anew if it would change by less, which saves a system call. A read or write that ends
-/// before the deadline is repeated.
+/// A socket's time-out is not set again if it would change by this or less, which saves a system call. A read or write
+/// that therefore ends before the deadline is repeated.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// Why there is no connection.
+/// The reason why connecting failed.
 #[derive(Debug)]
 pub(crate) enum ConnectError {
-    /// The resolver found no address of the host.
+    /// The resolver found no address for the host.
     Resolve(io::Error),
+    /// No address of the host could be connected to.
     Connect(io::Error),
 }
 
@@ -37,7 +38,7 @@ impl From<io::Error> for ConnectError {
     }
 }
 
-/// Connects by `deadline`, without TLS yet. The resolver of host names has time-outs of its own.
+/// Connects by `deadline`, without a TLS handshake. The resolver of host names has time-outs of its own.
 pub(crate) fn connect(
     addr: &ConnectionAddr,
     deadline: MonotonicTime,
@@ -53,7 +54,8 @@ pub(crate) fn connect(
                 }
             }
             let socket = connected?;
-            // With Nagle's algorithm, an acquire would wait until the release before it is acknowledged.
+            // With Nagle's algorithm, the system would send an acquire only after the server's system has acknowledged
+            // the release sent before.
             socket.set_tcp_nodelay(true)?;
             socket
         }
@@ -99,13 +101,13 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Writes all of `bytes`. After an error, a part of them may have been written.
+    /// Writes all of `bytes`. If it fails, a part of them may have been written.
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
         self.send_from(bytes, &mut 0, deadline)
     }
 
-    /// Writes `bytes` from the index `sent` on, and counts in `sent` what is written. After `TimedOut`, another call
-    /// with the same `bytes` can write the rest.
+    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. After the error
+    /// `TimedOut`, another call with the same `bytes` can write the rest.
     pub(crate) fn send_from(
         &mut self,
         bytes: &[u8],
@@ -138,7 +140,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Encrypts all that is sent from now on.
+    /// Encrypts all bytes that are sent from now on.
     #[cfg(feature = "tls")]
     pub(super) fn encrypt_with(&mut self, encryptor: tls::Encryptor) {
         self.encryptor = Some(encryptor);
@@ -231,7 +233,7 @@ impl Receiver {
         self.replies.last_size()
     }
 
-    /// What was read and is no part of a reply that was returned.
+    /// The bytes that were read, and that belong to no reply returned so far.
     pub(crate) fn unparsed(&self) -> &[u8] {
         self.replies.unparsed()
     }
@@ -255,7 +257,8 @@ impl Receiver {
         self.replies.fill(limit, &*self.socket)
     }
 
-    /// Reads once from the socket, without decryption, by `deadline`. Returns 0 at the end.
+    /// Reads once from the socket, without decryption, by `deadline`. Returns 0 if the server has closed the
+    /// connection.
     #[cfg(feature = "tls")]
     pub(super) fn read_plain(
         &mut self,
@@ -273,13 +276,13 @@ impl Receiver {
         }
     }
 
-    /// Has all that is read from now on decrypted.
+    /// Decrypts all bytes that are read from now on.
     #[cfg(feature = "tls")]
     pub(super) fn decrypt_with(&mut self, decryptor: tls::Decryptor) {
         self.decryptor = Some(decryptor);
     }
 
-    /// Why TLS has failed, if it has.
+    /// The error of TLS, if TLS has failed.
     #[cfg(feature = "tls")]
     pub(super) fn tls_failure(&self) -> Option<&rustls::Error> {
         self.decryptor.as_ref()?.failure()
@@ -291,7 +294,8 @@ impl Receiver {
         deadline: MonotonicTime,
         limit: Limit,
     ) -> io::Result<()> {
-        // Only one read per deadline may begin late. Otherwise a server could send many replies, each just in time.
+        // Only one read per deadline may begin after it. Otherwise a server could send replies for ever, each just in
+        // time for the next late read.
         let is_past = left_until(deadline).is_none();
         if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
             *attempt = Attempt::Later;
@@ -315,7 +319,7 @@ pub(crate) struct Closer(Weak<Socket>);
 impl Closer {
     pub(crate) fn close(&self) {
         if let Some(socket) = self.0.upgrade() {
-            // An error means that the other side has closed the connection before.
+            // An error means that the server has already closed the connection.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -332,9 +336,10 @@ impl Closer {
 
 /// The next system call of a read or write.
 enum Attempt {
-    /// Allowed even after the deadline: on a busy machine, this thread may run late although the reply has come in
-    /// time.
+    /// The first call, which is made even after the deadline: on a busy machine, this thread may run late although the
+    /// reply came in time.
     First,
+    /// A later call, which is made before the deadline only.
     Later,
 }
 

@@ -1,13 +1,15 @@
-//! TLS on the socket of a connection, by rustls: the handshake, and encryption and decryption.
+//! TLS on the socket of a connection, by rustls: the handshake, encryption and decryption.
 //!
-//! One thread may read while another writes. Both use one rustls session under a mutex, which is held for computing
-//! only, never during a system call: a read that blocks delays no write, a write that blocks delays no read.
+//! One thread may read while another writes. Both use one rustls session under a mutex. No thread holds the mutex
+//! during a system call, so a read that blocks delays no write, and a write that blocks delays no read.
 //!
-//! - The reader reads records from the socket into its own buffer, then gives them to the session. It never writes.
-//! - The sender has the session encrypt, then writes the records. Only it writes, so records leave in the order in which
-//!   they were encrypted. What the session has to answer (a key update) leaves with the next write, as TLS allows.
+//! - The reader reads records from the socket into its own buffer, then passes them to the session. It never writes.
+//! - The sender encrypts with the session, then writes the records. Only the sender writes, so records leave in the
+//!   order in which they were encrypted. If the session has to reply to a key update, the reply leaves with the next
+//!   write, as TLS allows.
 //!
-//! Time-outs are those of the socket. A connection is closed without `close_notify`: a reply of Redis has its own end.
+//! The deadlines of `socket.rs` apply. A connection is closed without `close_notify`: a reply of Redis shows its own
+//! end, so a cut reply is noticed without it.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -24,19 +26,20 @@ use crate::store::redis::socket::{Receiver, Sender};
 use crate::tls::{ClientCertificate, TlsConfig};
 use crate::util::clock::MonotonicTime;
 
-/// How much is encrypted at a time, in bytes: less than a session buffers. A longer write takes several system calls.
+/// The most bytes that are encrypted at a time, fewer than a session buffers. A longer write takes several system
+/// calls.
 const LONGEST_WRITE: usize = 32 * 1024;
-/// The buffer for records from the socket, in bytes: a record has 16 KiB and a header.
+/// The size of the buffer for records from the socket, in bytes: a record has up to 16 KiB and a header.
 const BUFFER: usize = 17 * 1024;
 
-/// How an endpoint's connections do TLS.
+/// The settings of an endpoint's TLS connections.
 pub(crate) struct Tls {
     config: Arc<ClientConfig>,
     server_name: ServerName<'static>,
 }
 
 impl Tls {
-    /// Reads the certificates of `settings`, or those of the system. `host` is that of the URL.
+    /// Reads the certificates of `settings`, or those of the system. `host` is the host of the URL.
     pub(crate) fn new(settings: &TlsConfig, host: &str) -> Result<Self, String> {
         let name = settings.server_name.as_deref();
         let server_name = ServerName::try_from(name.unwrap_or(host).to_owned()).map_err(|_| {
@@ -47,7 +50,7 @@ impl Tls {
             };
             format!("{what} must be a DNS name or an IP address")
         })?;
-        // A program may have chosen another provider for all its connections, such as a certified one.
+        // The program may have installed a provider of its own for all connections, such as a certified one.
         let provider = CryptoProvider::get_default().cloned();
         let provider =
             provider.unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
@@ -73,7 +76,7 @@ impl Tls {
         })
     }
 
-    /// Does the handshake on a new socket, by `deadline`. From then on, both halves encrypt.
+    /// Does the handshake on a new socket, by `deadline`. From then on, `sender` encrypts and `receiver` decrypts.
     pub(super) fn start(
         &self,
         sender: &mut Sender,
@@ -83,7 +86,7 @@ impl Tls {
         let config = Arc::clone(&self.config);
         let mut session = ClientConnection::new(config, self.server_name.clone())?;
         let mut bytes = vec![0; BUFFER];
-        let mut has_heard = false;
+        let mut has_received = false;
         loop {
             let mut records = Vec::new();
             while session.wants_write() {
@@ -94,20 +97,21 @@ impl Tls {
                 break;
             }
             let n = match receiver.read_plain(&mut bytes, deadline) {
-                Ok(0) => return Err(TlsError::Closed { has_heard }),
+                Ok(0) => return Err(TlsError::Closed { has_received }),
                 Ok(n) => n,
-                Err(error) if is_timeout(&error) => return Err(TlsError::Late { has_heard }),
+                Err(error) if is_timeout(&error) => return Err(TlsError::Late { has_received }),
                 Err(error) => return Err(error.into()),
             };
-            has_heard = true;
+            has_received = true;
             let mut records = &bytes[..n];
             while !records.is_empty() {
                 if session.read_tls(&mut records)? == 0 {
-                    return Err(TlsError::Closed { has_heard });
+                    return Err(TlsError::Closed { has_received });
                 }
                 if let Err(error) = session.process_new_packets() {
                     let mut alert = Vec::new();
-                    // The server's log then has the reason. No error matters more than the first one.
+                    // The alert puts the reason into the server's log. Its own errors are ignored: the first error
+                    // counts.
                     let _ = session.write_tls(&mut alert);
                     let _ = sender.send_plain(&alert, MonotonicTime::now());
                     return Err(error.into());
@@ -131,7 +135,7 @@ impl Tls {
         Ok(())
     }
 
-    /// The name that the certificate must be for.
+    /// The name that the server's certificate must have.
     pub(crate) fn server_name(&self) -> String {
         self.server_name.to_str().into_owned()
     }
@@ -148,7 +152,8 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, String> {
             }
         }
         None => {
-            // Systems have old certificates that rustls cannot read. Those do not matter while there are others.
+            // Some systems have old certificates that rustls cannot read. They are ignored if rustls can read any
+            // other.
             let found = rustls_native_certs::load_native_certs();
             if roots.add_parsable_certificates(found.certs).0 == 0 {
                 return Err(
@@ -169,19 +174,20 @@ fn certificates(pem: &[u8], setting: &str) -> Result<Vec<CertificateDer<'static>
     }
 }
 
-/// Encrypts what a [`Sender`] writes.
+/// Encrypts the bytes that a [`Sender`] writes.
 pub(super) struct Encryptor {
     session: Arc<Mutex<ClientConnection>>,
     records: Vec<u8>,
-    /// How much of `records` is written to the socket.
+    /// The number of bytes of `records` that are written to the socket.
     written: usize,
-    /// The length of the text in `records`; 0 if all of them are written.
+    /// The length of the plain text in `records`. 0 if all records are written.
     text: usize,
 }
 
 impl Encryptor {
-    /// Returns the records to write, and how much of them is written. Encrypts the beginning of `bytes` if all records
-    /// of earlier calls are written. Otherwise `bytes` must begin with the text that these records contain.
+    /// Returns the records to write, and the number of their bytes that are written. If all records of earlier calls
+    /// are written, encrypts the beginning of `bytes`. Otherwise `bytes` must begin with the plain text of those
+    /// records.
     pub(super) fn records_of(&mut self, bytes: &[u8]) -> io::Result<(&[u8], &mut usize)> {
         if self.text == 0 {
             let mut session = self.session.lock();
@@ -196,16 +202,16 @@ impl Encryptor {
         Ok((&self.records, &mut self.written))
     }
 
-    /// Returns the length of the text that was sent, after all records are written.
+    /// Returns the length of the plain text that was sent. Called when all records are written.
     pub(super) fn take_written(&mut self) -> usize {
         std::mem::take(&mut self.text)
     }
 }
 
-/// Decrypts what a [`Receiver`] reads.
+/// Decrypts the bytes that a [`Receiver`] reads.
 pub(super) struct Decryptor {
     session: Arc<Mutex<ClientConnection>>,
-    /// `start..end` was read from the socket, and not given to the session yet.
+    /// The bytes `start..end` were read from the socket, and not passed to the session yet.
     records: Vec<u8>,
     start: usize,
     end: usize,
@@ -213,7 +219,7 @@ pub(super) struct Decryptor {
 }
 
 impl Decryptor {
-    /// What decrypts the bytes of `socket`.
+    /// A reader that reads from `socket` and decrypts.
     pub(super) fn reader<'a>(&'a mut self, socket: &'a Socket) -> impl Read + 'a {
         Reader {
             decryptor: self,
@@ -221,12 +227,13 @@ impl Decryptor {
         }
     }
 
-    /// Why the session has failed, if it has.
+    /// The error of the session, if it has failed.
     pub(super) fn failure(&self) -> Option<&rustls::Error> {
         self.failure.as_ref()
     }
 
-    /// Decrypts the records that were read, up to the first that has content, into `into`. `None` if there is none.
+    /// Decrypts the records that were read, up to the first record with content, into `into`. Returns `None` if no
+    /// record has content.
     fn decrypt(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut session = self.session.lock();
         loop {
@@ -252,8 +259,8 @@ struct Reader<'a> {
 }
 
 impl Read for Reader<'_> {
-    /// Reads from the socket at most once. Fails with `Interrupted` if no record is whole then: the caller checks its
-    /// deadline before it calls again.
+    /// Reads from the socket at most once. Fails with `Interrupted` if no record with content is complete after that:
+    /// the caller then checks its deadline and calls again.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let decryptor = &mut *self.decryptor;
         if let Some(n) = decryptor.decrypt(into)? {
@@ -269,13 +276,13 @@ impl Read for Reader<'_> {
     }
 }
 
-/// Why a handshake failed.
+/// The reason why a handshake failed. `has_received`: whether the server has sent any bytes.
 #[derive(Debug)]
 pub(crate) enum TlsError {
     /// The server closed the connection.
-    Closed { has_heard: bool },
+    Closed { has_received: bool },
     /// The deadline has passed.
-    Late { has_heard: bool },
+    Late { has_received: bool },
     /// The socket failed.
     Io(io::Error),
     /// The server or its certificate is not accepted, or the server does not accept the client.
@@ -299,7 +306,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), TimedOut | WouldBlock)
 }
 
-/// What is wrong and what to do, for the message of an error: it continues the server's address.
+/// The rest of an error's message, behind the server's address: the fault, and the next step.
 pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
     use CertificateError::{
         BadSignature, Expired, ExpiredContext, InvalidPurpose, InvalidPurposeContext,
@@ -314,7 +321,7 @@ pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
             NotValidYet | NotValidYetContext { .. } => {
                 "has a certificate that is not valid yet; set this machine's clock"
             }
-            // The system or the settings may have another issuer of the same name.
+            // `BadSignature`: the trusted issuer has the same name as the certificate's issuer, but another key.
             UnknownIssuer | BadSignature => {
                 "has a certificate of an unknown issuer; give the issuer's with TlsConfig::ca_pem"
             }
@@ -352,6 +359,6 @@ pub(crate) fn reason(error: &rustls::Error, server_name: &str) -> String {
     reason.to_owned()
 }
 
-/// The words for a server that does not answer in TLS.
+/// The rest of an error's message for a server that does not reply in TLS.
 pub(crate) const NO_TLS: &str =
     "does not speak TLS on this port; use its TLS port, or redis:// for one without TLS";

@@ -1,4 +1,4 @@
-//! Tests with peers that are slow, silent or endless, on real sockets.
+//! Tests on real sockets, with peers that are slow or silent, or that send without end.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use super::*;
 use crate::store::redis::fake_server::{self, Stall, stay_open, trickle};
 
 const SOON: Duration = Duration::from_millis(100);
-/// How late a busy machine may be.
+/// The delay allowed for a busy machine.
 const MARGIN: Duration = Duration::from_secs(5);
 const FAR: Duration = Duration::from_secs(60);
 const LIMIT: Limit = Limit::Fixed(64 * 1024);
@@ -67,7 +67,7 @@ fn a_reply_in_pieces_ends_with_its_deadline() {
 }
 
 #[test]
-fn messages_without_end_delay_no_reply() {
+fn endless_messages_do_not_extend_the_deadline() {
     let (_sender, mut receiver) = connected_to(|peer| trickle(peer, b">1\r\n+message\r\n"));
     assert_ends_soon(|| receiver.receive_reply(soon(), LIMIT));
 }
@@ -86,7 +86,7 @@ fn many_replies_share_one_deadline() {
 }
 
 #[test]
-fn a_reply_that_came_in_time_is_read_late() {
+fn a_punctual_reply_is_read_after_its_deadline() {
     let (_sender, mut receiver) = connected_to(|mut peer| {
         peer.write_all(b"+OK\r\n").unwrap();
         stay_open(peer);
@@ -98,7 +98,7 @@ fn a_reply_that_came_in_time_is_read_late() {
 }
 
 #[test]
-fn a_time_out_is_set_again_when_less_is_left() {
+fn a_shorter_deadline_sets_a_new_time_out() {
     let (_sender, mut receiver) = connected_to(|mut peer| {
         peer.write_all(b"+OK\r\n").unwrap();
         stay_open(peer);
@@ -127,10 +127,10 @@ fn a_write_ends_with_its_deadline() {
 }
 
 #[test]
-fn a_write_to_a_slow_reader_ends_with_its_deadline() {
+fn writes_to_slow_readers_end_with_their_deadline() {
     let (mut sender, _receiver) = connected_to(|mut peer| {
-        let mut some = vec![0; 64 * 1024];
-        while peer.read(&mut some).is_ok_and(|n| n > 0) {
+        let mut buffer = vec![0; 64 * 1024];
+        while peer.read(&mut buffer).is_ok_and(|n| n > 0) {
             thread::park_timeout(Duration::from_millis(10));
         }
     });
@@ -142,11 +142,11 @@ fn a_write_to_a_slow_reader_ends_with_its_deadline() {
 fn a_write_is_tried_once_after_its_deadline() {
     let (arrived, arrives) = mpsc::channel();
     let (mut sender, _receiver) = connected_to(move |mut peer| {
-        let mut word = [0; 4];
-        peer.read_exact(&mut word).unwrap();
-        arrived.send(word).unwrap();
+        let mut bytes = [0; 4];
+        peer.read_exact(&mut bytes).unwrap();
+        arrived.send(bytes).unwrap();
     });
-    // A connection that is given up writes the releases of its unanswered acquires in this way.
-    sender.send(b"word", MonotonicTime::now()).unwrap();
-    assert_eq!(arrives.recv_timeout(MARGIN), Ok(*b"word"));
+    // A pipeline that gives up a connection writes the releases of its unanswered acquires in this way.
+    sender.send(b"late", MonotonicTime::now()).unwrap();
+    assert_eq!(arrives.recv_timeout(MARGIN), Ok(*b"late"));
 }
