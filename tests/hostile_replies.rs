@@ -122,9 +122,9 @@ fn a_hostile_server_cannot_fill_the_memory() {
     let server = Server::start().expect("there is a Redis");
     let holder = Client::open(server.url()).expect("it is there");
     let held = holder.mutex("held").lock().expect("the lock is free");
-    for (what, word, work) in cases() {
+    for (what, argument, work) in cases() {
         for attack in Attack::ALL {
-            let hostile = Hostile::start(server.port(), attack, Since::word(word));
+            let hostile = Hostile::start(server.port(), attack, Since::argument(argument));
             let builder = hostile.builder();
             assert_bounded(&format!("{what}, {attack:?}"), move || work(builder));
         }

@@ -9,11 +9,11 @@ use crate::support::{
     within,
 };
 
-/// The names of all connections but those of the test itself.
+/// The names of all named connections. The connections of the test have no names.
 fn names(server: &Server) -> Vec<String> {
     let list = ask(server, &["CLIENT", "LIST"]);
-    let lines = list.as_text().unwrap().lines();
-    let names = lines.filter_map(|line| line.split(" name=").nth(1)?.split(' ').next());
+    let entries = list.as_text().unwrap().lines();
+    let names = entries.filter_map(|entry| entry.split(" name=").nth(1)?.split(' ').next());
     names
         .filter(|name| !name.is_empty())
         .map(str::to_owned)
@@ -31,7 +31,7 @@ fn a_ping_returns_the_round_trip_time() {
 }
 
 #[test]
-fn a_ping_finds_a_stopped_and_a_killed_server() {
+fn pings_of_stopped_or_killed_servers_fail() {
     let mut server = server();
     let client = builder(&server.url()).connect_timeout(TIMEOUT).build();
     let client = client.unwrap();
@@ -50,7 +50,7 @@ fn a_ping_finds_a_stopped_and_a_killed_server() {
 }
 
 #[test]
-fn a_ping_makes_a_closed_connection_anew() {
+fn a_ping_replaces_a_closed_connection() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for _ in 0..3 {
@@ -61,7 +61,7 @@ fn a_ping_makes_a_closed_connection_anew() {
 }
 
 #[test]
-fn a_ping_waits_for_no_transaction() {
+fn a_ping_does_not_wait_for_transactions() {
     let server = server();
     let client = steady(&server.url()).max_transactions(1).build().unwrap();
     let guard = lock(&client, "k");
@@ -77,7 +77,7 @@ fn a_ping_waits_for_no_transaction() {
 }
 
 #[test]
-fn a_ping_of_an_ended_client_is_shutdown() {
+fn a_ping_after_a_shutdown_fails() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     client.shutdown(SOON).unwrap();
@@ -85,7 +85,7 @@ fn a_ping_of_an_ended_client_is_shutdown() {
 }
 
 #[test]
-fn a_memory_store_answers_pings_but_in_an_outage() {
+fn pings_of_a_memory_store_fail_in_outages() {
     let store = leasehold::MemoryStore::new();
     let client = store.client().unwrap();
     client.ping().unwrap();
@@ -94,7 +94,7 @@ fn a_memory_store_answers_pings_but_in_an_outage() {
 }
 
 #[test]
-fn a_user_without_the_right_to_ping_is_denied() {
+fn a_ping_without_permission_is_denied() {
     let server = server();
     let command = ["ACL", "SETUSER", "me", "on", ">secret", "~*", "&*", "+@all"];
     ask(&server, &[&command[..], &["-ping"]].concat());
@@ -111,7 +111,7 @@ fn connections_have_the_name_of_the_holder() {
     for protocol in ["", "?protocol=resp3"] {
         let client = steady(&format!("{}{protocol}", server.url()));
         let client = client.build().unwrap();
-        // A lock that is watched needs notifications.
+        // The client tracks the key of a held lock, which opens the notification connection.
         let _guard = lock(&client, "k");
         assert!(eventually(SOON, || notified_clients(&server) > 0));
         let holder = client.holder_id();
@@ -125,7 +125,7 @@ fn connections_have_the_name_of_the_holder() {
 }
 
 #[test]
-fn a_user_who_may_not_name_connections_can_lock() {
+fn a_user_without_client_setname_can_lock() {
     let server = server();
     let command = ["ACL", "SETUSER", "me", "on", ">secret", "~*", "&*", "+@all"];
     ask(&server, &[&command[..], &["-client|setname"]].concat());
@@ -137,7 +137,7 @@ fn a_user_who_may_not_name_connections_can_lock() {
             .iter()
             .all(|name| !name.starts_with("leasehold:"))
     );
-    let waited = client.mutex("k").try_lock_for(millis(50));
-    assert!(waited.unwrap().is_none());
+    let second = client.mutex("k").try_lock_for(millis(50));
+    assert!(second.unwrap().is_none());
     guard.unlock().unwrap();
 }

@@ -1,4 +1,5 @@
-//! A loss is told when it happens, not at the next renewal; and nothing but a loss is told as one.
+//! A holder is notified of a loss as soon as it happens, before the next renewal. No other change is reported as a
+//! loss.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,38 +14,38 @@ use crate::support::{
     notification_connection, reads_by_connection, secs, server, tracked, value_of, wait_for_queue,
 };
 
-/// Renewal is due after a third of the ttl, twenty seconds: what is told within [`SOON`] was not
-/// found by that.
+/// A client whose first renewal is due after 20 s, a third of the ttl: no renewal finds a loss that is reported within
+/// [`SOON`].
 fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// A lock, and what becomes of it when `theft` happens: at once, and when it has been held for a
-/// while.
+/// Acquires a lock, runs `theft`, and returns the reason of the loss. Does so twice: right after the acquire, and when
+/// the key is tracked. Fails if the reasons differ.
 #[track_caller]
-fn reasons(server: &Server, theft: impl Fn(&Server)) -> LossReason {
+fn reason_of(server: &Server, theft: impl Fn(&Server)) -> LossReason {
     let client = client(server);
-    let mut told = Vec::new();
-    for held_for_long in [false, true] {
+    let mut reasons = Vec::new();
+    for is_tracked in [false, true] {
         let guard = client.mutex("k").lock().unwrap();
-        if held_for_long {
+        if is_tracked {
             assert!(eventually(SOON, || tracked(server) > 0));
         }
         let lost = guard.lost_signal();
         theft(server);
-        told.push(lost_within(SOON, &lost));
+        reasons.push(lost_within(SOON, &lost));
         let error = guard.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost);
         assert_eq!(guard.remaining(), Duration::ZERO);
         guard.unlock().unwrap_err();
         ask(server, &["DEL", &in_redis("k")]);
     }
-    assert_eq!(told[0], told[1], "at once, and after a while");
-    told.remove(0)
+    assert_eq!(reasons[0], reasons[1], "before and after tracking");
+    reasons.remove(0)
 }
 
 #[test]
-fn a_deleted_key_is_told_long_before_the_next_renewal() {
+fn a_deleted_key_is_reported_before_the_renewal() {
     let server = server();
     let key = in_redis("k");
     for command in [
@@ -55,18 +56,18 @@ fn a_deleted_key_is_told_long_before_the_next_renewal() {
         &["FLUSHALL"],
         &["FLUSHDB", "ASYNC"],
     ] {
-        let reason = reasons(&server, |server| drop(ask(server, command)));
+        let reason = reason_of(&server, |server| drop(ask(server, command)));
         assert_eq!(reason, LossReason::Deleted, "{command:?}");
     }
 }
 
 #[test]
-fn a_lock_taken_over_is_told_with_its_new_holder() {
+fn a_taken_over_lock_names_its_new_holder() {
     let server = server();
     let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
-    let waited_for = format!("{value} +");
-    for value in [value, &waited_for] {
-        let reason = reasons(&server, |server| {
+    let with_queue = format!("{value} +");
+    for value in [value, &with_queue] {
+        let reason = reason_of(&server, |server| {
             ask(server, &["SET", &in_redis("k"), value, "PX", "60000"]);
         });
         let LossReason::TakenOver { by: Some(by) } = reason else {
@@ -77,7 +78,7 @@ fn a_lock_taken_over_is_told_with_its_new_holder() {
 }
 
 #[test]
-fn a_lock_granted_to_another_client_after_a_deletion_is_told() {
+fn a_grant_to_another_client_is_a_loss() {
     let server = server();
     let (one, two) = (client(&server), client(&server));
     let held = one.mutex("k").lock().unwrap();
@@ -86,9 +87,9 @@ fn a_lock_granted_to_another_client_after_a_deletion_is_told() {
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, "k", 1);
     ask(&server, &["DEL", &in_redis("k")]);
-    let next = waiter.within(SOON, "entering");
+    let next = waiter.within(SOON, "the grant");
     match lost_within(SOON, &lost) {
-        // Which of the two it finds when it looks.
+        // The key may be missing, or already be granted to the other client, when it is read.
         LossReason::Deleted => {}
         LossReason::TakenOver { by } => assert_eq!(by.as_ref(), Some(two.holder_id())),
         reason => panic!("{reason:?}"),
@@ -97,7 +98,7 @@ fn a_lock_granted_to_another_client_after_a_deletion_is_told() {
 }
 
 #[test]
-fn a_lock_granted_again_to_its_own_client_is_told() {
+fn a_new_grant_ends_the_old_one() {
     let server = server();
     let client = client(&server);
     for _ in 0..10 {
@@ -110,7 +111,7 @@ fn a_lock_granted_again_to_its_own_client_is_told() {
             LossReason::TakenOver { by } => assert_eq!(by.as_ref(), Some(client.holder_id())),
             reason => panic!("{reason:?}"),
         }
-        // The loser leaves the one that came after it alone.
+        // The release of the lost lease does not release the new one.
         drop(held);
         assert!(client.mutex("k").try_lock().unwrap().is_none());
         again.unlock().unwrap();
@@ -118,7 +119,7 @@ fn a_lock_granted_again_to_its_own_client_is_told() {
 }
 
 #[test]
-fn an_overwritten_key_is_told_as_nobodys() {
+fn an_overwritten_key_names_no_new_holder() {
     let server = server();
     for value in [
         "",
@@ -127,7 +128,7 @@ fn an_overwritten_key_is_told_as_nobodys() {
         "lh2 of another version",
         "\u{7f}garbage\r\n",
     ] {
-        let reason = reasons(&server, |server| {
+        let reason = reason_of(&server, |server| {
             ask(server, &["SET", &in_redis("k"), value]);
         });
         assert_eq!(reason, LossReason::TakenOver { by: None }, "{value:?}");
@@ -135,9 +136,9 @@ fn an_overwritten_key_is_told_as_nobodys() {
 }
 
 #[test]
-fn a_key_of_another_type_is_told_as_a_loss() {
+fn a_key_of_another_type_is_a_loss() {
     let server = server();
-    let reason = reasons(&server, |server| {
+    let reason = reason_of(&server, |server| {
         let script = "redis.call('DEL', KEYS[1]); redis.call('LPUSH', KEYS[1], 'x')";
         server
             .command(&["EVAL", script, "1", &in_redis("k")])
@@ -147,7 +148,7 @@ fn a_key_of_another_type_is_told_as_a_loss() {
 }
 
 #[test]
-fn an_evicted_key_is_told_as_deleted() {
+fn an_evicted_key_is_reported_as_deleted() {
     let server = server();
     ask(
         &server,
@@ -161,7 +162,7 @@ fn an_evicted_key_is_told_as_deleted() {
 }
 
 #[test]
-fn many_locks_lost_together_are_all_told() {
+fn all_losses_of_a_flush_are_reported() {
     let server = server();
     let client = client(&server);
     let guards: Vec<MutexGuard> = (0..600)
@@ -196,7 +197,7 @@ fn hundreds_of_renewals_are_no_loss() {
 }
 
 #[test]
-fn holding_and_letting_go_again_and_again_is_no_loss() {
+fn repeated_holds_and_releases_are_no_loss() {
     let (server, recorder) = (server(), Recorder::new());
     let tasks = [(); 2].map(|()| {
         let builder = steady(&server.url()).ttl(LONG_TTL);
@@ -207,7 +208,7 @@ fn holding_and_letting_go_again_and_again_is_no_loss() {
         Task::start(move || {
             for round in 0..25 {
                 let guard = client.mutex("k").lock().unwrap();
-                // About as long as it takes until it is watched.
+                // The hold lasts about as long as it takes until the key is tracked.
                 let lost = guard.lost_signal().recv_timeout(millis(28 + round % 8));
                 assert!(lost.is_err(), "{lost:?}");
                 if round % 2 == 0 {
@@ -217,13 +218,13 @@ fn holding_and_letting_go_again_and_again_is_no_loss() {
         })
     });
     for task in tasks {
-        task.within(secs(60), "holding again and again");
+        task.within(secs(60), "repeated holds");
     }
     assert_eq!(recorder.count(What::Lost, "k"), 0);
 }
 
 #[test]
-fn waiters_that_come_and_go_cost_the_holder_one_read() {
+fn passing_waiters_cost_the_holder_one_read() {
     let (server, recorder) = (server(), Recorder::new());
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let holder = builder
@@ -248,21 +249,22 @@ fn waiters_that_come_and_go_cost_the_holder_one_read() {
                 .collect();
             drop(stop);
             for task in tasks {
-                let error = task.within(SOON, "giving up").unwrap_err();
+                let error = task.within(SOON, "the cancelled wait").unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Cancelled);
             }
             wait_for_queue(&server, "k", 0);
         }
     });
-    // One read tracks the key, and one follows the mark that the first waiter set. A slow machine may not have sent
-    // the second one yet.
+    // One read tracks the key. Another one follows when the first waiter has marked the value. A slow machine may not
+    // have sent the second read yet.
     let by_holder = reads.remove(&of_holder);
     assert!(matches!(by_holder, Some(1 | 2)), "{by_holder:?}");
-    // A waiter has the key tracked, which reads it, after each request that finds it queued. It asks again after half a
-    // second at the earliest, and once when its notification connection is open, if it was queued before that.
-    let asked_again = 1 + (started.elapsed().as_millis() / 500) as usize;
-    for (waiter, read) in reads {
-        assert!(read <= 1 + asked_again, "{read} reads by {waiter}");
+    // A waiter's client reads and tracks the key after each request that leaves the waiter queued. A waiter repeats its
+    // request after half a second at the earliest, and once when its notification connection is open, if it was queued
+    // before that.
+    let repeated = 1 + (started.elapsed().as_millis() / 500) as usize;
+    for (waiter, reads) in reads {
+        assert!(reads <= 1 + repeated, "{reads} reads by {waiter}");
     }
     let guard = held.unwrap();
     let lost = guard.lost_signal().recv_timeout(millis(150));
@@ -281,34 +283,34 @@ fn extending_is_no_loss() {
     for n in 1..=50 {
         guard.extend(LONG_TTL + secs(n)).unwrap();
     }
-    // A tool may do the same.
+    // Another program may change the ttl, too.
     ask(&server, &["PEXPIRE", &in_redis("k"), "200000"]);
     ask(&server, &["PERSIST", &in_redis("k")]);
-    let told = lost.recv_timeout(millis(150));
-    assert!(told.is_err(), "{told:?}");
-    // And a loss after all that is told as ever.
+    let reported = lost.recv_timeout(millis(150));
+    assert!(reported.is_err(), "{reported:?}");
+    // A loss after all these changes is still reported.
     ask(&server, &["DEL", &in_redis("k")]);
     assert_eq!(lost_within(SOON, &lost), LossReason::Deleted);
 }
 
 #[test]
-fn who_lost_a_lock_leaves_the_next_holders_alone() {
+fn a_late_release_keeps_the_next_holders_lock() {
     let server = server();
     let (one, two) = (client(&server), client(&server));
     type Leave = fn(MutexGuard);
     let leave: [Leave; 2] = [drop, |guard| drop(guard.unlock().unwrap_err())];
     for leave in leave {
-        for before_it_is_told in [true, false] {
+        for before_the_report in [true, false] {
             let late = one.mutex("k").lock().unwrap();
             let lost = late.lost_signal();
             ask(&server, &["DEL", &in_redis("k")]);
             let next = two.mutex("k").lock().unwrap();
             let value = value_of(&server, "k");
-            if !before_it_is_told {
+            if !before_the_report {
                 lost_within(SOON, &lost);
             }
             leave(late);
-            // On the same connection as a late release, so behind it.
+            // Sent on the same connection as a late release would be, so Redis carries out the release first.
             assert!(one.mutex("k").try_lock().unwrap().is_none());
             assert_eq!(value_of(&server, "k"), value);
             assert!(expires_in(&server, "k") > Some(LONG_TTL / 2));
@@ -320,7 +322,7 @@ fn who_lost_a_lock_leaves_the_next_holders_alone() {
 }
 
 #[test]
-fn a_loss_is_told_early_by_callback_and_event_too() {
+fn callbacks_and_events_report_a_loss_early() {
     let (server, recorder) = (server(), Recorder::new());
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let client = builder
@@ -328,10 +330,10 @@ fn a_loss_is_told_early_by_callback_and_event_too() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    let (told, callback) = unbounded();
-    guard.on_lost(move |reason| told.send(reason).unwrap());
+    let (report, reported) = unbounded();
+    guard.on_lost(move |reason| report.send(reason).unwrap());
     ask(&server, &["DEL", &in_redis("k")]);
-    assert_eq!(callback.recv_timeout(SOON), Ok(LossReason::Deleted));
+    assert_eq!(reported.recv_timeout(SOON), Ok(LossReason::Deleted));
     recorder.wait_for(1, What::Lost, "k");
     assert_eq!(recorder.count(What::Renewed, "k"), 0);
 }

@@ -1,14 +1,14 @@
-//! Addresses that are no URLs: `redis::ConnectionInfo` and `redis::Client`.
+//! Addresses other than URLs: `redis::ConnectionInfo` and `redis::Client`.
 
 use leasehold::redis::{self, ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 use leasehold::{Client, ErrorKind, ServerAddress};
 
-use super::everything_said;
+use super::all_texts;
 use crate::support::{ask, in_redis, server};
 
 const SECRET: &str = "hunter2";
 
-/// With a login that needs no encoding.
+/// The address of `url`, with a login whose characters a URL would have to encode.
 fn info(url: &str) -> ConnectionInfo {
     let info = url.into_connection_info().unwrap();
     let login = info.redis_settings().clone();
@@ -20,7 +20,7 @@ fn info(url: &str) -> ConnectionInfo {
 }
 
 #[test]
-fn a_client_connects_with_the_settings_of_a_connection_info() {
+fn a_connection_info_keeps_its_settings() {
     let server = server();
     let rights = ["reset", "on", ">hunter2@/%", "~*", "&*", "+@all"];
     ask(
@@ -42,7 +42,7 @@ fn a_client_connects_with_the_settings_of_a_connection_info() {
         let key = format!("k{n}");
         let _guard = client.mutex(&key).lock().unwrap();
         let held = ask(&server, &["EXISTS", &in_redis(&key)]);
-        assert_eq!(held.as_int(), Some(0), "it is in another database");
+        assert_eq!(held.as_int(), Some(0), "the lock is in database 0");
         let other = Client::open(format!("{}/3", server.url())).unwrap();
         assert!(other.mutex(&key).is_locked().unwrap());
     }
@@ -53,7 +53,7 @@ fn a_client_connects_with_the_settings_of_a_connection_info() {
 fn a_client_connects_to_a_unix_socket() {
     let builder = leasehold_testbed::Server::builder();
     let server = builder.unix_socket().start().unwrap();
-    let url = server.unix_url().expect("it was asked for");
+    let url = server.unix_url().expect("the server has a unix socket");
     let path = url.strip_prefix("unix://").unwrap().into();
     let info = ConnectionAddr::Unix(path).into_connection_info().unwrap();
     let client = Client::open(info).unwrap();
@@ -61,7 +61,7 @@ fn a_client_connects_to_a_unix_socket() {
 }
 
 #[test]
-fn what_cannot_be_used_is_named_and_refused_without_connecting() {
+fn an_unusable_address_is_refused_without_connecting() {
     let tls = ConnectionAddr::TcpTls {
         host: SECRET.to_owned(),
         port: 1,
@@ -88,7 +88,7 @@ fn what_cannot_be_used_is_named_and_refused_without_connecting() {
             Client::builder(info).build_lazy().unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
-            let text = everything_said(&error);
+            let text = all_texts(&error);
             assert!(text.contains(why), "{text}");
             assert!(text.contains("address: "), "{text}");
             assert!(!text.contains(SECRET), "{text}");
@@ -97,14 +97,14 @@ fn what_cannot_be_used_is_named_and_refused_without_connecting() {
 }
 
 #[test]
-fn neither_login_nor_password_of_a_connection_info_is_shown() {
+fn the_login_of_a_connection_info_is_hidden() {
     let address = ServerAddress::from(info("redis://127.0.0.1:1"));
     let builder = Client::builder(address.clone());
     let shown = format!("{address:?} {builder:?}");
     assert!(shown.contains("127.0.0.1:1"), "{shown}");
     let error = builder.build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    for text in [shown, everything_said(&error)] {
+    for text in [shown, all_texts(&error)] {
         assert!(!text.contains(SECRET) && !text.contains("a:user"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! A callback that gives the login of each connection.
+//! `Builder::credentials`: a callback returns the login of each connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,11 +9,11 @@ use leasehold_testbed::Server;
 use crate::steady::steady;
 use crate::support::{SOON, Task, ask, kill_connections, lock, millis, wait_for_queue};
 
-use super::everything_said;
+use super::all_texts;
 
 const TOKENS: [&str; 2] = ["t0ken-one", "t0ken-two"];
 
-/// A server with this password, and its URL without a login.
+/// A server that requires `password`, and the server's URL without a login.
 fn locked_server(password: &str) -> (Server, String) {
     let server = Server::builder().password(password).start().unwrap();
     let url = format!("redis://127.0.0.1:{}", server.port());
@@ -21,7 +21,7 @@ fn locked_server(password: &str) -> (Server, String) {
 }
 
 #[test]
-fn each_connection_asks_for_the_login() {
+fn each_connection_calls_the_credentials_callback() {
     let (server, url) = locked_server("admin");
     let allow = |password: &str| {
         let command = ["ACL", "SETUSER", "me", "reset", "on", "~*", "&*", "+@all"];
@@ -32,37 +32,37 @@ fn each_connection_asks_for_the_login() {
     };
     allow(TOKENS[0]);
     let token = Arc::new(Mutex::new(TOKENS[0]));
-    let (asked, given) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&token));
-    let counted = Arc::clone(&asked);
+    let (calls, current) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&token));
+    let counter = Arc::clone(&calls);
     let client = steady(&url).credentials(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        let token = *given.lock().unwrap();
+        counter.fetch_add(1, Ordering::Relaxed);
+        let token = *current.lock().unwrap();
         Ok(Credentials::user("me", token))
     });
     let client = client.build().unwrap();
     client.with_lock("k", || ()).unwrap();
-    // The old token ends. Notifications connect with the new one, too.
+    // The old token is no longer accepted. The notification connection uses the new token, too.
     *token.lock().unwrap() = TOKENS[1];
     allow(TOKENS[1]);
     kill_connections(&server);
-    let before = asked.load(Ordering::Relaxed);
+    let before = calls.load(Ordering::Relaxed);
     let guard = lock(&client, "k");
     let mutex = client.mutex("k");
     let waiter = Task::start(move || {
-        let waited = mutex.try_lock_for(2 * SOON);
-        waited.map(|guard| guard.is_some())
+        let locked = mutex.try_lock_for(2 * SOON);
+        locked.map(|guard| guard.is_some())
     });
     let other = steady(&server.url()).build().unwrap();
-    let behind = other.mutex("k");
-    let second = Task::start(move || behind.lock().map(drop));
+    let mutex = other.mutex("k");
+    let second = Task::start(move || mutex.lock().map(drop));
     wait_for_queue(&server, "k", 1);
     drop(guard);
     assert!(waiter.within(SOON, "the lock").unwrap());
     second.within(SOON, "the lock").unwrap();
-    assert!(asked.load(Ordering::Relaxed) > before);
+    assert!(calls.load(Ordering::Relaxed) > before);
 }
 
-/// The error of connecting, and of a lock of a client that did not connect before.
+/// The error of `build`, and the error of `lock` of a client that was built without connecting.
 fn errors_of(builder: impl Fn() -> Builder) -> [leasehold::Error; 2] {
     let lazy = builder().outage_timeout(millis(1)).build_lazy().unwrap();
     [
@@ -81,12 +81,9 @@ fn a_callback_that_fails_or_panics_is_unavailable() {
                 .to_string()
                 .contains("`Builder::credentials` has failed")
         );
-        assert!(
-            everything_said(&error).contains("no token today"),
-            "{error}"
-        );
+        assert!(all_texts(&error).contains("no token today"), "{error}");
     }
-    for error in errors_of(|| steady(&url).credentials(|| panic!("as the test wants"))) {
+    for error in errors_of(|| steady(&url).credentials(|| panic!("the test's panic"))) {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains("has panicked"), "{error}");
     }
@@ -100,7 +97,7 @@ fn a_refused_token_is_not_shown() {
         builder.credentials(|| Ok(Credentials::user("me", "wr0ng-token")))
     }) {
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-        let text = everything_said(&error);
+        let text = all_texts(&error);
         assert!(!text.contains("wr0ng") && text.contains("\"me\""), "{text}");
     }
     let builder = steady(&url).credentials(|| Ok(Credentials::password(TOKENS[0])));
@@ -110,7 +107,7 @@ fn a_refused_token_is_not_shown() {
 }
 
 #[test]
-fn a_callback_beside_a_login_in_the_url_is_refused() {
+fn a_callback_beside_a_login_is_refused() {
     for login in ["me:secret@", ":secret@", "me@"] {
         let builder = steady(&format!("redis://{login}127.0.0.1:1"));
         let builder = builder.credentials(|| Ok(Credentials::password("x")));

@@ -1,4 +1,4 @@
-//! Text that others chose: it stays on one line of a log, and is short.
+//! Text that other users or the server chose. The library shows it escaped, in one line of a log, and shortened.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::support::{SOON, ask, builder, in_redis, lock, lost_within, secs, serv
 #[track_caller]
 fn assert_is_one_line(text: &str) {
     assert!(text.len() < 3000, "{} bytes: {text:.200}", text.len());
-    let unsafe_ones: Vec<char> = text
+    let raw: Vec<char> = text
         .chars()
         .filter(|c| c.is_control() || FORGED.contains(*c) && !c.is_ascii())
         .collect();
-    assert!(unsafe_ones.is_empty(), "{unsafe_ones:?} in {text:?}");
+    assert!(raw.is_empty(), "{raw:?} in {text:?}");
 }
 
-/// The value of a lock whose holder's name is forged. Names have no space.
+/// The value of a lock with a forged holder id. A holder id has no space.
 fn forged_value() -> String {
     let holder = format!("{}{}", FORGED.replace(' ', ""), "x".repeat(5000));
     format!("lh1 0123456789abcdef0123456789abcdef 1795263780943818 {holder}")
@@ -31,7 +31,7 @@ fn forge(server: &Server, key: &str) {
 }
 
 #[test]
-fn a_lock_of_a_forged_holder_is_no_lock() {
+fn a_forged_holder_makes_a_foreign_value() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     forge(&server, "k");
@@ -43,7 +43,7 @@ fn a_lock_of_a_forged_holder_is_no_lock() {
 }
 
 #[test]
-fn a_loss_to_a_forged_holder_names_nobody() {
+fn losses_to_forged_holders_name_no_holder() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = lock(&client, "k");
@@ -56,7 +56,7 @@ fn a_loss_to_a_forged_holder_names_nobody() {
 }
 
 #[test]
-fn a_ticket_taken_by_a_forged_holder_is_one_line() {
+fn adopt_errors_of_forged_holders_are_one_line() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let ticket = lock(&client, "k").into_ticket().unwrap();
@@ -84,8 +84,8 @@ fn an_error_inside_a_transaction_is_shown_escaped() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = lock(&client, "k");
-    let script = format!("return redis.error_reply({:?})", "MY words");
-    let script = script.replace("words", &FORGED.replace('\n', "\\n"));
+    let script = format!("return redis.error_reply({:?})", "MY text");
+    let script = script.replace("text", &FORGED.replace('\n', "\\n"));
     let mut eval = redis::cmd("EVAL");
     eval.arg(script).arg(0);
     let read = guard.transaction(|connection, _| eval.query::<()>(connection));
@@ -93,7 +93,7 @@ fn an_error_inside_a_transaction_is_shown_escaped() {
         pipe.add_command(eval.clone());
         Ok(())
     });
-    // Redis quotes the name of a command that it does not know.
+    // Redis repeats the name of an unknown command in its error.
     let unknown = guard.transaction(|_, pipe| {
         pipe.cmd(&FORGED.replace('\n', ""));
         Ok(())
@@ -112,14 +112,14 @@ fn names_and_tickets_are_shown_on_one_line() {
     let name = FORGED.replace(|c: char| c.is_control(), "");
     ask(&server, &["SET", &in_redis(&name), "theirs"]);
     let ticket = lock(&client, "k").into_ticket().unwrap();
-    let mut words: Vec<&str> = ticket.split(' ').collect();
+    let mut fields: Vec<&str> = ticket.split(' ').collect();
     let number = format!("{FORGED}{}", "9".repeat(100_000));
-    words[3] = &number;
+    fields[3] = &number;
     let endless = format!("leasehold:{}", "9".repeat(100_000));
     for error in [
         client.mutex(&name).lock().unwrap_err(),
         client.mutex(FORGED).lock().unwrap_err(),
-        client.adopt(&words.join(" ")).unwrap_err(),
+        client.adopt(&fields.join(" ")).unwrap_err(),
         client
             .adopt(&ticket.replace("leasehold:k", &number))
             .unwrap_err(),
@@ -149,7 +149,7 @@ impl EventHandler for Seen {
 
 #[test]
 fn every_debug_text_is_one_line_without_secrets() {
-    const PASSWORD: &str = "of somebody";
+    const PASSWORD: &str = "correct horse";
     let server = Server::builder().password(PASSWORD).start().unwrap();
     let name = FORGED.replace(|c: char| c.is_control(), "");
     let prefix = format!("p{name}:");

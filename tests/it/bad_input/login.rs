@@ -1,4 +1,4 @@
-//! Refused logins: wrong and missing passwords, users without permissions, databases that are not there.
+//! Refused logins: wrong and missing passwords, users without permissions, databases that do not exist.
 
 use std::sync::{Arc, mpsc};
 
@@ -10,7 +10,7 @@ use crate::support::{
     LONG_TTL, SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_queue, within,
 };
 
-use super::{assert_all_say, errors_of, everything_said, hasty};
+use super::{all_texts, assert_all_fail, errors_of, hasty};
 use crate::fakes::{Fake, Manner};
 
 const PASSWORD: &str = "corréct/horse@battery";
@@ -27,14 +27,14 @@ fn the_right_password_opens() {
 }
 
 #[test]
-fn a_wrong_password_is_denied_and_not_told() {
+fn a_wrong_password_is_denied_and_hidden() {
     let server = locked_server();
     for login in ["wr0ng", "nobody:wr0ng", "default:wr0ng"] {
         let login = login.replacen("wr0ng", ":wr0ng", usize::from(!login.contains(':')));
         let url = format!("redis://{login}@127.0.0.1:{}", server.port());
         for (what, error) in errors_of(&url) {
             assert_eq!(error.kind(), ErrorKind::Denied, "{what}: {error}");
-            let text = everything_said(&error);
+            let text = all_texts(&error);
             assert!(!text.contains("wr0ng"), "{what}: {text}");
         }
     }
@@ -43,7 +43,7 @@ fn a_wrong_password_is_denied_and_not_told() {
 #[test]
 fn a_missing_password_is_denied() {
     let server = locked_server();
-    assert_all_say(
+    assert_all_fail(
         ErrorKind::Denied,
         &format!("redis://127.0.0.1:{}", server.port()),
     );
@@ -57,25 +57,25 @@ fn user(server: &Server, permissions: &[&str]) -> String {
 }
 
 #[test]
-fn a_user_who_may_not_load_scripts_is_denied_at_once() {
+fn a_user_without_script_load_is_denied() {
     let server = server();
     let url = user(&server, &["~*", "+@all", "-script"]);
-    assert_all_say(ErrorKind::Denied, &url);
+    assert_all_fail(ErrorKind::Denied, &url);
 }
 
-/// The commands that docs/redis.md tells users to allow, but for transactions.
+/// The commands that docs/redis.md lists as rights, except those for transactions.
 fn documented_rights() -> Vec<String> {
     let (_, rights) = include_str!("../../../docs/redis.md")
         .split_once("an ACL user needs ")
         .unwrap();
     let (rights, _) = rights.split_once("Transactions need").unwrap();
     let quoted = rights.split('`').skip(1).step_by(2);
-    let commands = quoted.filter(|word| !word.contains('*'));
+    let commands = quoted.filter(|right| !right.contains('*'));
     commands.map(|command| format!("+{command}")).collect()
 }
 
 #[test]
-fn a_user_with_the_documented_rights_is_refused_nothing() {
+fn the_documented_rights_are_enough() {
     let server = server();
     let rights = documented_rights();
     // A new user of Redis 6.2 may use all channels.
@@ -96,7 +96,7 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
     expiring.delete(guard.fencing_token()).unwrap();
     guard.unlock().unwrap();
     waiting.within(SOON, "the waiter").unwrap();
-    // An error names the type of something else that stands there.
+    // The errors for foreign values name the type of the value.
     ask(&server, &["RPUSH", &in_redis("list"), "theirs"]);
     ask(&server, &["RPUSH", &in_redis("~value:list"), "theirs"]);
     for error in [
@@ -108,7 +108,7 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
         assert!(error.to_string().ends_with(": a list"), "{error}");
     }
     let Reply::Array(refused) = ask(&server, &["ACL", "LOG"]) else {
-        panic!("ACL LOG answers with an array");
+        panic!("ACL LOG returned no array");
     };
     let commands = refused.iter().map(|entry| match entry {
         Reply::Array(fields) => {
@@ -116,15 +116,15 @@ fn a_user_with_the_documented_rights_is_refused_nothing() {
             let object = fields.find(|field| field[0].as_text() == Some("object"));
             object.unwrap()[1].as_text().unwrap()
         }
-        _ => panic!("an entry of ACL LOG is an array"),
+        _ => panic!("an entry of ACL LOG is no array"),
     });
-    // CLIENT SETINFO tells Redis the name of the library, where that is allowed; Redis 6.2 logs no subcommand.
-    let mut needed = commands.filter(|command| !["client|setinfo", "client"].contains(command));
-    assert_eq!(needed.next(), None);
+    // A refused CLIENT SETINFO, which names the library, is ignored. The log of Redis 6.2 leaves out the subcommand.
+    let mut missing = commands.filter(|command| !["client|setinfo", "client"].contains(command));
+    assert_eq!(missing.next(), None);
 }
 
 #[test]
-fn a_user_who_may_only_load_scripts_can_lock() {
+fn a_user_without_script_exists_can_lock() {
     let server = server();
     let url = user(&server, &["~*", "&*", "+@all", "-script", "+script|load"]);
     let client = builder(&url).build().unwrap();
@@ -133,11 +133,11 @@ fn a_user_who_may_only_load_scripts_can_lock() {
 }
 
 #[test]
-fn a_user_without_a_permission_is_denied_and_gets_nothing() {
+fn acquires_without_permission_are_denied() {
     let server = server();
     for missing in [
         &["~*", "+@all", "-eval", "-evalsha"][..],
-        &["~somebody:*", "+@all"],
+        &["~other:*", "+@all"],
         &["~*", "+@all", "-set"],
         &["~*", "+@all", "-getrange"],
     ] {
@@ -153,11 +153,12 @@ fn a_user_without_a_permission_is_denied_and_gets_nothing() {
 }
 
 #[test]
-fn a_taken_lock_that_may_not_be_read_is_denied() {
+fn a_held_lock_without_read_permission_is_denied() {
     let server = server();
     let holder = builder(&server.url()).build().unwrap();
     let guard = lock(&holder, "k");
-    // The counter of tokens may be read, a lock may not. Redis 6.2 knows no selectors: there, neither may be read.
+    // The user may read the counter of tokens, but no lock. Redis 6.2 has no selectors: there, the user may read
+    // neither.
     let selector = "(+getrange ~leasehold:~*)";
     let tried = ["ACL", "SETUSER", "tried", selector];
     let knows_selectors = !matches!(server.command(&tried).unwrap(), Reply::Error(_));
@@ -173,7 +174,7 @@ fn a_taken_lock_that_may_not_be_read_is_denied() {
 }
 
 #[test]
-fn a_user_without_a_permission_is_denied_every_other_command() {
+fn reads_without_permission_are_denied() {
     let server = server();
     let holder = builder(&server.url()).build().unwrap();
     let guard = holder.mutex("k").lock().unwrap();
@@ -190,9 +191,9 @@ fn a_user_without_a_permission_is_denied_every_other_command() {
     guard.unlock().unwrap();
 }
 
-/// A script that raises the error of one of its commands has it worded in another way.
+/// If a script raises the error of a command, Redis wraps the error's text.
 #[test]
-fn what_a_script_of_a_transaction_may_not_do_is_denied() {
+fn a_transaction_script_without_permission_is_denied() {
     const RAISES: &str = "return redis.call('INCR', KEYS[1])";
     let server = server();
     let client = hasty(&user(&server, &["~*", "&*", "+@all", "-incr"]));
@@ -204,8 +205,8 @@ fn what_a_script_of_a_transaction_may_not_do_is_denied() {
         .transaction(|connection, _| eval.query::<i64>(connection))
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    let may = builder(&server.url()).build().unwrap();
-    let guard = may.mutex("l").lock().unwrap();
+    let allowed = builder(&server.url()).build().unwrap();
+    let guard = allowed.mutex("l").lock().unwrap();
     ask(&server, &["CONFIG", "SET", "maxmemory", "1"]);
     let error = guard
         .transaction(|connection, _| eval.query::<i64>(connection))
@@ -214,10 +215,10 @@ fn what_a_script_of_a_transaction_may_not_do_is_denied() {
 }
 
 #[test]
-fn a_database_out_of_range_is_a_wrong_configuration() {
+fn a_database_out_of_range_is_invalid_config() {
     let server = server();
     for (what, error) in errors_of(&format!("{}/4711", server.url())) {
-        let text = everything_said(&error);
+        let text = all_texts(&error);
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{what}: {text}");
         assert!(error.to_string().contains("4711"), "{what}: {error}");
     }
@@ -228,14 +229,14 @@ fn a_database_out_of_range_is_a_wrong_configuration() {
     let guard = last.mutex("k").lock().unwrap();
     assert!(
         first.mutex("k").try_lock().unwrap().is_some(),
-        "another database"
+        "the databases share the lock"
     );
     guard.unlock().unwrap();
 }
 
-/// Redis quotes the arguments of a command that it does not know.
+/// Redis repeats the arguments of an unknown command in its error.
 #[test]
-fn a_server_without_hello_does_not_show_the_password() {
+fn a_refused_hello_does_not_show_the_password() {
     let server = Server::builder()
         .arg("rename-command", "HELLO \"\"")
         .start()
@@ -243,20 +244,20 @@ fn a_server_without_hello_does_not_show_the_password() {
     for login in ["user:hunter2", ":hunter2"] {
         let url = format!("redis://{login}@127.0.0.1:{}?protocol=resp3", server.port());
         for (what, error) in errors_of(&url) {
-            let text = everything_said(&error);
+            let text = all_texts(&error);
             assert!(!text.contains("hunter2"), "{what}: {text}");
         }
     }
 }
 
 #[test]
-fn a_server_that_repeats_the_login_does_not_show_it() {
+fn a_login_repeated_in_errors_is_hidden() {
     let fake = Fake::start(Manner::Echoing);
     for login in ["user:hunter2", ":hunter2", ":hunter2%0A", "user:hunter2%22"] {
         for protocol in ["", "?protocol=resp3"] {
             let url = fake.url().replace("//", &format!("//{login}@")) + protocol;
             for (what, error) in errors_of(&url) {
-                let text = everything_said(&error);
+                let text = all_texts(&error);
                 assert!(!text.contains("hunter2"), "{what} {url}: {text}");
             }
         }
@@ -269,7 +270,7 @@ fn a_refused_database_does_not_show_the_password() {
     for protocol in ["", "?protocol=resp3"] {
         let url = fake.url().replace("//", "//:hunter2@") + "/3" + protocol;
         for (what, error) in errors_of(&url) {
-            let text = everything_said(&error);
+            let text = all_texts(&error);
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{what}: {text}");
             assert!(!text.contains("hunter2"), "{what} {url}: {text}");
         }
@@ -282,7 +283,7 @@ fn a_missing_password_does_not_show_the_user() {
     let url = format!("redis://hunter2@127.0.0.1:{}", server.port());
     let error = steady(&url).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    let text = everything_said(&error);
+    let text = all_texts(&error);
     assert!(!text.contains("hunter2"), "{text}");
 }
 
@@ -301,15 +302,15 @@ fn refused_notifications_do_not_show_the_password() {
         .arg("rename-command", "HELLO \"\"")
         .start()
         .unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, refusals) = mpsc::channel();
     let client = builder(&server.url())
-        .event_handler(Arc::new(Refusals(tell)))
+        .event_handler(Arc::new(Refusals(sender)))
         .build();
     let client = client.unwrap();
     let guard = lock(&client, "k");
     let waiting = Task::start(move || client.mutex("k").lock().map(drop));
-    let error = within(SOON, "the refusal", move || told.recv().unwrap());
-    let text = everything_said(&error);
+    let error = within(SOON, "the refusal", move || refusals.recv().unwrap());
+    let text = all_texts(&error);
     assert!(
         text.contains("HELLO") && !text.contains("hunter2"),
         "{text}"
@@ -329,7 +330,7 @@ fn an_unknown_command_does_not_show_the_lease() {
         .start()
         .unwrap();
     let client = builder(&renamed.url()).prefix("p").build().unwrap();
-    let text = everything_said(&client.adopt(&ticket).unwrap_err());
+    let text = all_texts(&client.adopt(&ticket).unwrap_err());
     assert!(text.contains("EVALSHA"), "{text}");
     assert!(!text.contains(&lease[..16]), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The whole message of each error that a wrong address or setting gives: what failed where, and what to do.
+//! The whole messages of errors that a wrong address or setting causes: the server, the fault, and the next step.
 
 use std::error::Error as _;
 use std::fs;
@@ -12,7 +12,8 @@ use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
 use crate::support::{SOON, ask, secs, server, within};
 
-/// Fails unless `error` has this message, with `ADDR` for the address of `url`, and no source repeats it.
+/// Fails unless `error` has this message, in which `ADDR` stands for the address of `url`. Fails if the message repeats
+/// the text of a source.
 #[track_caller]
 pub fn assert_says(error: &Error, url: &str, message: &str) {
     let address = url.rsplit('/').next().unwrap().rsplit('@').next().unwrap();
@@ -26,7 +27,7 @@ pub fn assert_says(error: &Error, url: &str, message: &str) {
     }
 }
 
-/// As [`assert_says`], for the error of connecting to `url`.
+/// As [`assert_says`], for the error of `build` with `url`.
 #[track_caller]
 fn assert_opening_says(url: &str, message: &str) {
     let error = steady(url).build().unwrap_err();
@@ -177,7 +178,7 @@ fn a_node_of_a_cluster_is_named() {
     assert_says(&error.unwrap_err(), &server.url(), message);
 }
 
-/// A Sentinel without primaries. It ends when dropped.
+/// A Sentinel that watches no primaries. Dropping it ends its process.
 struct Sentinel {
     process: Child,
     port: u16,
@@ -187,7 +188,7 @@ struct Sentinel {
 impl Sentinel {
     fn start() -> Self {
         let folder = TempDir::new().unwrap();
-        // Below the ports that the system hands out.
+        // Lower than the ports that the system assigns.
         let port = 9_000 + u16::try_from(std::process::id() % 900).unwrap();
         let file = folder.path().join("sentinel.conf");
         fs::write(&file, format!("port {port}\nbind 127.0.0.1\n")).unwrap();

@@ -1,4 +1,4 @@
-//! Bad input of every kind: each a typed error in bounded time, and never a password in its text.
+//! Bad input of every kind causes a typed error in bounded time. No text of an error contains a password.
 
 mod addresses;
 mod credentials;
@@ -17,10 +17,10 @@ use leasehold::{Builder, Client, Error, ErrorKind};
 
 use crate::support::{Task, millis, secs, texts_of};
 
-/// Long enough for every time-out below several times over, on the busiest of machines.
+/// The limit for a call that would otherwise hang: many times the time-outs of [`hasty`].
 const BOUND: Duration = Duration::from_secs(15);
 
-/// Short time-outs, so that many cases fit into a test.
+/// A builder with short time-outs, so that a test can have many cases.
 fn hasty(url: &str) -> Builder {
     Client::builder(url)
         .connect_timeout(millis(300))
@@ -29,8 +29,8 @@ fn hasty(url: &str) -> Builder {
         .ttl(secs(3))
 }
 
-/// The error of every way to come upon a server: `open`, `lock`, `try_lock`, `try_lock_for`, the
-/// latter on a client that was built without connecting. Each within [`BOUND`].
+/// The errors of all calls that connect to a server: `build`, and `lock`, `try_lock` and `try_lock_for` of a client
+/// that was built without connecting. Fails unless each comes within [`BOUND`].
 #[track_caller]
 fn errors_of(url: &str) -> [(&'static str, Error); 4] {
     let (a, b, c, d) = (
@@ -58,17 +58,17 @@ fn errors_of(url: &str) -> [(&'static str, Error); 4] {
     })
 }
 
-/// Fails unless every way to come upon the server says this kind of error.
+/// Fails unless all calls that connect to the server return this kind of error.
 #[track_caller]
-fn assert_all_say(kind: ErrorKind, url: &str) {
+fn assert_all_fail(kind: ErrorKind, url: &str) {
     for (what, error) in errors_of(url) {
-        assert_eq!(error.kind(), kind, "{what}: {}", everything_said(&error));
+        assert_eq!(error.kind(), kind, "{what}: {}", all_texts(&error));
         let key = (what != "open").then_some("k");
         assert_eq!(error.key(), key, "{what} of {url}: {error}");
     }
 }
 
-/// All that an error says, itself and what it was caused by, as text and as debug text.
-fn everything_said(error: &Error) -> String {
+/// All texts of an error and its sources: `Display` and `Debug`.
+fn all_texts(error: &Error) -> String {
     format!("{}\n{error:#?}", texts_of(error).join("\n"))
 }

@@ -1,4 +1,4 @@
-//! Keys that cannot be names of locks, and those at the edge that can.
+//! Names of locks that are refused, and unusual names that are accepted.
 
 use leasehold::{Error, ErrorKind};
 
@@ -8,7 +8,8 @@ use crate::support::{ask, is_held, millis, server};
 use super::hasty;
 use crate::fakes::closed_port;
 
-/// What every way to ask for a lock says to a bad key. There is no server: a key is judged first.
+/// The errors of all calls that acquire a lock with this invalid name. There is no server: the name is checked before
+/// the client connects.
 fn refusals(name: &str) -> [Error; 5] {
     let url = format!("redis://127.0.0.1:{}", closed_port());
     let client = hasty(&url).build_lazy().unwrap();
@@ -23,7 +24,7 @@ fn refusals(name: &str) -> [Error; 5] {
 }
 
 #[test]
-fn keys_that_cannot_be_names_are_refused_without_asking_redis() {
+fn invalid_keys_are_refused_without_a_request() {
     let megabyte = "x".repeat(1 << 20);
     let long = "é".repeat(513);
     let names = [
@@ -58,7 +59,7 @@ fn keys_that_cannot_be_names_are_refused_without_asking_redis() {
 }
 
 #[test]
-fn the_longest_key_is_counted_in_bytes_and_can_be_set() {
+fn the_longest_key_is_counted_in_bytes() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let (fits, too_long) = ("é".repeat(512), format!("{}x", "é".repeat(512)));
@@ -74,7 +75,7 @@ fn the_longest_key_is_counted_in_bytes_and_can_be_set() {
 }
 
 #[test]
-fn odd_but_printable_keys_are_locks_like_any_other() {
+fn odd_but_printable_keys_are_accepted() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for name in [
@@ -105,7 +106,7 @@ fn odd_but_printable_keys_are_locks_like_any_other() {
     }
 }
 
-/// The attack: a user of `app:` who chooses names reaches for what belongs to `app:billing:`.
+/// The attack: a user who chooses names under the prefix `app:` tries to reach keys of the prefix `app:billing:`.
 #[test]
 fn names_reach_no_key_of_a_longer_prefix() {
     let server = server();
@@ -130,14 +131,14 @@ fn names_reach_no_key_of_a_longer_prefix() {
     guard.unlock().unwrap();
 }
 
-/// Nested prefixes are a mistake that no client can see, and what it costs is bounded: a key in Redis has one
-/// holder still, and a fenced value refuses the smaller tokens of the other prefix.
+/// Nested prefixes are a mistake that no client can detect, but the harm is bounded: a key in Redis still has one
+/// holder, and a fenced value refuses smaller tokens of the other prefix.
 #[test]
 fn nested_prefixes_exclude_and_stale_tokens_are_refused() {
     let server = server();
     let build = |prefix| steady(&server.url()).prefix(prefix).build().unwrap();
     let (outer, inner) = (build("a:"), build("a:b:"));
-    // Ahead of the clock, as after the clock was set back.
+    // The counter is ahead of the clock of Redis, as it is after the clock was set back.
     ask(&server, &["SET", "a:b:~fence", "4102444800000000"]);
     let guard = inner.mutex("x").lock().unwrap();
     assert!(outer.mutex("b:x").try_lock().unwrap().is_none());

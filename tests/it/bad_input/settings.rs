@@ -1,4 +1,4 @@
-//! Settings out of their bounds: refused when the client is built or the lock is asked for.
+//! Settings out of their bounds are refused when a client is built, or when a lock is acquired.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn assert_names(error: &Error, field: &str, value: &str) {
 }
 
 #[test]
-fn a_client_with_a_setting_out_of_bounds_is_not_built() {
+fn a_client_with_an_invalid_setting_is_refused() {
     type Change = fn(Builder) -> Builder;
     let cases: &[(&str, &str, Change)] = &[
         ("ttl", "0ns", |b| b.ttl(Duration::ZERO)),
@@ -64,7 +64,7 @@ fn a_client_with_a_setting_out_of_bounds_is_not_built() {
         ("prefix", "\"a:~queue:\"", |b| b.prefix("a:~queue:")),
     ];
     for (field, value, change) in cases {
-        // Nothing listens there: settings are judged before anybody connects.
+        // No server listens there: the settings are checked before the client connects.
         assert_names(
             &change(hasty(&nowhere())).build().unwrap_err(),
             field,
@@ -118,7 +118,7 @@ fn settings_at_their_bounds_are_accepted() {
 }
 
 #[test]
-fn a_lock_asked_for_with_a_setting_out_of_bounds_names_field_value_and_key() {
+fn a_lock_with_an_invalid_setting_is_refused() {
     let client = hasty(&nowhere()).max_ttl(secs(10)).build_lazy().unwrap();
     type Change = fn(Mutex) -> Mutex;
     let cases: &[(&str, &str, Change)] = &[
@@ -150,7 +150,7 @@ fn a_lock_asked_for_with_a_setting_out_of_bounds_names_field_value_and_key() {
 }
 
 #[test]
-fn extending_out_of_bounds_is_refused_and_changes_nothing() {
+fn extending_out_of_bounds_changes_nothing() {
     let server = crate::support::server();
     let client = Client::builder(server.url())
         .ttl(secs(20))

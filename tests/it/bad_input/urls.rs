@@ -1,14 +1,14 @@
-//! URLs that are none, say too much or ask for what there is not.
+//! URLs that cannot be used. No text of the library shows the password of a URL.
 
 use leasehold::{Client, ErrorKind};
 use proptest::prelude::*;
 
-use super::{everything_said, hasty};
+use super::{all_texts, hasty};
 
 const SECRET: &str = "hunter2";
 
 #[test]
-fn a_url_that_cannot_be_used_is_named_and_refused_without_connecting() {
+fn an_unusable_url_is_refused_without_connecting() {
     for url in [
         "",
         "localhost",
@@ -36,7 +36,7 @@ fn a_url_that_cannot_be_used_is_named_and_refused_without_connecting() {
 }
 
 #[test]
-fn an_unknown_option_is_answered_with_the_known_ones() {
+fn an_unknown_option_lists_the_known_ones() {
     let error = Client::open("redis://127.0.0.1/0?timeout=5").unwrap_err();
     assert!(error.to_string().contains("protocol"), "{error}");
     let error = Client::open("unix:///run/x?shard=1&db=0").unwrap_err();
@@ -47,15 +47,15 @@ fn an_unknown_option_is_answered_with_the_known_ones() {
 }
 
 #[test]
-fn an_endless_url_makes_a_short_error() {
+fn a_long_url_makes_a_short_error() {
     let url = format!("redis://127.0.0.1/{}", "9".repeat(1 << 20));
     let error = Client::open(&url).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
-    assert!(everything_said(&error).len() < 4000);
+    assert!(all_texts(&error).len() < 4000);
 }
 
 #[test]
-fn no_error_ever_says_the_password_of_a_url() {
+fn no_error_shows_the_password_of_a_url() {
     for url in [
         format!("http://user:{SECRET}@host"),
         format!("redis://user:{SECRET}@host:port"),
@@ -67,7 +67,7 @@ fn no_error_ever_says_the_password_of_a_url() {
         format!("redis://user:{SECRET}@host?protocol=9"),
         format!("rediss://user:{SECRET}@host"),
         format!("user:{SECRET}@host:6379"),
-        // The options of a socket's URL, given where they are none.
+        // The options of a socket's URL in a URL of a host.
         format!("redis://host/0?pass={SECRET}"),
         format!("redis://host/0?password={SECRET}"),
         format!("redis://host/0?PASS={SECRET}"),
@@ -79,7 +79,7 @@ fn no_error_ever_says_the_password_of_a_url() {
         format!("unix:///x?p%61ss={SECRET}&db=zero"),
         format!("unix:///nowhere/at/all?user=me&pass={SECRET}"),
         format!("redis://user:{SECRET}@127.0.0.1:1"),
-        // A password where the user's name belongs.
+        // A password in the place of the user's name.
         format!("redis://{SECRET}@127.0.0.1:1"),
         format!("redis://{SECRET}@127.0.0.1:port"),
         format!("redis://:{SECRET}%40127.0.0.1:1"),
@@ -90,13 +90,13 @@ fn no_error_ever_says_the_password_of_a_url() {
         format!("unix:///x%3Fpass%3D{SECRET}"),
     ] {
         let error = hasty(&url).build().unwrap_err();
-        let text = everything_said(&error);
+        let text = all_texts(&error);
         assert!(!text.contains(SECRET), "{url} gives {text}");
     }
 }
 
 #[test]
-fn neither_builder_nor_client_nor_mutex_shows_the_password() {
+fn debug_texts_do_not_show_the_password() {
     let builder = hasty(&format!("redis://user:{SECRET}@127.0.0.1:1/0"));
     let text = format!("{builder:?} {builder:#?}");
     assert!(!text.contains(SECRET), "{text}");
@@ -105,7 +105,7 @@ fn neither_builder_nor_client_nor_mutex_shows_the_password() {
     assert!(!text.contains(SECRET), "{text}");
 }
 
-/// URLs with a password in the place of `PW`, as people write them, well-formed or not.
+/// URLs, well-formed and malformed. `PW` stands for the password.
 const SHAPES: [&str; 34] = [
     "redis://PW@127.0.0.1:1",
     "redis://:PW@127.0.0.1:1",
@@ -143,7 +143,7 @@ const SHAPES: [&str; 34] = [
     "PW",
 ];
 
-/// Parts of URLs that come before or behind the part of a password that is looked for.
+/// Text before or behind the secret part of a password.
 fn noise() -> impl Strategy<Value = String> {
     "[a-z0-9:/?#%&=;+ !.\\\\\\[\\]\"-]{0,4}"
 }
@@ -172,7 +172,7 @@ proptest! {
     ) {
         let written = format!("{before}{secret}{behind}");
         for shape in SHAPES {
-            // Without a host behind it, what follows an `@` is the host, which errors do show.
+            // If no host follows, the text behind an `@` is the host, and errors show the host.
             let at = if at && shape.contains("@127") { "@" } else { "" };
             let raw = format!("{written}{at}");
             for password in [percent_encoded(&raw), raw] {
@@ -181,7 +181,7 @@ proptest! {
                 let mut text = format!("{builder:?}");
                 text += &match builder.build() {
                     Ok(client) => format!("{client:?}"),
-                    Err(error) => everything_said(&error),
+                    Err(error) => all_texts(&error),
                 };
                 prop_assert!(!text.contains(&secret), "{url} gives {text}");
             }

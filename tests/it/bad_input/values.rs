@@ -1,4 +1,4 @@
-//! What already stands under the key of a lock: somebody else's value, or ours without an end.
+//! Values that a lock's key already has: foreign values, and values of this library without a ttl or with a huge one.
 
 use leasehold::ErrorKind;
 use leasehold_testbed::Reply;
@@ -6,14 +6,14 @@ use leasehold_testbed::Reply;
 use crate::steady::steady;
 use crate::support::{Task, ask, expires_in, in_redis, millis, secs, server, value_of};
 
-use super::{BOUND, everything_said};
+use super::{BOUND, all_texts};
 
 #[test]
-fn a_foreign_value_is_told_at_once_and_left_untouched() {
+fn a_foreign_value_is_reported_and_left_unchanged() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     for (name, write) in [
-        ("text", &["SET", "leasehold:text", "somebody else's"][..]),
+        ("text", &["SET", "leasehold:text", "other-data"][..]),
         ("empty", &["SET", "leasehold:empty", ""]),
         ("number", &["SET", "leasehold:number", "1"]),
         ("near", &["SET", "leasehold:near", "lh2 0 0 x"]),
@@ -33,7 +33,7 @@ fn a_foreign_value_is_told_at_once_and_left_untouched() {
                 .within(BOUND, "lock")
                 .unwrap_err(),
             mutex.try_lock().unwrap_err(),
-            // Not in an hour: at once.
+            // The error comes at once, although the limit is an hour.
             Task::start(move || bounded.try_lock_for(secs(3600)).map(drop))
                 .within(BOUND, "try_lock_for")
                 .unwrap_err(),
@@ -41,7 +41,7 @@ fn a_foreign_value_is_told_at_once_and_left_untouched() {
         for error in errors {
             assert_eq!(error.kind(), ErrorKind::Protocol, "{name}: {error}");
             assert_eq!(error.key(), Some(name));
-            let text = everything_said(&error);
+            let text = all_texts(&error);
             let kind = match name {
                 "list" | "hash" | "set" | "zset" | "stream" => name,
                 _ => "string",
@@ -50,10 +50,10 @@ fn a_foreign_value_is_told_at_once_and_left_untouched() {
                 error.to_string().ends_with(&format!(": a {kind}")),
                 "{text}"
             );
-            assert!(!text.contains("somebody"), "{text}");
+            assert!(!text.contains("other-data"), "{text}");
         }
         assert_eq!(ask(&server, &["DUMP", &in_redis(name)]), before, "{name}");
-        assert_eq!(expires_in(&server, name), None, "{name} was given a ttl");
+        assert_eq!(expires_in(&server, name), None, "{name} has a ttl");
     }
     client.with_lock("another", || ()).unwrap();
 }
@@ -69,7 +69,7 @@ fn a_foreign_value_keeps_the_ttl_it_has() {
 }
 
 #[test]
-fn an_endless_foreign_value_makes_a_short_error() {
+fn a_long_foreign_value_makes_a_short_error() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     ask(&server, &["SET", &in_redis("k"), &"x".repeat(1 << 20)]);
@@ -79,20 +79,20 @@ fn an_endless_foreign_value_makes_a_short_error() {
 }
 
 #[test]
-fn a_foreign_value_takes_nothing_from_others_in_the_same_batch() {
+fn a_foreign_value_fails_only_its_own_request() {
     let server = server();
-    // One pipeline, and many threads on it: requests share batches.
+    // Many threads share one pipeline, so their requests share batches.
     let client = steady(&server.url()).pipelines(1).build().unwrap();
     ask(&server, &["RPUSH", &in_redis("list"), "theirs"]);
     let tasks: Vec<_> = (0..8)
         .map(|n| {
             let client = client.clone();
             Task::start(move || {
-                let mine = client.mutex(format!("own-{n}"));
+                let own = client.mutex(format!("own-{n}"));
                 for _ in 0..50 {
                     let error = client.mutex("list").lock().unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Protocol);
-                    mine.lock().unwrap().unlock().unwrap();
+                    own.lock().unwrap().unlock().unwrap();
                 }
             })
         })
@@ -104,7 +104,7 @@ fn a_foreign_value_takes_nothing_from_others_in_the_same_batch() {
 }
 
 #[test]
-fn our_own_value_without_a_ttl_heals_by_whoever_fails_to_take_it() {
+fn an_attempt_gives_an_immortal_lock_a_ttl() {
     let server = server();
     let client = steady(&server.url()).ttl(millis(700)).build().unwrap();
     let old = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
@@ -112,9 +112,9 @@ fn our_own_value_without_a_ttl_heals_by_whoever_fails_to_take_it() {
         ask(&server, &["SET", &in_redis(name), value]);
         assert!(
             client.mutex(name).try_lock().unwrap().is_none(),
-            "it is held"
+            "the lock was acquired"
         );
-        let ttl = expires_in(&server, name).expect("it was given a ttl");
+        let ttl = expires_in(&server, name).expect("the key has a ttl");
         assert!(ttl <= millis(700), "{ttl:?}");
         assert_eq!(value_of(&server, name).as_deref(), Some(value));
         let mutex = client.mutex(name);
@@ -126,7 +126,7 @@ fn our_own_value_without_a_ttl_heals_by_whoever_fails_to_take_it() {
 }
 
 #[test]
-fn a_lock_that_has_a_ttl_is_not_given_another() {
+fn a_failed_attempt_keeps_an_existing_ttl() {
     let server = server();
     let client = steady(&server.url()).ttl(secs(3)).build().unwrap();
     let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
@@ -138,16 +138,16 @@ fn a_lock_that_has_a_ttl_is_not_given_another() {
     assert!(expires_in(&server, "short").is_none_or(|ttl| ttl <= millis(1500)));
 }
 
-/// Redis takes ttls of up to 2^63 ms; scripts count in doubles.
+/// Redis accepts ttls of up to 2^63 ms. Numbers in scripts are doubles, which hold integers of up to 2^53 exactly.
 #[test]
-fn an_endless_ttl_is_waited_for_and_seen() {
+fn a_huge_ttl_is_shown_and_waited_for() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
     for ttl in ["100000000000000", "9000000000000000000"] {
         ask(&server, &["SET", &in_redis("k"), value, "PX", ttl]);
         let mutex = client.mutex("k");
-        let found = mutex.inspect().unwrap().expect("it is held");
+        let found = mutex.inspect().unwrap().expect("the lock is held");
         assert!(found.expires_in() > Some(secs(90_000_000_000)), "{ttl}");
         assert!(mutex.try_lock_for(millis(50)).unwrap().is_none(), "{ttl}");
         let waiter = Task::start(move || mutex.lock().map(drop));

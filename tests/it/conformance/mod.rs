@@ -66,12 +66,12 @@ macro_rules! every_behaviour_on {
                 releasing_twice_is_harmless
                 a_lock_can_be_released_on_any_thread;
             renewals:
-                a_lock_outlives_its_ttl_while_it_is_held
-                renewal_puts_the_ttl_back_and_never_adds_to_it
-                a_ttl_of_ones_own_is_renewed_only_when_asked_for
+                a_held_lock_outlives_its_ttl
+                renewal_resets_the_ttl_and_adds_nothing
+                a_ttl_is_renewed_unless_fixed
                 renewal_stops_at_the_release
                 a_holder_renews_no_lock_but_its_own
-                max_hold_ends_a_hold_however_often_it_was_renewed
+                max_hold_ends_a_renewed_hold
                 many_locks_are_renewed_at_once;
             losses:
                 a_loss_is_reported_in_every_way

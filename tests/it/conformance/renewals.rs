@@ -1,4 +1,4 @@
-//! How a held lock is kept: the ttl is put back, for this holder, for as long as it holds it.
+//! Renewal: the ttl of a held lock is set to its full length again and again, until the holder releases the lock.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use leasehold::{Client, LossReason};
 use crate::conformance::backend::Backend;
 use crate::support::{Recorder, SOON, What, lost_within};
 
-/// A client whose locks have the backend's ttl, and its events.
+/// A client whose locks have the backend's ttl, and the recorder of its events.
 fn recorded(backend: &dyn Backend) -> (Client, Arc<Recorder>) {
     let recorder = Recorder::new();
     let builder = backend.builder().ttl(backend.ttl());
@@ -15,7 +15,7 @@ fn recorded(backend: &dyn Backend) -> (Client, Arc<Recorder>) {
     (client.unwrap(), recorder)
 }
 
-pub fn a_lock_outlives_its_ttl_while_it_is_held(backend: &dyn Backend) {
+pub fn a_held_lock_outlives_its_ttl(backend: &dyn Backend) {
     let (ttl, two) = (backend.ttl(), backend.client());
     let (one, recorder) = recorded(backend);
     let guard = one.mutex("k").lock().unwrap();
@@ -26,7 +26,7 @@ pub fn a_lock_outlives_its_ttl_while_it_is_held(backend: &dyn Backend) {
     guard.unlock().unwrap();
 }
 
-pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(backend: &dyn Backend) {
+pub fn renewal_resets_the_ttl_and_adds_nothing(backend: &dyn Backend) {
     let ttl = backend.ttl();
     let (client, recorder) = recorded(backend);
     let guard = client.mutex("k").lock().unwrap();
@@ -40,13 +40,13 @@ pub fn renewal_puts_the_ttl_back_and_never_adds_to_it(backend: &dyn Backend) {
     guard.unlock().unwrap();
 }
 
-pub fn a_ttl_of_ones_own_is_renewed_only_when_asked_for(backend: &dyn Backend) {
+pub fn a_ttl_is_renewed_unless_fixed(backend: &dyn Backend) {
     let (ttl, client) = (backend.ttl(), backend.client());
-    let promised = client.mutex("promised").fixed_ttl(ttl).lock().unwrap();
+    let fixed = client.mutex("fixed").fixed_ttl(ttl).lock().unwrap();
     let renewed = client.mutex("renewed").ttl(ttl).lock();
     let renewed = renewed.unwrap();
     backend.pass(ttl * 4 / 3);
-    let lost = promised.check().unwrap_err();
+    let lost = fixed.check().unwrap_err();
     assert_eq!(lost.loss_reason(), Some(&LossReason::Expired));
     renewed.unlock().unwrap();
 }
@@ -59,12 +59,12 @@ pub fn renewal_stops_at_the_release(backend: &dyn Backend) {
     recorder.wait_for(1, What::Renewed, "k");
     guard.unlock().unwrap();
     let next = two.mutex("k").fixed_ttl(ttl).lock().unwrap();
-    // All that was told before the release has been told once this has.
+    // Events are reported in order, so all renewals before the release are counted now.
     recorder.wait_for(1, What::Released, "k");
     let renewed = recorder.count(What::Renewed, "k");
     backend.pass(ttl + ttl / 10);
     assert!(recorder.count(What::Renewed, "k") <= renewed + 1);
-    assert!(next.is_lost(), "nobody renewed the next holder's");
+    assert!(next.is_lost(), "the next holder's lock was renewed");
     assert!(!one.mutex("k").is_locked().unwrap());
 }
 
@@ -84,10 +84,13 @@ pub fn a_holder_renews_no_lock_but_its_own(backend: &dyn Backend) {
     assert!(taken, "{reason:?}");
     backend.pass(ttl * 6 / 10);
     assert!(next.is_lost());
-    assert!(!two.mutex("k").is_locked().unwrap(), "it ended in its time");
+    assert!(
+        !two.mutex("k").is_locked().unwrap(),
+        "the lock outlived its ttl"
+    );
 }
 
-pub fn max_hold_ends_a_hold_however_often_it_was_renewed(backend: &dyn Backend) {
+pub fn max_hold_ends_a_renewed_hold(backend: &dyn Backend) {
     let ttl = backend.ttl();
     let (one, two) = (
         backend.builder().ttl(ttl).build().unwrap(),
@@ -95,7 +98,7 @@ pub fn max_hold_ends_a_hold_however_often_it_was_renewed(backend: &dyn Backend) 
     );
     let guard = one.mutex("k").max_hold(ttl * 3 / 2).lock().unwrap();
     let lost = guard.lost_signal();
-    // Stuck: nobody lets go of it.
+    // The guard is never dropped, as in a thread that hangs.
     std::mem::forget(guard);
     backend.pass(ttl * 8 / 5);
     assert_eq!(lost_within(SOON, &lost), LossReason::MaxHold);

@@ -1,4 +1,4 @@
-//! A hostile server delays no call beyond its deadline and one time-out.
+//! A hostile server delays no call for longer than its deadline plus one time-out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +10,20 @@ use leasehold_testbed::{Server, eventually};
 use super::server::{Attack, Hostile, Since, TIMEOUT};
 use crate::support::{Recorder, SOON, Task, secs, server};
 
-/// By how much a call may exceed its time on a machine with busy loops.
+/// How much longer than allowed a call may take on a busy machine.
 const MARGIN: Duration = Duration::from_secs(2);
+/// The time limit of `try_lock_for` and `shutdown`.
 const WANTED: Duration = Duration::from_millis(300);
-/// For a test that would otherwise hang.
+/// The limit for a call that would otherwise hang.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// When it turns hostile: at one of the steps in which a connection is made.
+/// The steps of making a connection, at which a relay turns hostile.
 fn while_connecting() -> Vec<Since> {
-    let words = ["SETINFO", "EXISTS", "LOAD"].map(Since::word);
-    [Since::Connected].into_iter().chain(words).collect()
+    let requests = ["SETINFO", "EXISTS", "LOAD"].map(Since::argument);
+    [Since::Connected].into_iter().chain(requests).collect()
 }
 
-/// Does `work` on a client, then shuts it down; fails unless both end in time and so do the client's threads.
+/// Runs `work` with a client, then shuts the client down. Fails unless both end in time.
 #[track_caller]
 fn assert_bounded(
     what: &str,
@@ -34,14 +35,14 @@ fn assert_bounded(
         let client = client();
         let started = Instant::now();
         work(&client);
-        let worked = started.elapsed();
+        let took = started.elapsed();
         let _ = client.shutdown(WANTED);
-        (worked, started.elapsed() - worked)
+        (took, started.elapsed() - took)
     });
-    let (worked, shut_down) = task.within(BOUND, what);
-    println!("{what}: {worked:?}, shutdown {shut_down:?}");
-    assert!(worked < bound + MARGIN, "{what}: {worked:?}");
-    assert!(shut_down < WANTED + MARGIN, "{what}: {shut_down:?}");
+    let (took, shutdown) = task.within(BOUND, what);
+    println!("{what}: {took:?}, shutdown {shutdown:?}");
+    assert!(took < bound + MARGIN, "{what}: {took:?}");
+    assert!(shutdown < WANTED + MARGIN, "{what}: {shutdown:?}");
 }
 
 /// Runs `test` for all attacks at once.
@@ -56,13 +57,13 @@ fn for_each_attack(test: impl Fn(&Server, Attack) + Sync) {
 }
 
 /// Fails unless `outcome` is an error with a short text.
-fn fail(outcome: Result<bool, Error>, what: &str) {
+fn assert_fails(outcome: Result<bool, Error>, what: &str) {
     let error = outcome.expect_err(what);
     assert!(!error.to_string().is_empty() && error.to_string().len() < 1000);
 }
 
 #[test]
-fn a_hostile_server_cannot_hold_up_build() {
+fn a_hostile_server_cannot_delay_build() {
     for since in while_connecting() {
         for_each_attack(|server, attack| {
             let hostile = Hostile::start(server.port(), attack, since.clone());
@@ -70,7 +71,7 @@ fn a_hostile_server_cannot_hold_up_build() {
             let builder = hostile.builder();
             let started = Instant::now();
             let task = Task::start(move || builder.build().map(|_| true));
-            fail(task.within(BOUND, &what), &what);
+            assert_fails(task.within(BOUND, &what), &what);
             let took = started.elapsed();
             println!("{what}: {took:?}");
             assert!(took < TIMEOUT + MARGIN, "{what}: {took:?}");
@@ -79,8 +80,8 @@ fn a_hostile_server_cannot_hold_up_build() {
 }
 
 #[test]
-fn a_hostile_server_cannot_hold_up_try_lock_for() {
-    for since in [while_connecting(), vec![Since::word("EVALSHA")]].concat() {
+fn a_hostile_server_cannot_delay_try_lock_for() {
+    for since in [while_connecting(), vec![Since::argument("EVALSHA")]].concat() {
         for_each_attack(|server, attack| {
             let hostile = Hostile::start(server.port(), attack, since.clone());
             let what = format!("try_lock_for, {attack:?}, {since:?}");
@@ -91,7 +92,7 @@ fn a_hostile_server_cannot_hold_up_try_lock_for() {
                 WANTED + TIMEOUT,
                 move |client| {
                     let locked = client.mutex("k").try_lock_for(WANTED);
-                    fail(locked.map(|_| true), &name);
+                    assert_fails(locked.map(|_| true), &name);
                 },
             );
         });
@@ -99,11 +100,11 @@ fn a_hostile_server_cannot_hold_up_try_lock_for() {
 }
 
 #[test]
-fn a_server_that_reads_nothing_cannot_hold_up_try_lock_for() {
+fn a_stopped_server_cannot_delay_try_lock_for() {
     let server = server();
     let builder = Client::builder(server.url()).command_timeout(TIMEOUT);
     let client = builder.build().unwrap();
-    // All pipelines are connected then.
+    // After these calls, all pipelines are connected.
     let keys: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
     for key in &keys {
         client.mutex(key).lock().unwrap().unlock().unwrap();
@@ -114,14 +115,14 @@ fn a_server_that_reads_nothing_cannot_hold_up_try_lock_for() {
         .map(|key| {
             let client = client.clone();
             Task::start(move || {
-                // More than sockets hold.
+                // The value is longer than the buffers of the sockets.
                 let value = client.fenced_value(&key);
                 let writer = std::thread::spawn(move || value.write(1, vec![0; 32 << 20]));
                 let started = Instant::now();
                 let locked = client.mutex(&key).try_lock_for(WANTED);
                 let took = started.elapsed();
                 let what = format!("try_lock_for beside a long write, no reader, {key}");
-                fail(locked.map(|_| true), &what);
+                assert_fails(locked.map(|_| true), &what);
                 println!("{what}: {took:?}");
                 assert!(took < WANTED + TIMEOUT + MARGIN, "{what}: {took:?}");
                 writer.join().unwrap().unwrap_err();
@@ -135,9 +136,9 @@ fn a_server_that_reads_nothing_cannot_hold_up_try_lock_for() {
 }
 
 #[test]
-fn a_hostile_server_cannot_hold_up_a_transaction() {
-    // The look at the lock, the read of the closure, the writes.
-    for since in ["WATCH", "data", "marker"].map(Since::word) {
+fn a_hostile_server_cannot_delay_a_transaction() {
+    // The relay turns hostile when the lock is watched, when the closure reads, and when the writes are sent.
+    for since in ["WATCH", "data", "marker"].map(Since::argument) {
         for_each_attack(|server, attack| {
             let hostile = Hostile::start(server.port(), attack, since.clone());
             let what = format!("transaction, {attack:?}, {since:?}");
@@ -154,7 +155,7 @@ fn a_hostile_server_cannot_hold_up_a_transaction() {
                         pipe.set("marker", 1);
                         Ok(true)
                     });
-                    fail(written.map(|done| done.value), &name);
+                    assert_fails(written.map(|done| done.value), &name);
                 },
             );
         });
@@ -162,13 +163,13 @@ fn a_hostile_server_cannot_hold_up_a_transaction() {
 }
 
 #[test]
-fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
-    for is_open in [false, true] {
+fn hostile_notifications_cannot_delay_wait_or_shutdown() {
+    for is_tracking in [false, true] {
         for_each_attack(|server, attack| {
             let holder = Client::open(server.url()).unwrap();
             let held = holder.mutex(format!("{attack:?}")).lock().unwrap();
             let key = format!("leasehold:{attack:?}");
-            let since = Since::word(match is_open {
+            let since = Since::argument(match is_tracking {
                 false => "leasehold-notifications:".to_owned(),
                 true => format!("GETRANGE\r\n${}\r\n{key}", key.len()),
             });
@@ -186,27 +187,27 @@ fn hostile_notifications_hold_up_neither_a_wait_nor_the_shutdown() {
                 },
             );
             let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
-            assert!(ended, "{what}: some thread of the client lives on");
+            assert!(ended, "{what}: a thread of the client still runs");
             drop(held);
         });
     }
 }
 
 #[test]
-fn shutdown_waits_for_no_reply_beyond_its_time() {
+fn shutdown_ends_in_time_without_replies() {
     for_each_attack(|server, attack| {
-        let hostile = Hostile::start(server.port(), attack, Since::Told);
-        let patient = Client::builder(hostile.url()).command_timeout(secs(30));
-        let client = patient.connect_timeout(secs(30)).build().unwrap();
+        let hostile = Hostile::start(server.port(), attack, Since::AttackCall);
+        let builder = Client::builder(hostile.url()).command_timeout(secs(30));
+        let client = builder.connect_timeout(secs(30)).build().unwrap();
         let guard = client.mutex(format!("{attack:?}")).lock().unwrap();
         hostile.attack();
         drop(guard);
-        // The drop of the last client waits as long as for an answer.
+        // Keeps a clone alive: the drop of the last clone would wait for the release's reply.
         std::mem::forget(client.clone());
         let started = Instant::now();
         let task = Task::start(move || client.shutdown(WANTED).map(|()| true));
         let what = format!("shutdown, {attack:?}");
-        fail(task.within(BOUND, &what), &what);
+        assert_fails(task.within(BOUND, &what), &what);
         let took = started.elapsed();
         println!("{what}: {took:?}");
         assert!(took < WANTED + MARGIN, "{what}: {took:?}");
@@ -221,20 +222,20 @@ fn shutdown_ends_a_silent_login_of_notifications() {
     let hostile = Hostile::start(
         server.port(),
         Attack::Announced,
-        Since::word("leasehold-notifications:"),
+        Since::argument("leasehold-notifications:"),
     );
     let recorder = Recorder::new();
-    let patient = Client::builder(hostile.url())
+    let builder = Client::builder(hostile.url())
         .connect_timeout(secs(60))
         .command_timeout(secs(60))
         .event_handler(Arc::clone(&recorder));
-    let client = patient.build().unwrap();
+    let client = builder.build().unwrap();
     let locked = client.mutex("k").try_lock_for(WANTED);
     assert!(locked.unwrap().is_none());
-    // The drop of the last client waits, too.
+    // The task also drops the last clone of the client, which waits, too.
     let task = Task::start(move || drop((client.shutdown(WANTED), client)));
     task.within(SOON, "the end of the client");
     let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
-    assert!(ended, "the thread of the notifications lives on");
+    assert!(ended, "the notification thread still runs");
     drop(held);
 }

@@ -1,4 +1,4 @@
-//! A server that puts what it was told into its errors: the password, and the ids of leases.
+//! A server whose errors repeat secrets of the client: the password, and lease ids.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,15 +16,15 @@ use crate::support::{
 
 const PASSWORD: &str = "hunter2secret";
 
-/// A relay to a Redis. Once told to, it answers each command with an error instead.
-struct Telling {
+/// A relay to a Redis. After [`reply_with`](Self::reply_with), it replies to each command with an error.
+struct ErrorRelay {
     port: u16,
-    /// Nothing until it is told to.
+    /// The error to reply with. `None` while the relay passes requests to Redis.
     error: Arc<Mutex<Option<&'static str>>>,
     ended: Arc<AtomicBool>,
 }
 
-impl Telling {
+impl ErrorRelay {
     fn start(redis: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -42,16 +42,16 @@ impl Telling {
         Self { port, error, ended }
     }
 
-    /// Answers with this error from now on, in which `ID` stands for each lease id of the request.
-    fn tell(&self, error: &'static str) {
+    /// Replies with this error from now on. In the error, `ID` is replaced by the lease ids of the request.
+    fn reply_with(&self, error: &'static str) {
         *self.error.lock().unwrap() = Some(error);
     }
 }
 
-impl Drop for Telling {
+impl Drop for ErrorRelay {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
+        // Unblocks the thread that accepts connections.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
@@ -63,11 +63,11 @@ fn relay(mut client: TcpStream, redis: u16, error: &Mutex<Option<&'static str>>)
     let mut request = [0; 64 * 1024];
     loop {
         let n = client.read(&mut request).unwrap_or(0);
-        let told = *error.lock().unwrap();
-        let sent = match told {
+        let error = *error.lock().unwrap();
+        let sent = match error {
             _ if n == 0 => return,
             None => redis.write_all(&request[..n]),
-            Some(error) => client.write_all(answers(&request[..n], error).as_bytes()),
+            Some(error) => client.write_all(errors(&request[..n], error).as_bytes()),
         };
         if sent.is_err() {
             return;
@@ -75,16 +75,16 @@ fn relay(mut client: TcpStream, redis: u16, error: &Mutex<Option<&'static str>>)
     }
 }
 
-/// An error for each command of a request.
-fn answers(request: &[u8], error: &str) -> String {
+/// The error reply, once for each command of a request.
+fn errors(request: &[u8], error: &str) -> String {
     let request = String::from_utf8_lossy(request);
-    let commands = request.split("\r\n").filter(|line| line.starts_with('*'));
+    let commands = request.split("\r\n").filter(|part| part.starts_with('*'));
     let id = ids(&request).join(" ");
-    let line = format!("-{}\r\n", error.replace("ID", &id));
-    line.repeat(commands.count())
+    let reply = format!("-{}\r\n", error.replace("ID", &id));
+    reply.repeat(commands.count())
 }
 
-/// The runs of as many digits as a lease id has.
+/// The runs of 32 hexadecimal digits, which is the form of a lease id.
 fn ids(text: &str) -> Vec<&str> {
     let runs = text.split(|c: char| !c.is_ascii_hexdigit());
     runs.filter(|run| run.len() == 32).collect()
@@ -118,10 +118,11 @@ fn errors_show_neither_the_password_nor_a_lease() {
     });
 }
 
-/// The errors of calls that this error answers show neither, and one of them has these words.
+/// Calls whose replies are `error`: fails unless their errors show neither the password nor a lease id, and one of them
+/// contains `shown`.
 fn assert_is_hidden(error: &'static str, shown: &str) {
     let server = Server::builder().password(PASSWORD).start().unwrap();
-    let relay = Telling::start(server.port());
+    let relay = ErrorRelay::start(server.port());
     let seen = Arc::new(Seen::default());
     let client = steady(&format!("redis://:{PASSWORD}@127.0.0.1:{}", relay.port))
         .ttl(LONG_TTL)
@@ -131,9 +132,9 @@ fn assert_is_hidden(error: &'static str, shown: &str) {
         .build()
         .unwrap();
     let guards = ["a", "b", "c"].map(|key| lock(&client, key));
-    // Makes the connection for transactions.
+    // Opens the connection for transactions.
     guards[2].transaction(|_, _| Ok(())).unwrap();
-    relay.tell(error);
+    relay.reply_with(error);
     let [first, second, third] = guards;
     let other = client.mutex("k");
     let mut texts: Vec<String> = [
@@ -162,7 +163,7 @@ fn assert_is_hidden(error: &'static str, shown: &str) {
 }
 
 #[test]
-fn a_holder_named_after_a_lease_is_not_shown() {
+fn a_holder_with_a_lease_id_is_hidden() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = lock(&client, "k");

@@ -1,4 +1,4 @@
-//! Attacks by users of the same Redis who may publish or subscribe, and who may read or write little else.
+//! Attacks by other users of the same Redis. They have the right to publish or subscribe, and few other rights.
 
 use std::sync::mpsc;
 use std::thread;
@@ -22,12 +22,12 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// A client that hears messages.
-fn hearing(server: &Server) -> Client {
+/// A client that is subscribed to its notifications.
+fn subscribed(server: &Server) -> Client {
     notified_client(server, &Recorder::new())
 }
 
-/// A connection of a user who has these rights and no others.
+/// A connection of a user with these rights only.
 fn attacker(server: &Server, rights: &[&str]) -> Connection {
     let user = ["ACL", "SETUSER", "attacker", "reset", "on", ">secret"];
     ask(server, &[&user, rights].concat());
@@ -42,21 +42,22 @@ fn attacker(server: &Server, rights: &[&str]) -> Connection {
 fn publish(attacker: &mut Connection, victim: &Client, text: &str) {
     let mut publish = redis::cmd("PUBLISH");
     publish.arg(channel_of(victim)).arg(text);
-    let heard: i64 = publish.query(attacker).unwrap();
-    assert!(heard > 0, "the client listens");
+    let receivers: i64 = publish.query(attacker).unwrap();
+    assert!(receivers > 0, "the client is not subscribed");
 }
 
-/// The next message about a lease. A client publishes an empty one whenever it connects.
-fn next_text(ear: &mut PubSub<'_>) -> String {
+/// The next message about a lease. Skips empty messages: a client publishes one whenever it connects.
+fn next_text(messages: &mut PubSub<'_>) -> String {
     loop {
-        let text: String = ear.get_message().unwrap().get_payload().unwrap();
+        let text: String = messages.get_message().unwrap().get_payload().unwrap();
         if !text.is_empty() {
             return text;
         }
     }
 }
 
-/// Publishes messages that say that the lease was ended by force: with the start of its id, and with all of it.
+/// Publishes two messages saying that the lease was ended by force: one with the start of its id, and one with its
+/// whole id.
 fn forge_force(attacker: &mut Connection, victim: &Client, lease: &str, key: &str) {
     for lease in [&lease[..16], lease] {
         let text = format!("{lease} !host/1/0 {}", in_redis(key));
@@ -67,35 +68,35 @@ fn forge_force(attacker: &mut Connection, victim: &Client, lease: &str, key: &st
 /// The ids of all notification connections.
 fn notification_connections(server: &Server) -> Vec<String> {
     let list = ask(server, &["CLIENT", "LIST"]);
-    let lines = list.as_text().unwrap().lines();
-    let lines = lines.filter(|line| line.contains(" name=leasehold-notifications:"));
-    let id = |line: &str| line.split(' ').next().unwrap().to_owned();
-    lines.map(id).collect()
+    let entries = list.as_text().unwrap().lines();
+    let entries = entries.filter(|entry| entry.contains(" name=leasehold-notifications:"));
+    let id = |entry: &str| entry.split(' ').next().unwrap().to_owned();
+    entries.map(id).collect()
 }
 
-/// A lock that a client waited for, its lease, which a subscriber saw, and the subscriber.
+/// A lock that `owner` has waited for, and the id of its lease, which a subscriber has read from the grant's message.
 fn granted_by_message(server: &Server, owner: &Client) -> (leasehold::MutexGuard, String) {
     let mut subscriber = attacker(
         server,
         &["resetchannels", "&leasehold:*", "+psubscribe", "+publish"],
     );
-    let mut ear = subscriber.as_pubsub();
-    ear.psubscribe("leasehold:*").unwrap();
+    let mut messages = subscriber.as_pubsub();
+    messages.psubscribe("leasehold:*").unwrap();
     let held = lock(&client(server), "k");
     let mutex = owner.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(server, "k", 1);
     held.unlock().unwrap();
-    let guard = waiter.within(SOON, "its turn");
-    let lease = next_text(&mut ear)[..32].to_owned();
+    let guard = waiter.within(SOON, "the grant");
+    let lease = next_text(&mut messages)[..32].to_owned();
     assert_eq!(lease_of(server, "k").as_deref(), Some(&*lease));
     (guard, lease)
 }
 
 #[test]
-fn a_near_message_is_not_enough_to_forge_a_grant() {
+fn a_near_message_cannot_forge_a_grant() {
     let server = server();
-    let victim = hearing(&server);
+    let victim = subscribed(&server);
     let held = lock(&client(&server), "k");
     let fill = "for n = 1, 8 do \
         redis.call('ZADD', KEYS[1], n, string.format('%032x,60000,gone/%d/0', n, n)) end \
@@ -106,9 +107,9 @@ fn a_near_message_is_not_enough_to_forge_a_grant() {
     wait_for_queue(&server, "k", 9);
     let rights = ["resetchannels", "&leasehold:*", "+psubscribe"];
     let mut subscriber = attacker(&server, &[&rights[..], &["+publish"]].concat());
-    let mut ear = subscriber.as_pubsub();
-    ear.psubscribe("leasehold:*").unwrap();
-    // The first waiter leaves.
+    let mut messages = subscriber.as_pubsub();
+    messages.psubscribe("leasehold:*").unwrap();
+    // The first waiter leaves the queue, so the script sends the next near waiter a message.
     let keys = ["~fence", "k", "~queue:k"].map(in_redis);
     let leaves = [&format!("{:032x},60000,gone/1/0", 1)];
     let eval = ["EVAL", &**RELEASE, "3", &keys[0], &keys[1], &keys[2]];
@@ -116,25 +117,25 @@ fn a_near_message_is_not_enough_to_forge_a_grant() {
         ask(&server, &[&eval[..], &leaves.map(String::as_str)].concat()),
         Reply::Int(1)
     );
-    let near = next_text(&mut ear);
+    let near = next_text(&mut messages);
     let (lease, rest) = near.split_once(' ').unwrap();
     assert_eq!(rest, "~ leasehold:k");
     let fence: String = ask(&server, &["GET", &in_redis("~fence")]).to_string();
     let micros = fence.parse::<u64>().unwrap() + 1;
-    drop(ear);
+    drop(messages);
     let text = format!("{lease:0<32} {micros} {}", in_redis("k"));
     publish(&mut attacker(&server, &PUBLISH), &victim, &text);
     thread::sleep(millis(300));
-    assert!(!waiter.is_done(), "another client has the lock");
+    assert!(!waiter.is_done(), "the forged grant was believed");
     held.unlock().unwrap();
-    waiter.within(SOON, "its turn").unlock().unwrap();
+    waiter.within(SOON, "the grant").unlock().unwrap();
 }
 
 /// The attacker may read the queues and publish, so it knows the lease ids of waiters.
 #[test]
 fn a_forged_token_is_not_believed() {
     let server = server();
-    let victim = hearing(&server);
+    let victim = subscribed(&server);
     let (holder, next) = (client(&server), client(&server));
     let held = lock(&holder, "k");
     let tasks: Vec<_> = [&victim, &next]
@@ -165,12 +166,12 @@ fn a_forged_token_is_not_believed() {
         let text = format!("{} {micros} {}", &first[0][..32], in_redis("k"));
         publish(&mut attacker, &victim, &text);
         thread::sleep(millis(200));
-        assert_eq!(queue(&server, "k"), before, "it keeps its place");
+        assert_eq!(queue(&server, "k"), before, "the waiter lost its place");
     }
     held.unlock().unwrap();
     let tokens: Vec<u64> = tasks
         .into_iter()
-        .map(|task| task.within(SOON, "its turn and its write"))
+        .map(|task| task.within(SOON, "the grant and the write"))
         .collect();
     assert!(tokens[0] < tokens[1], "{tokens:?}");
     assert!(tokens[1] < u64::MAX - 2048, "{tokens:?}");
@@ -178,9 +179,9 @@ fn a_forged_token_is_not_believed() {
 
 /// Attack by a user with the rights to read the queues and to publish: docs/security.md.
 #[test]
-fn a_forged_grant_of_a_waiter_is_noticed_soon() {
+fn a_forged_grant_is_detected_soon() {
     let server = server();
-    let victim = hearing(&server);
+    let victim = subscribed(&server);
     let held = lock(&client(&server), "k");
     let mutex = victim.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
@@ -189,40 +190,40 @@ fn a_forged_grant_of_a_waiter_is_noticed_soon() {
     let micros = held.fencing_token() / 1024 + 1_000_000;
     let text = format!("{lease} {micros} {}", in_redis("k"));
     publish(&mut attacker(&server, &PUBLISH), &victim, &text);
-    let forged = waiter.within(SOON, "believing it");
-    // Renewal is due in twenty seconds.
+    let forged = waiter.within(SOON, "the forged grant");
+    // The next renewal is due in 20 s, so the client has read the key.
     lost_within(SOON, &forged.lost_signal());
     held.check().unwrap();
     drop(forged);
-    // The lease is still queued. Its client gives the grant back.
+    // The lease is still queued. When it is granted, its client releases it.
     let mutex = client(&server).mutex("k");
     let next = Task::start(move || mutex.lock().unwrap());
     wait_for_queue(&server, "k", 2);
     held.unlock().unwrap();
-    next.within(SOON, "its turn").unlock().unwrap();
+    next.within(SOON, "the grant").unlock().unwrap();
 }
 
 #[test]
-fn a_forged_force_ends_no_lock_and_no_connection() {
+fn a_forged_force_ends_no_lock_or_connection() {
     let server = server();
     let recorder = Recorder::new();
     let owner = notified_client(&server, &recorder);
     let (guard, lease) = granted_by_message(&server, &owner);
-    // Connections are replaced once they are a second old.
+    // A suspect connection is replaced only if it is at least a second old.
     thread::sleep(millis(1200));
     wait_for_messages(&server, &owner);
     let mut attacker = attacker(&server, &PUBLISH);
-    // Those of other clients are being closed.
+    // The notification connections of other clients are being closed.
     assert!(eventually(SOON, || notification_connections(&server).len() == 1));
     let before = notification_connections(&server);
     forge_force(&mut attacker, &owner, &lease, "k");
     thread::sleep(millis(300));
-    guard.extend(2 * LONG_TTL).expect("it has it");
+    guard.extend(2 * LONG_TTL).expect("the lock is still held");
     guard.check().unwrap();
     for n in 0..20 {
         lock(&owner, &format!("other-{n}")).unlock().unwrap();
     }
-    // It is replaced when any connection is under suspicion.
+    // The notification connection is replaced when any connection is suspect.
     assert_eq!(notification_connections(&server), before);
     assert_eq!(recorder.count(What::Lost, "k"), 0);
     let operator = client(&server);
@@ -233,9 +234,9 @@ fn a_forged_force_ends_no_lock_and_no_connection() {
 }
 
 #[test]
-fn a_message_too_long_costs_no_connection() {
+fn a_long_message_costs_no_connection() {
     let server = server();
-    let victim = hearing(&server);
+    let victim = subscribed(&server);
     let mut attacker = attacker(&server, &PUBLISH);
     let before = notification_connections(&server);
     publish(&mut attacker, &victim, &"x".repeat(300_000));
@@ -243,17 +244,17 @@ fn a_message_too_long_costs_no_connection() {
     assert_eq!(notification_connections(&server), before);
 }
 
-/// Redis closes a subscribed connection that it owes more than its limit.
+/// Redis closes a subscribed connection if the output that waits for it exceeds a limit.
 #[test]
 fn messages_beyond_the_output_limit_cause_few_reconnects() {
     let server = server();
     let limit = ["client-output-buffer-limit", "pubsub 1mb 0 0"];
     ask(&server, &[&["CONFIG", "SET"], &limit[..]].concat());
     let holder = client(&server);
-    // Without notifications, a renewal finds the loss: every second.
+    // While there are no notifications, renewals find losses: one renewal per second.
     let victim = steady(&server.url()).ttl(secs(3)).build().unwrap();
     let url = server.url();
-    let mut tool = redis::Client::open(url).unwrap().get_connection().unwrap();
+    let mut observer = redis::Client::open(url).unwrap().get_connection().unwrap();
     let warm_up = lock(&victim, "warm-up");
     assert!(eventually(SOON, || notified_clients(&server) == 1));
     let mut attacker = attacker(&server, &PUBLISH);
@@ -267,35 +268,35 @@ fn messages_beyond_the_output_limit_cause_few_reconnects() {
         }
         closed
     });
-    let accepted = |tool: &mut Connection| {
-        let info: redis::InfoDict = redis::cmd("INFO").arg("stats").query(tool).unwrap();
+    let accepted = |observer: &mut Connection| {
+        let info: redis::InfoDict = redis::cmd("INFO").arg("stats").query(observer).unwrap();
         info.get::<u64>("total_connections_received").unwrap()
     };
-    let (before, started) = (accepted(&mut tool), Instant::now());
-    // Long enough that reconnects without a pause would be hundreds.
+    let (before, started) = (accepted(&mut observer), Instant::now());
+    // In this time, a client that reconnects without pauses would make hundreds of connections.
     while started.elapsed() < secs(3) {
         let guard = lock(&victim, "lost");
         let mut delete = redis::cmd("DEL");
-        delete.arg(in_redis("lost")).exec(&mut tool).unwrap();
+        delete.arg(in_redis("lost")).exec(&mut observer).unwrap();
         lost_within(SOON, &guard.lost_signal());
         let held = lock(&holder, "k");
         let mutex = victim.mutex("k");
         let waiter = Task::start_blocked(move || mutex.lock().unwrap());
         held.unlock().unwrap();
-        waiter.within(SOON, "its turn").unlock().unwrap();
+        waiter.within(SOON, "the grant").unlock().unwrap();
     }
-    let (made, took) = (accepted(&mut tool) - before, started.elapsed());
+    let (made, took) = (accepted(&mut observer) - before, started.elapsed());
     stop.send(()).unwrap();
-    let closed = attack.within(SOON, "stopping");
+    let closed = attack.within(SOON, "the end of the attack");
     warm_up.unlock().unwrap();
-    // The pauses grow to half a second in eight connections; the pipelines of both clients make eight more at most.
+    // The pauses grow to half a second in eight connections. The pipelines of both clients make at most eight more.
     let most = 16 + took.as_millis() as u64 / 500;
     println!("{closed} connections closed, {made} made in {took:?}");
     assert!(
         closed >= 5 && made <= most,
         "{closed} closed, {made} made in {took:?}"
     );
-    // The attack ends, and the client is notified again.
+    // After the attack, the client is notified again.
     assert!(eventually(SOON, || notified_clients(&server) >= 1));
     wait_for_messages(&server, &victim);
 }
@@ -303,7 +304,7 @@ fn messages_beyond_the_output_limit_cause_few_reconnects() {
 #[test]
 fn a_flood_of_forged_forces_causes_few_requests() {
     let server = server();
-    let owner = hearing(&server);
+    let owner = subscribed(&server);
     let (guard, lease) = granted_by_message(&server, &owner);
     wait_for_messages(&server, &owner);
     let before = script_calls(&server);
@@ -315,7 +316,7 @@ fn a_flood_of_forged_forces_causes_few_requests() {
     eval.exec(&mut attacker(&server, &rights)).unwrap();
     wait_for_messages(&server, &owner);
     guard.check().unwrap();
-    // Less than a second after the last denial as a rule: it is noticed nevertheless.
+    // Usually less than a second after the last forged message was refuted. The true message is believed all the same.
     let operator = client(&server);
     operator.mutex("k").force_unlock().unwrap().unwrap();
     let by = operator.holder_id().clone();
@@ -328,7 +329,7 @@ fn a_flood_of_forged_forces_causes_few_requests() {
 #[test]
 fn forged_grants_of_unknown_leases_cause_no_release() {
     let server = server();
-    let victim = hearing(&server);
+    let victim = subscribed(&server);
     lock(&victim, "k").unlock().unwrap();
     wait_for_messages(&server, &victim);
     let flood = "for n = 1, 2000 do redis.call('PUBLISH', ARGV[1], \
@@ -345,9 +346,9 @@ fn forged_grants_of_unknown_leases_cause_no_release() {
     assert!(bytes < 40_000, "{bytes} bytes of requests");
 }
 
-/// The attacker subscribes to the channel of a waiter that has gone, so scripts take that waiter for alive.
+/// The attacker subscribes to the channel of a dead waiter, so the scripts regard the waiter as alive.
 #[test]
-fn a_subscriber_does_not_keep_a_dead_waiter_alive() {
+fn a_subscriber_keeps_no_dead_waiter_alive() {
     let server = server();
     let held = lock(&client(&server), "k");
     let proxy = Proxy::start(server.port()).unwrap();
@@ -362,15 +363,15 @@ fn a_subscriber_does_not_keep_a_dead_waiter_alive() {
     wait_for_queue(&server, "k", 2);
     let rights = ["resetchannels", "&leasehold:*", "+subscribe"];
     let mut subscriber = attacker(&server, &rights);
-    let mut ear = subscriber.as_pubsub();
-    ear.subscribe(&channel).unwrap();
-    // It never comes back.
+    let mut messages = subscriber.as_pubsub();
+    messages.subscribe(&channel).unwrap();
+    // The waiter's client is cut off for ever.
     proxy.hold_replies(true);
     drop(proxy);
     held.unlock().unwrap();
-    let text = next_text(&mut ear);
-    assert!(text.contains(" ?"), "granted for two seconds: {text}");
-    second.within(LONG_TTL / 2, "its turn").unlock().unwrap();
+    let text = next_text(&mut messages);
+    assert!(text.contains(" ?"), "the grant is not a short one: {text}");
+    second.within(LONG_TTL / 2, "the grant").unlock().unwrap();
 }
 
 #[test]
@@ -379,12 +380,12 @@ fn a_tenant_can_neither_publish_nor_subscribe_elsewhere() {
     let rights = ["resetchannels", "&a:*", "~a:*", "+publish", "+subscribe"];
     let mut tenant = attacker(&server, &rights);
     for command in ["PUBLISH", "SUBSCRIBE"] {
-        let mut asks = redis::cmd(command);
-        asks.arg("b:~to:host/1/0");
+        let mut request = redis::cmd(command);
+        request.arg("b:~to:host/1/0");
         if command == "PUBLISH" {
-            asks.arg("text");
+            request.arg("text");
         }
-        let error = asks.query::<redis::Value>(&mut tenant).unwrap_err();
+        let error = request.query::<redis::Value>(&mut tenant).unwrap_err();
         assert_eq!(error.code(), Some("NOPERM"), "{error}");
     }
     redis::cmd("PUBLISH")
@@ -394,14 +395,14 @@ fn a_tenant_can_neither_publish_nor_subscribe_elsewhere() {
         .unwrap();
 }
 
-/// The rights that docs/security.md gives to users that only look.
+/// The user has the rights that docs/security.md lists for reading locks.
 #[test]
 fn a_user_who_reads_locks_cannot_read_queues() {
     let server = server();
     let rights = ["%R~leasehold:[^~]*", "+@read"];
     let user = ["ACL", "SETUSER", "tried", "reset"];
     if let Reply::Error(_) = server.command(&[&user[..], &rights].concat()).unwrap() {
-        // Redis 6.2 knows no such rights.
+        // Redis 6.2 does not know these rights.
         return;
     }
     let holder = client(&server);
@@ -418,8 +419,10 @@ fn a_user_who_reads_locks_cannot_read_queues() {
         ["ZCARD", "~queue:k"],
         ["HLEN", "~value:k"],
     ] {
-        let mut asks = redis::cmd(command);
-        let error = asks.arg(in_redis(key)).query::<redis::Value>(&mut reader);
+        let mut request = redis::cmd(command);
+        let error = request
+            .arg(in_redis(key))
+            .query::<redis::Value>(&mut reader);
         assert_eq!(error.unwrap_err().code(), Some("NOPERM"), "{key}");
     }
     holder.shutdown(secs(1)).ok();

@@ -1,4 +1,4 @@
-//! Attacks by a server that answers in the place of Redis, and by other users of the same Redis.
+//! Attacks by a server that replies in the place of Redis, and by other users of the same Redis.
 
 mod delays;
 mod errors;

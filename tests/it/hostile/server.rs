@@ -1,4 +1,4 @@
-//! A relay to a real Redis that turns hostile: then it sends other bytes instead of replies.
+//! A relay to a real Redis that turns hostile: from then on, it sends the bytes of an attack instead of replies.
 
 use std::borrow::Cow;
 use std::io::{Read, Write};
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use leasehold::{Builder, Client};
 
-/// How long the clients of [`Hostile::builder`] wait for a connection, and for a reply.
+/// The connect time-out and the command time-out of the clients of [`Hostile::builder`].
 pub const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The bytes that a client gets from then on instead of replies.
+/// The bytes that a hostile relay sends instead of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// A string, one byte per 200 ms.
+    /// A string, of which one byte comes every 200 ms.
     Drip,
-    /// Small messages that nobody asked for, without a pause.
+    /// Small push messages without a pause.
     Pushes,
     /// A string that does not end.
     Bulk,
-    /// A line that does not end.
-    Line,
+    /// A simple string that does not end.
+    SimpleString,
     /// An array that does not end.
     Array,
     /// Arrays in arrays, ever deeper.
@@ -32,13 +32,13 @@ pub enum Attack {
     Map,
     /// A set that does not end.
     Set,
-    /// A message that does not end.
+    /// A push message that does not end.
     Push,
-    /// A string of 1 GiB, of which nothing comes.
+    /// A string of 1 GiB, of which only the header comes.
     Announced,
-    /// Strings of 4 MB, each of which comes as a whole.
+    /// Complete strings of 4 MB each.
     Whole,
-    /// Strings of 1 GiB each, in an array that is no larger than allowed.
+    /// An array whose number of elements is allowed. Its elements are strings of 1 GiB each.
     Strings,
 }
 
@@ -47,7 +47,7 @@ impl Attack {
         Self::Drip,
         Self::Pushes,
         Self::Bulk,
-        Self::Line,
+        Self::SimpleString,
         Self::Array,
         Self::Nested,
         Self::Map,
@@ -58,13 +58,13 @@ impl Attack {
         Self::Strings,
     ];
 
-    /// The bytes that come first, and those that come then, again and again.
+    /// The bytes that are sent first, and the bytes that are then sent again and again.
     fn bytes(self) -> (&'static [u8], &'static [u8]) {
         match self {
             Self::Drip => (b"$1000\r\n", b"x"),
             Self::Pushes => (b"", b">2\r\n+message\r\n:1\r\n"),
             Self::Bulk => (b"$2000000000\r\n", b"x"),
-            Self::Line => (b"+", b"x"),
+            Self::SimpleString => (b"+", b"x"),
             Self::Array => (b"*2000000000\r\n", b":1\r\n"),
             Self::Nested => (b"", b"*1\r\n"),
             Self::Map => (b"%1000000000\r\n", b"+k\r\n:1\r\n"),
@@ -77,24 +77,24 @@ impl Attack {
     }
 }
 
-/// When it turns hostile to a connection.
+/// The moment at which a relay turns hostile on a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// As soon as it is there.
+    /// When the connection is made.
     Connected,
-    /// With a request that has this word.
-    Word(String),
-    /// With the next request after [`Hostile::attack`].
-    Told,
+    /// When a request has this argument (or command).
+    Argument(String),
+    /// When the next request after [`Hostile::attack`] comes.
+    AttackCall,
 }
 
 impl Since {
-    pub fn word(word: impl Into<String>) -> Self {
-        Self::Word(word.into())
+    pub fn argument(argument: impl Into<String>) -> Self {
+        Self::Argument(argument.into())
     }
 }
 
-/// Made once: a test counts the memory of its process.
+/// The string of [`Attack::Whole`]. Made once, since a test counts the memory of its process.
 static WHOLE_STRING: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let len = 4_000_000;
     format!("${len}\r\n{}\r\n", "x".repeat(len)).into_bytes()
@@ -104,18 +104,18 @@ struct Plan {
     redis: u16,
     attack: Attack,
     since: Since,
-    told: AtomicBool,
+    attacks: AtomicBool,
     ended: AtomicBool,
 }
 
-/// It ends when dropped.
+/// A relay that turns hostile. Dropping it ends the relay.
 pub struct Hostile {
     port: u16,
     plan: Arc<Plan>,
 }
 
 impl Hostile {
-    /// In front of the Redis at this port.
+    /// Starts a relay in front of the Redis at the port `redis`.
     pub fn start(redis: u16, attack: Attack, since: Since) -> Self {
         LazyLock::force(&WHOLE_STRING);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -124,7 +124,7 @@ impl Hostile {
             redis,
             attack,
             since,
-            told: AtomicBool::new(false),
+            attacks: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         });
         let of_all = Arc::clone(&plan);
@@ -144,22 +144,22 @@ impl Hostile {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Clients that soon give up.
+    /// A builder of clients with short time-outs.
     pub fn builder(&self) -> Builder {
         let builder = Client::builder(self.url());
         builder.connect_timeout(TIMEOUT).command_timeout(TIMEOUT)
     }
 
-    /// Makes a server with [`Since::Told`] hostile from now on.
+    /// Makes a relay with [`Since::AttackCall`] hostile from now on.
     pub fn attack(&self) {
-        self.plan.told.store(true, Ordering::Release);
+        self.plan.attacks.store(true, Ordering::Release);
     }
 }
 
 impl Drop for Hostile {
     fn drop(&mut self) {
         self.plan.ended.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
+        // Unblocks the thread that accepts connections.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
@@ -179,8 +179,8 @@ impl Plan {
         while !is_hostile {
             let n = client.read(&mut request).unwrap_or(0);
             is_hostile = match &self.since {
-                Since::Word(word) => has(&request[..n], word),
-                _ => self.told.load(Ordering::Acquire),
+                Since::Argument(argument) => has(&request[..n], argument),
+                _ => self.attacks.load(Ordering::Acquire),
             };
             if n == 0 || is_hostile || redis.write_all(&request[..n]).is_err() {
                 break;
@@ -193,7 +193,7 @@ impl Plan {
         }
     }
 
-    /// Until the client has closed the connection.
+    /// Sends the bytes of the attack until the client closes the connection, or the relay ends.
     fn be_hostile(&self, mut client: TcpStream) {
         let (first, then) = self.attack.bytes();
         if client.write_all(first).is_err() {
@@ -212,9 +212,9 @@ impl Plan {
     }
 }
 
-fn has(request: &[u8], word: &str) -> bool {
-    let word = format!("\r\n{word}\r\n");
+fn has(request: &[u8], argument: &str) -> bool {
+    let argument = format!("\r\n{argument}\r\n");
     request
-        .windows(word.len())
-        .any(|part| part == word.as_bytes())
+        .windows(argument.len())
+        .any(|part| part == argument.as_bytes())
 }

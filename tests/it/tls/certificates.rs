@@ -1,4 +1,4 @@
-//! Certificates that tests make: an authority, and what it issues.
+//! Certificates for tests: an authority, and the certificates that it issues.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,7 +22,7 @@ pub struct Certificate {
     pub key: String,
 }
 
-/// When a certificate is valid.
+/// The time in which a certificate is valid.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Validity {
     Now,
@@ -34,7 +34,7 @@ impl Authority {
     pub fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        // Certificates with one name are taken for the same.
+        // Authorities need different names: a certificate refers to its issuer by name.
         params.distinguished_name = named(&format!(
             "authority {}",
             NUMBER.fetch_add(1, Ordering::Relaxed)
@@ -76,7 +76,7 @@ impl Authority {
         }
     }
 
-    /// The files of a server with this certificate, which accepts clients of this authority.
+    /// The files of a server that has this certificate, and that accepts clients' certificates of this authority.
     pub fn files(&self, certificate: Certificate, asks_clients: bool) -> TlsFiles {
         TlsFiles {
             certificate: certificate.chain,

@@ -1,4 +1,4 @@
-//! Servers and networks that fail during the handshake, a request, a reply, a hold and a wait.
+//! Servers and networks that fail during the handshake, a request, a reply, a hold or a wait.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,11 +17,11 @@ use crate::support::{
 
 use super::TlsServer;
 
-/// A connect time-out that a dripping handshake exceeds many times.
+/// The connect time-out. A dripping handshake takes many times as long.
 const BRIEF: Duration = Duration::from_millis(600);
 
-/// A relay to the port of a server. While it drips, it passes the bytes of the server on one at a time, with a pause
-/// behind each.
+/// A relay to a server's TLS port. While it drips, it passes on the server's bytes one at a time, with a pause after
+/// each.
 struct Relay {
     port: u16,
     drips: Arc<AtomicBool>,
@@ -79,14 +79,14 @@ fn assert_unavailable_in_time(builder: Builder, reason: &str) {
 }
 
 #[test]
-fn a_dripping_handshake_ends_with_the_time_out() {
+fn a_dripping_handshake_times_out() {
     let tls = TlsServer::start();
     let relay = Relay::start(&tls, true);
     assert_unavailable_in_time(through(&tls, relay.port), "did not end the TLS handshake");
 }
 
 #[test]
-fn a_silent_handshake_ends_with_the_time_out() {
+fn a_silent_handshake_times_out() {
     let tls = TlsServer::start();
     let (proxy, _) = tls.proxy();
     proxy.black_hole(true);
@@ -95,7 +95,7 @@ fn a_silent_handshake_ends_with_the_time_out() {
 }
 
 #[test]
-fn a_stopped_server_ends_a_handshake_with_the_time_out() {
+fn a_handshake_with_a_stopped_server_times_out() {
     let tls = TlsServer::start();
     tls.server.stop();
     assert_unavailable_in_time(tls.builder(), "did not answer the TLS handshake");
@@ -103,7 +103,7 @@ fn a_stopped_server_ends_a_handshake_with_the_time_out() {
 }
 
 #[test]
-fn the_end_of_a_client_ends_its_handshakes() {
+fn shutdown_ends_handshakes() {
     let tls = TlsServer::start();
     let (proxy, _) = tls.proxy();
     proxy.black_hole(true);
@@ -114,23 +114,23 @@ fn the_end_of_a_client_ends_its_handshakes() {
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().map(drop));
     assert!(eventually(SOON, || proxy.held_bytes() > 0));
-    // Nothing was asked of the server, so nothing is left to confirm.
+    // No request was sent, so the client has no release to confirm.
     let _ = client.shutdown(millis(100));
     let error = waiter.within(SOON, "the shutdown").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Shutdown, "{error}");
     drop(client);
     let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
-    assert!(ended, "a thread waits for the handshake");
+    assert!(ended, "a thread still waits for the handshake");
 }
 
 #[test]
-fn a_dripping_reply_ends_with_the_time_out() {
+fn a_dripping_reply_times_out() {
     let tls = TlsServer::start();
     let relay = Relay::start(&tls, false);
     let client = through(&tls, relay.port).outage_timeout(millis(1));
     let client = client.build().unwrap();
     client.with_lock("k", || ()).unwrap();
-    // A record of TLS has 22 bytes beyond its content: it takes longer than the time-out.
+    // A TLS record has 22 bytes more than its content, so at 200 ms per byte a reply takes longer than the time-out.
     relay.drips.store(true, Ordering::Release);
     let error = within(SOON, "a try", move || {
         client.mutex("k").try_lock().map(drop).unwrap_err()
@@ -139,10 +139,10 @@ fn a_dripping_reply_ends_with_the_time_out() {
 }
 
 #[test]
-fn a_connection_cut_anywhere_in_the_handshake_is_made_again() {
+fn a_connection_cut_during_the_handshake_is_replaced() {
     let tls = TlsServer::start();
     let (proxy, url) = tls.proxy();
-    // A handshake and a login send some 600 bytes, and the lock as many.
+    // The client sends some 600 bytes for the handshake and the login, and as many for the lock.
     for bytes in (0..1500).step_by(30) {
         let builder = crate::support::builder(&url).tls(tls.trusted());
         let client = builder.ttl(LONG_TTL).build_lazy().unwrap();
@@ -155,13 +155,13 @@ fn a_connection_cut_anywhere_in_the_handshake_is_made_again() {
 }
 
 #[test]
-fn a_reply_that_is_cut_leaves_no_lock() {
+fn a_lost_reply_leaves_no_lock() {
     let tls = TlsServer::start();
     let (proxy, url) = tls.proxy();
     let builder = crate::support::builder(&url).tls(tls.trusted());
     let client = builder.ttl(LONG_TTL).build().unwrap();
     for _ in 0..5 {
-        // Makes the connection, whose replies are needed.
+        // Makes a new connection, since the handshake needs replies.
         client.with_lock("k", || ()).unwrap();
         proxy.hold_replies(true);
         let mutex = client.mutex("k");
@@ -169,13 +169,13 @@ fn a_reply_that_is_cut_leaves_no_lock() {
         assert!(eventually(SOON, || value_of(&tls.server, "k").is_some()));
         proxy.cut_all();
         proxy.hold_replies(false);
-        waiter.within(SOON, "another try").unwrap();
+        waiter.within(SOON, "the next attempt").unwrap();
     }
     assert_all_become_free(&tls.server);
 }
 
 #[test]
-fn a_restarted_server_is_connected_to_again() {
+fn a_client_reconnects_to_a_restarted_server() {
     let mut tls = TlsServer::start();
     let client = tls.builder().build().unwrap();
     client.with_lock("k", || ()).unwrap();
@@ -183,11 +183,11 @@ fn a_restarted_server_is_connected_to_again() {
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().map(drop));
     tls.server.restart().unwrap();
-    waiter.within(2 * SOON, "the server's return").unwrap();
+    waiter.within(2 * SOON, "the server's restart").unwrap();
 }
 
 #[test]
-fn a_stopped_server_is_an_error_in_time_and_nothing_is_left() {
+fn a_stopped_server_leaves_no_lock_behind() {
     let tls = TlsServer::start();
     let client = tls.builder().ttl(LONG_TTL).outage_timeout(millis(1));
     let client = client.build().unwrap();
@@ -203,7 +203,7 @@ fn a_stopped_server_is_an_error_in_time_and_nothing_is_left() {
 }
 
 #[test]
-fn closed_connections_end_no_hold_and_no_wait() {
+fn closed_connections_end_no_hold_or_wait() {
     let tls = TlsServer::start();
     let recorder = Recorder::new();
     let client = |recorder: &Arc<Recorder>| -> Client {

@@ -1,5 +1,4 @@
-//! Connections with TLS, with the feature `tls`. The conformance suite runs over TLS as well:
-//! `conformance::redis_with_tls`.
+//! Connections with TLS (feature `tls`). The conformance suite runs over TLS as well: `conformance::redis_with_tls`.
 
 mod certificates;
 mod faults;
@@ -25,7 +24,7 @@ impl TlsServer {
         Self::start_with("127.0.0.1", Validity::Now, false)
     }
 
-    /// A server with a certificate for `name`. It asks clients for a certificate, or not.
+    /// A server with a certificate for `name`. `asks_clients`: the server requires clients' certificates.
     fn start_with(name: &str, validity: Validity, asks_clients: bool) -> Self {
         let authority = Authority::new();
         let certificate = authority.of_server(name, validity);
@@ -35,7 +34,7 @@ impl TlsServer {
     }
 
     pub fn url(&self) -> String {
-        self.server.tls_url().expect("it has TLS")
+        self.server.tls_url().expect("the server has TLS")
     }
 
     /// Settings that trust the server's authority.
@@ -57,7 +56,7 @@ impl TlsServer {
         self.steady().build().unwrap()
     }
 
-    /// A proxy in front of the port with TLS, and the URL that leads through it.
+    /// A proxy in front of the server's TLS port, and the URL of the proxy.
     pub fn proxy(&self) -> (Proxy, String) {
         let proxy = Proxy::start(self.server.tls_port()).unwrap();
         let url = format!("rediss://127.0.0.1:{}", proxy.port());

@@ -1,4 +1,4 @@
-//! What goes over a connection with TLS: notifications, transactions, long values, many threads.
+//! Traffic over connections with TLS: notifications, transactions, long values, many threads.
 
 use std::sync::Arc;
 use std::thread;
@@ -29,7 +29,7 @@ fn a_waiter_is_notified_of_its_grant() {
 #[test]
 fn a_holder_is_notified_of_a_deleted_key() {
     let tls = TlsServer::start();
-    // Its next renewal is far away.
+    // The next renewal is due in 20 s, so it does not find the loss.
     let client = tls.steady().ttl(LONG_TTL).build().unwrap();
     let guard = lock(&client, "k");
     let lost = guard.lost_signal();
@@ -106,6 +106,6 @@ fn shutdown_ends_all_threads() {
     assert_eq!(error.kind(), ErrorKind::Shutdown);
     drop((guard, client));
     let ended = eventually(SOON, || Arc::strong_count(&recorder) == 1);
-    assert!(ended, "some part of the client lives on");
+    assert!(ended, "a thread of the client still runs");
     assert!(eventually(SOON, || connections(&tls.server) == 0));
 }

@@ -1,4 +1,4 @@
-//! Which servers and clients are trusted, and what the errors say otherwise.
+//! Certificates of servers and clients that are accepted, and the errors for those that are refused.
 
 use leasehold::redis::{ConnectionAddr, IntoConnectionInfo};
 use leasehold::{Builder, Client, Error, ErrorKind, TlsConfig};
@@ -12,7 +12,8 @@ use crate::support::{builder, secs, server};
 use super::TlsServer;
 use super::certificates::{Authority, Validity};
 
-/// The error of connecting, and of a lock of a client that did not connect before. Both are of the kind `Tls`.
+/// Fails unless `build`, and `lock` of a client that was built without connecting, fail with the kind `Tls` and this
+/// reason.
 #[track_caller]
 fn assert_refused(builder: impl Fn() -> Builder, reason: &str) {
     let lazy = builder().build_lazy().unwrap();
@@ -88,7 +89,7 @@ fn a_certificate_for_another_name_needs_that_name() {
 }
 
 #[test]
-fn a_server_that_asks_for_a_client_certificate_gets_it() {
+fn a_requested_client_certificate_is_sent() {
     let tls = TlsServer::start_with("127.0.0.1", Validity::Now, true);
     let own = tls.authority.of_client();
     let with = |chain: &str, key: &str| {
@@ -108,7 +109,7 @@ fn a_server_that_asks_for_a_client_certificate_gets_it() {
 }
 
 #[test]
-fn a_plain_url_for_a_tls_port_is_told() {
+fn plain_urls_for_tls_ports_are_reported() {
     let tls = TlsServer::start();
     let url = tls.url().replace("rediss", "redis");
     let error = steady(&url).build().unwrap_err();
@@ -116,10 +117,10 @@ fn a_plain_url_for_a_tls_port_is_told() {
 }
 
 #[test]
-fn a_tls_url_for_a_plain_port_is_told() {
+fn tls_urls_for_plain_ports_are_reported() {
     let server = server();
     let url = server.url().replace("redis:", "rediss:");
-    // The server waits for the end of what it takes for a command.
+    // The server takes the handshake for the beginning of a command, and waits for the rest.
     let error = builder(&url).connect_timeout(secs(1)).build().unwrap_err();
     assert_says(
         &error,
@@ -130,7 +131,7 @@ fn a_tls_url_for_a_plain_port_is_told() {
 }
 
 #[test]
-fn whole_messages_name_the_server_the_fault_and_the_next_step() {
+fn messages_name_server_fault_and_next_step() {
     let tls = TlsServer::start();
     assert_says(
         &steady(&tls.url()).build().unwrap_err(),
@@ -163,7 +164,7 @@ fn whole_messages_name_the_server_the_fault_and_the_next_step() {
 }
 
 #[test]
-fn a_password_is_given_over_tls() {
+fn a_password_is_sent_over_tls() {
     let authority = Authority::new();
     let certificate = authority.of_server("127.0.0.1", Validity::Now);
     let server = Server::builder()
@@ -181,7 +182,7 @@ fn a_password_is_given_over_tls() {
 }
 
 #[test]
-fn settings_that_cannot_be_used_are_named() {
+fn errors_name_unusable_settings() {
     let tls = TlsServer::start();
     let lazy = |config: TlsConfig| steady(&tls.url()).tls(config).build_lazy().unwrap_err();
     let new = TlsConfig::new;
