@@ -82,7 +82,7 @@ impl Attack {
 pub enum Since {
     /// When the connection is made.
     Connected,
-    /// When a request has this argument (or command).
+    /// When a request has a command or an argument that begins with this text.
     Argument(String),
     /// When the next request after [`Hostile::attack`] comes.
     AttackCall,
@@ -212,8 +212,9 @@ impl Plan {
     }
 }
 
+/// Whether an argument of the request begins with `argument`.
 fn has(request: &[u8], argument: &str) -> bool {
-    let argument = format!("\r\n{argument}\r\n");
+    let argument = format!("\r\n{argument}");
     request
         .windows(argument.len())
         .any(|part| part == argument.as_bytes())
