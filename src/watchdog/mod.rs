@@ -243,7 +243,7 @@ impl Watchdog {
         let room = self.tracked.room().saturating_sub(queued);
         for timer in due {
             let TimerTarget::Lease(lease) = timer else {
-                self.scheduler.queue_task(Task::Maintenance);
+                self.scheduler.start_due_maintenance();
                 continue;
             };
             let mut stopped = false;
@@ -299,7 +299,7 @@ impl Watchdog {
                         .fetch_sub(leases.len(), Ordering::AcqRel);
                 }
                 Task::Maintenance => {
-                    self.scheduler.clear_maintenance_requests();
+                    self.scheduler.clear_urgent_maintenance();
                     if self.store.run_maintenance() {
                         self.scheduler.request_maintenance(Urgency::Soon);
                     }

@@ -219,9 +219,15 @@ impl Scheduler {
         }
     }
 
-    /// Clears the pending requests for maintenance, so the next request queues a new run.
-    pub(crate) fn clear_maintenance_requests(&self) {
+    /// Handles the timer of maintenance that was requested for soon. Only this clears that request: a run for another
+    /// request leaves the timer pending, and a second timer would be set beside it.
+    pub(crate) fn start_due_maintenance(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
+        self.request_maintenance(Urgency::Now);
+    }
+
+    /// Clears the pending request for maintenance at once, so that the next request queues a new run.
+    pub(crate) fn clear_urgent_maintenance(&self) {
         self.maintenance_now.store(false, Ordering::Release);
     }
 

@@ -346,3 +346,26 @@ fn leases_queued_for_tracking_are_bounded() {
     f.watchdog.stop();
     f.callbacks.stop();
 }
+
+#[test]
+fn maintenance_for_soon_has_one_timer() {
+    let f = fixture();
+    let scheduler = &f.watchdog.scheduler;
+    for _ in 0..3 {
+        // Each run for an urgent request leaves work, and requests the next run for soon.
+        scheduler.request_maintenance(Urgency::Now);
+        scheduler.clear_urgent_maintenance();
+        scheduler.request_maintenance(Urgency::Soon);
+    }
+    f.clock.advance(Duration::from_secs(1));
+    let due = scheduler.take_due_timers();
+    let timers = due
+        .iter()
+        .filter(|timer| matches!(timer, TimerTarget::Maintenance));
+    assert_eq!(timers.count(), 1);
+    // The timer has fired, so the next request sets one again.
+    scheduler.start_due_maintenance();
+    scheduler.request_maintenance(Urgency::Soon);
+    f.clock.advance(Duration::from_secs(1));
+    assert_eq!(scheduler.take_due_timers().len(), 1);
+}
