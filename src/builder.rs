@@ -9,7 +9,7 @@ use redis::ConnectionInfo;
 use crate::client::{Client, Server};
 use crate::config::Config;
 use crate::credentials::{Credentials, CredentialsCallback};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::event::EventHandler;
 use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
 #[cfg(feature = "tls")]
@@ -376,6 +376,20 @@ impl Builder {
         let config = self.config;
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
+        let has_login = self.credentials.is_some();
+        #[cfg(feature = "tls")]
+        let has_tls = self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let has_tls = false;
+        let memory = |server| {
+            let setting = match (has_login, has_tls) {
+                (true, _) => "credentials",
+                (_, true) => "tls",
+                _ => return Ok(Server::Memory(server)),
+            };
+            let message = format!("{setting}: a memory store has no connections");
+            Err(Error::new(ErrorKind::InvalidConfig, message))
+        };
         let redis = |mut endpoint: Endpoint| {
             if let Some(callback) = self.credentials {
                 endpoint.set_credentials(callback)?;
@@ -385,10 +399,10 @@ impl Builder {
             Ok(Server::Redis(Arc::new(endpoint)))
         };
         let server = match self.address {
-            Address::Memory(server) => Server::Memory(server),
+            Address::Memory(server) => memory(server)?,
             Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?,
             Address::Url(url) => match MemoryServer::of_url(&url) {
-                Some(server) => Server::Memory(server?),
+                Some(server) => memory(server?)?,
                 None => redis(Endpoint::new(&url, connect_timeout, max_reply)?)?,
             },
         };

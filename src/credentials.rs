@@ -74,31 +74,36 @@ impl CredentialsCallback {
             let message = format!("{address}: the callback of `Builder::credentials` has {what}");
             Error::new(ErrorKind::Unavailable, message)
         };
-        match catch_unwind(AssertUnwindSafe(|| (self.0)())) {
+        // Only the text of the callback's error is kept: dropping the error runs user code, which must not happen under
+        // a mutex of the library.
+        let call = || (self.0)().map_err(|error| Failure::of(&*error));
+        match catch_unwind(AssertUnwindSafe(call)) {
             Ok(Ok(credentials)) => Ok(credentials),
-            Ok(Err(error)) => Err(unavailable("failed").with_source(Failure(error))),
+            Ok(Err(failure)) => Err(unavailable("failed").with_source(failure)),
             Err(_) => Err(unavailable("panicked")),
         }
     }
 }
 
-/// The error of a callback, as the source of another error. (`Box<dyn Error>` does not implement `Error` itself.)
-struct Failure(Box<dyn StdError + Send + Sync>);
+/// The text of a callback's error and of its causes.
+#[derive(Debug)]
+struct Failure(String);
 
-impl fmt::Debug for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+impl Failure {
+    fn of(error: &dyn StdError) -> Self {
+        let (mut text, mut source) = (error.to_string(), error.source());
+        while let Some(cause) = source {
+            text += &format!(": {cause}");
+            source = cause.source();
+        }
+        Self(text)
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        f.write_str(&self.0)
     }
 }
 
-impl StdError for Failure {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source()
-    }
-}
+impl StdError for Failure {}

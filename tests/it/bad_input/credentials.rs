@@ -1,9 +1,10 @@
 //! `Builder::credentials`: a callback returns the login of each connection.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use leasehold::{Builder, Credentials, ErrorKind};
+use leasehold::{Builder, Client, Credentials, ErrorKind, MemoryStore};
 use leasehold_testbed::Server;
 
 use crate::steady::steady;
@@ -116,6 +117,66 @@ fn a_callback_beside_a_login_is_refused() {
         assert!(error.to_string().contains("credentials"), "{error}");
         assert!(!error.to_string().contains("secret"), "{error}");
     }
+}
+
+#[test]
+fn a_callback_for_a_memory_store_is_refused() {
+    for builder in [
+        Client::builder("memory://refused"),
+        MemoryStore::new().builder(),
+    ] {
+        let error = builder
+            .credentials(|| Ok(Credentials::password("x")))
+            .build()
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("credentials"), "{error}");
+    }
+}
+
+/// Dropping the error of a callback runs user code. No mutex of the library is locked then.
+#[test]
+fn dropping_a_callbacks_error_may_use_the_client() {
+    struct UsesClient(Arc<Mutex<Option<Client>>>);
+    impl fmt::Debug for UsesClient {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("UsesClient")
+        }
+    }
+    impl fmt::Display for UsesClient {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("no token")
+        }
+    }
+    impl std::error::Error for UsesClient {}
+    impl Drop for UsesClient {
+        fn drop(&mut self) {
+            let client = self.0.lock().unwrap().clone();
+            if let Some(client) = client {
+                let _ = client.mutex("of-the-error").try_lock_for(millis(1));
+            }
+        }
+    }
+    let server = Server::start().unwrap();
+    let used = Arc::new(Mutex::new(None));
+    let of_callback = Arc::clone(&used);
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let client = steady(&url)
+        .connect_timeout(millis(300))
+        .credentials(move || Err(Box::new(UsesClient(Arc::clone(&of_callback)))))
+        .build_lazy()
+        .unwrap();
+    *used.lock().unwrap() = Some(client.clone());
+    for _ in 0..3 {
+        let client = client.clone();
+        let locked = Task::start(move || client.mutex("k").try_lock_for(millis(600)));
+        let error = locked
+            .within(SOON, "the error of the callback")
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    // Otherwise the callback would keep its own client.
+    *used.lock().unwrap() = None;
 }
 
 #[test]
