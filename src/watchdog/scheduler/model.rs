@@ -78,14 +78,13 @@ fn model_a_request_during_maintenance_runs_it_again() {
         // All requests have one urgency, since a request of the other urgency would hide a missing run.
         let soon = chance(2);
         let run_maintenance = || {
-            scheduler.clear_maintenance_requests();
+            scheduler.clear_urgent_maintenance();
             requests.swap(0, Ordering::SeqCst);
         };
         thread::scope(|scope| {
             scope.spawn(|| {
                 while let Some(due) = scheduler.wait_for_due_timers() {
-                    due.iter()
-                        .for_each(|_| scheduler.queue_task(Task::Maintenance));
+                    due.iter().for_each(|_| scheduler.start_due_maintenance());
                 }
             });
             let worker = scope.spawn(|| {
