@@ -19,6 +19,7 @@ pub struct ServerBuilder {
     password: Option<String>,
     unix_socket: bool,
     tls: Option<TlsFiles>,
+    is_in_cluster: bool,
 }
 
 /// The contents of the files of a server with TLS, each as PEM.
@@ -72,6 +73,16 @@ impl ServerBuilder {
     pub fn tls(mut self, files: TlsFiles) -> Self {
         self.tls = Some(files);
         self
+    }
+
+    /// Makes the server a node of a Cluster, which knows no other node and serves no slot.
+    pub(crate) fn in_cluster(mut self) -> Self {
+        self.is_in_cluster = true;
+        self
+    }
+
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.is_in_cluster
     }
 
     /// Starts the server and waits until it replies.
@@ -170,6 +181,10 @@ impl ServerBuilder {
             for (directive, (name, _)) in TLS_DIRECTIVES.into_iter().zip(tls.files()) {
                 lines.push(format!("{directive} {}", in_directory(name)));
             }
+        }
+        if self.is_in_cluster {
+            lines.push("cluster-enabled yes".to_owned());
+            lines.push("cluster-config-file nodes.conf".to_owned());
         }
         for (directive, value) in &self.directives {
             lines.push(format!("{directive} {value}"));

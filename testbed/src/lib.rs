@@ -4,6 +4,7 @@
 
 mod builder;
 pub mod child;
+mod cluster;
 mod connection;
 mod error;
 mod flow;
@@ -19,6 +20,7 @@ mod server;
 mod wait;
 
 pub use builder::{ServerBuilder, TlsFiles};
+pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
 pub use process::Process;
 pub use provide::{Install, find_server, provide_server};

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// server on such a port could get this very port as its own, connect to itself, and so keep the server from
 /// coming back.
 const RANGE: Range<u16> = 10_000..32_000;
+/// The distance from the port of a node of a Cluster to the port of its bus.
+const BUS_OFFSET: u16 = 10_000;
 
 /// Each port is tried once per process before any is tried again: a server that is down for a
 /// moment does not lose its port to one that starts meanwhile.
@@ -37,4 +39,21 @@ pub(crate) fn listen() -> io::Result<TcpListener> {
 /// A port that was free a moment ago; another program may still take it first.
 pub(crate) fn free() -> io::Result<u16> {
     Ok(listen()?.local_addr()?.port())
+}
+
+/// As [`free`], for a node of a Cluster: the port of its bus, 10,000 higher, was free, too, and is in the same range.
+pub(crate) fn free_with_bus() -> io::Result<u16> {
+    let mut outcome = Err(io::Error::other("no port was tried"));
+    for _ in RANGE {
+        let port = free()?;
+        let bus = port + BUS_OFFSET;
+        if !RANGE.contains(&bus) {
+            continue;
+        }
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, bus)) {
+            Ok(_) => return Ok(port),
+            Err(error) => outcome = Err(error),
+        }
+    }
+    outcome
 }

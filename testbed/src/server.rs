@@ -78,7 +78,12 @@ impl Server {
                 port::free()
                     .map_err(|error| Error::io("no free port was found on 127.0.0.1", error))
             };
-            server.port = free()?;
+            server.port = match server.config.is_in_cluster() {
+                true => port::free_with_bus().map_err(|error| {
+                    Error::io("no free ports for a node of a Cluster were found", error)
+                })?,
+                false => free()?,
+            };
             if server.config.has_tls() {
                 server.tls_port = free()?;
             }
@@ -204,6 +209,22 @@ impl Server {
             let digits = rest.split(',').next().unwrap_or_default();
             digits.parse().expect("it counts calls")
         }))
+    }
+
+    /// Whether the process runs: it was neither killed nor stopped.
+    pub(crate) fn is_running(&self) -> bool {
+        self.keeper.is_some() && !is_stopped(self.pid)
+    }
+
+    /// The password of all clients, if one is set.
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.config.password_text()
+    }
+
+    /// A connection of its own for several commands.
+    pub(crate) fn connect(&self) -> Result<Connection, Error> {
+        Connection::open(self.port, self.config.password_text(), COMMAND_LIMIT)
+            .map_err(|error| Error::io(format!("the server at port {}", self.port), error))
     }
 
     fn signal(&self, signal: Signal) {

@@ -1,0 +1,460 @@
+//! A private Redis Cluster: servers of its own on 127.0.0.1, joined by commands. Moves slots and lets nodes fail over.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::connection::Connection;
+use crate::{Error, Reply, Server, ServerBuilder, eventually};
+
+/// The number of slots of every Cluster.
+const SLOTS: usize = 16_384;
+/// How long the nodes may take to agree, on a busy machine.
+const AGREE_LIMIT: Duration = Duration::from_secs(60);
+/// How many keys are moved by one command.
+const KEYS_AT_A_TIME: &str = "100";
+
+/// Settings of a [`Cluster`]; made by [`Cluster::builder`].
+#[must_use = "nothing starts before start()"]
+pub struct ClusterBuilder {
+    server: ServerBuilder,
+    masters: usize,
+    has_replicas: bool,
+    node_timeout: Duration,
+}
+
+impl ClusterBuilder {
+    /// The number of masters, among which the slots are divided. Defaults to 3.
+    pub fn masters(mut self, masters: usize) -> Self {
+        self.masters = masters;
+        self
+    }
+
+    /// Starts no replica. Otherwise each master has one.
+    pub fn without_replicas(mut self) -> Self {
+        self.has_replicas = false;
+        self
+    }
+
+    /// `cluster-node-timeout`: after this time without a reply, the other nodes suspect a node. Defaults to 1 s.
+    pub fn node_timeout(mut self, timeout: Duration) -> Self {
+        self.node_timeout = timeout;
+        self
+    }
+
+    /// Adds a line to the redis.conf of each node: see [`ServerBuilder::arg`].
+    pub fn arg(mut self, directive: impl Into<String>, value: impl Into<String>) -> Self {
+        self.server = self.server.arg(directive, value);
+        self
+    }
+
+    /// Requires this password from all clients and nodes.
+    pub fn password(mut self, password: &str) -> Self {
+        self.server = self.server.password(password).arg("masterauth", password);
+        self
+    }
+
+    /// Starts the nodes, and waits until all of them agree on the slots and each replica follows its master.
+    ///
+    /// # Errors
+    /// The errors of [`Server::start`]. In addition: the nodes do not agree within a minute.
+    pub fn start(self) -> Result<Cluster, Error> {
+        let count = self.masters * (1 + usize::from(self.has_replicas));
+        let node_timeout = self.node_timeout.as_millis().to_string();
+        let server = self
+            .server
+            .in_cluster()
+            .arg("cluster-node-timeout", node_timeout)
+            // No replica moves to another master, and each may take over, however long it was disconnected.
+            .arg("cluster-migration-barrier", "100")
+            .arg("cluster-replica-validity-factor", "0")
+            .arg("repl-diskless-sync", "yes")
+            .arg("repl-diskless-sync-delay", "0");
+        let started: Vec<Result<Server, Error>> = thread::scope(|scope| {
+            let starting: Vec<_> = (0..count)
+                .map(|_| scope.spawn(|| server.clone().start()))
+                .collect();
+            let joined = starting.into_iter().map(|one| one.join());
+            joined
+                .map(|one| one.expect("starting a server does not panic"))
+                .collect()
+        });
+        let cluster = Cluster {
+            nodes: started.into_iter().collect::<Result<_, _>>()?,
+            masters: self.masters,
+        };
+        cluster.join()?;
+        Ok(cluster)
+    }
+}
+
+/// A Redis Cluster of its own: by default 3 masters (nodes 0 to 2) and a replica of each (nodes 3 to 5). A node is named
+/// by its index, which it keeps when it changes its role.
+pub struct Cluster {
+    nodes: Vec<Server>,
+    masters: usize,
+}
+
+/// A line of `CLUSTER NODES` about the node that was asked.
+struct OwnLine {
+    is_master: bool,
+    epoch: u64,
+    ranges: Vec<(u16, u16)>,
+}
+
+impl OwnLine {
+    fn serves(&self, slot: u16) -> bool {
+        let holds = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
+        self.is_master && self.ranges.iter().any(holds)
+    }
+}
+
+impl Cluster {
+    /// Starts 3 masters and 3 replicas, and waits until they work.
+    ///
+    /// # Errors
+    /// As those of [`ClusterBuilder::start`].
+    pub fn start() -> Result<Self, Error> {
+        Self::builder().start()
+    }
+
+    /// A Cluster with settings of its own.
+    pub fn builder() -> ClusterBuilder {
+        ClusterBuilder {
+            server: Server::builder(),
+            masters: 3,
+            has_replicas: true,
+            node_timeout: Duration::from_secs(1),
+        }
+    }
+
+    /// `redis+cluster://` with the first masters' addresses, and with `:password@` when one is set.
+    pub fn url(&self) -> String {
+        let mut hosts = Vec::new();
+        let mut login = String::new();
+        for node in &self.nodes[..self.masters] {
+            let url = node.url();
+            let authority = url.trim_start_matches("redis://");
+            let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+            if !user.is_empty() {
+                login = format!("{user}@");
+            }
+            hosts.push(host.to_owned());
+        }
+        format!("redis+cluster://{login}{}", hosts.join(","))
+    }
+
+    /// The nodes: first those that were started as masters, then the replicas in the same order.
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// A node, to stop, kill or restart it. A node that restarts comes back in the role that the others gave it.
+    pub fn node(&mut self, node: usize) -> &mut Server {
+        &mut self.nodes[node]
+    }
+
+    /// The slot of a key.
+    ///
+    /// # Panics
+    /// No node replies.
+    pub fn slot_of(&self, key: &str) -> u16 {
+        let reply = self.any().command(&["CLUSTER", "KEYSLOT", key]);
+        let slot = reply.ok().and_then(|slot| slot.as_int());
+        let slot = slot.and_then(|slot| u16::try_from(slot).ok());
+        slot.expect("CLUSTER KEYSLOT returns a slot")
+    }
+
+    /// The node that serves `slot` now, among those that run. Waits until there is one.
+    ///
+    /// # Panics
+    /// No running node serves the slot within a minute.
+    pub fn master_of(&self, slot: u16) -> usize {
+        let mut found = None;
+        let _ = eventually(AGREE_LIMIT, || {
+            let claims = self.running().filter_map(|(index, node)| {
+                let own = own_line(node)?;
+                own.serves(slot).then_some((own.epoch, index))
+            });
+            found = claims.max().map(|(_, index)| index);
+            found.is_some()
+        });
+        found.unwrap_or_else(|| panic!("no running node serves slot {slot}"))
+    }
+
+    /// The node that serves the slot of `key` now.
+    ///
+    /// # Panics
+    /// As [`master_of`](Self::master_of).
+    pub fn master_of_key(&self, key: &str) -> usize {
+        self.master_of(self.slot_of(key))
+    }
+
+    /// A running replica of the node `master`, even if that node does not run.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn replica_of(&self, master: usize) -> usize {
+        let port = format!("master_port:{}", self.nodes[master].port());
+        let follows = |node: &Server| {
+            let info = node.command(&["INFO", "replication"]);
+            let info = info.ok().and_then(|info| info.as_text().map(str::to_owned));
+            info.is_some_and(|info| info.lines().any(|line| line.trim_end() == port))
+        };
+        let mut running = self.running();
+        let replica = running.find(|(_, node)| follows(node));
+        replica.expect("the node has a replica").0
+    }
+
+    /// Marks `slot` as moving to the node `to`: from now on, its present node answers `ASK` for keys that it does not
+    /// have, and `TRYAGAIN` for several keys of which it has some.
+    ///
+    /// # Errors
+    /// A node does not run, or refuses the command.
+    pub fn begin_move(&self, slot: u16, to: usize) -> Result<(), Error> {
+        let from = self.master_of(slot);
+        let slot = slot.to_string();
+        let (from_id, to_id) = (self.id(from)?, self.id(to)?);
+        done(
+            &self.nodes[to],
+            &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id],
+        )?;
+        done(
+            &self.nodes[from],
+            &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id],
+        )
+    }
+
+    /// Moves the keys of `slot`, or some of them, to the node `to`, after [`begin_move`](Self::begin_move).
+    ///
+    /// # Errors
+    /// As those of `begin_move`.
+    pub fn move_keys(
+        &self,
+        slot: u16,
+        to: usize,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<(), Error> {
+        let from = &self.nodes[self.master_of(slot)];
+        let (port, slot) = (self.nodes[to].port().to_string(), slot.to_string());
+        loop {
+            let listed = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_AT_A_TIME])?;
+            let Reply::Array(keys) = listed else {
+                return Err(Error::new(format!("CLUSTER GETKEYSINSLOT: {listed}")));
+            };
+            let keys = keys.iter().filter_map(Reply::as_text);
+            let keys: Vec<&str> = keys.filter(|key| wanted(key)).collect();
+            if keys.is_empty() {
+                return Ok(());
+            }
+            let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "10000"];
+            if let Some(password) = from.password() {
+                command.extend(["AUTH", password]);
+            }
+            command.push("KEYS");
+            command.extend(keys);
+            match from.command(&command)? {
+                // A key that expired meanwhile is not moved.
+                Reply::Status(_) => {}
+                other => return Err(Error::new(format!("MIGRATE: {other}"))),
+            }
+        }
+    }
+
+    /// Ends the move of `slot` to the node `to`: that node serves the slot from now on.
+    ///
+    /// # Errors
+    /// As those of `begin_move`.
+    pub fn end_move(&self, slot: u16, to: usize) -> Result<(), Error> {
+        let from = self.master_of(slot);
+        let (slot, id) = (slot.to_string(), self.id(to)?);
+        let command = ["CLUSTER", "SETSLOT", &slot, "NODE", &id];
+        done(&self.nodes[to], &command)?;
+        if from != to {
+            done(&self.nodes[from], &command)?;
+        }
+        // The others learn of it by themselves, too, but later. Replicas refuse the command.
+        for (_, node) in self.running() {
+            let _ = node.command(&command)?;
+        }
+        Ok(())
+    }
+
+    /// Moves `slot` with its keys to the node `to`.
+    ///
+    /// # Errors
+    /// As those of `begin_move`.
+    pub fn move_slot(&self, slot: u16, to: usize) -> Result<(), Error> {
+        self.begin_move(slot, to)?;
+        self.move_keys(slot, to, |_| true)?;
+        self.end_move(slot, to)
+    }
+
+    /// Makes a replica of the node `master` its successor, without loss of data (`CLUSTER FAILOVER`). Returns the new
+    /// master once it serves.
+    ///
+    /// # Errors
+    /// The replica refuses, or does not take over within a minute.
+    pub fn fail_over(&self, master: usize) -> Result<usize, Error> {
+        let replica = self.replica_of(master);
+        done(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
+        self.wait_until_master(replica)?;
+        Ok(replica)
+    }
+
+    /// Waits until the node `node` is a master.
+    ///
+    /// # Errors
+    /// It is none within a minute.
+    pub fn wait_until_master(&self, node: usize) -> Result<(), Error> {
+        let serves = || {
+            own_line(&self.nodes[node]).is_some_and(|own| own.is_master && !own.ranges.is_empty())
+        };
+        agreed(serves, "the replica did not take over")
+    }
+
+    /// Waits until all running nodes know a master for each slot, and each running replica follows its master.
+    ///
+    /// # Errors
+    /// They do not within a minute.
+    pub fn wait_until_ok(&self) -> Result<(), Error> {
+        agreed(
+            || self.running().all(|(_, node)| is_ok(node)),
+            "the nodes do not agree",
+        )
+    }
+
+    /// Joins the nodes to a Cluster.
+    fn join(&self) -> Result<(), Error> {
+        let mut connections = Vec::new();
+        for node in &self.nodes {
+            connections.push(node.connect()?);
+        }
+        for (index, connection) in connections.iter_mut().enumerate() {
+            let epoch = (index + 1).to_string();
+            send(connection, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch])?;
+            if index < self.masters {
+                let own = |slot: &usize| slot * self.masters / SLOTS == index;
+                let slots = (0..SLOTS).filter(own).map(|slot| slot.to_string());
+                let slots: Vec<String> = slots.collect();
+                let mut command = vec!["CLUSTER", "ADDSLOTS"];
+                command.extend(slots.iter().map(String::as_str));
+                send(connection, &command)?;
+            }
+            // Every node meets every other node, which takes less time than to learn of each other.
+            for other in &self.nodes[..index] {
+                let port = other.port().to_string();
+                send(connection, &["CLUSTER", "MEET", "127.0.0.1", &port])?;
+            }
+        }
+        let ids: Vec<String> = (0..self.masters)
+            .map(|master| self.id(master))
+            .collect::<Result<_, _>>()?;
+        for (index, node) in self.nodes.iter().enumerate().skip(self.masters) {
+            let id = &ids[index % self.masters];
+            // The replica has to know its master first.
+            agreed(
+                || done(node, &["CLUSTER", "REPLICATE", id]).is_ok(),
+                "a node does not become a replica",
+            )?;
+        }
+        let known = format!("cluster_known_nodes:{}", self.nodes.len());
+        let all_known = || {
+            self.nodes.iter().all(|node| {
+                info(node).is_some_and(|info| info.lines().any(|line| line.trim_end() == known))
+            })
+        };
+        agreed(all_known, "the nodes do not know each other")?;
+        self.wait_until_ok()
+    }
+
+    fn id(&self, node: usize) -> Result<String, Error> {
+        let reply = self.nodes[node].command(&["CLUSTER", "MYID"])?;
+        let id = reply.as_text().map(str::to_owned);
+        id.ok_or_else(|| Error::new(format!("CLUSTER MYID: {reply}")))
+    }
+
+    fn running(&self) -> impl Iterator<Item = (usize, &Server)> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter(|(_, node)| node.is_running())
+    }
+
+    fn any(&self) -> &Server {
+        self.running().next().expect("a node runs").1
+    }
+}
+
+fn send(connection: &mut Connection, command: &[&str]) -> Result<(), Error> {
+    match connection.command(command) {
+        Ok(Reply::Error(error)) => Err(Error::new(format!("{}: {error}", command[1]))),
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::io(command[1].to_owned(), error)),
+    }
+}
+
+fn done(node: &Server, command: &[&str]) -> Result<(), Error> {
+    match node.command(command)? {
+        Reply::Error(error) => Err(Error::new(format!("{command:?}: {error}"))),
+        _ => Ok(()),
+    }
+}
+
+fn agreed(condition: impl FnMut() -> bool, otherwise: &str) -> Result<(), Error> {
+    match eventually(AGREE_LIMIT, condition) {
+        true => Ok(()),
+        false => Err(Error::new(format!("{otherwise} within {AGREE_LIMIT:?}"))),
+    }
+}
+
+fn info(node: &Server) -> Option<String> {
+    let info = node.command(&["CLUSTER", "INFO"]).ok()?;
+    info.as_text().map(str::to_owned)
+}
+
+/// Whether the node knows a master for each slot and, as a replica, follows its master.
+fn is_ok(node: &Server) -> bool {
+    let is_up = info(node).is_some_and(|info| {
+        let mut lines = info.lines().map(str::trim_end);
+        lines.any(|line| line == "cluster_state:ok")
+    });
+    let replication = node.command(&["INFO", "replication"]).ok();
+    let replication = replication.and_then(|info| info.as_text().map(str::to_owned));
+    let follows = replication.is_some_and(|info| {
+        let has = |wanted: &str| info.lines().any(|line| line.trim_end() == wanted);
+        has("role:master") || has("master_link_status:up")
+    });
+    is_up && follows
+}
+
+fn own_line(node: &Server) -> Option<OwnLine> {
+    let nodes = node.command(&["CLUSTER", "NODES"]).ok()?;
+    let own = nodes
+        .as_text()?
+        .lines()
+        .find(|line| line.contains("myself"))?;
+    let words: Vec<&str> = own.split_whitespace().collect();
+    let [
+        _id,
+        _address,
+        flags,
+        _master,
+        _ping,
+        _pong,
+        epoch,
+        _link,
+        ranges @ ..,
+    ] = words.as_slice()
+    else {
+        return None;
+    };
+    // A slot that is moving is `[slot->-id]`.
+    let ranges = ranges.iter().filter(|range| !range.starts_with('['));
+    let ranges = ranges.filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    });
+    Some(OwnLine {
+        is_master: flags.split(',').any(|flag| flag == "master"),
+        epoch: epoch.parse().ok()?,
+        ranges: ranges.collect(),
+    })
+}
