@@ -344,12 +344,13 @@ impl Client {
 
     /// Sends `PING` to Redis, for health checks, and returns how long the reply took: not how long connecting took,
     /// if that was needed. Uses a connection of its own, so transactions and requests under way do not delay it.
-    /// Several pings wait for one another.
+    /// Several pings wait for one another. A call takes [`connect_timeout`](Builder::connect_timeout) and
+    /// [`command_timeout`](Builder::command_timeout) together at most.
     ///
     /// # Errors
-    /// `Unavailable` if there is no connection within [`connect_timeout`](Builder::connect_timeout), or Redis is
-    /// loading. `Timeout` if no reply comes within [`command_timeout`](Builder::command_timeout). `Denied`, `Tls`,
-    /// `Protocol`, `Shutdown` and `Forked` as for a lock.
+    /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
+    /// loading. `Timeout` if no reply comes within `command_timeout`. `Denied`, `Tls`, `Protocol`, `Shutdown` and
+    /// `Forked` as for a lock.
     ///
     /// ```
     /// # let server = leasehold_testbed::Server::start().unwrap();

@@ -1,12 +1,14 @@
 //! `Client::ping`, and the names of connections.
 
+use std::time::Instant;
+
 use leasehold::ErrorKind;
 use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
 use crate::support::{
-    SOON, TIMEOUT, Task, ask, builder, kill_connections, lock, millis, notified_clients, server,
-    within,
+    LONG_TTL, SOON, TIMEOUT, Task, ask, builder, kill_connections, lock, millis, notified_clients,
+    secs, server, within,
 };
 
 /// The names of all named connections. The connections of the test have no names.
@@ -60,12 +62,36 @@ fn a_ping_replaces_a_closed_connection() {
     client.ping().unwrap();
 }
 
+/// How many connections for requests, renewals, transactions and pings the only client has.
+fn named_leasehold(server: &Server) -> usize {
+    let names = names(server);
+    let of_pool = names.iter().filter(|name| name.starts_with("leasehold:"));
+    of_pool.count()
+}
+
+/// Pipelines keep their connections, so a ping has to wait unless the pool has one more.
 #[test]
 fn a_ping_does_not_wait_for_transactions() {
     let server = server();
-    let client = steady(&server.url()).max_transactions(1).build().unwrap();
-    let guard = lock(&client, "k");
-    let done = guard.transaction(|_, _| {
+    let client = steady(&server.url()).pipelines(1).max_transactions(1);
+    let client = client.ttl(LONG_TTL).build().unwrap();
+    let guards = ["k", "l"].map(|key| lock(&client, key));
+    // Two renewals without replies are on two pipelines.
+    ask(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let [first, second] = guards;
+    let extend = |guard: leasehold::MutexGuard| {
+        Task::start(move || {
+            guard.extend(LONG_TTL).unwrap();
+            guard
+        })
+    };
+    let tasks = [first, second].map(extend);
+    let both = eventually(SOON, || named_leasehold(&server) == 3);
+    ask(&server, &["CLIENT", "UNPAUSE"]);
+    assert!(both, "{:?}", names(&server));
+    let [first, _second] = tasks.map(|task| task.within(SOON, "an extension"));
+    let done = first.transaction(|_, _| {
+        assert_eq!(named_leasehold(&server), 4);
         let (client, other) = (client.clone(), client.clone());
         let pings = [client, other].map(|client| Task::start(move || client.ping()));
         for ping in pings {
@@ -74,6 +100,26 @@ fn a_ping_does_not_wait_for_transactions() {
         Ok(())
     });
     done.unwrap();
+}
+
+/// The second ping waits for the first, which waits for a connection until its time-out.
+#[test]
+fn a_ping_has_one_deadline_for_all_its_steps() {
+    let server = server();
+    let client = builder(&server.url()).connect_timeout(secs(4));
+    let client = client.command_timeout(millis(300)).build_lazy().unwrap();
+    server.stop();
+    let pings = [client.clone(), client].map(|client| {
+        Task::start(move || {
+            let started = Instant::now();
+            let error = client.ping().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            started.elapsed()
+        })
+    });
+    let took = pings.map(|ping| ping.within(2 * SOON, "a ping"));
+    server.resume();
+    assert!(took.iter().all(|it| *it < secs(7)), "{took:?}");
 }
 
 #[test]

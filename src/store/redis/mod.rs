@@ -192,17 +192,22 @@ impl Store for Node {
             command_timeout,
             ..
         } = &*self.shared;
-        let Some(_alone) = self.pinging.try_lock_for(*connect_timeout) else {
+        let deadline = MonotonicTime::now().after(*connect_timeout + *command_timeout);
+        let left = || deadline.since(MonotonicTime::now());
+        let Some(_alone) = self.pinging.try_lock_for(left()) else {
             let message = format!("{}: other pings take too long", endpoint.address());
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
-        let connect = pipeline::connection::transaction_connection;
-        let mut connection = connect(pool, endpoint, *connect_timeout)?;
+        let connect = || {
+            let timeout = left().min(*connect_timeout);
+            pipeline::connection::transaction_connection(pool, endpoint, timeout)
+        };
+        let mut connection = connect()?;
         // The server may have closed an idle connection. Its error makes the others stale, so the second one is new.
-        match connection.ping(*command_timeout) {
+        match connection.ping(left().min(*command_timeout)) {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 drop(connection);
-                connect(pool, endpoint, *connect_timeout)?.ping(*command_timeout)
+                connect()?.ping(left().min(*command_timeout))
             }
             outcome => outcome,
         }
