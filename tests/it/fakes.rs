@@ -16,6 +16,8 @@ pub enum Manner {
     Mute,
     /// Closes the connection at once.
     Closing,
+    /// As a Redis in protected mode: sends an error at once, and closes the connection.
+    Protected,
     /// Replies as a web server.
     Http,
     /// Sends the greeting of a mail server, unasked.
@@ -110,6 +112,13 @@ fn serve(mut stream: TcpStream, manner: Manner, ended: &AtomicBool) {
     stream.set_read_timeout(Some(turn)).unwrap();
     match manner {
         Manner::Closing => return,
+        Manner::Protected => {
+            say(
+                &mut stream,
+                b"-DENIED Redis is running in protected mode ..\r\n",
+            );
+            return;
+        }
         Manner::Greeting => say(&mut stream, b"220 mail.example.com ESMTP ready\r\n"),
         _ => {}
     }

@@ -494,16 +494,20 @@ impl Connection {
         self.receiver.last_size()
     }
 
-    /// Sends `commands` and reads their replies. For the handshake only: an error does not mark the connection broken.
+    /// Sends `commands`, and adds their replies to `replies`. For the handshake only: an error does not mark the
+    /// connection broken.
     pub(super) fn send_and_receive(
         &mut self,
         commands: &Pipeline,
         deadline: MonotonicTime,
-    ) -> RedisResult<Vec<Value>> {
+        replies: &mut Vec<Value>,
+    ) -> RedisResult<()> {
         self.sender
             .send(&commands.get_packed_pipeline(), deadline)?;
-        let reply = |_| self.receiver.receive_reply(deadline, LONGEST_REPLY);
-        (0..commands.len()).map(reply).collect()
+        for _ in 0..commands.len() {
+            replies.push(self.receiver.receive_reply(deadline, LONGEST_REPLY)?);
+        }
+        Ok(())
     }
 
     /// The half that reads.

@@ -181,7 +181,7 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         "BUSY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "MISCONF" | "NOREPLICAS" | "OOM"
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         TOO_LARGE => ErrorKind::TooLarge,
-        _ if detail.contains("max number of clients") => ErrorKind::Unavailable,
+        _ if has_too_many_clients(Some(detail)) => ErrorKind::Unavailable,
         // An ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the first
         // text, later versions send the second.
         _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
@@ -189,6 +189,11 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         _ => ErrorKind::Protocol,
     };
     Error::new(kind, without_ids(&format!("{code} {detail}")))
+}
+
+/// Whether this is the error of a server that accepts no more connections: `ERR max number of clients reached`.
+pub(crate) fn has_too_many_clients(detail: Option<&str>) -> bool {
+    detail.is_some_and(|detail| detail.contains("max number of clients"))
 }
 
 /// The code and the detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands in
@@ -414,6 +419,9 @@ impl Attempted<'_> {
             ),
             (ErrorKind::Denied, "DENIED") => {
                 "is in protected mode; set a password there, or bind it to one address".to_owned()
+            }
+            (ErrorKind::Unavailable, _) if has_too_many_clients(error.details()) => {
+                "accepts no more connections; close some, or raise its `maxclients`".to_owned()
             }
             (ErrorKind::Protocol, _) if command == "AUTH" => {
                 let what =

@@ -4,7 +4,7 @@ use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerEr
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint};
-use crate::store::redis::errors::{Attempted, NOT_REDIS, Step};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, has_too_many_clients};
 use crate::store::redis::scripts::ScriptKind;
 use crate::util::clock::MonotonicTime;
 
@@ -164,8 +164,35 @@ impl Handshake<'_> {
     }
 
     fn send_and_receive(&mut self, step: Step, commands: &Pipeline) -> Result<Vec<Value>, Error> {
-        let replies = self.connection.send_and_receive(commands, self.deadline);
-        replies.map_err(|error| self.error(step, error))
+        let mut replies = Vec::new();
+        let received = self
+            .connection
+            .send_and_receive(commands, self.deadline, &mut replies);
+        match received {
+            Ok(()) => Ok(replies),
+            Err(error) => Err(self
+                .refused_at_accept(step, &error, replies.first())
+                .unwrap_or_else(|| self.error(step, error))),
+        }
+    }
+
+    /// The error that the server sent before it closed the connection, without reading a command: it has too many
+    /// clients, or is in protected mode. Other errors belong to commands, and may be ones that are ignored.
+    fn refused_at_accept(
+        &self,
+        step: Step,
+        error: &RedisError,
+        first: Option<&Value>,
+    ) -> Option<Error> {
+        let Some(Value::ServerError(refusal)) = first else {
+            return None;
+        };
+        let is_closed = error.kind() == redis::ErrorKind::Io && !error.is_timeout();
+        let of_accept = match refusal.code() {
+            "DENIED" => true,
+            _ => has_too_many_clients(refusal.details()),
+        };
+        (is_closed && of_accept).then(|| self.attempted.refused(step, "CONNECT", refusal))
     }
 
     fn select_error(&self, error: &ServerError) -> Error {

@@ -2,6 +2,8 @@
 
 use std::error::Error as _;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
 use leasehold::{Client, Error};
@@ -117,6 +119,33 @@ fn a_closed_connection_is_named() {
     assert!(
         shown.contains("127.0.0.1:") && shown.ends_with(end),
         "{shown}"
+    );
+}
+
+#[test]
+fn a_server_that_refuses_connections_says_why() {
+    let server = Server::builder().arg("maxclients", "1").start().unwrap();
+    // The only connection that the server accepts. Those of the server's start are closed soon.
+    let mut only = None;
+    let accepted = eventually(SOON, || {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        stream.write_all(b"PING\r\n").unwrap();
+        let mut reply = [0; 7];
+        let replied = stream.read_exact(&mut reply).is_ok() && &reply == b"+PONG\r\n";
+        only = Some(stream);
+        replied
+    });
+    assert!(accepted);
+    assert_opening_says(
+        &server.url(),
+        "Redis is unavailable: ADDR accepts no more connections; close some, or raise its `maxclients`",
+    );
+    drop(only);
+    let fake = Fake::start(Manner::Protected);
+    assert_opening_says(
+        &fake.url(),
+        "Redis denies access: ADDR is in protected mode; set a password there, or bind it to one \
+         address",
     );
 }
 
