@@ -303,9 +303,9 @@ impl Builder {
     /// then. See [`Credentials`] for an example.
     ///
     /// It runs on the threads that connect, several at a time, under no lock of the library, and in
-    /// [`build`](Self::build) on the caller's. Let it return soon: no time-out ends it, and `connect_timeout` begins
-    /// behind it. If it fails or panics, there is no connection: `Unavailable`, with its error as `source()`. Keep
-    /// passwords out of that error.
+    /// [`build`](Self::build) on the caller's, once a server has accepted the connection: not while the server is away.
+    /// Let it return soon: no time-out ends it, and its time does not count for `connect_timeout`. If it fails or
+    /// panics, there is no connection: `Unavailable`, with its error as `source()`. Keep passwords out of that error.
     ///
     /// ```
     /// use leasehold::{Client, Credentials};

@@ -149,17 +149,25 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The address with the login for a new connection. May run the user's callback, so the caller must hold no mutex.
-    pub(super) fn info_with_login(&self) -> Result<Cow<'_, ConnectionInfo>, Error> {
+    /// The address with the login for a new connection, and `deadline`, later by the time that the user's callback
+    /// took. The socket must be connected before: while a server is away, no callback is called. The caller must hold
+    /// no mutex.
+    pub(super) fn info_with_login(
+        &self,
+        deadline: MonotonicTime,
+    ) -> Result<(Cow<'_, ConnectionInfo>, MonotonicTime), Error> {
         let Some(callback) = &self.credentials else {
-            return Ok(Cow::Borrowed(&self.info));
+            return Ok((Cow::Borrowed(&self.info), deadline));
         };
+        let called_at = MonotonicTime::now();
         let Credentials { user, password } = callback.call(&self.address())?;
+        let deadline = deadline.after(MonotonicTime::now().since(called_at));
         let mut settings = self.info.redis_settings().clone().set_password(password);
         if let Some(user) = user {
             settings = settings.set_username(user);
         }
-        Ok(Cow::Owned(self.info.clone().set_redis_settings(settings)))
+        let info = self.info.clone().set_redis_settings(settings);
+        Ok((Cow::Owned(info), deadline))
     }
 
     /// Names connections after `holder` from now on.
@@ -239,50 +247,55 @@ impl Endpoint {
         None
     }
 
-    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The
-    /// time-out begins after the callback for credentials has returned. Fails at once after [`close`](Self::close).
+    /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The time
+    /// that the callback for credentials takes does not count. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         self.check_open()?;
-        let made_in = self.epoch.now();
-        let info = self.info_with_login()?;
-        let deadline = MonotonicTime::now().after(self.connect_timeout);
-        let attempted = Attempted {
-            info: &info,
-            timeout: self.connect_timeout,
-            setting: "connect_timeout",
-        };
         let mut closer = None;
-        let connected = self.connect(attempted, deadline, |socket| {
-            closer = Some(socket.clone());
-            self.opening.lock().begin(socket)
-        });
-        let opened = connected.and_then(|(sender, receiver)| {
-            let mut connection = Connection {
-                sender,
-                receiver,
-                address: self.address().into(),
-                database: self.info.redis_settings().db(),
-                max_reply_bytes: self.max_reply_bytes,
-                password: password_to_hide(&info),
-                broken: false,
-                made_in,
-                epoch: Arc::clone(&self.epoch),
-            };
-            let mut handshake = Handshake {
-                endpoint: self,
-                attempted,
-                connection: &mut connection,
-                deadline,
-            };
-            handshake.log_in()?;
-            handshake.load_missing_scripts()?;
-            Ok(connection)
-        });
+        let opened = self.open_and_note(&mut closer);
         if let Some(closer) = closer {
             let mut opening = self.opening.lock();
             opening.sockets.retain(|other| !other.is_same(&closer));
         }
         opened
+    }
+
+    /// As [`open`](Self::open). Sets `closer` once the socket is connected, and leaves it in `opening`.
+    fn open_and_note(&self, closer: &mut Option<Closer>) -> Result<Connection, Error> {
+        let mut made_in = self.epoch.now();
+        let deadline = MonotonicTime::now().after(self.connect_timeout);
+        let attempted = |info| Attempted {
+            info,
+            timeout: self.connect_timeout,
+            setting: "connect_timeout",
+        };
+        let (sender, receiver) = self.connect(attempted(&self.info), deadline, |socket| {
+            *closer = Some(socket.clone());
+            self.opening.lock().begin(socket)
+        })?;
+        let (info, deadline) = self.info_with_login(deadline)?;
+        // The login shows that this connection outlived the breaks so far.
+        made_in.forget_breaks(&self.epoch);
+        let mut connection = Connection {
+            sender,
+            receiver,
+            address: self.address().into(),
+            database: self.info.redis_settings().db(),
+            max_reply_bytes: self.max_reply_bytes,
+            password: password_to_hide(&info),
+            broken: false,
+            made_in,
+            epoch: Arc::clone(&self.epoch),
+        };
+        let mut handshake = Handshake {
+            endpoint: self,
+            attempted: attempted(&info),
+            connection: &mut connection,
+            deadline,
+        };
+        handshake.log_in()?;
+        handshake.load_missing_scripts()?;
+        Ok(connection)
     }
 
     /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
@@ -304,7 +317,7 @@ impl Endpoint {
         &self.epoch
     }
 
-    #[cfg(test)]
+    /// The address, with the login that it has.
     pub(crate) fn info(&self) -> &ConnectionInfo {
         &self.info
     }

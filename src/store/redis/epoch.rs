@@ -28,6 +28,14 @@ pub(crate) struct MadeIn {
     at: MonotonicTime,
 }
 
+impl MadeIn {
+    /// Counts the connection as made after all breaks so far. Suspicions stay: the server may have stopped to be the
+    /// primary since this connection was begun.
+    pub(crate) fn forget_breaks(&mut self, epoch: &Epoch) {
+        self.breaks = epoch.breaks.load(Ordering::SeqCst);
+    }
+}
+
 impl fmt::Debug for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.now().fmt(f)
@@ -128,6 +136,20 @@ mod tests {
         epoch.note_break();
         assert!(epoch.is_stale(&young));
         assert_eq!(epoch.replace_at(&young), None);
+    }
+
+    #[test]
+    fn a_connection_forgets_breaks_and_no_suspicion() {
+        let epoch = Epoch::default();
+        let mut made = made_before(&epoch, 2 * SHORTEST_LIFE);
+        epoch.note_break();
+        made.forget_breaks(&epoch);
+        assert!(!epoch.is_stale(&made));
+        epoch.suspect();
+        made.forget_breaks(&epoch);
+        assert!(epoch.is_due(&made));
+        epoch.note_break();
+        assert!(epoch.is_stale(&made));
     }
 
     #[test]

@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use leasehold::{Builder, Client, Credentials, ErrorKind, MemoryStore};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, eventually};
 
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, kill_connections, lock, millis, wait_for_queue};
+use crate::support::{
+    SOON, Task, ask, builder, kill_connections, lock, millis, notified_clients, secs,
+    wait_for_queue,
+};
 
 use super::all_texts;
 
@@ -88,6 +91,50 @@ fn a_callback_that_fails_or_panics_is_unavailable() {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains("has panicked"), "{error}");
     }
+}
+
+/// The failed acquire and the notification connection have tried to connect several times.
+#[test]
+fn no_callback_is_called_while_the_server_is_away() {
+    let (mut server, url) = locked_server(TOKENS[0]);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&calls);
+    let client = builder(&url)
+        .outage_timeout(millis(300))
+        .credentials(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Ok(Credentials::password(TOKENS[0]))
+        });
+    let client = client.build().unwrap();
+    // The notification connection is open, too.
+    let guard = lock(&client, "k");
+    assert!(eventually(SOON, || notified_clients(&server) == 1));
+    server.kill();
+    let before = calls.load(Ordering::Relaxed);
+    assert!(before >= 2, "{before}");
+    let error = client.mutex("other").lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(calls.load(Ordering::Relaxed), before);
+    drop(guard);
+    server.restart().unwrap();
+    let mutex = client.mutex("other");
+    assert!(eventually(SOON, || mutex.try_lock().is_ok()));
+    assert!(calls.load(Ordering::Relaxed) > before);
+}
+
+#[test]
+fn the_time_of_a_callback_does_not_count() {
+    let (server, url) = locked_server(TOKENS[0]);
+    let client = builder(&url)
+        .connect_timeout(secs(2))
+        .command_timeout(secs(2));
+    let client = client.credentials(|| {
+        std::thread::sleep(millis(2_500));
+        Ok(Credentials::password(TOKENS[0]))
+    });
+    let client = client.build().unwrap();
+    let _guard = lock(&client, "k");
+    assert!(eventually(SOON, || notified_clients(&server) == 1));
 }
 
 #[test]

@@ -23,8 +23,8 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. `any_key` is a key that
-    /// this client may read. Passes `connected` a handle that closes the socket from another thread.
+    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. The time that the
+    /// callback for credentials takes does not count. `any_key` is a key that this client may read. Passes `connected` a handle that closes the socket from another thread.
     ///
     /// An error of the kind `Unavailable` or `Timeout` may be retried soon. Any other error means that the server does
     /// not offer notifications to this client.
@@ -35,17 +35,19 @@ impl Subscription {
         timeout: Duration,
         connected: impl FnOnce(Closer),
     ) -> Result<(Self, Sender), Error> {
-        let info = endpoint.info_with_login()?;
-        let attempted = Attempted {
-            info: &info,
+        let attempted = |info| Attempted {
+            info,
             timeout,
             setting: "command_timeout",
         };
         let deadline = MonotonicTime::now().after(timeout);
-        let (mut sender, mut receiver) = endpoint.connect(attempted, deadline, |closer| {
+        let to_connect = attempted(endpoint.info());
+        let (mut sender, mut receiver) = endpoint.connect(to_connect, deadline, |closer| {
             connected(closer);
             Ok(())
         })?;
+        let (info, deadline) = endpoint.info_with_login(deadline)?;
+        let attempted = attempted(&info);
         let name = endpoint.connection_name("leasehold-notifications");
         let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
