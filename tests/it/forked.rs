@@ -210,9 +210,14 @@ pub fn a_parent(parent: &Parent) {
     };
     assert_eq!(value.unwrap(), 1);
     assert_ends_well(pid);
-    // A renewal over the connections that the child had as well; nobody opened others.
+    // A renewal over the connections that the child had as well.
     recorder.wait_for_more(2, What::Renewed, "renewed");
-    assert_eq!(connections(&parent.url), before);
+    // A pipeline may have connected since then, but no connection was replaced.
+    let after = connections(&parent.url);
+    assert!(
+        before.iter().all(|id| after.contains(id)),
+        "{before:?}, {after:?}"
+    );
     for guard in [&held, &dropped, &handed_over, &again, &renewed] {
         guard.check().unwrap();
     }

@@ -173,8 +173,9 @@ fn connections_have_the_name_of_the_holder() {
 #[test]
 fn a_user_without_client_setname_can_lock() {
     let server = server();
+    // Redis 6.2 cannot forbid CLIENT SETNAME alone.
     let command = ["ACL", "SETUSER", "me", "on", ">secret", "~*", "&*", "+@all"];
-    ask(&server, &[&command[..], &["-client|setname"]].concat());
+    ask(&server, &[&command[..], &["-client"]].concat());
     let url = format!("redis://me:secret@127.0.0.1:{}", server.port());
     let client = steady(&url).build().unwrap();
     let guard = lock(&client, "k");

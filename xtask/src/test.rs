@@ -11,7 +11,7 @@ use comfy_table::Table;
 
 use crate::cargo::{cargo, run_to_end, run_within, workspace_root};
 use crate::provision::Provision;
-use crate::servers::Release;
+use crate::servers::{self, Choice, Release};
 use crate::stop::{Stop, Stopped};
 use crate::table::plain;
 
@@ -19,10 +19,10 @@ const SERVER_VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Run only the integration tests, on each of these servers. They are downloaded into the target folder,
-    /// not installed
+    /// Run only the integration tests, on each of these servers, or on all of them. They are downloaded into
+    /// the target folder, not installed
     #[arg(long, value_name = "SERVER,..", value_delimiter = ',')]
-    servers: Vec<Release>,
+    servers: Vec<Choice>,
     #[command(flatten)]
     provision: Provision,
 }
@@ -99,6 +99,19 @@ const EXAMPLES: Check = check(
     &["build", "--locked", "--workspace", "--examples"],
 );
 
+const INTEGRATION_TESTS: &str = "integration tests";
+
+/// The command for each other server that is present.
+const CONFORMANCE: &[&str] = &[
+    "test",
+    "--locked",
+    "--test",
+    "it",
+    "conformance::redis",
+    "--",
+    "--test-threads=8",
+];
+
 /// The command for each of the named servers.
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
@@ -108,12 +121,12 @@ const CHECKS: [Check; 11] = [
     EXAMPLES,
     // These tests mostly wait for time-outs and ttls: so run more of them than there are cores.
     check(
-        "integration tests",
+        INTEGRATION_TESTS,
         &["test", "--locked", "--workspace", "--test", "*", "--", "--test-threads=8"],
     ),
     check("feature tests", &["test", "--locked", "--all-features", "--test", "observed", "--test", "serialized"]),
-    // The conformance suite over TLS is among them.
-    check("TLS tests", &["test", "--locked", "--features", "tls", "--test", "it", "tls::", "--", "--test-threads=8"]),
+    // The conformance suite over TLS is among them. All features, so that the step before has built most of it.
+    check("TLS tests", &["test", "--locked", "--all-features", "--test", "it", "tls::", "--", "--test-threads=8"]),
     // With another seed each time, which it prints.
     check(
         "soak",
@@ -155,7 +168,7 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         times: Vec::new(),
     };
     if !options.servers.is_empty() {
-        return session.check_on_each(&options.servers);
+        return session.check_on_each(&Choice::releases(&options.servers));
     }
     for (component, command, package) in COMPONENTS {
         session.provide_component(component, command, package, options)?;
@@ -167,6 +180,9 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
     session.provide_server(options)?;
     for check in &CHECKS {
         session.check(check)?;
+        if check.name == INTEGRATION_TESTS {
+            session.check_conformance_on_others()?;
+        }
     }
     println!("{}", session.summary());
     Ok(())
@@ -189,13 +205,18 @@ fn has_advisories() -> bool {
 struct Session<'a> {
     server: Option<PathBuf>,
     stop: &'a Stop,
-    times: Vec<(&'static str, Duration)>,
+    times: Vec<(String, Duration)>,
 }
 
 impl Session<'_> {
     fn check(&mut self, check: &Check) -> anyhow::Result<()> {
+        self.check_as(check.name, check)
+    }
+
+    /// Runs `check` under another name.
+    fn check_as(&mut self, name: &str, check: &Check) -> anyhow::Result<()> {
         let line = format!("cargo {}", check.arguments.join(" "));
-        println!("\n==> {}: {line}", check.name);
+        println!("\n==> {name}: {line}");
         let mut command = self.cargo()?;
         command.args(check.arguments);
         command.envs(check.environment.iter().copied());
@@ -203,13 +224,10 @@ impl Session<'_> {
         let status = run_to_end(&mut command, self.stop)?;
         let took = start.elapsed();
         if !status.success() {
-            bail!(
-                "the step `{}` failed ({status}) after {took:.1?}: {line}",
-                check.name
-            );
+            bail!("the step `{name}` failed ({status}) after {took:.1?}: {line}");
         }
-        println!("==> {}: passed in {took:.1?}", check.name);
-        self.times.push((check.name, took));
+        println!("==> {name}: passed in {took:.1?}");
+        self.times.push((name.to_owned(), took));
         Ok(())
     }
 
@@ -239,12 +257,18 @@ impl Session<'_> {
 
     /// Runs the integration tests on all `servers`, even if some fail.
     fn check_on_each(&mut self, servers: &[Release]) -> anyhow::Result<()> {
+        let mut failures = Vec::new();
         let mut provided = Vec::new();
         for server in servers {
-            provided.push((server.name(), server.provide(self.stop)?));
+            match server.provide(self.stop) {
+                Ok(program) => provided.push((server.name(), program)),
+                Err(error) if error.is::<Stopped>() => return Err(error),
+                Err(error) => failures.push(format!("{error:#}")),
+            }
         }
-        self.check(&EXAMPLES)?;
-        let mut failures = Vec::new();
+        if !provided.is_empty() {
+            self.check(&EXAMPLES)?;
+        }
         for (name, program) in provided {
             self.server = Some(program);
             if let Err(error) = self.check(&check(name, ON_EACH_SERVER)) {
@@ -260,6 +284,22 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// Runs the conformance suite on each server of this machine that the other tests do not use. Downloads nothing.
+    fn check_conformance_on_others(&mut self) -> anyhow::Result<()> {
+        let Some(main) = self.server.clone() else {
+            return Ok(());
+        };
+        for (program, version) in servers::others_present(&main)? {
+            self.server = Some(program);
+            self.check_as(
+                &format!("conformance, {version}"),
+                &check(INTEGRATION_TESTS, CONFORMANCE),
+            )?;
+        }
+        self.server = Some(main);
+        Ok(())
+    }
+
     fn provide_server(&mut self, options: &Options) -> anyhow::Result<()> {
         const NAME: &str = "redis-server";
         self.stop.check()?;
@@ -270,7 +310,7 @@ impl Session<'_> {
         let took = start.elapsed();
         println!("==> {NAME}: {} in {took:.1?}", server.display());
         self.server = Some(server);
-        self.times.push((NAME, took));
+        self.times.push((NAME.to_owned(), took));
         Ok(())
     }
 
@@ -329,7 +369,7 @@ impl Session<'_> {
     fn summary(&self) -> String {
         let mut table = Table::new();
         for (name, took) in &self.times {
-            table.add_row([(*name).to_owned(), format!("passed in {took:.1?}")]);
+            table.add_row([name.clone(), format!("passed in {took:.1?}")]);
         }
         let total: Duration = self.times.iter().map(|(_, took)| *took).sum();
         table.add_row(["all".to_owned(), format!("passed in {total:.1?}")]);

@@ -42,14 +42,26 @@ impl Target {
         self.program(&format!("servers/{name}/redis-server"), &script);
     }
 
-    /// Runs the command with an empty PATH, so that it finds no other program.
-    fn test(&self, servers: &str) -> Output {
+    /// The command `test` with an empty PATH, so that it finds no other program.
+    fn command(&self) -> Command {
         let mut command = Command::new(self.path("debug/xtask"));
-        command.args(["test", "--servers", servers]);
+        command.arg("test");
         command.env("CARGO", self.path("cargo")).env("PATH", "");
         // The tests themselves may run on a chosen server.
         command.env_remove("LEASEHOLD_REDIS_SERVER");
-        command.output().unwrap()
+        command
+    }
+
+    fn test(&self, servers: &str) -> Output {
+        let mut command = self.command();
+        command.args(["--servers", servers]).output().unwrap()
+    }
+
+    /// A cargo that logs the server and its arguments, and then runs `script`.
+    fn logging_cargo(&self, script: &str) {
+        let log = self.path("log").display().to_string();
+        let log = format!("echo \"$LEASEHOLD_REDIS_SERVER $*\" >>'{log}'\n{script}");
+        self.program("cargo", &log);
     }
 
     fn log(&self) -> String {
@@ -63,10 +75,7 @@ fn later_servers_are_tested_after_a_failure() {
     target.server("redis-6.2", "Redis server v=6.2.14 sha=40305114:0");
     target.server("redis-8.0", "Redis server v=8.0.2 sha=00000000:0");
     target.server("valkey-8.1", "Valkey server v=8.1.1 sha=00000000:0");
-    let log = target.path("log").display().to_string();
-    let fails = "case \"$LEASEHOLD_REDIS_SERVER\" in *redis-8.0*) exit 1;; esac";
-    let script = format!("echo \"$LEASEHOLD_REDIS_SERVER $*\" >>'{log}'\n{fails}");
-    target.program("cargo", &script);
+    target.logging_cargo("case \"$LEASEHOLD_REDIS_SERVER\" in *redis-8.0*) exit 1;; esac");
     let output = target.test("redis-6.2,redis-8.0,valkey-8.1");
     assert!(!output.status.success());
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -111,7 +120,72 @@ fn an_unavailable_server_is_an_error_with_advice() {
     let output = target.test("redis-5.0");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        error.contains("redis-6.2, redis-7.0, redis-8.0, valkey-8.1"),
+        error.contains("all, redis-6.2, redis-7.0, redis-8.0, valkey-8.0, valkey-8.1, valkey-9"),
         "{error}"
     );
+}
+
+#[test]
+fn available_servers_are_tested_beside_unavailable_ones() {
+    let target = Target::new();
+    target.logging_cargo("");
+    target.server("valkey-9", "Valkey server v=9.1.2 sha=00000000:0");
+    let output = target.test("all");
+    assert!(!output.status.success());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    for name in [
+        "redis-6.2",
+        "redis-7.0",
+        "redis-8.0",
+        "valkey-8.0",
+        "valkey-8.1",
+    ] {
+        assert!(
+            error.contains(&format!("cannot download {name}:")),
+            "{error}"
+        );
+    }
+    let log = target.log();
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines.len(), 2, "{log}");
+    assert!(
+        lines[1].contains("servers/valkey-9/redis-server test "),
+        "{log}"
+    );
+}
+
+#[test]
+fn each_server_of_the_machine_runs_the_conformance_suite_once() {
+    let target = Target::new();
+    target.logging_cargo("");
+    target.server("redis-6.2", "Redis server v=6.2.14 sha=40305114:0");
+    target.server("redis-7.0", "Redis server v=7.0.15 sha=00000000:0");
+    // Not the version that its folder is for.
+    target.server("redis-8.0", "Redis server v=7.2.0 sha=00000000:0");
+    for (path, says) in [
+        ("main", "Redis server v=7.0.15 sha=00000000:0"),
+        ("path/redis-server", "Redis server v=7.0.15 sha=00000000:0"),
+        ("path/valkey-server", "Valkey server v=8.1.1 sha=00000000:0"),
+    ] {
+        target.program(path, &format!("echo '{says}'"));
+    }
+    let mut command = target.command();
+    command.arg("--no-install").env("PATH", target.path("path"));
+    let output = command
+        .env("LEASEHOLD_REDIS_SERVER", target.path("main"))
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{error}");
+    let log = target.log();
+    let suite = " test --locked --test it conformance::redis -- ";
+    let runs: Vec<&str> = log.lines().filter(|line| line.contains(suite)).collect();
+    let programs = ["servers/redis-6.2/redis-server", "path/valkey-server"];
+    assert_eq!(runs.len(), programs.len(), "{log}");
+    for (run, program) in runs.iter().zip(programs) {
+        let program = target.path(program).display().to_string();
+        assert!(run.starts_with(&program), "{run}");
+    }
+    let later = log.lines().find(|line| line.contains(" --doc")).unwrap();
+    assert!(later.starts_with(&target.path("main").display().to_string()));
 }

@@ -1,8 +1,8 @@
 # Puts the server of a Debian package into the folder $1, with all libraries that it needs, so that it
 # runs on a system of another suite. Installs nothing: apt-get keeps its state in the folder, too.
-# $2: the suite, $3: the package, whose program has the same name.
+# $2: the suite, $3: the package, whose program has the same name, $4: another suite with the package, if any.
 set -eu
-folder=$1 suite=$2 package=$3
+folder=$1 suite=$2 package=$3 extra=${4:-}
 . /etc/os-release
 if [ "${ID:-}" != debian ]; then
     echo "$package comes from Debian's packages, but this system is ${PRETTY_NAME:-no Debian}" >&2
@@ -17,6 +17,12 @@ mkdir -p "$state/sources" "$state/lists/partial" "$state/archives/partial" "$roo
 for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
     [ ! -f "$file" ] || sed "s/\b$VERSION_CODENAME\b/$suite/g" "$file" >"$state/sources/${file##*/}"
 done
+# The other suite is at the first of these sources.
+if [ -n "$extra" ]; then
+    uri=$(cat "$state"/sources/* | sed -n 's/^URIs: *\([^ ]*\).*/\1/p; s/^deb  *\(\[[^]]*\] *\)\{0,1\}\([^ ]*\).*/\2/p' | head -n 1)
+    key=$(cat "$state"/sources/* | sed -n 's/^Signed-By: *\(\/.*\)/\1/p' | head -n 1)
+    echo "deb ${key:+[signed-by=$key] }$uri $extra main" >"$state/sources/extra.list"
+fi
 apt() {
     apt-get -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$state/sources" \
         -o Dir::State::Lists="$state/lists" -o Dir::State::Status="$state/status" \
@@ -25,7 +31,7 @@ apt() {
         -o Debug::NoLocking=true "$@"
 }
 apt -q update
-apt -q -y --download-only install "$package"
+apt -q -y --download-only ${extra:+--target-release "$extra"} install "$package"
 for file in "$state"/archives/*.deb; do
     dpkg-deb -x "$file" "$root"
 done

