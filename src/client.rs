@@ -543,7 +543,7 @@ impl Handle {
         } = &self.backend;
         let flushed = store.flush(deadline);
         notifications.stop();
-        self.delayed.end(|| store.report_given_up_releases());
+        self.delayed.end(|| store.end());
         // The other threads end first: until then they queue callbacks for the callback thread, which runs all of them.
         let ended = self.threads.wait_until_ended(deadline);
         self.callbacks.stop();

@@ -40,15 +40,19 @@ impl Outage {
         error: Error,
     ) -> (CurrentOutage, bool) {
         let mut known = self.known.lock();
-        let before = known.take().filter(|current| self.is_fresh(current, now));
+        let before = known.as_ref();
+        let before = before.filter(|current| self.is_fresh(current, now));
         let is_news = before.is_none();
         let current = CurrentOutage {
             since: before.map_or(since, |current| current.since),
             last: now,
             error,
         };
-        *known = Some(current.clone());
+        let replaced = known.replace(current.clone());
         self.is_known.store(true, Ordering::Release);
+        // The error may own a value of the user, so it is dropped after the unlock.
+        drop(known);
+        drop(replaced);
         (current, is_news)
     }
 
@@ -56,8 +60,10 @@ impl Outage {
     pub(crate) fn end(&self) {
         if self.is_known.load(Ordering::Acquire) {
             let mut known = self.known.lock();
-            *known = None;
+            let ended = known.take();
             self.is_known.store(false, Ordering::Release);
+            drop(known);
+            drop(ended);
         }
     }
 

@@ -98,8 +98,9 @@ pub(crate) trait Store: Send + Sync {
     /// replaced before its next use, but not within the first second of its life.
     fn suspect_connections(&self) {}
 
-    /// Reports each late release that is still queued as given up. Called when the client ends.
-    fn report_given_up_releases(&self) {}
+    /// Reports each late release that is still queued as given up, and refuses submitted requests from now on. Called
+    /// when the client ends, after its background.
+    fn end(&self) {}
 
     /// Waits until all releases that were sent are done, until `deadline` at the latest.
     fn flush(&self, _deadline: MonotonicTime) -> Result<(), Error> {

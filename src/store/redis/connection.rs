@@ -344,7 +344,10 @@ impl r2d2::ManageConnection for Connector {
 
     fn connect(&self) -> Result<Connection, Error> {
         let opened = self.0.open();
-        *self.0.last_error.lock() = opened.as_ref().err().cloned();
+        let error = opened.as_ref().err().cloned();
+        // The replaced error may own a value of the user, so it is dropped after the unlock.
+        let replaced = std::mem::replace(&mut *self.0.last_error.lock(), error);
+        drop(replaced);
         opened
     }
 

@@ -140,6 +140,23 @@ impl Node {
             .expect("RENEWAL_PIPELINES is not zero")
     }
 
+    /// The requests of each pipeline.
+    fn by_pipeline<T>(
+        &self,
+        requests: impl IntoIterator<Item = T>,
+        command: impl Fn(&T) -> &Command,
+    ) -> Vec<Vec<T>> {
+        let mut by_pipeline = Vec::new();
+        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
+        // All renewals of this call go through one pipeline, so that they share a round trip.
+        let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
+        for request in requests {
+            let pipeline = self.pipeline_of(command(&request), || *for_renewals);
+            by_pipeline[pipeline].push(request);
+        }
+        by_pipeline
+    }
+
     /// Flushes each pipeline. Returns the first error.
     fn flush_once(&self, deadline: MonotonicTime) -> Result<(), Error> {
         let mut flushed = Ok(());
@@ -152,15 +169,9 @@ impl Node {
 
 impl Store for Node {
     fn execute(&self, requests: &mut [Request]) {
-        let mut by_pipeline: Vec<Vec<&mut Request>> = Vec::new();
-        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
-        // All renewals of this call go through one pipeline, so that they share a round trip.
-        let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
-        for request in requests {
-            by_pipeline[self.pipeline_of(&request.command, || *for_renewals)].push(request);
-        }
-        for (pipeline, requests) in self.pipelines.iter().zip(&mut by_pipeline) {
-            pipeline.execute(requests);
+        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
+        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
+            pipeline.execute(&mut requests);
         }
     }
 
@@ -170,13 +181,7 @@ impl Store for Node {
     }
 
     fn submit(&self, requests: Vec<(Command, Completion)>) {
-        let mut by_pipeline: Vec<Vec<(Command, Completion)>> = Vec::new();
-        by_pipeline.resize_with(self.pipelines.len(), Vec::new);
-        let for_renewals = LazyCell::new(|| self.pipeline_for_renewals());
-        for (command, completion) in requests {
-            let pipeline = self.pipeline_of(&command, || *for_renewals);
-            by_pipeline[pipeline].push((command, completion));
-        }
+        let by_pipeline = self.by_pipeline(requests, |(command, _)| command);
         for (pipeline, requests) in self.pipelines.iter().zip(by_pipeline) {
             if !requests.is_empty() {
                 pipeline.submit(requests);
@@ -185,29 +190,20 @@ impl Store for Node {
     }
 
     fn ping(&self) -> Result<Duration, Error> {
-        let Shared {
-            pool,
-            endpoint,
-            connect_timeout,
-            command_timeout,
-            ..
-        } = &*self.shared;
-        let deadline = MonotonicTime::now().after(*connect_timeout + *command_timeout);
+        let shared = &*self.shared;
+        let deadline = MonotonicTime::now().after(shared.connect_timeout + shared.command_timeout);
         let left = || deadline.since(MonotonicTime::now());
         let Some(_alone) = self.pinging.try_lock_for(left()) else {
-            let message = format!("{}: other pings take too long", endpoint.address());
+            let message = format!("{}: other pings take too long", shared.endpoint.address());
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
-        let connect = || {
-            let timeout = left().min(*connect_timeout);
-            pipeline::connection::transaction_connection(pool, endpoint, timeout)
-        };
+        let connect = || shared.own_connection(left().min(shared.connect_timeout));
         let mut connection = connect()?;
         // The server may have closed an idle connection. Its error makes the others stale, so the second one is new.
-        match connection.ping(left().min(*command_timeout)) {
+        match connection.ping(left().min(shared.command_timeout)) {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 drop(connection);
-                connect()?.ping(left().min(*command_timeout))
+                connect()?.ping(left().min(shared.command_timeout))
             }
             outcome => outcome,
         }
@@ -234,10 +230,8 @@ impl Store for Node {
         self.shared.endpoint.epoch().suspect();
     }
 
-    fn report_given_up_releases(&self) {
-        self.pipelines
-            .iter()
-            .for_each(Pipeline::report_given_up_releases);
+    fn end(&self) {
+        self.pipelines.iter().for_each(Pipeline::end);
     }
 
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
@@ -292,15 +286,10 @@ impl Notifications for Node {
 
 impl Transactions for Node {
     fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
-        let Shared {
-            pool,
-            endpoint,
-            connect_timeout,
-            command_timeout,
-            ..
-        } = &*self.shared;
-        let connection =
-            pipeline::connection::transaction_connection(pool, endpoint, *connect_timeout)?;
-        Ok(TransactionConnection::new(connection, *command_timeout))
+        let connection = self.shared.own_connection(self.shared.connect_timeout)?;
+        Ok(TransactionConnection::new(
+            connection,
+            self.shared.command_timeout,
+        ))
     }
 }

@@ -68,8 +68,10 @@ pub(crate) fn connect(
     };
     let socket = Arc::new(socket);
     let sender = Sender {
-        socket: Arc::clone(&socket),
-        timeout: None,
+        plain: PlainSender {
+            socket: Arc::clone(&socket),
+            timeout: None,
+        },
         #[cfg(feature = "tls")]
         encryptor: None,
     };
@@ -93,11 +95,16 @@ fn connect_to(address: &SockAddr, deadline: MonotonicTime) -> io::Result<Socket>
 
 /// The writing half of a connection.
 pub(crate) struct Sender {
+    plain: PlainSender,
+    #[cfg(feature = "tls")]
+    encryptor: Option<tls::Encryptor>,
+}
+
+/// The part of a [`Sender`] that writes to the socket.
+struct PlainSender {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    #[cfg(feature = "tls")]
-    encryptor: Option<tls::Encryptor>,
 }
 
 impl Sender {
@@ -115,29 +122,18 @@ impl Sender {
         deadline: MonotonicTime,
     ) -> io::Result<()> {
         #[cfg(feature = "tls")]
-        if let Some(mut encryptor) = self.encryptor.take() {
-            let outcome = self.send_encrypted(&mut encryptor, bytes, sent, deadline);
-            self.encryptor = Some(encryptor);
-            return outcome;
+        if let Some(encryptor) = &mut self.encryptor {
+            let mut attempt = Attempt::First;
+            while *sent < bytes.len() {
+                let (records, written) = encryptor.records_of(&bytes[*sent..])?;
+                self.plain
+                    .write_from(records, written, &mut attempt, deadline)?;
+                *sent += encryptor.take_written();
+            }
+            return Ok(());
         }
-        self.write_from(bytes, sent, &mut Attempt::First, deadline)
-    }
-
-    #[cfg(feature = "tls")]
-    fn send_encrypted(
-        &mut self,
-        encryptor: &mut tls::Encryptor,
-        bytes: &[u8],
-        sent: &mut usize,
-        deadline: MonotonicTime,
-    ) -> io::Result<()> {
-        let mut attempt = Attempt::First;
-        while *sent < bytes.len() {
-            let (records, written) = encryptor.records_of(&bytes[*sent..])?;
-            self.write_from(records, written, &mut attempt, deadline)?;
-            *sent += encryptor.take_written();
-        }
-        Ok(())
+        self.plain
+            .write_from(bytes, sent, &mut Attempt::First, deadline)
     }
 
     /// Encrypts all bytes that are sent from now on.
@@ -149,9 +145,18 @@ impl Sender {
     /// As [`send`](Self::send), without encryption.
     #[cfg(feature = "tls")]
     pub(super) fn send_plain(&mut self, bytes: &[u8], deadline: MonotonicTime) -> io::Result<()> {
-        self.write_from(bytes, &mut 0, &mut Attempt::First, deadline)
+        self.plain
+            .write_from(bytes, &mut 0, &mut Attempt::First, deadline)
     }
 
+    /// A handle that closes the socket from another thread.
+    pub(crate) fn closer(&self) -> Closer {
+        Closer(Arc::downgrade(&self.plain.socket))
+    }
+}
+
+impl PlainSender {
+    /// Writes `bytes` from the index `sent` on: see [`Sender::send_from`].
     fn write_from(
         &mut self,
         bytes: &[u8],
@@ -170,11 +175,6 @@ impl Sender {
             }
         }
         Ok(())
-    }
-
-    /// A handle that closes the socket from another thread.
-    pub(crate) fn closer(&self) -> Closer {
-        Closer(Arc::downgrade(&self.socket))
     }
 }
 

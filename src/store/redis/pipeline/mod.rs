@@ -26,10 +26,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use r2d2::PooledConnection;
+
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply, Request};
 use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
-use crate::store::redis::connection::Endpoint;
+use crate::store::redis::connection::{Connector, Endpoint};
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
 use crate::store::redis::pipeline::request::{Next, PendingRequest};
@@ -58,6 +60,17 @@ pub(crate) struct Shared {
     pub(crate) command_timeout: Duration,
     pub(crate) request_maintenance: MaintenanceHook,
     pub(crate) late_releases: Option<LateReleaseHook>,
+}
+
+impl Shared {
+    /// Takes a connection that is not shared out of the pool, or connects, within `timeout`: for a transaction, or a
+    /// ping.
+    pub(crate) fn own_connection(
+        &self,
+        timeout: Duration,
+    ) -> Result<PooledConnection<Connector>, Error> {
+        connection::transaction_connection(&self.pool, &self.endpoint, timeout)
+    }
 }
 
 /// The state of a pipeline as seen by a new request, the best first.
@@ -186,7 +199,8 @@ impl Pipeline {
     }
 
     /// Sets the outcomes of the caller's requests that were not written because no connection could be made. Releases
-    /// stay in the queue.
+    /// stay in the queue. Requests that wait behind a connected leader keep their time-out: the last failed attempt to
+    /// connect may have been that of a ping or of another pipeline.
     fn withdraw_unsent(&self, caller: &Arc<Caller>) {
         if caller.is_complete() {
             return;
@@ -194,13 +208,20 @@ impl Pipeline {
         let Some(error) = self.shared.endpoint.last_error() else {
             return;
         };
-        let unsent = self.state.lock().withdraw(caller);
+        let unsent = {
+            let mut state = self.state.lock();
+            if !state.is_unconnected() {
+                return;
+            }
+            state.withdraw(caller)
+        };
         for completion in unsent.filter_map(|request| request.completion) {
             completion.give_up(error.clone());
         }
     }
 
     /// Queues requests for the leader of the pipeline, and returns at once. If no thread leads, the background does.
+    /// After [`end`](Self::end), the outcomes are `Shutdown`.
     pub(crate) fn submit(&self, requests: Vec<(Command, Completion)>) {
         let requests = requests
             .into_iter()
@@ -208,6 +229,14 @@ impl Pipeline {
         let requests: Vec<PendingRequest> = requests.collect();
         let urgency = {
             let mut state = self.state.lock();
+            if state.has_ended {
+                drop(state);
+                let ended = Error::new(ErrorKind::Shutdown, "");
+                requests
+                    .into_iter()
+                    .for_each(|request| drop(request.on_not_sent(&ended)));
+                return;
+            }
             state.awaited.drop_unwanted_if_long();
             state.enqueue(requests);
             // A leader requests maintenance at its end, if requests are left.
@@ -266,9 +295,14 @@ impl Pipeline {
         state.is_led || state.has_work()
     }
 
-    /// Reports queued late releases as given up.
-    pub(crate) fn report_given_up_releases(&self) {
-        self.state.lock().report_given_up_releases();
+    /// Reports queued late releases as given up, and refuses submitted requests: the background has ended.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.has_ended = true;
+        state.report_given_up_releases();
+        if !state.is_led {
+            state.refuse_submitted();
+        }
     }
 
     /// Drops a connection that may have died with another connection, and returns how ready the pipeline is. On a dead
@@ -510,7 +544,11 @@ impl<'a> Leadership<'a> {
         }
         let shared = &*self.pipeline.shared;
         // Callers that leave while this thread connects withdraw their requests from `unsent`.
-        self.pipeline.state.lock().unsent.extend(batch);
+        {
+            let mut state = self.pipeline.state.lock();
+            state.is_connecting = true;
+            state.unsent.extend(batch);
+        }
         while self.connection.is_none() {
             if let Err(closed) = shared.endpoint.check_open() {
                 self.refuse(&closed, false);
@@ -532,7 +570,11 @@ impl<'a> Leadership<'a> {
                 }
             }
         }
-        let batch = self.pipeline.state.lock().unsent.take_all();
+        let batch = {
+            let mut state = self.pipeline.state.lock();
+            state.is_connecting = false;
+            state.unsent.take_all()
+        };
         // Callers may have left while this thread connected.
         Ok(batch.filter(PendingRequest::is_wanted).collect())
     }
@@ -540,6 +582,7 @@ impl<'a> Leadership<'a> {
     /// Sets the error as the outcome of all requests that were not written, and reports queued releases as late.
     fn refuse(&self, error: &Error, is_short_of_time: bool) {
         let mut state = self.pipeline.state.lock();
+        state.is_connecting = false;
         let unsent = state.unsent.take_all();
         let waiting = state.awaited.take_all();
         for request in unsent.chain(waiting) {
@@ -699,6 +742,9 @@ impl Drop for Leadership<'_> {
                 .is_some_and(PipelinedConnection::is_waited_for);
             state.connection = self.connection.take();
             state.is_led = false;
+            if state.has_ended {
+                state.refuse_submitted();
+            }
             let urgency = if state.is_ready() || is_waited_for {
                 Some(urgency_of(&state))
             } else {

@@ -32,6 +32,10 @@ pub(super) struct PipelineState {
     pub(super) awaited: AwaitedQueue,
     /// The leader's batch while it connects.
     pub(super) unsent: AwaitedQueue,
+    /// The leader has no connection, and tries to make one.
+    pub(super) is_connecting: bool,
+    /// The client has ended, and with it the background.
+    pub(super) has_ended: bool,
     /// Releases that no caller waits for, to be written as soon as there is a connection.
     unawaited: Releases,
     /// Releases that Redis has refused.
@@ -79,6 +83,8 @@ impl PipelineState {
             connection: None,
             awaited: AwaitedQueue::default(),
             unsent: AwaitedQueue::default(),
+            is_connecting: false,
+            has_ended: false,
             unawaited: Releases::default(),
             refused: RetryQueues::default(),
             undo_repeats: RetryQueues::default(),
@@ -102,6 +108,11 @@ impl PipelineState {
             }
             self.awaited.push_back(request);
         }
+    }
+
+    /// Whether the pipeline has no connection, neither here nor in the hands of a leader.
+    pub(super) fn is_unconnected(&self) -> bool {
+        self.is_connecting || (!self.is_led && self.connection.is_none())
     }
 
     /// Takes out the requests of `caller` that were not written, except releases.
@@ -257,6 +268,20 @@ impl PipelineState {
             let request = release.into_request(self.hook.as_ref());
             if is_wanted {
                 batch.push(request);
+            }
+        }
+    }
+
+    /// Ends the submitted requests in the queue with `Shutdown`. Called when the client has ended, and no caller waits
+    /// that can lead: no thread would write them.
+    pub(super) fn refuse_submitted(&mut self) {
+        let ended = Error::new(ErrorKind::Shutdown, "");
+        for request in self.awaited.take_all() {
+            if request::is_waited_for([&request].into_iter()) {
+                let next = request.on_not_sent(&ended);
+                self.apply(next);
+            } else {
+                self.awaited.push_back(request);
             }
         }
     }

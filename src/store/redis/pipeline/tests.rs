@@ -12,6 +12,7 @@ use leasehold_testbed::{Server, eventually};
 use super::*;
 use crate::config::DEFAULT_MAX_REPLY;
 use crate::store::command::{Held, Reply};
+use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
 use crate::store::redis::pipeline::connection;
 use crate::util::id::{HolderId, LeaseId};
@@ -378,6 +379,56 @@ fn a_caller_withdraws_while_the_leader_connects() {
     });
     let set = f.server.calls("set").unwrap();
     assert_eq!(set, 2, "the leader's key and the fence counter");
+}
+
+#[test]
+fn a_pings_failure_is_no_reason_of_other_requests() {
+    let f = fixture();
+    f.acquire("warm-up");
+    let set_password = ["CONFIG", "SET", "requirepass", "secret"];
+    f.server.command(&set_password).unwrap();
+    let refused = f.pipeline.shared.own_connection(LONG).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    f.server.stop();
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| f.acquire_within("leader", LONG));
+        assert!(eventually(LONG, || f.pipeline.state.lock().is_led));
+        let (_, outcome) = f.acquire_within("other", Duration::from_millis(20));
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Timeout);
+        f.server.resume();
+        leader.join().unwrap().1.unwrap();
+    });
+}
+
+#[test]
+fn submitted_requests_end_with_the_client() {
+    let f = fixture();
+    f.acquire("warm-up");
+    let submit = || {
+        let (submitted, mut completions) = Submitted::new(1);
+        let inspect = Command::Inspect { key: key("a") };
+        f.pipeline.submit(vec![(inspect, completions.remove(0))]);
+        submitted
+    };
+    let is_refused = |outcomes: &[Option<Outcome>]| {
+        let kind = |outcome: &Outcome| outcome.as_ref().err().map(Error::kind);
+        let [outcome] = outcomes else { return false };
+        outcome.as_ref().and_then(kind) == Some(ErrorKind::Shutdown)
+    };
+    let [queued, behind_a_leader] = [submit(), submit()];
+    let leadership = f.pipeline.try_lead(&mut f.pipeline.state.lock()).unwrap();
+    f.pipeline.end();
+    assert!(!is_refused(&queued.outcomes()), "the leader may write it");
+    drop(leadership);
+    for submitted in [queued, behind_a_leader, submit()] {
+        assert!(is_refused(&submitted.outcomes()));
+    }
+    let f = fixture();
+    let (submitted, mut completions) = Submitted::new(1);
+    let inspect = Command::Inspect { key: key("a") };
+    f.pipeline.submit(vec![(inspect, completions.remove(0))]);
+    f.pipeline.end();
+    assert!(is_refused(&submitted.outcomes()), "no thread leads");
 }
 
 #[test]
