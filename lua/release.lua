@@ -1,9 +1,10 @@
 -- Purpose: release each lock key that its lease still holds: grant it to the first waiter of its queue, which
 --   lua/serve.lua describes, or delete it. A lease that is queued leaves the queue.
 -- KEYS: [1] fence counter, [2 .. n+1] lock keys, [n+2 .. 2n+1] their queues
--- ARGV: for each lock key: lease id: with `!` and a holder behind the id, that holder takes the key by force, and the
---   lease's holder is notified. With `?` and a holder, the same, but not if nobody would be notified and the grant is
---   less than a second old. With `,`, its ttl in ms, `,` and its holder, the lease may be queued with this ttl.
+-- ARGV: for each lock key: lease id: alone or in one of these forms. With `!` and a holder, that holder takes the key
+--   by force, and the lease's holder is notified. With `?` and a holder, the same, but not while the grant is less than
+--   a second old and the lease's holder does not listen. With `,`, its ttl in ms, `,` and its holder, the lease may be
+--   queued with this ttl.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
 --   another lease holds the key, the key's value; an error: refused.

@@ -13,7 +13,7 @@
 --   key is not granted
 local function serve(key, queue, micros, own_lease, own_ttl)
   local gone = 0
-  -- Clients make no longer queue, but another user can. Redis serves no other request during this loop.
+  -- Clients never make a longer queue, but another user can. Redis serves no other request during this loop.
   while gone < 10000 do
     local first = redis.pcall('ZPOPMIN', queue)
     if first.err then return first end

@@ -16,7 +16,7 @@ for i, key in ipairs(KEYS) do
     local deletes, ttl = string.match(mode, '^(%-?)(%d*)$')
     local set = nil
     if deletes == '-' then
-      -- The token is written first, so that a deletion that is refused halfway lets no older token write.
+      -- Write the token first: if the deletion is refused halfway, older tokens must stay refused.
       set = redis.pcall('HSET', key, 'token', token)
       if type(set) == 'number' then set = redis.pcall('HDEL', key, 'value') end
     else

@@ -1,5 +1,4 @@
-//! The settings of a client that is not built yet. `config` has their bounds; `client` connects the parts of the
-//! library.
+//! The settings of a client before it is built. `config` has their bounds; `client` connects the parts of the library.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,11 +71,11 @@ pub struct Builder {
 /// The address of a Redis server, for [`Client::open`] and [`Client::builder`]. Made from a URL, from a
 /// [`redis::ConnectionInfo`], or from a [`redis::Client`], whose address and login are used.
 ///
-/// URLs are checked more strictly than in redis-rs: unknown options are refused. The client uses the address, user,
-/// password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name. TLS needs the
-/// feature `tls`, and certificates come from `Builder::tls` only. Building the client fails with `InvalidConfig` for a
-/// host with a `%`, `@` or `/`, which is a part of a password that was not percent-encoded. `Debug` shows neither user
-/// nor password.
+/// URLs are checked more strictly than in redis-rs: unknown options are refused. A host with a `%`, `@` or `/` is
+/// refused with `InvalidConfig`, since it is part of a password that was not percent-encoded. The client uses the
+/// address, user, password, database and protocol of a `ConnectionInfo`, and ignores its TCP settings and library name.
+/// TLS needs the feature `tls`, and certificates come from `Builder::tls` only. `Debug` shows neither user nor
+/// password.
 ///
 /// ```
 /// # let server = leasehold_testbed::Server::start().unwrap();
@@ -299,13 +298,14 @@ impl Builder {
         self
     }
 
-    /// Asks `callback` for the login of each new connection, for tokens that expire. The address must have no login
-    /// then. See [`Credentials`] for an example.
+    /// Calls `callback` for the login of each new connection, for passwords or tokens that expire. The address must not
+    /// contain a login. [`Credentials`] has another example.
     ///
-    /// It runs on the threads that connect, several at a time, under no lock of the library, and in
-    /// [`build`](Self::build) on the caller's, once a server has accepted the connection: not while the server is away.
-    /// Let it return soon: no time-out ends it, and its time does not count for `connect_timeout`. If it fails or
-    /// panics, there is no connection: `Unavailable`, with its error as `source()`. Keep passwords out of that error.
+    /// The callback runs once a server has accepted the connection, on the threads that connect, several at a time;
+    /// [`build`](Self::build) runs it on the caller's thread. The library holds none of its locks meanwhile. No time-out
+    /// ends the callback, and its time does not count for `connect_timeout`, so let it return soon. If it fails or
+    /// panics, the connection fails with `Unavailable`, and `source()` has the text of its error. Keep passwords out of
+    /// that error.
     ///
     /// ```
     /// use leasehold::{Client, Credentials};
@@ -327,8 +327,8 @@ impl Builder {
         self
     }
 
-    /// How connections of a `rediss://` address use TLS. Defaults to the authorities that the system trusts, without a
-    /// client certificate. An error for an address without TLS.
+    /// Sets how connections to a `rediss://` address use TLS. Defaults to the authorities that the system trusts,
+    /// without a client certificate. Building the client fails with `InvalidConfig` if the address has no TLS.
     ///
     /// ```no_run
     /// use leasehold::{Client, TlsConfig};

@@ -370,7 +370,7 @@ impl Client {
     /// [`LossReason::Shutdown`](crate::LossReason::Shutdown). On success, all callbacks and events have run.
     ///
     /// If Redis is away or refuses releases, the client tries them again until `timeout` has passed. After very many
-    /// dropped guards, allow for the time that Redis takes for their releases: docs/performance.md says how long.
+    /// dropped guards, Redis needs time for their releases: docs/performance.md says how long.
     ///
     /// This call releases no held lock: the key stays until the lock's guard is dropped or the ttl ends. It may be
     /// repeated.

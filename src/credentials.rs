@@ -30,7 +30,7 @@ pub struct Credentials {
     pub(crate) password: String,
 }
 
-/// Every function can be seen in use in the example of [`Credentials`].
+/// The example of [`Credentials`] uses every function.
 impl Credentials {
     /// The password of the default user.
     pub fn password(password: impl Into<String>) -> Self {
@@ -67,7 +67,7 @@ impl CredentialsCallback {
         Self(Arc::new(callback))
     }
 
-    /// Calls the callback, for a connection to `address`. An error or a panic of the callback is an error of the kind
+    /// Calls the callback, for a connection to `address`. If the callback fails or panics, returns an error of the kind
     /// `Unavailable`: without a login, no connection can be made now.
     pub(crate) fn call(&self, address: &str) -> Result<Credentials, Error> {
         let unavailable = |what: &str| {

@@ -30,11 +30,11 @@ pub enum ErrorKind {
     /// Redis refuses this client: a wrong password, or a missing permission.
     Denied,
     /// No TLS connection can be made: the server's certificate is not accepted (expired, of an unknown issuer, for
-    /// another name), the server does not accept the client's, or one side speaks no TLS. The message says which.
+    /// another name), the server refuses the client's certificate, or one side does not use TLS. The message says
+    /// which.
     Tls,
     /// The lock of a ticket is not held under that ticket: it was adopted before, has expired, or was unlocked by
-    /// force. Also if the reply to a first try was lost, and the client has released the lock that this try had
-    /// adopted.
+    /// force. Also if an adoption succeeded but its reply was lost: the client has released that lock.
     NotHeld,
     /// The text is not a ticket, or the ticket does not fit the client's settings. The message says why.
     InvalidTicket,
@@ -98,8 +98,8 @@ impl ErrorKind {
 /// The error of every fallible call of this crate.
 ///
 /// The type is opaque: use [`kind`](Error::kind), [`key`](Error::key) and the predicates. `Display` is one line for a
-/// log. `source()` returns the error of the network, of TLS or of Redis, unless `Display` has its text. Control characters in text of other users are escaped,
-/// and long text is cut.
+/// log. `source()` returns the error of the network, of TLS or of Redis, unless its text is in `Display` already.
+/// Control characters in text of other users are escaped, and long text is cut.
 ///
 /// ```
 /// # use leasehold::Client;

@@ -68,9 +68,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// [`release_ended`](Self::release_ended).
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
     /// A delayed release ended. `confirmed` is true if Redis has replied: the key is gone or has another holder.
-    /// Otherwise the client gave the release up: the ttl has ended, and the key with it; or the client was shut down or
-    /// dropped before, and the key expires at the end of its ttl. After the shutdown or drop, the client reports no
-    /// releases.
+    /// Otherwise the client gave the release up: the ttl has ended, or the client was shut down or dropped, and the key
+    /// expires at the end of its ttl. After the shutdown or drop, the client reports no releases.
     fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}
@@ -86,7 +85,7 @@ pub trait EventHandler: Send + Sync + 'static {
     /// Called before the events that are still queued. [`lost`](Self::lost), [`on_lost`](crate::MutexGuard::on_lost)
     /// callbacks and events on the caller's thread are never dropped.
     fn events_missed(&self, count: u64) {}
-    /// Redis refuses notifications to this client (an old version, an ACL, a proxy). So waiters poll, and renewals find
-    /// losses. Called once until notifications work again. The client keeps trying.
+    /// Redis refuses notifications to this client: an old version, an ACL or a proxy does. Waiters poll, and losses are
+    /// found at the next renewal. Called once until notifications work again. The client keeps trying.
     fn notifications_refused(&self, error: &Error) {}
 }

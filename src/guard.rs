@@ -537,7 +537,7 @@ pub struct LostSignal {
 impl Drop for LostSignal {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A channel has mutexes, which a thread of the parent may have held at the fork.
+            // The channel has mutexes. A thread of the parent may have held one of them at the fork.
             std::mem::forget((self.receiver.clone(), Arc::clone(&self.keep)));
         }
     }

@@ -14,8 +14,8 @@
 //! - [`conformance`]: what is required of a lock, line by line, and the tests for it.
 //! - [`coming_from`]: for users of redis-py, Redisson, rslock, redlock and redsync.
 
-/// Makes a module from a page. If a link is defined twice, the first definition counts: so in the API docs, links
-/// between pages lead to modules. On a code host these links lead to files.
+/// Makes a module from a page. If a link is defined twice, the first definition counts. So links between pages lead to
+/// modules in the API docs, and to files on a code host.
 macro_rules! page {
     ($name:ident, $file:literal) => {
         #[doc = "[choosing a ttl]: choosing_a_ttl"]

@@ -170,9 +170,9 @@ pub(crate) fn count_hand_off() {
 #[cfg(feature = "metrics")]
 struct Answered {
     outcome: &'static str,
-    /// From the time at which the renewal was due to its request.
+    /// How late the request was, counted from the time at which the renewal was due.
     late: Duration,
-    /// From the time at which the renewal was due to its reply.
+    /// How late the reply was, counted from the same time.
     answered: Duration,
 }
 
@@ -184,7 +184,7 @@ pub(crate) struct RenewalMetrics {
 }
 
 impl RenewalMetrics {
-    /// Adds a renewal that had been due for `late` when it was sent, and whose reply took `took`.
+    /// Adds a renewal. Its request was sent `late` after the renewal was due, and its reply took `took`.
     pub(crate) fn add(&mut self, outcome: &Result<(), Error>, late: Duration, took: Duration) {
         #[cfg(feature = "metrics")]
         {

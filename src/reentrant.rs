@@ -379,8 +379,8 @@ impl Hold {
             entry: Entry(name.clone()),
             guard,
         });
-        // Fails if the thread is ending and has dropped its map. The thread cannot lock a lock again that it acquires
-        // so late: no nested call finds the hold.
+        // Fails if the thread is ending and has dropped its map. A lock that is acquired so late cannot be locked
+        // again: no nested call finds the hold.
         let _ = HOLDS.try_with(|holds| holds.0.borrow_mut().insert(name, Rc::downgrade(&hold)));
         hold
     }

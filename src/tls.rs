@@ -37,7 +37,7 @@ pub(crate) struct ClientCertificate {
     pub(crate) key: Vec<u8>,
 }
 
-/// Every method can be seen in use in the example of [`TlsConfig`].
+/// The example of [`TlsConfig`] uses every method.
 impl TlsConfig {
     /// The default settings: the authorities of the system, no client certificate, and the host of the URL as the
     /// server's name.

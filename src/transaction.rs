@@ -193,7 +193,7 @@ impl TransactionRunner {
             }
             connection = Some(conn);
         }
-        // If the lock was lost, return the error of the loss, not the conflict.
+        // If the lock was lost, that loss is the error, not the conflict.
         self.watching_connection(lease, connection)?.unwatch();
         let message = format!(
             "watched keys changed {MAX_TRIES} times in a row: let their other writers take the lock, too, or try again"

@@ -11,7 +11,7 @@ const LONGEST_IN_OUTAGE: Duration = Duration::from_millis(250);
 pub(crate) struct Backoff {
     next: Duration,
     longest: Duration,
-    /// The time until the lock expires, by the last reply.
+    /// The time until the lock expires, according to the last reply.
     bound: Duration,
 }
 
@@ -24,7 +24,7 @@ impl Backoff {
         }
     }
 
-    /// Makes no pause longer than the time until the lock expires plus one millisecond.
+    /// Limits the pauses to the time until the lock expires, plus one millisecond.
     pub(crate) fn no_longer_than(&mut self, expires_in: Duration) {
         self.longest = LONGEST;
         self.bound = expires_in + Duration::from_millis(1);
@@ -43,7 +43,7 @@ impl Backoff {
     }
 }
 
-/// Returns a random time from half of `pause` to all of it, so that waiters do not ask at the same time.
+/// Returns a random time between half of `pause` and `pause`, so that waiters do not ask at the same time.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + 0.5 * LeaseId::random().jitter())
 }

@@ -19,10 +19,10 @@ pub(crate) struct LateReleases {
 
 #[derive(Default)]
 struct State {
-    /// Keys and fencing tokens of the late releases that are in flight, which bounds their number. The pipelines know
-    /// the late releases that wait to be written.
+    /// The late releases that are in flight, by key and fencing token. Few requests can be in flight, so this set is
+    /// bounded. Late releases that wait to be written are in the queues of the pipelines.
     open: HashSet<(Key, u64)>,
-    /// The client is about to end: a release that goes back to a pipeline's queue stays open until its end is reported.
+    /// The client is about to end. From then on, a release that goes back to a pipeline's queue stays in `open`.
     ending: bool,
     ended: bool,
 }
@@ -35,7 +35,7 @@ impl LateReleases {
         }
     }
 
-    /// Notes what a pipeline reports of a late release, and queues the events.
+    /// Records what a pipeline reports about a late release, and queues the events.
     pub(crate) fn note(&self, key: &Key, token: u64, delay: LateRelease) {
         let mut state = self.state.lock();
         if state.ended {

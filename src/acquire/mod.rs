@@ -125,7 +125,7 @@ impl Acquirer {
         let observed = observe::WaitSpan::begin(key.name());
         let started = self.watchdog.now();
         let result = acquire(started).map_err(|error| error.with_key(key.name()));
-        // The result is reported only after the waiter has left its queue, since the event handler runs user code.
+        // The event handler runs user code, so the waiter has left its queue before the report.
         if self.callbacks.has_listeners() {
             let waited = self.watchdog.now().since(started);
             let granted = result

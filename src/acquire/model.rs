@@ -73,7 +73,8 @@ impl Client {
         }
     }
 
-    /// Releases the lease as a dropped guard does, or as `unlock` does. `is_there`: the lease's key still exists.
+    /// Releases the lease as a dropped guard does, or as `unlock` does. `is_there` says whether the lease's key still
+    /// exists.
     fn release(&self, lease: &Arc<Lease>, is_there: bool) {
         if chance(2) {
             self.acquirer.release(lease);
@@ -167,8 +168,7 @@ fn assert_nothing_is_left(server: &Server, clients: &[Client]) {
 fn model_threads_of_one_client_take_turns() {
     check(RUNS, || {
         let server = Server::new();
-        // No time passes, so a waiter that is not woken sleeps for ever. So does a waiter that finds a lock in Redis
-        // that its own client has released.
+        // No time passes, so a waiter that nothing wakes sleeps for ever.
         let queue_mode = [QueueMode::Notified, QueueMode::Polling][choice(2)];
         let clients = [Client::new(&server, queue_mode)];
         let work = Work::new();
@@ -262,7 +262,7 @@ fn model_loss_wakes_the_next_waiter() {
             server.take_back(&request.key, lease.grant().id);
             lease.lose(MonotonicTime::now(), LossReason::Deleted);
         };
-        // The waiters do not depend on the release of the lost lease.
+        // The waiters get the lock without the release of the lost lease.
         let releases = || {
             client.acquirer.release(&lease);
         };

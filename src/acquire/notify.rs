@@ -1,5 +1,5 @@
-//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Only `clock_moved`
-//! waits: after a test has moved the clock of a `MemoryStore`, it waits for the renewals that are due.
+//! Handles notifications: wakes the waiter of a grant, ends or confirms leases whose keys changed. Only one method
+//! waits: `clock_moved`, for the renewals that became due when a test moved the clock of a `MemoryStore`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +22,7 @@ pub(crate) struct NotificationHandler {
 }
 
 impl NotificationHandler {
-    /// Also sets a hook that runs when a lease is lost: it stops the tracking of the lease's key, and wakes the key's
-    /// first waiter.
+    /// Also sets the loss hook: it stops the tracking of the lost lease's key, and wakes the key's first waiter.
     pub(crate) fn new(
         backend: Backend,
         watchdog: Arc<Watchdog>,
@@ -31,7 +30,8 @@ impl NotificationHandler {
         queues: Arc<LocalQueues>,
         max_ttl: Duration,
     ) -> Self {
-        // Weak references: the watchdog and the held leases own the callback executor.
+        // Weak references avoid a cycle: the watchdog and the held leases own the callback executor, which owns the
+        // hook.
         let (dog, local) = (Arc::downgrade(&watchdog), Arc::downgrade(&queues));
         callbacks.set_loss_hook(move |lease| {
             if let Some(watchdog) = dog.upgrade() {
@@ -50,8 +50,8 @@ impl NotificationHandler {
         }
     }
 
-    /// Handles a read of `key` that did not find `lease`. If the read may come from an old primary, or from a replica
-    /// that lags behind, a request to the primary has to confirm the loss first.
+    /// Handles a read of `key` that did not find `lease`. If the read may come from a server that is not the primary, a
+    /// request has to confirm the loss first.
     fn lost(&self, key: &Key, lease: LeaseId, state: KeyState<'_>) {
         let held = self.watchdog.tracked(key);
         let Some(held) = held.filter(|held| held.grant().id == lease) else {
@@ -68,7 +68,7 @@ impl NotificationHandler {
 impl Listener for NotificationHandler {
     fn granted(&self, _: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
         if self.queues.granted(key, lease, grant) == GrantOf::AbandonedLease {
-            // The release that abandoned the lease may have reached Redis before the grant.
+            // The lease was released when it was abandoned. That release may have reached Redis before the grant.
             self.backend.store.send_release(Command::Release {
                 key: key.clone(),
                 lease,
@@ -103,7 +103,7 @@ impl Listener for NotificationHandler {
 
     fn all_changed(&self, _: ServerId) {
         self.queues.wake_first();
-        // Tracks all held keys, even those that have not been held for long enough to be tracked.
+        // Tracks the keys of all holders, even of those that got their lock a moment ago.
         self.watchdog.track_keys(&self.queues.holders());
     }
 

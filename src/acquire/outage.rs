@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
-/// The outage that a client knows of. All waiters of the client share it, so the `outage_timeout` of a hundred waiters
-/// in a queue ends at the same time, not one after another.
+/// The outage that a client knows of. All waiters of the client share it: a queue of a hundred waiters ends after one
+/// `outage_timeout`, not after a hundred.
 pub(crate) struct Outage {
     is_known: AtomicBool,
     known: Mutex<Option<CurrentOutage>>,
-    /// For how long after its last failure an outage counts as current.
+    /// How long an outage counts as current after its last failure.
     fresh_for: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Outage {
         }
     }
 
-    /// Notes that an attempt that began at `since` failed. Returns the outage, and true if it is a new one.
+    /// Records that an attempt failed that began at `since`. Returns the outage, and whether it is new.
     pub(crate) fn begin(
         &self,
         since: MonotonicTime,
@@ -56,7 +56,7 @@ impl Outage {
         (current, is_news)
     }
 
-    /// Notes that Redis answered.
+    /// Records that Redis answered.
     pub(crate) fn end(&self) {
         if self.is_known.load(Ordering::Acquire) {
             let mut known = self.known.lock();

@@ -25,8 +25,8 @@ const SHARDS: usize = 64;
 const MAX_ABANDONED: usize = 64;
 /// The memory of an emptied queue is kept for the next queue if it has room for no more waiters than this.
 const LONGEST_SPARE: usize = 16;
-/// By how much the clock of Redis may run ahead of this machine's clock during a wait. A grant that seems to be even
-/// later has to be confirmed.
+/// How far the clock of Redis may gain on this machine's clock during a wait. A grant with a later time has to be
+/// confirmed.
 const CLOCK_DRIFT: Duration = Duration::from_secs(60);
 
 /// The holders and the waiting threads of one client, by key.
@@ -35,8 +35,8 @@ pub(crate) struct LocalQueues {
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// One shard of [`LocalQueues`]. Holders have a map of their own: a million locks may be held, and hardly any of them has
-/// a queue.
+/// One shard of [`LocalQueues`]. Holders have a map of their own: a client may hold a million locks, and hardly any of
+/// them has a queue.
 #[derive(Default)]
 struct Shard {
     holders: LeasesByKey,
@@ -53,8 +53,8 @@ struct KeyQueue {
     entry: Option<QueueEntry>,
     /// The place of the last entry that left the queue of Redis without a grant. The next entry joins at this place.
     since: Option<u64>,
-    /// The lease that another client took by force, and that client. Set when the message of the force came before a
-    /// caller had accepted the lease's grant.
+    /// The lease that another client took by force, and that client. Set if the message about it came before a caller
+    /// had accepted the lease's grant.
     forced: Option<(LeaseStart, HolderId)>,
 }
 
@@ -70,13 +70,13 @@ pub(crate) struct QueueEntry {
     pub(crate) granted: Option<GrantMessage>,
     /// A message reported a grant, and no reply since then has found the entry in the queue of Redis.
     was_granted: bool,
-    /// A message has named the lease: other users may know its id, so its next grant has to be confirmed.
+    /// A message named the lease id, so other users may know the id. The next grant of the lease has to be confirmed.
     is_known: bool,
     /// A request for the lease is unanswered. Until the reply comes, only that request's caller may release the lease.
     is_in_flight: bool,
     /// The entry's place in the queue of Redis: the time in µs at which it joined, by the clock of Redis.
     since: Option<u64>,
-    /// The waiter will be notified of a grant. Otherwise it polls.
+    /// Whether the waiter will be notified of a grant. If not, it polls.
     notified: bool,
     /// `Notifications::epoch` at the last request that found the entry in the queue.
     notification_epoch: u64,
@@ -125,8 +125,8 @@ pub(crate) enum EntryKind {
     New,
 }
 
-/// A thread's membership in a local queue. A dropped guard leaves the queue, for example in a panic. `leave` and
-/// `leave_with` also leave it, and return what the caller has to release.
+/// A thread's membership in a local queue. Its drop leaves the queue, for example in a panic. `leave` and `leave_with`
+/// leave the queue, too, and return what the caller has to release.
 pub(crate) struct WaiterGuard<'a> {
     queues: &'a LocalQueues,
     key: &'a Key,
@@ -142,11 +142,11 @@ pub(crate) struct WaiterGuard<'a> {
 pub(crate) enum QueuePosition {
     /// Other waiters of this client come first.
     Behind,
-    /// It is the first waiter, and a thread of this client holds the lock, with this much validity left.
+    /// This waiter is the first, and a thread of this client holds the lock, with this much validity left.
     Held(Duration),
-    /// It is the first waiter: it asks Redis.
+    /// This waiter is the first: it asks Redis.
     First,
-    /// It is the first waiter, and a message reported a grant to its entry.
+    /// This waiter is the first, and a message reported a grant to its entry.
     Granted(QueueEntry, GrantMessage),
 }
 
@@ -203,7 +203,7 @@ impl LocalQueues {
     /// Removes `lease`, which is not held any more, and wakes the first waiter. That waiter asks Redis.
     pub(crate) fn remove_holder(&self, lease: &Lease) {
         let holder = self.shard(&lease.grant().key).remove_holder(lease);
-        // The lease is dropped only after the mutex is released: this may be its last reference.
+        // Drop the lease after the mutex is released: this may be the lease's last reference.
         drop(holder);
     }
 
@@ -230,7 +230,7 @@ impl LocalQueues {
         }
         shard.tidy(key);
         let before = shard.holders.insert(Arc::clone(&next));
-        // Still under the mutex, so that a waiter that leaves now finds either itself in the queue or this lease.
+        // The mutex is still locked. So a waiter that leaves now finds itself in the queue, or finds this lease.
         first.hand_off(next);
         drop(shard);
         first.ring();
@@ -301,7 +301,7 @@ impl LocalQueues {
         let key = &lease.grant().key;
         let mut shard = self.shard(key);
         let is_newer = |holder: &Arc<Lease>| holder.grant().token > lease.grant().token;
-        // `lease` has ended meanwhile, and another thread of this client has got the lock.
+        // `lease` has ended, and another thread of this client holds the lock now.
         let lost = if shard.holders.get(key).is_some_and(is_newer) {
             Some(Arc::clone(lease))
         } else {
@@ -313,8 +313,8 @@ impl LocalQueues {
         }
     }
 
-    /// Handles a message that `by` took the lock from `lease`. Returns the holder if this client holds the lease. If no
-    /// caller has accepted the grant of the lease yet, the grant has to be confirmed.
+    /// Handles a message that `by` took the lock from `lease`. If this client holds the lease, returns the holder. If
+    /// no caller has accepted the lease's grant yet, the grant will have to be confirmed.
     pub(crate) fn forced(&self, key: &Key, lease: LeaseStart, by: &HolderId) -> Option<Arc<Lease>> {
         let mut shard = self.shard(key);
         let holder = shard.holders.get(key);
@@ -358,8 +358,8 @@ impl LocalQueues {
             .map(|entry| entry.lease)
     }
 
-    /// Forgets the entry of `lease`, which is not queued in Redis, or is about to be released. The next entry joins at
-    /// the same place. A grant of the lease that is reported later has to be released.
+    /// Forgets the entry of `lease`, which is not queued in Redis or is about to be released. The next entry joins at
+    /// the same place. If a grant of the lease is reported later, the client releases the grant.
     pub(crate) fn forget_entry(&self, key: &Key, lease: LeaseId) {
         let mut shard = self.shard(key);
         shard.abandoned.insert(lease);
@@ -522,8 +522,8 @@ impl WaiterGuard<'_> {
         (fresh, entry_kind, queue.entry.replace(fresh_entry))
     }
 
-    /// Notes that `lease` is in the queue of Redis, by the reply to a request with this `queue_mode`. Returns whether
-    /// the waiter will be notified of a grant, or `None` if `lease` is not the queue's entry any more.
+    /// Records that `lease` is in the queue of Redis, by the reply to a request with this `queue_mode`. Returns whether
+    /// the waiter will be notified of a grant. Returns `None` if `lease` is not the queue's entry any more.
     #[must_use]
     pub(crate) fn note_queued(
         &self,
@@ -538,8 +538,8 @@ impl WaiterGuard<'_> {
         let entry = entry.filter(|entry| entry.lease == lease)?;
         (entry.since, entry.is_in_flight, entry.notification_epoch) =
             (Some(since), false, notification_epoch);
-        // Redis found the entry in the queue, so a grant that was reported before the request was forged. A grant that
-        // was reported since the request may be true.
+        // Redis found the entry in the queue. So if a grant was reported before this request, it was forged. If a grant
+        // was reported after this request was sent, it may be true.
         entry.was_granted = entry.granted.is_some();
         entry.notified = match queue_mode {
             QueueMode::Existing { notified } => entry.notified || notified,
@@ -548,9 +548,9 @@ impl WaiterGuard<'_> {
         Some(entry.notified)
     }
 
-    /// Forgets the entry of `lease`, which is missing from the queue of Redis. If the waiter may have been granted the
-    /// lock and have asked too late, the next entry joins in front. If a message should have reported the grant,
-    /// returns the notification epoch in which it should have come: see `Notifications::epoch`.
+    /// Forgets the entry of `lease`, which is missing from the queue of Redis. If the waiter relied on a message of its
+    /// grant and got none, the next entry joins at the same place, and this method returns the notification epoch of
+    /// the entry. Otherwise the waiter may have asked too late after a grant, so the next entry joins in front.
     pub(crate) fn remove_missing_entry(&self, lease: LeaseId) -> Option<u64> {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key)?;
@@ -567,7 +567,7 @@ impl WaiterGuard<'_> {
         relied_on.then_some(entry.notification_epoch)
     }
 
-    /// Notes that Redis reports changes of the entry's key to this client.
+    /// Records that Redis reports changes of the entry's key to this client.
     pub(crate) fn note_tracked(&self) {
         let mut shard = self.queues.shard(self.key);
         let queue = shard.queues.get_mut(self.key);
@@ -612,8 +612,8 @@ impl WaiterGuard<'_> {
         (handed_off, forced.map(|(_, by)| by))
     }
 
-    /// Leaves the queue without a grant of Redis. The caller has to release what is returned: a lease that was handed off to
-    /// this waiter meanwhile, and the entry of a queue that has no waiter left.
+    /// Leaves the queue without a grant of Redis. Returns what the caller has to release: a lease that was handed off
+    /// to this waiter meanwhile, and the entry of a queue that has no waiter left.
     pub(crate) fn leave(mut self) -> (Option<Arc<Lease>>, Option<QueueEntry>) {
         self.left = true;
         self.quit(false)
@@ -670,7 +670,7 @@ struct Waiter {
 struct WaiterState {
     /// Stays set until the next sleep, so that a wake-up before that sleep is not lost.
     woken: bool,
-    /// The thread has to find out anew how long to sleep.
+    /// The thread has to compute again how long to sleep.
     nudged: bool,
     handed_off: Option<Arc<Lease>>,
 }
@@ -720,7 +720,7 @@ impl Waiter {
     fn ring(&self) {
         self.changed.notify_one();
         if let Some(wake_channel) = &self.wake_channel {
-            // If the channel is full, the thread looks anyway.
+            // If the channel is full, the thread will wake up anyway.
             try_send(wake_channel);
         }
     }
@@ -780,7 +780,7 @@ impl Abandoned {
         self.0.push_back(lease);
     }
 
-    /// Forgets `lease`, since one release is enough. Returns false if `lease` was not known.
+    /// Forgets `lease`, which is released only once. Returns false if `lease` was not known.
     fn take(&mut self, lease: LeaseId) -> bool {
         let place = self.0.iter().position(|known| *known == lease);
         place.and_then(|place| self.0.remove(place)).is_some()

@@ -25,7 +25,7 @@ impl Acquirer {
         let lost = self.watchdog.end_lease(lease, now).err();
         // Sent after a loss, too: the server that reported the loss may not be the primary.
         self.store.send_release(release_of(lease));
-        // Only now, so that the request of this client's next waiter goes behind the release.
+        // Remove the holder after the send: Redis must get the release before the request of the next waiter.
         self.queues.remove_holder(lease);
         if lost.is_some() {
             self.forget_lost_entry(lease);
@@ -33,7 +33,7 @@ impl Acquirer {
         lost.is_some()
     }
 
-    /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost before.
+    /// Releases the lease in Redis, without a hand-off, and waits for the reply. Fails only if the lease was lost.
     pub(crate) fn release_confirmed(&self, lease: &Lease) -> Result<Released, Error> {
         let now = self.watchdog.now();
         let result = match self.watchdog.end_lease(lease, now) {
@@ -125,8 +125,8 @@ impl Acquirer {
         }
     }
 
-    /// Tells Redis to release a lease that no guard holds: its grant, or its place in the queue. Forgets the entry
-    /// first, so that no later request uses the lease id. Otherwise this release would end such a request's grant.
+    /// Tells Redis to release a lease that no guard holds: its grant, or its place in the queue. First forgets the
+    /// entry. A later request with the same lease id could be granted, and this release would end that grant.
     pub(super) fn release_unheld(&self, key: Key, lease: LeaseId, ttl: Duration) {
         self.queues.forget_entry(&key, lease);
         let until = self.watchdog.now().after(ttl);

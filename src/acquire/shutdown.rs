@@ -8,7 +8,7 @@ use crate::util::sync::{AtomicBool, Condvar, Mutex, Ordering};
 #[derive(Default)]
 pub(super) struct Shutdown {
     is_shut_down: AtomicBool,
-    /// Held while the flag changes, so that no thread falls asleep at that time.
+    /// Held while the flag changes, so that a thread cannot fall asleep between its check of the flag and the wake-up.
     changing: Mutex<()>,
     changed: Condvar,
 }

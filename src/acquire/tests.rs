@@ -116,7 +116,7 @@ impl Fixture {
         self.store.answer(answer);
     }
 
-    /// Sets the outcome of the next request, which comes after `later`.
+    /// Sets the outcome of the next request. The outcome comes `later` than the request.
     fn answer_after(&self, later: Duration, outcome: Result<Reply, Error>) {
         let clock = self.clock.clone();
         self.answer(move |_| {
@@ -151,7 +151,7 @@ fn queued_waiter_has_its_key_tracked() {
     }
 }
 
-/// After what time a waiter at this place in the queue of a lock that expires after `ttl` asks again.
+/// The time until a waiter asks again, if `ahead` waiters come first and the lock expires after `ttl`.
 fn asks_after(ahead: u64, ttl: Duration) -> Duration {
     let now = MonotonicTime::now();
     let queued = Queued {
@@ -171,7 +171,7 @@ fn a_thousand_waiters_send_few_requests() {
         let a_second = (0..1000).map(|ahead| 1.0 / asks_after(ahead, ttl).as_secs_f64());
         let requests: f64 = a_second.sum();
         assert!(requests < at_most, "{requests} a second, ttl {ttl:?}");
-        // The last waiter asks before the queue ends, which outlives its lock by ten seconds or more.
+        // The last waiter asks while the queue exists: a queue outlives its lock by at least ten seconds.
         let latest = (0..20_000).map(|ahead| asks_after(ahead, ttl)).max();
         assert!(latest.unwrap() <= ttl + Duration::from_secs(5));
     }

@@ -1,4 +1,4 @@
-//! Transfers of a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis;
+//! Transfers a held lock to another client: the old holder turns its lease into a ticket and leaves the key in Redis;
 //! the new holder adopts the ticket under a lease id of its own.
 
 use std::sync::Arc;
@@ -11,9 +11,8 @@ use crate::store::{Adoption, Command, Reply};
 use crate::util::clock::MonotonicTime;
 
 impl Acquirer {
-    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease if it is renewed at
-    /// all, so that there is as much time as possible to adopt the ticket. If Redis does not answer, the rest of the
-    /// ttl counts.
+    /// Ends `lease`, leaves its key in Redis, and returns a ticket for it. First renews the lease, if it is renewed at
+    /// all: that leaves more time for the adoption. If Redis does not answer, the ticket has the rest of the ttl.
     pub(crate) fn transfer_out(&self, lease: &Arc<Lease>) -> Result<Ticket, Error> {
         let grant = lease.grant();
         let mut options = *grant.options;
@@ -22,11 +21,12 @@ impl Acquirer {
         }
         if options.renew_every.is_some() {
             let ttl = lease.renewal_ttl(self.watchdog.now());
-            // Ignores the result: the lease has noted it.
+            // The lease records the result, so it is ignored here.
             let _ = self.watchdog.extend(lease, ttl);
         }
         if options.checked {
-            // The check cannot be transferred, and without the check nothing could stop the renewal.
+            // A check cannot be transferred, and without the check nothing could stop the renewals. So the ticket has
+            // none.
             options.renew_every = None;
         }
         let now = self.watchdog.now();

@@ -1,5 +1,4 @@
-//! One caller's wait for a lock, from its place in the client's own queue to the lease: one loop (`Wait::run`), one
-//! attempt at a time, one deadline.
+//! One caller's wait for a lock: a loop (`Wait::run`) with one attempt at a time and one deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +17,20 @@ use crate::util::id::LeaseId;
 
 /// How long a waiter is queued in Redis before its key is tracked.
 const TRACK_AFTER: Duration = Duration::from_millis(20);
-/// How many of the first waiters of a key have it tracked: each change of the key costs a request for each of them.
+/// How many waiters at the front of a key's queue have the key tracked. Each change of the key costs a request for each
+/// of them.
 const TRACKING_WAITERS: u64 = 2;
-/// How long at most one of the first waiters relies on notifications before it asks Redis again. This bounds the delay
-/// from a lost notification.
+/// The longest time for which one of the first waiters relies on notifications before it asks Redis again. It bounds
+/// the delay after a lost notification.
 const LONGEST_TRUST: Duration = Duration::from_secs(1);
-/// How many of the first waiters ask at least once in `LONGEST_TRUST`. Behind them, a waiter at twice the place asks
-/// half as often, so that the number of requests grows with the logarithm of the number of waiters.
+/// How many waiters at the front of a queue ask at least once in `LONGEST_TRUST`. Behind them, a waiter at twice the
+/// place asks half as often. So the number of requests grows with the logarithm of the number of waiters.
 const NEAR: u64 = 8;
-/// How far apart the waiters of an expired lock ask, one after another: usually the first request serves the queue
-/// for all of them.
+/// The waiters of an expired lock ask one after another, this far apart. Usually the first request serves the queue for
+/// all of them.
 const ASK_APART: Duration = Duration::from_millis(20);
-/// How long after the expiry the last waiter asks at the latest. The queue outlives the lock by at least ten seconds.
+/// The last waiter asks at most this long after the lock has expired. The queue outlives the lock by ten seconds or
+/// more.
 const ASK_LATEST: Duration = Duration::from_secs(5);
 
 /// How long to wait while another holder has the lock.
@@ -69,8 +70,7 @@ impl RetryState {
     }
 }
 
-/// The result of this caller's last attempt. It counts more than the outage that the client knows of from other
-/// callers.
+/// The result of this caller's last attempt. It overrides the outage that the client knows of from other callers.
 enum LastAttempt {
     None,
     Answered,
@@ -151,7 +151,7 @@ impl Acquirer {
         }
     }
 
-    /// The result for a caller that does not wait, while other threads of this client do.
+    /// The result for a caller that does not wait, if other threads of this client wait for the lock.
     fn refuse_behind_others(&self) -> Result<Option<Arc<Lease>>, Error> {
         self.check_open()?;
         match self.outage.current(self.watchdog.now()) {
@@ -160,9 +160,9 @@ impl Acquirer {
         }
     }
 
-    /// Makes the lease of a grant, and tells the watchdog to keep it alive. `others_queued` says that other waiters may
-    /// be queued in Redis for the key. Releases the grant and fails if it came too late (`Timeout`) or after shutdown
-    /// (`Shutdown`).
+    /// Makes the lease of a grant, and tells the watchdog to keep it alive. `others_queued` says whether other clients
+    /// may be queued in Redis for the key. Releases the grant and fails if it came too late (`Timeout`) or after
+    /// shutdown (`Shutdown`).
     pub(super) fn lease_of(
         &self,
         grant: Grant,
@@ -173,7 +173,7 @@ impl Acquirer {
         let since = grant.since;
         let lease = Lease::new(grant, Arc::clone(&self.callbacks), check);
         let lease = Arc::new(lease.with_others_queued(others_queued));
-        // Checked before the watchdog has the lease, so that nobody is notified of the loss of a lock that nobody held.
+        // Checked before the watchdog gets the lease: the watchdog would report the loss of a lock that no caller held.
         if lease.valid_for(since).is_none() {
             self.release_unheld(key, id, ttl);
             let message = format!("the grant came later than its ttl of {ttl:?} allows");
@@ -186,7 +186,7 @@ impl Acquirer {
         Ok(lease)
     }
 
-    /// The latest time at which a waiter looks again at its deadline and at the outage.
+    /// The latest time at which a waiter checks its deadline and the outage again.
     pub(super) fn longest_sleep(
         &self,
         now: MonotonicTime,
@@ -207,8 +207,8 @@ impl Acquirer {
 }
 
 impl Wait<'_> {
-    /// Waits until this caller has the lock or its time is up. When the time is up, returns `None`, or an error if
-    /// there is an outage. The wait began at `joined_at`.
+    /// Waits until this caller has the lock or its time is up. The wait began at `joined_at`. When the time is up,
+    /// returns an error if there is an outage, otherwise `None`.
     fn run(&mut self, joined_at: MonotonicTime) -> Result<Option<Acquired>, Error> {
         let mut now = joined_at;
         let mut is_new = true;
@@ -433,7 +433,7 @@ impl Wait<'_> {
                         acquirer.outage.end();
                         return Ok(Some(lease));
                     }
-                    // Redis did reply, however late: the outage begins now.
+                    // Redis replied too late. It did reply, so the outage begins now.
                     Err(late) if late.is_unavailable() => {
                         self.note_failure(acquirer.watchdog.now(), late);
                     }
@@ -541,7 +541,7 @@ impl Wait<'_> {
             acquirer.notifications.request();
         }
         self.retry = match queued {
-            // An entry that joined to poll is not notified, even if notifications have become possible since.
+            // An entry that joined to poll is not notified, even if the client can be notified by now.
             Some(queued)
                 if is_notified && acquirer.notifications.queue_mode() == QueueMode::Notified =>
             {
@@ -582,13 +582,13 @@ impl Wait<'_> {
         let now = acquirer.watchdog.now();
         let (mut outage, is_news) = acquirer.outage.begin(since, now, error);
         if is_news {
-            // The waits behind this waiter now end after `outage_timeout`.
+            // The waiters behind this waiter now have to end after `outage_timeout`.
             acquirer.queues.wake_all();
         }
         if let LastAttempt::Failed(before) = &self.last_attempt {
             outage.since = outage.since.min(before.since);
         }
-        // Only now, so that the event handler finds the outage known.
+        // Comes last: while the event handler runs, the client must know of the outage.
         acquirer.report_unavailable(&self.request.key, &outage.error);
         self.last_attempt = LastAttempt::Failed(outage);
         self.backoff.for_an_outage();

@@ -36,8 +36,8 @@ pub(crate) struct CallbackExecutor {
     loss_hook: OnceLock<LossHook>,
 }
 
-/// A hook that is called for each lost lease, after the loss was sent to the lease's channels. Must be quick, and must
-/// run no user code.
+/// A hook that is called for each lost lease, after the lease's channels got the reason. It must be quick and must not
+/// run user code.
 type LossHook = Box<dyn Fn(&Lease) + Send + Sync>;
 
 enum Message {

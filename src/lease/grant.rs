@@ -44,7 +44,7 @@ impl Options {
     };
 }
 
-/// The options of the latest request. All leases in a row with equal options share one copy.
+/// The options of the latest request. Leases that are requested one after another with equal options share one copy.
 #[derive(Default)]
 pub(crate) struct SharedOptions(Mutex<Option<Arc<Options>>>);
 
@@ -66,19 +66,20 @@ pub(crate) struct Grant {
     pub(crate) id: LeaseId,
     pub(crate) token: u64,
     pub(crate) options: Arc<Options>,
-    /// When this client asked for the lock, before it sent the first byte; or when the lock was handed off.
+    /// When this client asked for the lock, before it sent the first byte. After a hand-off: when the lock was handed
+    /// off.
     pub(crate) asked_at: MonotonicTime,
-    /// When this client got the lock. A hand-off leaves this as it is.
+    /// When this client got the lock. A hand-off does not change this time.
     pub(crate) since: MonotonicTime,
 }
 
-/// The time between two renewals is divided into this many steps, and a renewal is moved to the start of its step. So
-/// renewals of several leases share a round trip instead of waking the watchdog one by one.
+/// The time between two renewals has this many steps, and a renewal is moved to the start of its step. So the renewals
+/// of several leases share a round trip, and do not wake the watchdog one by one.
 const RENEWAL_STEPS: u32 = 128;
 /// The longest step. With longer steps, a client with many leases would renew too many of them at one moment.
 const LONGEST_RENEWAL_STEP: Duration = Duration::from_millis(10);
 /// Renewals that were due together are spread over the time between renewals divided by this number. A smaller number
-/// would spread them sooner, but renew more often; this one costs 3 % more renewals.
+/// would spread them sooner, but renew more often. With this number, 3 % more renewals are sent.
 const SPREAD: u32 = 16;
 
 fn renewal_step(every: Duration) -> Duration {
@@ -124,7 +125,7 @@ impl Grant {
         hand_offs_of(self.token)
     }
 
-    /// `time`, but not after the end of `max_hold`.
+    /// The earlier of `time` and the end of `max_hold`.
     pub(super) fn at_most_hold_until(&self, time: MonotonicTime) -> MonotonicTime {
         self.hold_until().map_or(time, |until| time.min(until))
     }
@@ -135,8 +136,8 @@ impl Grant {
             .is_some_and(|until| asked_at.after(ttl) >= until)
     }
 
-    /// When to renew after a grant or renewal that was asked for at `asked_at`; `None` if leases with these options are
-    /// not renewed, or if the lease is `capped`: a renewal could not make the hold longer.
+    /// When to renew after a grant or renewal that was asked for at `asked_at`. `None` if leases with these options are
+    /// not renewed, or if the lease is `capped`: its ttl reaches the end of `max_hold` already.
     pub(super) fn next_renewal(
         &self,
         asked_at: MonotonicTime,
@@ -149,8 +150,8 @@ impl Grant {
         Some(asked_at.after(every).rounded_down(renewal_step(every)))
     }
 
-    /// When to renew if a renewal is due at `at` together with many others: earlier than `at`, by a time that differs
-    /// from lease to lease. So the renewals spread over time.
+    /// When to renew if a renewal is due at `at` together with many others. This is earlier than `at`, by a time that
+    /// differs from lease to lease, so the renewals spread over time.
     pub(super) fn spread_earlier(&self, at: MonotonicTime) -> MonotonicTime {
         let every = self.options.renew_every.unwrap_or_default();
         let earlier = (every / SPREAD).mul_f64(self.id.jitter());

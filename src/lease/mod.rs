@@ -61,7 +61,7 @@ struct State {
     renew_at: Option<MonotonicTime>,
     /// A renewal is queued or under way.
     renewal_due: bool,
-    /// When the key is to be tracked; `None` once that is due.
+    /// When to track the key. `None` once that time has come.
     track_at: Option<MonotonicTime>,
     /// Redis notifies this client of changes of the key.
     tracked: bool,
@@ -76,10 +76,10 @@ struct State {
     extras: Option<Box<Extras>>,
 }
 
-/// State that few leases have, or that leases have for a moment only.
+/// State that few leases have, or that a lease has only for a moment.
 #[derive(Default)]
 struct Extras {
-    /// Why the lease was lost. `None` in all other phases.
+    /// Why the lease was lost. `None` unless it was lost.
     loss: Option<LossReason>,
     /// Renewal was stopped for this reason, which becomes the loss reason when the validity ends.
     renewal_stopped: Option<LossReason>,
@@ -233,7 +233,7 @@ impl Lease {
         }
     }
 
-    /// When the validity ends, unless a change of the ttl moves its end.
+    /// When the validity ends, unless the ttl is changed before.
     pub(crate) fn valid_until(&self) -> MonotonicTime {
         self.state.lock().valid_until
     }
@@ -258,7 +258,7 @@ impl Lease {
         (detached, Ok(()))
     }
 
-    /// How long the lease is still valid, if it is held at `now`. Never ends the lease, so callers may hold other locks.
+    /// How long the lease is still valid, if it is held at `now`. Never ends the lease, so callers may hold mutexes.
     pub(crate) fn valid_for(&self, now: MonotonicTime) -> Option<Duration> {
         let state = self.state.lock();
         let is_live = state.phase == Phase::Held && now < state.valid_until;
@@ -268,10 +268,10 @@ impl Lease {
     /// Ends this lease and returns a lease for the next holder of this client, with the same id, the next token and
     /// the `options` that the next holder asked for. Sends nothing to Redis.
     ///
-    /// Changes nothing and returns `None` in these cases: this lease has ended, has other options, is not renewed (any
-    /// more), or has a check. Its ttl is being changed or reaches the end of `max_hold`. A third of its validity has
-    /// passed, or it was extended beyond its ttl. Hand-offs are forbidden, or a message of a `force_unlock` is being
-    /// confirmed. Calls no listener, so callers may hold other locks.
+    /// Changes nothing and returns `None` if this lease has ended, has other options or a check, or is not renewed (any
+    /// more). The same if its ttl is being changed, reaches the end of `max_hold`, or was extended; if a third of its
+    /// validity has passed; if hand-offs are forbidden; or if a message of a `force_unlock` is being confirmed. Calls
+    /// no listener, so callers may hold mutexes.
     pub(crate) fn hand_off(
         &self,
         now: MonotonicTime,
@@ -303,7 +303,7 @@ impl Lease {
             valid_until: grant.at_most_hold_until(state.valid_until),
             key_until: state.key_until,
             capped: false,
-            // This time is in the past if a renewal is due that has not begun.
+            // If a renewal is due and has not begun, this time is in the past.
             renew_at: state.renew_at,
             renewal_due: false,
             track_at: (!state.tracked).then(|| now.after(TRACK_AFTER)),
@@ -325,8 +325,8 @@ impl Lease {
         Some((Arc::new(next), detached))
     }
 
-    /// Forbids to hand the lease off within the client. A request that was sent, and that may arrive late, relies on
-    /// this: the key has to change before another holder gets the lock.
+    /// Forbids hand-offs of the lease. A transaction without a reply may still be executed as long as the key has the
+    /// same value, and a hand-off does not change the value.
     pub(crate) fn forbid_hand_off(&self) {
         self.state.lock().no_hand_off = true;
     }
@@ -347,9 +347,9 @@ impl Lease {
         self.lose_and_unlock(self.lock_and_expire(now), reason);
     }
 
-    /// Records a message that says that `by` unlocked this lease by force. True if the caller has to ask a pipeline
-    /// now: one request is sent at a time, and none for a second after a denial. If the pipeline finds the key gone or
-    /// with another holder, the lease is lost with `ForceUnlocked`.
+    /// Records a message that says that `by` unlocked this lease by force. Returns true if the caller has to ask a
+    /// pipeline now: one request is sent at a time, and none for a second after a denial. If the pipeline does not find
+    /// the lease under its key, the lease is lost with `ForceUnlocked`.
     pub(crate) fn record_force_message(&self, by: HolderId, now: MonotonicTime) -> bool {
         let mut state = self.state.lock();
         if state.phase != Phase::Held {
@@ -436,8 +436,8 @@ impl Lease {
         self.state.lock()
     }
 
-    /// Ends the lease as lost, if it is held. Unlocks the state, sends to the loss channels, and queues the callbacks and
-    /// the event.
+    /// Ends the lease as lost, if it is held. Sends to the loss channels, and queues the callbacks and the event.
+    /// Unlocks the state.
     fn lose_and_unlock(&self, mut state: MutexGuard<'_, State>, mut reason: LossReason) {
         if state.phase != Phase::Held {
             return;

@@ -54,9 +54,9 @@ impl Lease {
     /// Returns the actions that are due, marks them as begun, and sets the next timer. Marks the lease as lost if its
     /// validity has ended.
     ///
-    /// `replace_timer` is called with the old timer (if any) and the time of the next timer. It returns the new timer,
-    /// or `None` if the watchdog has stopped. It is called while the lease is locked, so a concurrent release either
-    /// finds the new timer or keeps it from being set.
+    /// Calls `replace_timer` with the old timer (if any) and the time of the next timer. `replace_timer` returns the
+    /// new timer, or `None` if the watchdog has stopped. The lease is locked during the call. So a concurrent release
+    /// finds the new timer, or prevents it.
     pub(crate) fn take_due(
         &self,
         now: MonotonicTime,
@@ -76,7 +76,7 @@ impl Lease {
             // A check that is still queued or running is not queued again.
             renew = !std::mem::replace(&mut extras.checking, true);
         }
-        // If there was no room among the tracked keys, each renewal tries to track the key again.
+        // If too many keys were tracked, each renewal tries to track the key again.
         let again = renew && state.track_at.is_none() && !state.tracked;
         let track = state.track_at.take_if(|at| *at <= now).is_some() || again;
         let extras = state.extras.as_mut();
@@ -96,7 +96,7 @@ impl Lease {
     pub(crate) fn hold_left(&self, now: MonotonicTime) -> Option<Duration> {
         let until = self.grant.hold_until()?;
         let state = self.state.lock();
-        // The last validity ends a little before `max_hold` does, by the allowance for drift.
+        // When the ttl is capped, the validity ends a little before `max_hold` does: by the allowance for drift.
         let until = if state.capped {
             state.valid_until
         } else {
@@ -106,7 +106,7 @@ impl Lease {
         is_live.then(|| until.since(now))
     }
 
-    /// Calls `has_room` if the lease is held. The key counts as tracked if the result is true.
+    /// If the lease is held, calls `has_room`. If that returns true, the key counts as tracked.
     pub(crate) fn track_if(&self, has_room: impl FnOnce() -> bool) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
@@ -171,8 +171,8 @@ impl Lease {
         may
     }
 
-    /// Begins the renewal that is due, and returns for how long it has been due, counted from its first try. `None` if
-    /// the lease has ended, its ttl is being changed or was changed after the renewal became due, or renewal was
+    /// Begins the renewal that is due. Returns for how long it has been due, counted from its first try. Returns `None`
+    /// if the lease has ended, its ttl is being changed or was changed after the renewal became due, or renewal was
     /// stopped. Marks the lease as lost if its validity has ended.
     pub(crate) fn begin_renewal(&self, now: MonotonicTime) -> Option<Duration> {
         let mut state = self.lock_and_expire(now);
@@ -188,8 +188,8 @@ impl Lease {
         Some(now.since(due.unwrap_or(now)))
     }
 
-    /// If a renewal is due at `now`, waits until it has succeeded or failed; false after `timeout`. Marks the lease as
-    /// lost if its validity has ended.
+    /// If a renewal is due at `now`, waits until it has succeeded or failed. Returns false after `timeout`. Marks the
+    /// lease as lost if its validity has ended.
     pub(crate) fn wait_for_renewal(&self, now: MonotonicTime, timeout: Duration) -> bool {
         let mut state = self.lock_and_expire(now);
         loop {
@@ -204,8 +204,8 @@ impl Lease {
         }
     }
 
-    /// Begins a change of the ttl. If another change is under way, waits for its end. False if that change has not
-    /// ended at `deadline`, or if the lease has ended.
+    /// Begins a change of the ttl. If another change is under way, waits for its end. Returns false if that change has
+    /// not ended at `deadline`, or if the lease has ended.
     pub(crate) fn begin_ttl_change(
         &self,
         deadline: MonotonicTime,
@@ -242,7 +242,7 @@ impl Lease {
             state.capped |= self.grant.is_capped(asked_at, ttl);
             state.key_until = state.key_until.max(now.after(ttl + ttl / 50));
             state.renewal_due = false;
-            // An extension by less than the ttl does not postpone the renewal.
+            // An extension for less than the full ttl does not postpone the renewal.
             let full_ttl_at = self.full_ttl_at(&state, asked_at);
             state.renew_at = match state.renewal_stopped() {
                 Some(_) => None,
@@ -252,21 +252,21 @@ impl Lease {
         state.notify_ttl_change_ended();
     }
 
-    /// The time at which a request for the full ttl would have led to the present end of the validity, but at most
+    /// The time at which a request for the full ttl would have given the lease its present validity, but at most
     /// `latest`.
     fn full_ttl_at(&self, state: &State, latest: MonotonicTime) -> MonotonicTime {
         let whole = validity(self.grant.ttl());
         latest.min(state.valid_until.before(whole))
     }
 
-    /// Makes the next renewal a little earlier, since many leases were renewed together.
+    /// Makes the next renewal a little earlier, because many leases were renewed together.
     pub(crate) fn spread_renewal(&self) {
         let mut state = self.state.lock();
         state.renew_at = state.renew_at.map(|at| self.grant.spread_earlier(at));
     }
 
-    /// Ends a change of the ttl to `asked` that Redis has not confirmed. The request may still reach Redis as long as the
-    /// key lives. A renewal is tried again at `retry_at`.
+    /// Ends a change of the ttl to `asked` that Redis has not confirmed. Redis may still get the request while the key
+    /// exists. `retry_at` is the time of the next try, if this was a renewal.
     pub(crate) fn fail_ttl_change(
         &self,
         now: MonotonicTime,
@@ -275,7 +275,7 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // However many requests fail, the last request that reaches Redis decides.
+        // Only the last request that reaches Redis counts, however many requests fail.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);

@@ -66,8 +66,8 @@ pub(crate) enum Command {
     },
     /// Reads a fenced value.
     Read { key: Key },
-    /// Does nothing. A store queues it behind its other requests, and its outcome comes after theirs. Code above the
-    /// store calls `Store::flush`.
+    /// Does nothing. Its outcome comes after the outcomes of all earlier requests of its pipeline. Code above the store
+    /// calls `Store::flush`.
     Flush,
 }
 
@@ -147,8 +147,8 @@ pub(crate) struct Held {
 pub(crate) enum QueueMode {
     /// Does not join: a single attempt.
     None,
-    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, the key is kept for it for a
-    /// moment.
+    /// Joins and polls, since the client cannot be notified. When the waiter's turn comes, Redis keeps the key for the
+    /// waiter for a moment.
     Polling,
     /// Joins. When the waiter's turn comes, it is granted the key and notified.
     Notified,

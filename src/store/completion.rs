@@ -162,8 +162,8 @@ impl Caller {
         true
     }
 
-    /// Unparks the thread, but only if it is parked. Otherwise the thread's next park would return early, and that may
-    /// be in the user's code. Unlocks the mutex first, since the woken thread locks it next.
+    /// Unparks the thread, but only if it is parked. Otherwise the thread's next park would return early, even in the
+    /// user's code. Unlocks the mutex first, since the woken thread locks it next.
     fn wake(&self, mut state: MutexGuard<'_, CallerState>) {
         let was_asleep = std::mem::take(&mut state.asleep);
         drop(state);

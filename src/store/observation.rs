@@ -1,4 +1,4 @@
-//! The reports of servers about locks, as typed data: each names its server. The values of keys are interpreted here.
+//! The reports of servers about locks, as typed data. Each report names its server. Interprets the values of keys.
 
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -65,7 +65,8 @@ pub(crate) trait Listener: Send + Sync {
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage);
     /// `lease` is among the first waiters for `key`.
     fn near(&self, server: ServerId, key: &Key, lease: LeaseStart);
-    /// A message says that the client `by` took `key` from `lease` by force. Every user who may publish can send it.
+    /// A message says that the client `by` took `key` from `lease` by force. Every user with the right to publish can
+    /// send it.
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
     /// `key` was changed. Returns the key, and the lease expected there, if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;

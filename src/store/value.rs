@@ -29,7 +29,7 @@ pub(crate) struct TokenBound(
 );
 
 impl TokenBound {
-    /// `None` if `token` is so great that the scripts could grant few tokens above it, or none.
+    /// Returns `None` if the scripts could grant no token above `token`, or only few.
     #[cfg_attr(
         not(test),
         expect(dead_code, reason = "only a store of several servers has bounds")

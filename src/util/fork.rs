@@ -49,7 +49,7 @@ impl Process {
     }
 }
 
-/// Counts one client of this process until it is dropped, when the client and its last thread have ended.
+/// Counts one client of this process. Dropped when the client and its last thread have ended.
 pub(crate) struct ForkGuard(Process);
 
 impl ForkGuard {

@@ -1,5 +1,5 @@
-//! Inputs for the tests named `fuzz_..`: arbitrary bytes, and valid texts with changes. `cargo xtask fuzz` runs these tests
-//! with new inputs.
+//! Inputs for the tests named `fuzz_..`: arbitrary bytes, and valid texts with changes. `cargo xtask fuzz` runs these
+//! tests with new inputs.
 
 use std::fmt;
 

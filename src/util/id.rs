@@ -77,12 +77,12 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// A source of lease ids. A lease id is secret until its lock is granted: the message of a grant proves itself by the
-/// id.
+/// A source of lease ids. A lease id is secret until its lock is granted: a waiter accepts the message of a grant
+/// because it contains the id.
 ///
-/// All random bytes come from the system, since a random generator of the process would repeat its numbers in each
-/// fork. Each read is a system call, so it gets 64 ids. (A fork also copies the ids that are left here, but a forked
-/// process cannot use its parent's clients.)
+/// All random bytes come from the system. A random generator of the process would repeat its numbers in each fork. Each
+/// read is a system call, so it gets 64 ids. (A fork also copies the unused ids, but a forked process cannot use its
+/// parent's clients.)
 #[derive(Default)]
 pub(crate) struct LeaseIds(Mutex<Vec<LeaseId>>);
 

@@ -9,7 +9,8 @@ use crate::error::{Error, ErrorKind};
 use crate::util::id::HolderId;
 use crate::util::text::printable;
 
-/// The first character of the library's own keys after the prefix. No prefix may contain it, and no name may begin with it.
+/// The first character of the library's own keys after the prefix. Prefixes must not contain it, names not begin with
+/// it.
 pub(crate) const RESERVED: char = '~';
 
 /// Follows the prefix in the key of the fence counter.
@@ -129,7 +130,7 @@ fn reserved_word(name: &str) -> Option<&'static str> {
     RESERVED_WORDS.into_iter().find(|word| name.contains(word))
 }
 
-/// SipHash with a random seed, one per process. Without a seed, users could choose many names with the same hash.
+/// SipHash with a random seed for each process. Without a seed, users could choose many names with the same hash.
 #[cfg(not(all(test, shuttle)))]
 type Seed = std::collections::hash_map::RandomState;
 /// Models need the same hashes each time.
@@ -168,9 +169,9 @@ impl Hasher for KeyHasher {
     }
 
     fn write_u32(&mut self, hash: u32) {
-        // The low bits choose a key's shard, so all keys in the map of a shard have the same low bits. But a map chooses
-        // buckets by the low bits, too. The upper half of the product depends on all bits (Fibonacci hashing), so swap
-        // the halves.
+        // The low bits of a hash choose a key's shard, so all keys in the map of a shard have the same low bits. But a
+        // map chooses buckets by the low bits, too. The upper half of the product depends on all bits (Fibonacci
+        // hashing), so swap the halves.
         self.0 = u64::from(hash)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);

@@ -60,8 +60,8 @@ impl ThreadGroup {
         })
     }
 
-    /// Waits until all threads have ended; false if some have not ended at `deadline`. On a thread of any thread group,
-    /// returns true at once, since such a thread may wait for itself.
+    /// Waits until all threads have ended. Returns false if some have not ended at `deadline`. On a thread of any
+    /// thread group, returns true at once: such a thread could wait for itself.
     pub(crate) fn wait_until_ended(&self, deadline: MonotonicTime) -> bool {
         self.alive.lock().take();
         if IN_GROUP.get() {

@@ -43,8 +43,8 @@ pub(crate) use wheel::Wheel;
 
 /// The longest pause before a failed renewal is tried again.
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
-/// The ttl of a renewal that only asks whether the lease is held: the shortest ttl, since a renewal never shortens a
-/// ttl. A replica refuses this request, as any write.
+/// The ttl of a renewal that only asks whether the lease is held. A renewal never shortens a ttl, so the shortest ttl
+/// changes nothing. A replica refuses this request like any other write.
 const CONFIRMING_TTL: Duration = Duration::from_millis(1);
 
 /// Renews the leases of a client, ends them when their validity ends, and tracks their keys.
@@ -102,7 +102,8 @@ impl Watchdog {
             .inspect_err(|_| self.stop())
     }
 
-    /// Starts the thread that runs checks, unless it runs already. Checks have their own thread since user code may hang.
+    /// Starts the thread that runs checks, unless it runs already. Checks have a thread of their own, since they may
+    /// hang.
     pub(crate) fn start_checks(self: &Arc<Self>, threads: &ThreadGroup) -> Result<(), Error> {
         let mut not_started = self.checks.lock();
         if let Some(inbox) = not_started.clone() {
@@ -137,8 +138,8 @@ impl Watchdog {
             .set_timer(next, TimerTarget::Lease(Arc::clone(lease)))
     }
 
-    /// Ends a lease for its holder: removes its timer, and stops tracking its key. Returns the reason as an error if
-    /// the lease was lost before. Sends nothing to Redis.
+    /// Ends a lease for its holder: removes the lease's timer, and stops tracking its key. Returns the reason as an
+    /// error if the lease was lost before. Sends nothing to Redis.
     pub(crate) fn end_lease(&self, lease: &Lease, now: MonotonicTime) -> Result<(), LossReason> {
         let (detached, outcome) = lease.mark_released(now);
         if let Some(timer) = detached.timer {
@@ -150,16 +151,16 @@ impl Watchdog {
         outcome
     }
 
-    /// Schedules `next`, the lease that replaces `before` after a hand-off. Tracks its key if it was tracked for
-    /// `before`.
+    /// Schedules `next`, the lease that replaces `before` after a hand-off. If the key was tracked for `before`, it is
+    /// tracked for `next`.
     pub(crate) fn replace_lease(&self, before: &Lease, detached: &Detached, next: &Arc<Lease>) {
         if let Some(timer) = detached.timer {
             self.scheduler.cancel_timer(timer);
         }
         if detached.tracked {
             self.tracked.remove(before);
-            // A notification between these two calls finds no lease for the key. So track the key again, which reads
-            // it.
+            // A notification that comes between these two calls finds no lease for the key. Tracking the key again
+            // reads it.
             self.track_keys(std::slice::from_ref(next));
         }
         self.schedule_or_lose(next);
@@ -278,8 +279,7 @@ impl Watchdog {
         (to_renew, to_track)
     }
 
-    /// Queues the event that `max_hold` ends soon. If the lease has ended when the event's turn comes, calls no
-    /// handler.
+    /// Queues the event that `max_hold` ends soon. The event calls no handler if the lease has ended by then.
     fn queue_hold_warning(&self, lease: Arc<Lease>) {
         let scheduler = Arc::clone(&self.scheduler);
         self.callbacks.queue_event(move |events| {
@@ -353,15 +353,15 @@ impl Watchdog {
         }
     }
 
-    /// Handles a read that did not find the lease under its key: queues a request on a pipeline, which ends the lease
-    /// if the pipeline does not find it either.
+    /// Handles a read that did not find the lease under its key. Queues a request on a pipeline; if that does not find
+    /// the lease either, the lease is lost.
     pub(crate) fn queue_confirmation(&self, lease: Arc<Lease>) {
         self.scheduler
             .queue_confirmation(lease, LossReport::KeyRead);
     }
 
-    /// Handles a message that says that `by` unlocked the lease by force: queues a request on a pipeline, one at a time
-    /// for each lease. Marks the lease as lost at once if no other user can publish messages.
+    /// Handles a message that says that `by` unlocked the lease by force. If no other user can publish messages, marks
+    /// the lease as lost at once. Otherwise queues a request on a pipeline, one at a time for each lease.
     pub(crate) fn handle_force_message(&self, lease: Arc<Lease>, by: HolderId) {
         let now = self.now();
         if !self.notifications.must_confirm_losses() {
@@ -399,7 +399,7 @@ impl Watchdog {
                 lease.record_force_answer(confirmed.is_ok().then(|| self.now()));
             }
             let is_settled = match &confirmed {
-                // Another message may have come meanwhile, so read the key again.
+                // Another message may have come since the request was sent, so read the key again.
                 Ok(()) => report == LossReport::KeyRead,
                 Err(error) => error.is_lease_lost(),
             };
@@ -440,7 +440,7 @@ impl Watchdog {
     fn renew_all(&self, leases: &[Arc<Lease>]) {
         let asked_at = self.now();
         let deadline = asked_at.after(self.command_timeout);
-        // Leaves out leases that are being extended: the end of the extension sets the next renewal.
+        // Leaves out leases that are being extended: the end of an extension sets the time of the next renewal.
         let (begun, late): (Vec<&Arc<Lease>>, Vec<Duration>) = leases
             .iter()
             .filter_map(|lease| lease.begin_renewal(asked_at).map(|late| (lease, late)))

@@ -190,7 +190,7 @@ fn model_stop_loses_every_lease_and_ends_threads() {
         let released = AtomicBool::new(false);
         let hold_lease = |lease: &Arc<Lease>, releases: bool| {
             if !world.watchdog.schedule(lease) {
-                // `Acquirer` does the same.
+                // `Acquirer` ends a lease in the same way if the watchdog has stopped.
                 lease.lose(MonotonicTime::now(), LossReason::Shutdown);
             }
             if chance(2) {

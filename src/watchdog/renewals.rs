@@ -1,8 +1,8 @@
 //! The queue of the workers that renew leases and confirm losses.
 //!
-//! The lease that ends first is renewed first (earliest deadline first: Liu and Layland, 1973), so a lease with a short
-//! ttl is not lost behind many leases that have more time left. Under overload each lease is renewed just before its
-//! end, as long as one renewal per ttl is possible. Confirmations go before renewals.
+//! The workers first renew the lease that ends first (earliest deadline first: Liu and Layland, 1973). So a lease with
+//! a short ttl is not lost while leases with more time left are renewed. Under overload each lease is renewed just
+//! before its end, as long as one renewal per ttl is possible. Confirmations go before renewals.
 
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -20,11 +20,11 @@ use crate::lease::{Lease, LeasesByKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{Condvar, Mutex};
 
-/// How many renewals a worker takes at least, if that many are due. Redis executes batches of this size from all
-/// workers in half a millisecond, and then serves other clients.
+/// How many renewals a worker takes at least, if that many are due. All workers together then keep Redis busy for half
+/// a millisecond; after that it serves other clients.
 pub(super) const MIN_BATCH: usize = if cfg!(all(test, shuttle)) { 1 } else { 32 };
-/// The longer renewals wait, the larger are the batches, since fewer round trips help a slow network or machine. After
-/// this time a batch is as large as the store allows, which takes Redis some milliseconds.
+/// Batches grow with the time for which renewals wait: fewer round trips help a slow network or machine. After this
+/// time a batch is as large as the store allows, which takes Redis some milliseconds.
 const FULL_BATCH_AFTER: Duration = Duration::from_millis(250);
 
 /// The source of a report that a lease was lost. A pipeline has to confirm the report.
@@ -43,8 +43,8 @@ pub(crate) enum RenewalBatch {
     Confirm(LossReport, LeasesByKey),
 }
 
-/// The leases that wait for a worker. Bounded by the held leases: a renewal is not due again before a change of the ttl
-/// has ended. (A lease that is extended while it is queued may be queued once more.)
+/// The leases that wait for a worker. The number of held leases bounds the queue, since a renewal is not due again
+/// until a change of the ttl has ended. (A lease that is extended while it is queued may be queued once more.)
 #[derive(Default)]
 pub(super) struct RenewalQueue {
     waiting: Mutex<Waiting>,
@@ -63,9 +63,9 @@ struct Waiting {
     ended: bool,
 }
 
-/// All renewals that were queued when the round began. The time since then shows how late the workers are, until all
-/// renewals of the round are taken. Renewals that are queued later, and go first, do not change that. The next round
-/// begins with small batches again.
+/// The renewals that were queued when the round began. While some of them are left, the age of the round says how late
+/// the workers are. A renewal that is queued later may be taken first, but does not make the round younger. The next
+/// round begins with small batches again.
 struct Round {
     since: MonotonicTime,
     /// The round consists of renewals with lower numbers.
@@ -114,8 +114,8 @@ impl RenewalQueue {
         if leases.is_empty() {
             return;
         }
-        // This call locks the leases, so it comes before the queue is locked: other threads lock the queue while they
-        // hold a lease's lock.
+        // This call locks the leases, so it comes before the lock of the queue: other threads lock a lease first, then
+        // the queue.
         let leases = with_ends(leases);
         let mut waiting = self.waiting.lock();
         if !waiting.ended {

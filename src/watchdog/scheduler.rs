@@ -21,11 +21,11 @@ use crate::watchdog::wheel::{TimerId, Wheel};
 
 /// How long after a request the store's maintenance runs, if it is not urgent.
 const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
-/// About how many due timers are returned at a time. After a suspend of the machine all timers are due; the first
-/// leases should not wait until all are collected.
+/// The number of due timers that are returned at a time, roughly. After the machine was suspended, all timers are due;
+/// the first leases should not wait until all timers are collected.
 const MAX_DUE_TIMERS: usize = 4096;
-/// The longest sleep while there are timers. Leases expire while the machine is suspended, but a sleep does not always
-/// count that time.
+/// The longest sleep while there are timers. While the machine is suspended leases expire, but not every sleep counts
+/// that time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The lease whose actions a timer runs, or the store's maintenance.
@@ -75,8 +75,8 @@ struct Timers {
 
 impl Scheduler {
     pub(crate) fn new(clock: Clock) -> (Arc<Self>, Inboxes) {
-        // Both queues are bounded by other means: each lease has at most one check queued, leases to track are counted,
-        // and a flag prevents a second request for maintenance.
+        // Other limits bound both queues: each lease has at most one check queued, leases to track are counted, and a
+        // flag prevents a second request for maintenance.
         let (checks, for_checks) = unbounded();
         let (releases, for_releases) = unbounded();
         let inboxes = Inboxes {
@@ -113,8 +113,8 @@ impl Scheduler {
             return None;
         }
         let id = timers.wheel.insert(tick, target);
-        // Cancelling a timer does not change the sleep. So a lock that is acquired and released again and again does
-        // not wake the timer thread each time.
+        // Cancelling a timer does not change the sleep: a lock that is acquired and released again and again must not
+        // wake the timer thread each time.
         if tick < timers.asleep_until {
             timers.asleep_until = tick;
             self.changed.notify_one();
@@ -152,8 +152,8 @@ impl Scheduler {
         self.renewals.wait_for_batch(at_a_time)
     }
 
-    /// Sleeps until timers are due, and returns these timers, or the first of very many; `None` once the scheduler has
-    /// stopped.
+    /// Sleeps until timers are due, and returns them, about [`MAX_DUE_TIMERS`] at most. Returns `None` once the
+    /// scheduler has stopped.
     pub(crate) fn wait_for_due_timers(&self) -> Option<Vec<TimerTarget>> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
@@ -189,7 +189,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the timers that are due after the clock was moved, and wakes the timer thread, whose sleep is too long now.
+    /// Returns the timers that are due because a test moved the clock. Wakes the timer thread, whose sleep is too long
+    /// now.
     pub(crate) fn take_due_timers(&self) -> Vec<TimerTarget> {
         let mut due = Vec::new();
         let mut timers = self.timers.lock();
@@ -219,14 +220,14 @@ impl Scheduler {
         }
     }
 
-    /// Handles the timer of maintenance that was requested for soon. Only this clears that request: a run for another
-    /// request leaves the timer pending, and a second timer would be set beside it.
+    /// Handles the timer of maintenance that was requested for soon. Only this method clears that request: an urgent
+    /// run leaves the timer pending, and a further request must not set a second timer.
     pub(crate) fn start_due_maintenance(&self) {
         self.maintenance_soon.store(false, Ordering::Release);
         self.request_maintenance(Urgency::Now);
     }
 
-    /// Clears the pending request for maintenance at once, so that the next request queues a new run.
+    /// Clears the pending request for urgent maintenance, so that the next request queues a new run.
     pub(crate) fn clear_urgent_maintenance(&self) {
         self.maintenance_now.store(false, Ordering::Release);
     }

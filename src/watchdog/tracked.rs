@@ -11,9 +11,9 @@ use crate::store::TrackedKey;
 use crate::util::key::Key;
 use crate::util::sync::Mutex;
 
-/// The largest number of tracked leases of one client. Redis bounds the tracked keys of all its clients
-/// (`tracking-table-max-keys`, a million by default) and drops random keys beyond that. Also, each renewal of a tracked
-/// key costs a notification and a read of the key.
+/// The largest number of tracked leases of one client. Redis tracks a million keys for all clients together
+/// (`tracking-table-max-keys`), and drops random keys beyond that. Also, each renewal of a tracked key costs a
+/// notification and a read of the key.
 const MAX_TRACKED: usize = 10_000;
 
 /// The tracked leases of a client, by key.

@@ -4,8 +4,8 @@
 
 use std::num::NonZeroU64;
 
-// A deadline has eleven digits of six bits each. The highest digit in which an entry's deadline differs from `now` gives
-// its level; the value of that digit gives its slot:
+// A deadline has eleven digits of six bits each. The highest digit in which an entry's deadline differs from `now`
+// gives its level. The value of that digit gives its slot:
 //
 //     level   slot width   holds entries whose deadline is
 //     0       1 tick       within the same 64 ticks as `now` (aligned, not "64 ticks away")
@@ -43,8 +43,8 @@ pub(crate) struct TimerId {
 /// An entry, or a free place for an entry. Takes 32 bytes for a pointer-sized `T`.
 struct Node<T> {
     deadline: u64,
-    /// The number of the insertion, which orders entries by age. It has 64 bits, so it never overflows; 32 bits would save
-    /// no memory, because of the alignment.
+    /// The number of the insertion, which orders entries by age. It has 64 bits, so it never overflows. (32 bits would
+    /// save no memory, because of the alignment.)
     generation: NonZeroU64,
     previous: u32,
     /// The next node in the slot, or the next free node.
@@ -143,7 +143,7 @@ impl<T: Default> Wheel<T> {
     /// Appends every value whose deadline is not after `now` to `due`, ordered by deadline, then by insertion.
     ///
     /// The wheel's time never goes back: an earlier `now` counts as the wheel's time. The cost depends on the number of
-    /// entries, and not on the length of the jump.
+    /// entries, not on the length of the jump.
     pub(crate) fn advance(&mut self, now: u64, due: &mut Vec<T>) {
         let until = now.max(self.now);
         self.fire_overdue(due);
@@ -165,8 +165,8 @@ impl<T: Default> Wheel<T> {
         self.now = until;
     }
 
-    /// The tick at which to call `advance` next; `None` if the wheel is empty. The tick is never after the earliest
-    /// deadline, and is after the wheel's time unless an entry is due.
+    /// The tick at which to call `advance` next; `None` if the wheel is empty. The tick is never later than the
+    /// earliest deadline. It is later than the wheel's time, unless an entry is due.
     ///
     /// If the tick is before the earliest deadline, a slot begins there. A caller that advances from tick to tick
     /// reaches the earliest deadline in at most one step per level.

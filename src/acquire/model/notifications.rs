@@ -6,17 +6,16 @@ use super::*;
 use crate::util::id::HolderId;
 use crate::util::sync::model::quiet;
 
-/// How long a waiter is queued before it has its key tracked, and a little more.
+/// A little longer than a waiter is queued before its key is tracked.
 const TRACKED_AFTER: Duration = Duration::from_millis(25);
 
 fn by() -> HolderId {
     HolderId::of_text("operator/1/0")
 }
 
-/// Waits until all threads sleep, unless no thread is `waiting` any more. After that, lets time pass until a queued
-/// thread has its key tracked.
+/// Waits until all threads sleep. Then moves the clock to the time at which the key of a queued waiter is tracked.
 fn let_watch(waiting: &AtomicUsize) {
-    // The waiter, and the thread that delivers notifications.
+    // Each waiter has a thread that delivers its notifications.
     quiet(|| 2 * waiting.load(Ordering::SeqCst));
     pass(TRACKED_AFTER);
 }
@@ -85,7 +84,7 @@ fn model_lease_of_a_deleted_key_is_lost() {
         let work = Work::new();
         let is_tracked = || client.watchdog.track_keys(std::slice::from_ref(&lease));
         let deletes = || server.delete(&request().key);
-        // A new connection reports the loss as well.
+        // A new notification connection reads the key, and so reports the loss as well.
         let loses = || client.store.reconnect();
         let waits = || assert!(work.run(client, Until::Forever));
         run(&server, &clients, &[&is_tracked, &deletes, &loses, &waits]);

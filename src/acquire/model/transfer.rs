@@ -10,7 +10,7 @@ fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
     thread::scope(|scope| {
         scope.spawn(|| {
             server.take_back(&key, first);
-            // As after a lost connection: the first waiter asks again.
+            // The first waiter asks again, as after a lost connection.
             client.queues.wake_first();
         });
         let lease = client.acquirer.acquire(&request(), Until::Forever);

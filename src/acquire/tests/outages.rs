@@ -80,7 +80,7 @@ fn waiter_behind_a_holder_ignores_old_outages() {
     let held = Arc::new(Lease::new(grant, Arc::clone(&f.callbacks), None));
     let queues = Arc::clone(&f.queues);
     f.answer(move |_| {
-        // The key gets a holder meanwhile, as by an adoption.
+        // Meanwhile another thread of this client gets the lock, for example by an adoption.
         queues.hold(&held);
         Err(error(ErrorKind::Unavailable))
     });

@@ -25,7 +25,7 @@ const KEPT_LONGER: Duration = Duration::from_secs(1);
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
 /// The bounds of a grant's ttl until the waiter confirms the grant. Between them, it is a quarter of the waiter's ttl.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
-/// The client of a grant that is younger than this may still be connecting for notifications.
+/// A client whose grant is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);
 /// The time at the start of the clock, in µs. It has sixteen digits, like all times of grants.
 const FIRST_MICROS: u64 = 1_700_000_000_000_000;
@@ -383,7 +383,7 @@ impl Keyspace {
             self.notify_near(key, gone, step);
             return Some((first.lease, micros));
         }
-        // The next request continues.
+        // The next request goes on with the queue.
         self.notify_near(key, MAX_QUEUE, step);
         None
     }

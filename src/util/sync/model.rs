@@ -27,8 +27,8 @@ thread_local! {
     static PANICKING: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
-/// Runs `model` under `runs` schedules: half of them random, half with few switches at random points. A failure prints its
-/// schedule, which `LEASEHOLD_MODEL_SCHEDULE` replays. `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
+/// Runs `model` under `runs` schedules: half of them random, half with few switches at random points. A failure prints
+/// its schedule, and `LEASEHOLD_MODEL_SCHEDULE` replays it. `LEASEHOLD_MODEL_FACTOR` multiplies the runs.
 pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static) {
     let anew = move || {
         NOW.set(START);
@@ -114,9 +114,8 @@ pub(crate) fn park_timeout(timeout: Duration) {
     forget(&me);
 }
 
-/// Waits as crossbeam's `select!` over two channels does. Models send to the channels by [`try_send`] only. No other
-/// thread runs between the read of the channels and the sleep. In crossbeam, too, no sender can come in between the
-/// two.
+/// Waits as crossbeam's `select!` over two channels does. Models send to the channels by [`try_send`] only. As in
+/// crossbeam, no thread can send between the read of the channels and the sleep.
 pub(crate) fn either(
     first: &Receiver<()>,
     second: &Receiver<()>,

@@ -90,7 +90,7 @@ impl Redis {
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_connection().unwrap();
         let mut subscriber = client.get_connection().unwrap();
-        // All clients but the last one listen. The subscription to all channels is no client's.
+        // All clients but the last one listen. The subscription to all channels only records the messages.
         let names = &CLIENTS[..CLIENTS.len() - 1];
         let channels = names
             .iter()
