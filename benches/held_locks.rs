@@ -1,5 +1,5 @@
-//! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and what
-//! does it cost? Does not measure how fast locks are acquired.
+//! Many held locks in one client, kept alive by its watchdog: is any lost, are they renewed in time, and what does it
+//! cost?
 //!
 //! Exits with an error if a lock was lost or left behind, or if holding locks took more threads. With
 //! `--features metrics` it also prints how late renewals are.
@@ -47,7 +47,7 @@ struct Options {
     bench: bool,
 }
 
-/// The figures of a moment.
+/// The figures at one time.
 struct Reading {
     at: Instant,
     own_cpu: Duration,
@@ -65,13 +65,13 @@ struct Reading {
 impl Reading {
     fn take(server: &Server) -> Result<Self, Box<dyn Error>> {
         let number = |section, name| -> Result<u64, Box<dyn Error>> {
-            let told = support::field(&support::info(server, section)?, name);
-            Ok(told.and_then(|n| n.parse().ok()).unwrap_or(0))
+            let reported = support::field(&support::info(server, section)?, name);
+            Ok(reported.and_then(|n| n.parse().ok()).unwrap_or(0))
         };
         let commands = support::info(server, "commandstats")?;
         let of = |command, what| {
-            let told = support::field(&commands, command)?;
-            let mut parts = told.split(',').filter_map(|part| part.split_once('='));
+            let reported = support::field(&commands, command)?;
+            let mut parts = reported.split(',').filter_map(|part| part.split_once('='));
             parts.find(|(name, _)| *name == what)?.1.parse().ok()
         };
         let evalsha = |what| of("cmdstat_evalsha", what).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Redis is stopped for longer than the ttl: how late does each holder learn that its lock is lost, and does
-//! everything work again afterwards? Does not measure locks without faults.
+//! Redis is stopped for longer than the ttl: how late does each holder learn that its lock is lost, and does everything
+//! work again afterwards?
 //!
 //! Exits with an error if a signal came more than 50 ms late or not at all, if another client had a lock
 //! before its holder knew of the loss, or if a lock leaked.
@@ -55,15 +55,15 @@ fn await_loss(lost: &LostSignal) -> Option<Instant> {
     reason.is_ok().then(Instant::now)
 }
 
-/// When the validity of each lock ends, as far as its holder knows. Read this after the server has stopped:
-/// some time after, because earlier replies may still be in flight, and not too late, because reading near
-/// the end can itself detect the loss.
+/// When the validity of each lock ends, as far as its holder knows. Called some time after the server has stopped,
+/// since earlier replies may still be in flight. Not called near the end of the validity, since that could itself
+/// detect the loss.
 fn ends(guards: &[MutexGuard]) -> Vec<Instant> {
     let stop_asking = Instant::now() + TTL / 10;
     let mut ends = vec![Instant::now(); guards.len()];
     while Instant::now() < stop_asking {
         for (end, guard) in ends.iter_mut().zip(guards) {
-            // Reads the clock first: the end may come out too early by this, never too late.
+            // Reading the clock first can make the end a little too early, but never too late.
             let now = Instant::now();
             *end = (*end).max(now + guard.remaining());
         }
@@ -103,7 +103,7 @@ fn round(
             let entered = entered.clone();
             scope.spawn(move || {
                 let guard = others.mutex(key(number)).lock();
-                // A parent that has gone has an error of its own.
+                // Fails if the receiver has gone, which has an error of its own.
                 let _ = entered.send((number, Instant::now(), guard));
             });
         }
@@ -201,7 +201,7 @@ impl Findings {
     }
 }
 
-/// Only the fence counter is left once all locks are released.
+/// The keys that are left once all locks are released, without the fence counter.
 fn leaked_keys(server: &Server) -> Vec<String> {
     let mut left = Vec::new();
     let _ = eventually(Duration::from_secs(10), || {

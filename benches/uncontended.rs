@@ -1,7 +1,6 @@
-//! One thread, a lock that nobody else wants: lock+unlock pairs per second beside the raw commands. Does not
-//! measure contention.
+//! One thread, a lock that nobody else wants: pairs of lock and unlock per second, beside the raw commands.
 //!
-//! Criterion measures each way by itself. Compare the ways in the table after it: many short rounds of all
+//! Criterion measures each way by itself. To compare the ways, read the table after it: it has many short rounds of all
 //! ways in turn, so that other load on the machine affects all alike.
 
 mod support;
@@ -44,7 +43,7 @@ fn rate(mut pair: impl FnMut(), last: impl FnOnce()) -> f64 {
     f64::from(pairs) / start.elapsed().as_secs_f64()
 }
 
-/// One round of one of [`WAYS`]. Releases of dropped guards are awaited once at the end: a round includes all
+/// One round of one of [`WAYS`]. At the end, it waits once for the releases of dropped guards, so a round includes all
 /// work that it has started.
 fn round(way: usize, raw: &mut Raw, mutex: &Mutex) -> f64 {
     match way {

@@ -1,5 +1,5 @@
-//! Processes or threads that want one key all the time: grants per second, fairness, longest wait, and
-//! requests for each change of owner. The tokens of all grants show their order, and so who followed whom.
+//! Processes or threads that want one key all the time: grants per second, fairness, longest wait, and requests for
+//! each change of owner. The tokens of all grants show their order.
 
 use std::error::Error;
 use std::time::Duration;
@@ -43,7 +43,7 @@ struct Round {
 }
 
 impl Round {
-    /// `[processes, threads]` compete for `window`.
+    /// Lets `processes` with `threads` each compete for `window`.
     fn run(
         server: &Server,
         [processes, threads]: [usize; 2],
@@ -130,7 +130,7 @@ fn check(rounds: &[&Round], report: &mut Report) {
     report.never(what, out_of_order);
 }
 
-/// The most grants of one, divided by the fewest of another.
+/// The most grants of a process or thread, divided by the fewest of another.
 fn unfairness(counts: impl Iterator<Item = usize> + Clone) -> f64 {
     let most = counts.clone().max().unwrap_or(0);
     most as f64 / counts.min().unwrap_or(0) as f64
@@ -142,7 +142,7 @@ pub fn threads(
     threads: usize,
     window: Duration,
 ) -> Result<Report, Box<dyn Error>> {
-    // The bare queue before and after, so that other load on the machine affects both alike.
+    // The bare queue is measured before and after, so that other load on the machine affects both alike.
     let before = queue::rate(threads, window / 2);
     let run = || Round::run(server, [1, threads], window, false);
     let (round, late) = beside_a_sleeper(SLEEP, run);

@@ -1,5 +1,4 @@
-//! A holder is killed: how long after the end of its ttl does a waiter have the lock? Nothing is released
-//! here.
+//! A holder is killed: how long after the end of its ttl does a waiter have the lock?
 
 use std::error::Error;
 use std::time::{Duration, SystemTime};
@@ -15,7 +14,7 @@ use crate::role::{self, Role};
 use crate::{beside_a_sleeper, support};
 
 const TTL: Duration = Duration::from_millis(300);
-/// About as rarely as anything happens in this case.
+/// A sleep about as long as the time between two events of this case.
 const SLEEP: Duration = Duration::from_millis(20);
 const LIMIT: f64 = 5.0;
 
@@ -37,7 +36,7 @@ pub fn hold(Assignment { url, key }: Assignment, orders: Receiver<()>) -> anyhow
 struct Entries {
     late: Histogram<u64>,
     early: usize,
-    /// Locks whose ttl had ended before a waiter waited.
+    /// Locks whose ttl had almost ended before the bench waited for them.
     left_out: usize,
 }
 

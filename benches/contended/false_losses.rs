@@ -1,5 +1,5 @@
-//! Locks that are never taken away, renewed many times a second while other clients want them: does any
-//! holder get a loss? Measures no speed.
+//! Locks that are never taken away, renewed many times a second while other clients want them: does any holder get a
+//! loss?
 
 use std::error::Error;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A held lock is overwritten: how soon is its holder notified? The ttl is far too long to help.
+//! A held lock is overwritten: how soon is its holder notified? The ttl does not end in that time.
 
 use std::error::Error;
 use std::thread;
@@ -24,7 +24,7 @@ const WAYS: [&str; 4] = [
     "FLUSHALL",
 ];
 
-/// Overwrites a lock, in the way of this number.
+/// Overwrites a lock in one of [`WAYS`].
 fn overwrite(
     connection: &mut redis::Connection,
     way: usize,
@@ -59,8 +59,8 @@ struct Overwrites {
     connection: redis::Connection,
     client: Client,
     others: Client,
-    /// For each way, first without and then with a waiter.
-    told: [[Histogram<u64>; 2]; 4],
+    /// One histogram for each of [`WAYS`] without a waiter, and one with a waiter.
+    latencies: [[Histogram<u64>; 2]; 4],
     /// Signals that did not come in time, or came before there was a cause.
     missing: usize,
     too_soon: usize,
@@ -73,7 +73,7 @@ impl Overwrites {
             connection: redis::Client::open(url.as_str())?.get_connection()?,
             client: Client::builder(&url).ttl(TTL).build()?,
             others: Client::builder(&url).ttl(TTL).build()?,
-            told: std::array::from_fn(|_| std::array::from_fn(|_| support::histogram())),
+            latencies: std::array::from_fn(|_| std::array::from_fn(|_| support::histogram())),
             missing: 0,
             too_soon: 0,
         })
@@ -84,7 +84,7 @@ impl Overwrites {
         let (way, contended) = (number % WAYS.len(), number / WAYS.len() % 2 == 1);
         let name = format!("overwritten-{number}");
         let key = format!("leasehold:{name}");
-        // As another client writes it, whatever the format is.
+        // A value that another client has written.
         let elsewhere = self.others.mutex("elsewhere").lock()?;
         let anothers: Vec<u8> = redis::cmd("GET")
             .arg("leasehold:elsewhere")
@@ -101,14 +101,14 @@ impl Overwrites {
             let overwritten = Instant::now();
             overwrite(&mut self.connection, way, &key, &anothers)?;
             match signal.join().expect("it does nothing but wait") {
-                Some(told) if told < overwritten => self.too_soon += 1,
-                Some(told) => {
-                    let into = &mut self.told[way][usize::from(contended)];
-                    support::record(into, told - overwritten);
+                Some(notified) if notified < overwritten => self.too_soon += 1,
+                Some(notified) => {
+                    let into = &mut self.latencies[way][usize::from(contended)];
+                    support::record(into, notified - overwritten);
                 }
                 None => self.missing += 1,
             }
-            // For every value of the key: the waiter gets the lock or an error, and ends.
+            // Whatever the key's value is, the waiter now gets the lock or an error, and ends.
             redis::cmd("DEL").arg(&key).exec(&mut self.connection)?;
             if let Some(wanting) = wanting {
                 wanting.join().expect("it does not panic")?;
@@ -126,10 +126,10 @@ pub fn measure(server: &Server, count: usize) -> Result<Report, Box<dyn Error>> 
 
     let mut report = Report::new();
     let mut all = support::histogram();
-    for (way, told) in WAYS.iter().zip(&overwrites.told) {
-        for (told, beside) in told.iter().zip(["", ", with a waiter"]) {
-            report.spread(&format!("from {way} to the signal{beside}"), told);
-            all += told;
+    for (way, latencies) in WAYS.iter().zip(&overwrites.latencies) {
+        for (latency, beside) in latencies.iter().zip(["", ", with a waiter"]) {
+            report.spread(&format!("from {way} to the signal{beside}"), latency);
+            all += latency;
         }
     }
     for _ in 0..overwrites.missing {

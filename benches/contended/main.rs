@@ -1,5 +1,5 @@
-//! Several threads and several processes that want one key: how often it changes hands, how fairly, and how
-//! soon each is notified. Does not measure uncontended locks.
+//! Several threads and several processes that want one key: how often the key changes its holder, how fairly, and how
+//! soon waiters and holders are notified.
 //!
 //! Exits with an error if a limit was missed. The other processes are this program again, started in one of
 //! its hidden roles.
@@ -99,7 +99,7 @@ enum Role {
 }
 
 impl Options {
-    /// Small enough to check only that the bench works.
+    /// Options that only check that the bench works.
     fn reduced(self) -> Self {
         Self {
             seconds: self.seconds.min(0.2),

@@ -1,6 +1,6 @@
-//! Counts the requests that clients send, with Redis' MONITOR, which alone tells them apart from commands
-//! inside scripts. MONITOR slows the server down, so it has a round of its own; what Redis counts at no cost
-//! (`leasehold_load::ServerStats`) is less exact.
+//! Counts the requests that clients send. Only Redis' MONITOR distinguishes them from commands inside scripts. MONITOR
+//! slows the server down, so requests are counted in a round of their own. The counts that Redis keeps at no cost
+//! (`leasehold_load::ServerStats`) are less exact.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,8 +15,8 @@ const END: &str = "counted-until-here";
 /// The number of requests, by command.
 pub type Requests = BTreeMap<String, u64>;
 
-/// Counts from its start to its end. Redis keeps the lines until then: reading them as they come would cost
-/// the server a write, and the machine a thread's wake-up, for every few commands.
+/// Counts from its start to its end. The lines stay in Redis until the end: reading them at once would cost the server
+/// a write, and the machine a wake-up, for every few commands.
 pub struct Monitor(BufReader<TcpStream>);
 
 impl Monitor {

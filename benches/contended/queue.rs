@@ -1,5 +1,4 @@
-//! The cost of a hand-off among threads without leasehold: a plain FIFO queue that parks its waiters. Knows
-//! nothing of Redis.
+//! The cost of a hand-off among threads without leasehold: a plain FIFO queue that parks its waiters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +41,7 @@ impl Queue {
         }
     }
 
-    /// Passes the lock to the next waiter: it stays taken if there is one.
+    /// Passes the lock to the next waiter. Without a waiter, the lock is free.
     fn unlock(&self) {
         let next = {
             let mut line = self.0.lock();
@@ -70,7 +69,7 @@ pub fn rate(threads: usize, window: Duration) -> f64 {
         }
         grants
     };
-    // No thread has it alone while the others start.
+    // Held while the threads start, so that no thread has the lock alone.
     queue.lock();
     thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(compete)).collect();

@@ -1,4 +1,4 @@
-//! The results of one case: spreads, figures, limits and whether they were kept. Measures nothing.
+//! The results of one case: spreads, figures, limits and whether they were kept.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ impl Report {
         self.judge(what, measured, ("at most", limit), measured <= limit);
     }
 
-    /// Counts what must never happen.
+    /// Adds a count that must be zero.
     pub fn never(&mut self, what: &str, count: usize) {
         let verdict = if count == 0 { "ok" } else { "WRONG" };
         self.row(what, count.to_string(), "none".to_owned(), verdict);
@@ -64,7 +64,7 @@ impl Report {
         self.notes.push(line);
     }
 
-    /// The failures as text; limits of speed count where speed was asked for.
+    /// The failures as text. Missed limits of speed are failures only if `limits_count`.
     pub fn failures(self, limits_count: bool, case: &str) -> impl Iterator<Item = String> {
         let missed = self.missed.into_iter().filter(move |_| limits_count);
         let all = self.wrong.into_iter().chain(missed);
@@ -94,7 +94,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// A ratio with decimals, a large number without.
+/// A ratio has decimals, a large number has none.
 fn written(figure: f64) -> String {
     if figure.abs() < 100.0 && figure.fract() != 0.0 {
         format!("{figure:.2}")

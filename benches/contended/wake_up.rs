@@ -1,5 +1,5 @@
-//! One process holds, another waits: how long after the release does the waiter have the lock, in round trips
-//! of this machine? Never more than two processes.
+//! One process holds, another waits: how long after the release does the waiter have the lock, in round trips of this
+//! machine?
 
 use std::error::Error;
 use std::thread;
@@ -16,9 +16,9 @@ use crate::role::{self, Role};
 use crate::{beside_a_sleeper, support};
 
 const KEY: &str = "passed";
-/// How long the lock is held, and how long nothing happens before a spaced round trip.
+/// The bounds of the time for which the lock is held, and of the pause before a spaced round trip.
 const PAUSE: [Duration; 2] = [Duration::from_millis(15), Duration::from_millis(25)];
-/// A waiter that asked less than this before the release was not waiting yet.
+/// A waiter that asked less than this before the release may not have been queued yet.
 const SETTLED: Duration = Duration::from_millis(5);
 const LIMIT: f64 = 3.0;
 
@@ -73,10 +73,10 @@ impl RoundTrip {
 struct Times {
     after_unlock: Histogram<u64>,
     after_drop: Histogram<u64>,
-    /// Round trips after a pause as long as the lock is held: everything that sleeps has to wake up.
+    /// Round trips after a pause as long as a hold: all threads have to wake up, as after a hold.
     spaced: Histogram<u64>,
     back_to_back: Histogram<u64>,
-    /// Releases for which no waiter waited yet.
+    /// Releases for which no waiter was queued yet.
     too_early: usize,
 }
 

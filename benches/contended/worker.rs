@@ -1,5 +1,5 @@
-//! One of several processes that compete for one key: its threads acquire and release it as fast as they can.
-//! Judges nothing; reports every grant.
+//! One of several processes that compete for one key: its threads acquire and release the lock as fast as they can, and
+//! it reports every grant.
 
 use std::thread;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub struct Grant {
 #[derive(Default, Serialize, Deserialize)]
 pub struct WorkerReport {
     pub threads: Vec<Vec<Grant>>,
-    /// From the request to the grant: µs, how often.
+    /// How often each wait from a request to its grant occurred: (µs, count).
     waits: Vec<(u64, u64)>,
 }
 

@@ -1,29 +1,29 @@
-//! Derives the figures of one window of time from the logs of all workers. Knows no server and no process.
+//! Derives the figures of one window of time from the logs of all workers.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::workers::Career;
 
-/// The number of grants to one other client that may come before a request and still be in order: that client
-/// may have been ahead, and may have asked again before the request reached the server.
+/// The number of grants to one other client that may come during a wait that is in order: that client may have been
+/// ahead, and may have asked again before the waiter's request reached the server.
 pub const IN_ORDER: usize = 2;
 
 /// Times are in ns.
 #[derive(Default)]
 pub struct Analysis {
     pub grants: usize,
-    /// Of grants in the window, sorted.
+    /// The waits for the grants in the window, sorted.
     pub waits: Vec<u64>,
     /// Including waits that had no end in the window.
     pub longest_wait: u64,
-    /// Waiting workers x mean time between grants.
+    /// The number of waiting workers times the mean time between grants.
     pub fair_wait: f64,
     /// The most grants to one other client during one wait.
     pub most_grants_to_another: usize,
-    /// The most later requests that were granted first, for one wait.
+    /// The most requests that came later than a request and were granted before it.
     pub most_overtaken: usize,
-    /// From the end of a hold to the next grant, sorted.
+    /// The times from the end of a hold to the next grant, sorted.
     pub gaps: Vec<u64>,
     /// Workers without a grant that waited for longer than they should.
     pub without_grant: usize,
@@ -85,7 +85,7 @@ pub fn analyse(
     analysis
 }
 
-/// In the order in which they were granted.
+/// All grants, in their order.
 fn all_grants(careers: &[Career]) -> Vec<Grant> {
     let mut grants = Vec::new();
     for (worker, career) in careers.iter().enumerate() {
@@ -152,7 +152,7 @@ fn starvation(careers: &[Career], window: &Range<u64>, bound: Duration, analysis
     }
 }
 
-/// Of sorted values; 0 if there is none.
+/// A quantile of sorted values; 0 without values.
 pub fn quantile(sorted: &[u64], quantile: f64) -> u64 {
     let at = (sorted.len() as f64 * quantile) as usize;
     sorted.get(at).or(sorted.last()).copied().unwrap_or(0)

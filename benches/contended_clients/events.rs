@@ -68,7 +68,7 @@ impl Log {
         self.write("error", error)
     }
 
-    /// One write per line: a line is complete or missing.
+    /// Writes a line with one write, so the line is complete or missing.
     fn write(&mut self, event: &str, more: impl Display) -> io::Result<()> {
         let now = support::nanoseconds();
         self.0

@@ -1,5 +1,5 @@
-//! The faults of the run, and looks at the key on the server meanwhile. Counts its own commands, so that they
-//! are not counted as the workers'.
+//! Injects the faults of the run, and reads the key meanwhile. Counts its own commands, so that they do not count as
+//! the workers'.
 
 use std::error::Error;
 use std::thread;
@@ -13,7 +13,7 @@ use crate::worker::KEY;
 use crate::workers::Workers;
 
 const CONNECTION_NAME: &str = "leasehold-notifications";
-/// How long a list of connections is used: to list 1,000 takes Redis some ms.
+/// How long a list of connections is used. Redis takes some ms to list 1,000.
 const LIST_AGE: Duration = Duration::from_secs(5);
 const SAMPLE_PERIOD: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(50);
@@ -51,7 +51,7 @@ struct Timer {
 }
 
 impl<'a> Faults<'a> {
-    /// `sampled`: whether to look at the key, which costs a request each time.
+    /// `sampled` says whether to read the key, which costs a request each time.
     pub fn new(server: &'a Server, plan: Plan, sampled: bool) -> Self {
         Self {
             server,
@@ -132,7 +132,7 @@ impl<'a> Faults<'a> {
             (Some(lease), Some((seen, since))) if lease == seen => {
                 self.longest_lease = self.longest_lease.max(asked - *since);
             }
-            // Counted from the reply: never longer than in fact.
+            // Counted from the reply, so the result is never too long.
             (lease, _) => self.grant = lease.map(|lease| (lease.to_owned(), Instant::now())),
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Timer {
         }
     }
 
-    /// Whether the fault is due; a late one does not make up for missed ones.
+    /// Whether the fault is due. A late fault does not make up for missed ones.
     fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = now >= self.next;

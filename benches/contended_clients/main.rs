@@ -32,12 +32,12 @@ use monitor::{Monitor, Requests};
 use report::Report;
 use workers::{Setup, Workers};
 
-/// Connections for each client and some more: its pipelines, renewals, transactions and notifications.
+/// More than the connections of one client: its pipelines, renewals, transactions and notifications.
 const CONNECTIONS: usize = 16;
-/// Requests, and KB in and out, for each grant.
+/// The limits of requests, and of KB in and out, for each grant.
 const REQUESTS: f64 = 5.0;
 const KB: f64 = 4.0;
-/// Longest wait to fair wait.
+/// The limit of the longest wait divided by the fair wait.
 const UNFAIRNESS: f64 = 2.0;
 /// The number of rounds of holds after which a client without a grant counts as starved. (A stopped client
 /// delays the others by a ttl.)
@@ -98,13 +98,13 @@ struct Counts {
     /// During the measured window.
     stats: ServerStats,
     faults_bytes: u64,
-    /// During the window after that: requests of the workers, grants, whether they were counted at all.
+    /// During the window after that: requests of the workers, grants, and whether requests were counted.
     requests: Requests,
     counted: std::ops::Range<u64>,
 }
 
 impl Options {
-    /// Small enough to check only that the bench works.
+    /// Options that only check that the bench works.
     fn reduced(self) -> Self {
         Self {
             clients: self.clients.min(4),
@@ -235,7 +235,8 @@ impl Options {
         let requests = sent as f64 / counted as f64;
         report.at_most("requests per grant", requests, REQUESTS);
         report.figure("scripts per grant", each(stats.scripts()));
-        // The notification connections read changed keys. Redis' own count would have the reads of scripts as well.
+        // Notification connections read changed keys with GETRANGE. Redis' own count would include the reads of
+        // scripts.
         let reads = counts.requests.get("getrange").copied().unwrap_or(0);
         report.figure(
             "reads of changed keys per grant",
@@ -302,7 +303,7 @@ fn by_command(requests: &Requests, grants: usize) -> String {
     )
 }
 
-/// On a terminal only.
+/// A progress bar, visible on a terminal only.
 fn progress(length: usize, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(length as u64);
     bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));

@@ -1,4 +1,4 @@
-//! The figures of one run and their limits, as a table and as JSON. Measures nothing.
+//! The figures of one run and their limits, as a table and as JSON.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ impl Report {
         self.line(what, measured, Some(limit));
     }
 
-    /// Counts what must not happen.
+    /// Adds a count that must be zero.
     pub fn never(&mut self, what: &str, count: usize) {
         self.at_most(what, count as f64, 0.0);
     }
@@ -44,7 +44,7 @@ impl Report {
         self.notes.push(line);
     }
 
-    /// Limits that were missed; those of speed count where speed was asked for.
+    /// The limits that were missed. Limits of speed count only if `speed_counts`.
     pub fn missed(&self, speed_counts: bool) -> Vec<String> {
         let missed = self.lines.iter().filter(|line| !line.is_kept());
         missed
@@ -76,7 +76,7 @@ impl Report {
 }
 
 impl Line {
-    /// An infinite ratio is no figure, and keeps no limit.
+    /// Whether the limit is kept. An infinite ratio is no figure, and keeps no limit.
     fn is_kept(&self) -> bool {
         self.at_most.is_none_or(|limit| self.measured <= limit)
     }

@@ -1,5 +1,5 @@
-//! One worker: a process with one client, whose one thread locks the key, holds it and releases it until the
-//! parent ends it. Judges nothing; logs every event.
+//! One worker: a process with one client, whose one thread locks the key, holds it and releases it until the parent
+//! ends it. Logs every event.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use crate::events::Log;
 
 pub const KEY: &str = "wanted";
-/// A file in the folder of the logs: the holder locks it with `flock`, which knows nothing of leasehold.
+/// A file in the folder of the logs. Each holder locks it with `flock`, which shows whether two workers hold the lock.
 pub const GATE: &str = "gate";
 /// Long enough for a machine that starts 1,000 processes on two cores.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(30);
+const OUTAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
 pub struct Assignment {
@@ -45,7 +45,7 @@ pub fn work(assignment: Assignment, orders: Receiver<Order>) -> anyhow::Result<(
     let client = Client::builder(&assignment.url)
         .ttl(assignment.ttl)
         .connect_timeout(CONNECT_TIMEOUT)
-        .outage_timeout(PATIENCE)
+        .outage_timeout(OUTAGE_TIMEOUT)
         .build()?;
     child::say(&())?;
     let Order::Go = orders.recv()? else {

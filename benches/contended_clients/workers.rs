@@ -1,5 +1,4 @@
-//! The worker processes: starts them in steps, kills and replaces them, stops and ends them. Measures
-//! nothing.
+//! The worker processes: starts them in steps, kills and replaces them, stops and ends them.
 
 use std::error::Error;
 use std::fs::File;
@@ -37,7 +36,7 @@ struct Worker {
     is_stopped: bool,
 }
 
-/// The end of a worker.
+/// What a worker did, and how it ended.
 pub struct Career {
     pub turns: Turns,
     /// When it was killed, in ns.

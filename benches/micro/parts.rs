@@ -10,7 +10,7 @@ use leasehold::internals::{Batch, LocalQueue, Reader, Wheel};
 use leasehold::redis;
 use leasehold_testbed::Server;
 
-/// The largest batch among 64 threads.
+/// The size of the largest batch among 64 threads.
 const VECTOR: usize = 64;
 /// The number of locks that the client holds.
 const TIMERS: usize = 100_000;

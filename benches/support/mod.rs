@@ -1,4 +1,4 @@
-//! Code that the benches share, beside the crate load/: how busy the machine is, tables. Measures no lock.
+//! Code that the benches share, beside the crate load/: how busy the machine is, tables.
 #![allow(
     dead_code,
     unused_imports,
@@ -21,7 +21,7 @@ use leasehold_testbed::Server;
 
 /// A random duration.
 pub fn between(low: Duration, high: Duration) -> Duration {
-    // Each state is a new one, so its hash of nothing is a random number.
+    // Each `RandomState` has new keys, so its hash of `()` is a random number.
     let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
     low + (high - low).mul_f64(part)
 }
@@ -32,7 +32,7 @@ pub fn index(length: usize) -> Option<usize> {
     random.checked_rem(length)
 }
 
-/// How late this machine wakes a thread that sleeps for `pause`, again and again.
+/// How late this machine wakes a thread that sleeps for `pause` again and again, until `until` is set.
 pub fn oversleep(pause: Duration, until: &AtomicBool) -> Histogram<u64> {
     let mut late = histogram();
     while !until.load(Ordering::Relaxed) {
@@ -43,7 +43,7 @@ pub fn oversleep(pause: Duration, until: &AtomicBool) -> Histogram<u64> {
     late
 }
 
-/// How busy all cores together are from now on, in percent; `None` where the system has no /proc.
+/// How busy all cores together are during this time, in percent; `None` where the system has no /proc.
 pub fn busy(during: Duration) -> Option<f64> {
     let ticks = || -> Option<[u64; 2]> {
         let stat = read("/proc/stat");
@@ -115,7 +115,7 @@ pub fn table<const N: usize>(header: [&str; N]) -> Table {
     table
 }
 
-/// Empty where there is no such file.
+/// The text of a file; empty if there is no such file.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }

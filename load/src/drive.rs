@@ -8,7 +8,7 @@ use crate::machine::nanoseconds;
 use crate::messages::{Round, Tally};
 use crate::waits::Waits;
 
-/// How one thread uses its lock. An implementation that blocks does so within its first poll.
+/// The lock of one thread or task. An implementation that blocks does so in the first poll of its future.
 pub trait Locker: Send {
     /// Acquires the lock.
     fn take(&mut self) -> impl Future<Output = anyhow::Result<()>> + Send;
@@ -20,16 +20,15 @@ pub trait Locker: Send {
     fn pause(&mut self, time: Duration) -> impl Future<Output = ()> + Send;
 }
 
-/// Acquires and releases the lock for a round; `seat` is the thread's number among all threads of all
-/// processes.
+/// Acquires and releases the lock for a round. `seat` is the thread's number among all threads of all processes.
 ///
-/// A wait counts from the request. In a round with a pace it counts from the time at which the request was
-/// due, if an earlier lock took longer than that: otherwise a slow lock would be requested less often while
-/// it is slow (coordinated omission). If only the system woke the thread late, the wait counts from the
-/// wake-up: the lateness of the thread's own timer is not the lock's.
+/// A wait begins at the request. In a round with a pace, an earlier lock may have taken so long that the request is
+/// late: then the wait begins at the time at which the request was due. Otherwise a slow lock would be requested less
+/// often while it is slow (coordinated omission). If the request is late only because the system woke the thread late,
+/// the wait begins at the wake-up: the lock did not cause that delay.
 ///
 /// # Errors
-/// Those of the lock; the first one ends the round.
+/// The first error of the lock, which ends the round.
 pub async fn drive(
     locker: &mut impl Locker,
     hold: Duration,
@@ -70,7 +69,7 @@ pub async fn drive(
     Ok(tally)
 }
 
-/// The time of the thread's request number `turn`, if its round has a pace.
+/// The time at which the thread's request number `turn` is due, if the round has a pace.
 fn meant(round: &Round, seat: usize, turn: u64) -> Option<u64> {
     let pace = round.pace?;
     let interval = nanos(pace.interval);
@@ -78,7 +77,7 @@ fn meant(round: &Round, seat: usize, turn: u64) -> Option<u64> {
     Some(round.start + first + turn * interval)
 }
 
-/// Returns whether the time was still to come.
+/// Pauses until `moment`. Returns false if that time had passed already.
 async fn pause_until(locker: &mut impl Locker, moment: u64) -> bool {
     let left = moment.saturating_sub(nanoseconds());
     if left > 0 {

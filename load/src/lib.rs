@@ -1,5 +1,5 @@
-//! Puts locks of any kind under load, and measures their cost: one loop for all of them, so that all are
-//! measured in the same way. Contains no lock but the raw commands, and judges nothing.
+//! Puts locks of any kind under load and measures their cost, with one loop for all of them. The only lock in this
+//! crate is that of the raw commands.
 
 mod drive;
 mod machine;

@@ -1,4 +1,4 @@
-//! The machine of a measurement: its description, its clock, CPU time, pinning. Measures no lock.
+//! The machine of a measurement: its description, its clock, CPU time, pinning.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ pub fn description(server: &Server) -> anyhow::Result<String> {
     described(&info(server, "server")?)
 }
 
-/// The same for any server, from its `INFO server`.
+/// Describes the machine in one line, with a server of any kind, from the server's `INFO server`.
 ///
 /// # Errors
 /// The cores cannot be counted.

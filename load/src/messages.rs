@@ -1,6 +1,6 @@
 //! The messages between a load process and its parent: one JSON value per line. The process first reads its
-//! [`Assignment`], then [`Round`]s. It answers each of them with a `Result` of a [`Tally`] (an empty one once
-//! it has set up). No behaviour.
+//! [`Assignment`] and sets up, then it reads [`Round`]s. It answers each message with a `Result` of a [`Tally`], which
+//! is empty after the assignment.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub enum Way {
     },
     /// redlock, a connection for each request.
     Redlock {
-        /// As for rslock.
+        /// The longest pause before the next attempt; its default is 200.
         pause_ms: u32,
     },
 }
@@ -70,18 +70,18 @@ impl Assignment {
 /// The start, the length and the pace of a round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Round {
-    /// On the clock of all processes, in ns.
+    /// The start, in ns on the monotonic clock that all processes read.
     pub start: u64,
-    /// After this time no lock is requested.
+    /// The length. After it, no lock is requested.
     pub window: Duration,
     /// The times of requests. Without a pace, each thread requests a lock as soon as it has released one.
     pub pace: Option<Pace>,
 }
 
-/// Requests at fixed times, however long earlier locks took: a rate that does not adapt.
+/// Requests at fixed times, which do not depend on how long earlier locks took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Pace {
-    /// From one of a thread's requests to its next.
+    /// The time between two requests of a thread.
     pub interval: Duration,
     /// The number of threads in all processes: their requests are spread evenly.
     pub threads: usize,
@@ -100,7 +100,7 @@ pub struct Tally {
     pub least: u64,
     /// The locks of the thread that got the most.
     pub most: u64,
-    /// The time from the request to the lock: ns, how often.
+    /// How often each wait from a request to its lock occurred: (ns, count).
     pub waits: Vec<(u64, u64)>,
     /// The CPU time of the process.
     pub cpu: Duration,

@@ -1,5 +1,5 @@
-//! The cost of a lock without a library: `SET NX PX`, and a script that deletes the caller's own value.
-//! Nothing is built or drawn at random per pair, so any real use is slower than this.
+//! The cost of a lock without a library: `SET NX PX`, and a script that deletes the caller's own value. All commands
+//! and ids are built before the measurement, so any real use is slower than this.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Raw {
     /// The pause before the next attempt at a key that is taken.
     pub const PAUSE: Duration = Duration::from_millis(1);
 
-    /// Connects. Each owner of a key needs another `owner`.
+    /// Connects. `owner` distinguishes the locks of one key.
     ///
     /// # Errors
     /// Redis does not reply.
@@ -35,7 +35,7 @@ impl Raw {
             .arg("LOAD")
             .arg(SCRIPT)
             .query(&mut connection)?;
-        // As long as the id that a careful user would draw.
+        // As long as a random id would be.
         let value = format!("{owner:0>32}");
         let mut take = redis::cmd("SET");
         take.arg(key).arg(&value).arg("NX").arg("PX").arg(TTL_MS);

@@ -17,12 +17,10 @@ use crate::machine;
 use crate::messages::{Assignment, Round, Tally};
 use crate::waits::Waits;
 
-/// Runs one round with all threads or tasks of a process, which are connected, and returns what each of them
-/// did.
+/// Runs one round with all threads or tasks of a process, which are connected. Returns a tally for each of them.
 pub type RunRound = Box<dyn FnMut(Round) -> anyhow::Result<Vec<Tally>>>;
 
-/// Carries out the orders on its input until that ends. A failure is reported to the parent, and ends the
-/// process.
+/// Carries out the orders on its input until the input ends. A failure is reported to the parent, and ends the process.
 pub fn serve(connect: impl FnOnce(&Assignment) -> anyhow::Result<RunRound>) -> ExitCode {
     child::run(|assignment: Assignment, rounds: Receiver<Round>| {
         if let Some(core) = assignment.core {
@@ -83,7 +81,7 @@ pub fn threads<L: Locker + 'static>(
     })
 }
 
-/// The result of a future that blocks instead of waiting.
+/// Returns the result of a future that blocks in its first poll.
 pub(crate) fn at_once<T>(work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     match work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -8,7 +8,7 @@ use leasehold_testbed::Server;
 
 use crate::machine::{field, info, server_cpu};
 
-/// The counts up to a moment, or since one.
+/// The counts since the server started, or since an earlier reading.
 #[derive(Clone, Debug, Default)]
 pub struct ServerStats {
     /// The number of calls of each command, by its name in lower case (`client|tracking`), with the calls
@@ -27,7 +27,7 @@ pub struct ServerStats {
 }
 
 impl ServerStats {
-    /// All that the server has done.
+    /// Reads the counts since the server started.
     ///
     /// # Errors
     /// INFO does not contain it.
@@ -55,7 +55,7 @@ impl ServerStats {
         })
     }
 
-    /// The counts after `before`.
+    /// The counts since the reading `before`.
     pub fn since(&self, before: &Self) -> Self {
         let calls = self.calls.iter().map(|(name, calls)| {
             let earlier = before.calls.get(name).copied().unwrap_or(0);
@@ -83,8 +83,8 @@ impl ServerStats {
         calls.sum()
     }
 
-    /// Requests that clients sent, where `scripted` are the commands that only their scripts call. (Redis
-    /// counts both together.) Reading these figures does not count.
+    /// The number of requests that clients sent, without INFO. Redis also counts commands that scripts call, so
+    /// `scripted` names the commands to leave out: those that only scripts call.
     pub fn requests(&self, scripted: &[&str]) -> u64 {
         let sent = self.calls.iter().filter(|(name, _)| {
             let name = name.as_str();

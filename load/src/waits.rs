@@ -1,5 +1,5 @@
-//! How long threads waited for locks, as a histogram that travels between processes. Never clamps: a wait too
-//! long to be recorded is an error.
+//! How long threads waited for locks, as a histogram that travels between processes. A wait that is too long for the
+//! histogram is an error.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 /// Significant digits kept.
 const PRECISION: u8 = 3;
 
-/// In ns, to three digits.
+/// A histogram of times in ns, with three significant digits.
 pub struct Waits(Histogram<u64>);
 
 impl Waits {
@@ -31,7 +31,7 @@ impl Waits {
         Ok(self.0.record(wait.as_nanos().try_into()?)?)
     }
 
-    /// Adds all waits of a message: ns, how often.
+    /// Adds the waits of a message: (ns, count).
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -67,7 +67,7 @@ impl Waits {
         (!self.0.is_empty()).then_some(mean)
     }
 
-    /// The waits as in a message: ns, how often.
+    /// The waits as in a message: (ns, count).
     pub fn to_steps(&self) -> Vec<(u64, u64)> {
         let steps = self.0.iter_recorded();
         steps

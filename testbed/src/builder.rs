@@ -1,4 +1,4 @@
-//! The settings of a private server, and the redis.conf made from them. The server's process is started by `server.rs`.
+//! The settings of a private server, and the redis.conf made from them. `server.rs` starts the process.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! The child's side of the protocol between a process and its parent; [`Process`](crate::Process) is the
 //! parent's side. Ends the child when its input ends, so that no child outlives its parent.
 //!
-//! A message is one line. To the child: a JSON value, its assignment first, then orders. From the child:
-//! [`MARK`] and `{"Ok": message}`, or `{"Err": reason}` before it fails. The parent ignores other text on the
-//! child's standard output, such as that of a test harness.
+//! A message is one line. The parent sends JSON values: first the child's assignment, then orders. The child sends
+//! [`MARK`] and `{"Ok": message}`, or [`MARK`] and `{"Err": reason}` before it fails. The parent ignores other text on
+//! the child's standard output, such as that of a test harness.
 
 use std::io::{self, Write as _};
 use std::process::{self, ExitCode};

@@ -1,4 +1,4 @@
-//! One plain TCP connection for one request at a time. Never pooled, never retried.
+//! One plain TCP connection for one request at a time.
 
 use std::io::{self, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Errors as text that says what to do next. Never a bare error code.
+//! Errors as text that says what to do next.
 
 use std::{fmt, io};
 

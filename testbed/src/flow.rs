@@ -1,5 +1,4 @@
-//! One direction of one proxied connection: passes bytes on unchanged, possibly later. Never waits, and never
-//! drops or changes a byte that can still be delivered.
+//! One direction of one proxied connection. Passes all bytes on unchanged, possibly later. Never blocks.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// The most bytes held back per direction; beyond that, the proxy does not read from the sender.
 const HOLD_LIMIT: usize = 64 << 20;
-/// The same while no fault holds bytes back: the receiver is merely slow.
+/// The same limit if no fault holds bytes back, but the receiver is slow.
 const FLOW_LIMIT: usize = 1 << 20;
 /// Reads in a row before other connections have their turn.
 const TURN_LIMIT: usize = 16;
@@ -26,9 +25,9 @@ pub(crate) struct Flow {
     queued: usize,
     /// The sender will send no more.
     ended: bool,
-    /// The receiver takes no more; what is queued is lost.
+    /// The receiver accepts no more bytes, so the queued bytes are lost.
     refused: bool,
-    /// The end was passed on.
+    /// The receiver was notified that the direction has ended.
     closed: bool,
     /// The receiver's buffer was full at the last try.
     blocked: bool,
@@ -53,15 +52,14 @@ impl Flow {
         !self.ended && self.queued < limit
     }
 
-    /// When the next bytes may go out; `None` also when the delay has no end.
+    /// When the next bytes may go out. `None` if there are no bytes, or if the delay has no end.
     pub(crate) fn due(&self, delay: Duration) -> Option<Instant> {
         self.chunks
             .front()
             .and_then(|chunk| chunk.arrived.checked_add(delay))
     }
 
-    /// Reads what has arrived. Returns whether the sender broke the connection, instead of ending its
-    /// direction.
+    /// Reads what has arrived. Returns true if the sender broke the connection instead of ending its direction.
     pub(crate) fn fill(&mut self, mut from: &TcpStream, held: bool, buffer: &mut [u8]) -> bool {
         for _ in 0..TURN_LIMIT {
             if !self.wants_bytes(held) {
@@ -109,7 +107,7 @@ impl Flow {
         }
         if self.ended && self.queued == 0 && !self.closed {
             self.closed = true;
-            // Fails when the receiver has gone, which then needs no notice.
+            // Fails if the receiver has gone.
             let _ = to.shutdown(Shutdown::Write);
         }
         written

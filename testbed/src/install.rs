@@ -1,14 +1,14 @@
-//! The package managers that can install a server. Leaves nothing behind but the package: no service is
-//! started or left enabled, and no policy is written.
+//! The package managers that can install a server. They leave only the package behind: no service is started or
+//! enabled.
 
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
 use crate::provide::Environment;
 
-/// Debian's packages start a service on port 6379 when they are configured, and enable it for the next boot.
-/// RUNLEVEL=1 keeps init scripts from starting it, a mask under /run keeps systemd. At the end, the mask is
-/// removed and the services of packages that were not installed before are disabled, whatever happens.
+/// Debian's packages start a service on port 6379 when they are configured, and enable it for the next boot. RUNLEVEL=1
+/// keeps init scripts from starting it, a mask under /run keeps systemd from it. However the script ends, it removes
+/// the mask, and disables the services of packages that were not installed before.
 const APT_GET: &str = r#"
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 services="redis-server.service valkey-server.service"
@@ -47,7 +47,7 @@ pub(crate) struct Manager {
     script: &'static str,
     /// The command for a person to type.
     by_hand: &'static str,
-    /// Whether it must run as root; the others refuse to run as root.
+    /// Whether the manager must run as root. The other managers refuse to run as root.
     as_root: bool,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn choose(environment: &Environment) -> Result<&'static Manager, Stri
     Err(format!("redis-server cannot be installed: {reason}"))
 }
 
-/// The command line for a person, or several when the right one is not known.
+/// The command line for the user to type, or several if the right one is not known.
 pub(crate) fn advice(environment: &Environment) -> String {
     let line = |manager: &Manager| {
         let sudo = if manager.as_root && !environment.is_root {
@@ -142,7 +142,7 @@ impl Manager {
             .env("PATH", &environment.path)
             .stdin(Stdio::null());
         if let Ok(stderr) = std::io::stderr().as_fd().try_clone_to_owned() {
-            // Stdout belongs to the program that needs the server.
+            // Standard output belongs to the program that needs the server.
             command.stdout(stderr);
         }
         match command.status() {

@@ -1,5 +1,5 @@
-//! The process that owns a server and never outlives its program: it ends the server on request, and when the
-//! program that started it ends in any way. Never speaks to the server.
+//! The process that owns a server and never outlives its program: it ends the server on request, and when the program
+//! that started it ends in any way.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// `$1` is the server's directory, the rest its command line. A line on stdin ends the server; the
-/// end of stdin without one means that the program was killed: then the directory goes as well.
-/// The keeper ends when the server does. HUP is ignored because the kernel sends it to a group
-/// with a stopped process in it (a server under SIGSTOP) when the program dies.
+/// `$1` is the server's directory, the other arguments are its command line. A line on stdin ends the server. If stdin
+/// ends without a line, the program was killed: then the script also removes the directory. The keeper ends when the
+/// server does. It ignores HUP: when the program dies, the kernel sends HUP to a process group with a stopped process
+/// in it (a server under SIGSTOP).
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT
 directory=$1
@@ -33,8 +33,8 @@ kill -TERM "$watch"
 wait "$watch"
 "#;
 
-/// Where pipes are not born close-on-exec (macOS), two servers started at the same time would
-/// inherit each other's stdin, and the end of the program would not reach them.
+/// On macOS, a pipe is not close-on-exec from the start. Two servers that start at the same time would inherit each
+/// other's stdin, and would not notice the end of the program.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub(crate) struct Keeper {
@@ -53,7 +53,7 @@ impl Keeper {
             .arg("leasehold-keeper")
             .args([directory.as_os_str(), program.as_os_str(), argument])
             .current_dir("/")
-            // A terminal's Ctrl-C is for the program, which then ends its servers in its own order.
+            // The program gets a terminal's Ctrl-C, and ends its servers in its own order.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -94,7 +94,7 @@ impl Drop for Keeper {
     /// Ends the server by SIGKILL and waits for its end.
     fn drop(&mut self) {
         if let Some(mut stdin) = self.stdin.take() {
-            // Fails when the server, and with it the keeper, has ended by itself.
+            // Fails if the server has ended by itself, and the keeper with it.
             let _ = stdin.write_all(b"end\n");
         }
         let _ = self.child.wait();

@@ -1,6 +1,5 @@
-//! Private servers and faults for leasehold's tests, benches and demo: real processes and real sockets; and a
-//! protocol between a process and its children. Knows nothing of leasehold, and never touches a server that
-//! it did not start.
+//! Private servers, a proxy that can fail, and child processes, for leasehold's tests, benches and demo. Servers and
+//! sockets are real, and only servers that the testbed started are used.
 
 mod builder;
 pub mod child;

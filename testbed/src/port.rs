@@ -1,4 +1,4 @@
-//! Free ports for listeners. Never holds a port itself.
+//! Finds free ports for listeners.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -7,15 +7,15 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Below the ports that Linux and macOS give to outgoing connections. A client that keeps dialling a dead
-/// server on such a port could get this very port as its own, connect to itself, and so keep the server from
+/// These ports are below those that Linux and macOS give to outgoing connections. Otherwise a client that keeps
+/// connecting to a dead server could get the server's port as its own, connect to itself, and so keep the server from
 /// coming back.
 const RANGE: Range<u16> = 10_000..32_000;
 /// The distance from the port of a node of a Cluster to the port of its bus.
 const BUS_OFFSET: u16 = 10_000;
 
-/// Each port is tried once per process before any is tried again: a server that is down for a
-/// moment does not lose its port to one that starts meanwhile.
+/// Each port is tried once per process before any is tried again. So a server that is down for a moment does not lose
+/// its port to a server that starts meanwhile.
 static NEXT: LazyLock<AtomicUsize> = LazyLock::new(|| {
     let random = RandomState::new().build_hasher().finish();
     AtomicUsize::new((random % RANGE.len() as u64) as usize)

@@ -33,7 +33,7 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
     /// Starts this program once more, with these `arguments`.
     ///
     /// # Errors
-    /// As of [`start`](Self::start).
+    /// The errors of [`start`](Self::start).
     pub fn again(
         name: impl Into<String>,
         arguments: &[&str],
@@ -43,9 +43,9 @@ impl<M: DeserializeOwned + Send + 'static> Process<M> {
         Self::start(name, Command::new(program).args(arguments), assignment)
     }
 
-    /// Starts `command` in a process group of its own: Ctrl-C is for the parent, which ends its processes
-    /// itself. The assignment goes to its input: every user of the machine can read a command line, and a URL
-    /// may contain a password.
+    /// Starts `command` in a process group of its own: the parent gets Ctrl-C, and ends its processes itself. The
+    /// assignment goes to the process's input, since every user of the machine can read a command line, and a URL may
+    /// contain a password.
     ///
     /// # Errors
     /// The command cannot be started, or ends at once.

@@ -1,5 +1,5 @@
-//! Finds or installs the server program: from the environment, PATH, or the system's package manager. Never
-//! chooses another program than the one that the environment names.
+//! Finds or installs the server program: from the environment, PATH, or the system's package manager. If the
+//! environment names a program, no other program is used.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::install;
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 /// The variable that names a program to use instead of those on PATH.
 const VARIABLE: &str = "LEASEHOLD_REDIS_SERVER";
-/// The directories of package managers; PATH may lack that of a manager just used.
+/// The directories of package managers. PATH may lack the directory of a manager that was just used.
 const PACKAGE_DIRECTORIES: &str =
     "/usr/bin:/usr/local/bin:/opt/homebrew/bin:/home/linuxbrew/.linuxbrew/bin";
 
@@ -29,20 +29,19 @@ pub enum Install {
     Forbidden,
 }
 
-/// The server program: `LEASEHOLD_REDIS_SERVER` if set, else `redis-server`, else `valkey-server` on PATH,
-/// else the one that [`provide_server`] installed. `None` also when the variable names something that cannot
-/// be run.
+/// The server program: `LEASEHOLD_REDIS_SERVER` if set, else `redis-server`, else `valkey-server` on PATH, else the
+/// program that [`provide_server`] installed. Also `None` if the variable names a program that cannot be run.
 pub fn find_server() -> Option<PathBuf> {
     Environment::current()
         .find()
         .or_else(|| INSTALLED.get().cloned())
 }
 
-/// As [`find_server`]; a missing server is installed with apt-get, brew, dnf or apk if that is allowed.
-/// Prints each step to stderr. No service is started or left enabled.
+/// Finds the server program as [`find_server`] does. Installs a missing one with apt-get, brew, dnf or apk, if that is
+/// allowed. Prints each step to stderr. No service is started or left enabled.
 ///
-/// Give the path to child processes that start servers, as `LEASEHOLD_REDIS_SERVER`: PATH need not lead to
-/// the new program.
+/// Set `LEASEHOLD_REDIS_SERVER` to the path for child processes that start servers: PATH need not lead to the new
+/// program.
 ///
 /// # Errors
 /// There is no server and none may or can be installed, or `LEASEHOLD_REDIS_SERVER` names something that
@@ -112,8 +111,7 @@ impl Environment {
     fn install(&self) -> Result<PathBuf, Error> {
         let manager = install::choose(self).map_err(|reason| self.missing(&reason))?;
         let outcome = manager.install(self);
-        // Searched whether the installation succeeded or not: a package may be complete except for its
-        // service.
+        // Search even if the installation failed: the package may be complete except for its service.
         let found = resolve_any(&self.path).or_else(|| resolve_any(&self.package_directories));
         match (found, outcome) {
             (Some(found), _) => {
@@ -143,7 +141,7 @@ fn resolve_any(path: &OsStr) -> Option<PathBuf> {
         .find_map(|name| resolve(OsStr::new(name), path))
 }
 
-/// As a shell does, but absolute: the server is started in another directory.
+/// Finds a program as a shell does. The path is absolute, since the server is started in another directory.
 fn resolve(name: &OsStr, path: &OsStr) -> Option<PathBuf> {
     let name = Path::new(name);
     if name.components().count() > 1 {
@@ -190,8 +188,8 @@ mod tests {
             let file = self.file(name);
             let log = self.file("log").display().to_string();
             let text = format!("#!/bin/sh\necho \"{name} $*\" >>'{log}'\n{script}\n");
-            // Written by a process of its own: a child that another test starts meanwhile would
-            // inherit the open file, and one that is open for writing cannot be executed.
+            // A process of its own writes the file. A child that another test starts meanwhile would inherit a file
+            // that this process has open, and a file that is open for writing cannot be executed.
             let written = Command::new("/bin/sh")
                 .args([
                     "-c",
@@ -345,7 +343,7 @@ mod tests {
         let log = path.log();
         assert_eq!(log.matches("update-rc.d").count(), 1, "{log}");
         assert!(log.contains("update-rc.d redis-server disable\n"), "{log}");
-        // The package was there before, so its owner decides.
+        // The package was installed before, so its owner decides whether the service runs.
         let log = log.len();
         assert!(path.environment().install().is_ok());
         let log = &path.log()[log..];

@@ -1,4 +1,4 @@
-//! A TCP proxy that can make the network fail. Never changes, drops or reorders a byte that it delivers.
+//! A TCP proxy that can make the network fail. The bytes that it delivers are unchanged and in order.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -70,9 +70,9 @@ impl Proxy {
         self.fault(|faults| faults.hold_replies = on);
     }
 
-    /// After exactly this many more bytes to the server, from whichever client, closes both ends of the
-    /// connection that sent the last one; this happens once. With `Some(0)` the next bytes are not passed on.
-    /// `None` cancels it.
+    /// Cuts a connection once, after exactly this many more bytes to the server: closes both ends of the connection
+    /// that sent the last byte. The bytes of all clients count. With `Some(0)` the next bytes are not passed on. `None`
+    /// cancels the cut.
     pub fn cut_after(&self, bytes_to_server: Option<usize>) {
         self.fault(|faults| faults.cut_after = bytes_to_server);
     }
@@ -93,7 +93,7 @@ impl Proxy {
         self.relay.with(|state| state.upstream_port = upstream_port);
     }
 
-    /// The number of live connections. A connection whose client has gone is live while bytes of it are held
+    /// The number of live connections. If a client has gone, its connection is live until no more bytes of it are held
     /// back.
     pub fn connections(&self) -> usize {
         self.relay.with(|state| state.connections())

@@ -180,8 +180,8 @@ impl Pair {
         requests.into_iter().chain(replies).min()
     }
 
-    /// Not left to the drop of the last reference, which the watching thread may still hold. An error means
-    /// that the other end was faster.
+    /// Shuts both ends down now. A drop might not close them, since the thread that waits for them may still have a
+    /// reference. An error means that the other end was faster.
     fn cut(&self) {
         let _ = self.server.shutdown(Shutdown::Both);
         let _ = self.client.shutdown(Shutdown::Both);
@@ -277,7 +277,7 @@ impl Relay {
     /// Reads or changes the state, and wakes the thread.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let outcome = change(&mut self.lock());
-        // Full only when the thread is about to be woken anyway.
+        // If the socket is full, the thread is about to wake up anyway.
         let _ = (&self.wake).write(&[0]);
         outcome
     }
@@ -287,8 +287,8 @@ impl Relay {
         self.with(|state| {
             state.cut_all();
             state.closing = true;
-            // A process that the program is just starting has a copy of the listener until it executes its
-            // own program. macOS refuses this call: there the port lives on as long.
+            // Another thread may be starting a process, which has a copy of the listener until it executes its own
+            // program. This call closes the port at once. macOS refuses the call, so there the port stays until then.
             let _ = SockRef::from(&*state.listener).shutdown(Shutdown::Both);
         });
     }
@@ -341,7 +341,7 @@ impl Relay {
             let left = due.saturating_duration_since(Instant::now());
             Timespec::try_from(left).expect("a delay is shorter than 292 billion years")
         });
-        // An error is EINTR, or too little memory: nothing is ready then, and the next round asks again.
+        // An error is EINTR, or too little memory. Nothing is ready then, and the next round polls again.
         let _ = poll(&mut fds, limit.as_ref());
         let mut bytes = [0; 64];
         while (&self.woken)

@@ -1,4 +1,4 @@
-//! Reads a server's replies in RESP2. Never sends anything.
+//! Reads a server's replies in RESP2.
 
 use std::fmt;
 use std::io::{self, BufRead};

@@ -23,11 +23,10 @@ const PORT_LIMIT: usize = 20;
 /// How long another program may use the port of a server that restarts.
 const PORT_BACK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A redis-server (or valkey-server) of its own: a free port on 127.0.0.1, no persistence, a temporary
-/// directory. Dropping it ends the process and removes the directory; the same happens when the program that
-/// holds it is killed.
+/// A redis-server (or valkey-server) of its own: a free port on 127.0.0.1, no persistence, a temporary directory.
+/// Dropping it ends the process and removes the directory. The same happens if the program that started it is killed.
 pub struct Server {
-    // Before the directory, so that it ends first.
+    // Dropped before the directory, so the server ends first.
     keeper: Option<Keeper>,
     directory: TempDir,
     program: PathBuf,
@@ -265,7 +264,7 @@ impl Server {
         Ok(())
     }
 
-    /// Compares the process id, because another server may have taken this port first.
+    /// Whether the server on the port is the process `pid`: another server may have taken the port first.
     fn answers_as(&self, pid: u32) -> bool {
         let limit = Duration::from_secs(1);
         let info = Connection::open(self.port, self.config.password_text(), limit)
