@@ -1,5 +1,5 @@
-//! The heap allocations of a lock and its release, on a client that has its connections and buffers. In a
-//! program of its own: the allocator counts for all threads of a process.
+//! The heap allocations of a lock and its release, on a client that has its connections and buffers. This test has a
+//! program of its own, since the allocator counts for all threads of a process.
 
 use std::alloc::System;
 
@@ -12,7 +12,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const TIMES: usize = 100;
 
-/// The allocations of one run of `work`, the least of several: background work adds some now and then.
+/// The least number of allocations in several runs of `work`, since background work adds some now and then.
 fn allocations(mut work: impl FnMut()) -> usize {
     let turns = || {
         let before = ALLOCATOR.stats();
@@ -34,8 +34,8 @@ fn a_lock_allocates_lease_queue_entry_and_reply() -> Result<(), Box<dyn std::err
         let guard = mutex.lock().expect("nobody else wants the lock");
         guard.unlock().expect("the lock is held");
     });
-    // A drop makes four: the lease, an entry in the local queue of its key and one in the queue of its pipeline, which
-    // are shared with threads that outlive the call, and the text of the reply. `unlock` awaits its release, so it has
+    // A drop makes four: the lease, an entry in the local queue of its key, an entry in the queue of its pipeline, and
+    // the text of the reply. (Threads that outlive the call share the entries.) `unlock` awaits its release, so it has
     // one more entry in the queue of the pipeline.
     assert_eq!([dropped, unlocked], [4, 5]);
     Ok(())

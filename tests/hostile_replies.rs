@@ -1,4 +1,4 @@
-//! The heap memory that a hostile server can make a client use. A program of its own, because the allocator
+//! The heap memory that a hostile server can make a client use. This test has a program of its own, since the allocator
 //! counts for all threads of a process.
 
 use std::alloc::System;
@@ -129,7 +129,7 @@ fn a_hostile_server_cannot_fill_the_memory() {
             assert_bounded(&format!("{what}, {attack:?}"), move || work(builder));
         }
     }
-    // In the same test: a second test would be counted, too.
+    // Not a test of its own, since the memory of a second test would be counted, too.
     let set = ["SETRANGE", "leasehold:large", "60000000", "x"];
     server.command(&set).expect("Redis is there");
     for (what, work) in on_a_large_value() {

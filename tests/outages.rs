@@ -1,4 +1,4 @@
-//! Heap memory of pending releases while Redis is down. A program of its own, because the allocator counts
+//! Heap memory of pending releases while Redis is down. This test has a program of its own, since the allocator counts
 //! for all threads of a process.
 
 use std::alloc::System;
@@ -40,7 +40,7 @@ fn keys(server: &Server) -> i64 {
 }
 
 fn are_released(server: &Server) -> bool {
-    // The fence counter stays.
+    // The fence counter stays in Redis.
     eventually(LONG, || keys(server) == 1)
 }
 
@@ -101,7 +101,7 @@ fn a_guard_dropped_in_an_outage_costs_100_bytes() -> Result<(), Box<dyn std::err
     println!("{} bytes for {count}, released in {took:?}", peak - before);
     println!("the longest lock() took {longest:?}, the outage {outage:?}");
     assert!(each <= key + MOST, "{each} bytes for each pending release");
-    // One more time-out, and as much again for the scheduling of the test's threads.
+    // One more time-out, and as much again for delays of the test's threads.
     assert!(
         longest < outage + 10 * TIMEOUT,
         "a lock waited for {longest:?}"

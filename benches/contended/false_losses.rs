@@ -63,9 +63,9 @@ fn want(client: &Client, share: usize, over: &AtomicBool) -> Result<usize, lease
 }
 
 pub fn measure(server: &Server, renewals: u64, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let heard = Arc::new(Heard::default());
+    let handler = Arc::new(Heard::default());
     let builder = Client::builder(server.url()).ttl(TTL);
-    let client = builder.event_handler(Arc::clone(&heard)).build()?;
+    let client = builder.event_handler(Arc::clone(&handler)).build()?;
     let others = Client::open(server.url())?;
     let guards = (0..LOCKS)
         .map(|number| client.mutex(key(number)).lock())
@@ -79,7 +79,7 @@ pub fn measure(server: &Server, renewals: u64, report: &mut Report) -> Result<()
             })
             .collect();
         let _ = eventually(RENEWALS_LIMIT, || {
-            heard.renewed.load(Ordering::Relaxed) >= renewals
+            handler.renewed.load(Ordering::Relaxed) >= renewals
         });
         over.store(true, Ordering::Relaxed);
         let mut got = 0;
@@ -90,15 +90,15 @@ pub fn measure(server: &Server, renewals: u64, report: &mut Report) -> Result<()
     })?;
     drop(guards);
 
-    let renewed = heard.renewed.load(Ordering::Relaxed);
+    let renewed = handler.renewed.load(Ordering::Relaxed);
     report.at_least(
         "renewals without an overwritten key",
         renewed as f64,
         renewals as f64,
     );
-    let failed = heard.failed.load(Ordering::Relaxed);
+    let failed = handler.failed.load(Ordering::Relaxed);
     report.figure("renewals that failed", failed as f64);
-    let lost = heard.lost.lock();
+    let lost = handler.lost.lock();
     report.never("false losses", lost.len());
     report.never("locks granted to other clients", got);
     for line in lost.iter().take(5) {

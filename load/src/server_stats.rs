@@ -37,12 +37,12 @@ impl ServerStats {
 
     fn read(info: &str) -> anyhow::Result<Self> {
         let number = |name: &str| -> anyhow::Result<u64> {
-            let told = field(info, name).with_context(|| format!("INFO has no {name}"))?;
-            Ok(told.parse()?)
+            let count = field(info, name).with_context(|| format!("INFO has no {name}"))?;
+            Ok(count.parse()?)
         };
         let calls = |line: &str| {
-            let (name, told) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-            let calls = told.split(',').next()?.parse().ok()?;
+            let (name, count) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            let calls = count.split(',').next()?.parse().ok()?;
             Some((name.to_owned(), calls))
         };
         Ok(Self {

@@ -207,12 +207,12 @@ fn model_leaving_waiter_blocks_nobody() {
         let gives_up = waits(0, Until::At(soon));
         let tries = waits(0, Until::Now);
         let other = waits(1, Until::At(soon));
-        let patient = || assert!(work.run(&clients[0], Until::Forever));
+        let stays = || assert!(work.run(&clients[0], Until::Forever));
         let clock = || pass(2 * SECOND);
         run(
             &server,
             &clients,
-            &[&gives_up, &tries, &patient, &other, &clock],
+            &[&gives_up, &tries, &stays, &other, &clock],
         );
         assert_nothing_is_left(&server, &clients);
     });
@@ -231,12 +231,12 @@ fn model_hand_off_to_a_leaving_waiter_goes_on() {
         let gives_up = || {
             work.run(client, until);
         };
-        let patient = || assert!(work.run(client, Until::Forever));
+        let stays = || assert!(work.run(client, Until::Forever));
         let releases = || {
             client.acquirer.release(&lease);
         };
         let clock = || pass(2 * SECOND);
-        run(&server, &clients, &[&gives_up, &releases, &patient, &clock]);
+        run(&server, &clients, &[&gives_up, &releases, &stays, &clock]);
         assert_nothing_is_left(&server, &clients);
     });
 }

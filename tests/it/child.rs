@@ -1,5 +1,5 @@
 //! Runs the part of a test that needs a process of its own: this binary again, started with the test
-//! `a_child_process_runs_the_named_body` of the binary's `main.rs`. Knows nothing of locks.
+//! `a_child_process_runs_the_named_body` of the binary's `main.rs`.
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
 use std::any::type_name;
@@ -75,12 +75,12 @@ pub fn echo(parent: &Parent) {
     parent.tell(&parent.url);
 }
 
-/// The number of threads of this process; `None` where the system does not say.
+/// The number of threads of this process; `None` where the system does not show it.
 pub fn threads() -> Option<usize> {
     status("Threads:")
 }
 
-/// The memory that this process uses, in bytes; `None` where the system does not say.
+/// The memory that this process uses, in bytes; `None` where the system does not show it.
 pub fn memory() -> Option<usize> {
     status("VmRSS:").map(|kilobytes| kilobytes * 1024)
 }

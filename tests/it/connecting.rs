@@ -1,4 +1,4 @@
-//! The requests that begin a connection: none sends a script that the server already has.
+//! The requests that begin a connection. None of them sends a script that the server already has.
 
 use leasehold_testbed::Server;
 
@@ -9,7 +9,7 @@ const SCRIPTS: u64 = 7;
 
 /// How many SCRIPT commands the server has carried out.
 fn script_commands(server: &Server) -> u64 {
-    // Redis 6.2 counts them together.
+    // Redis 6.2 counts all SCRIPT commands as one.
     ["script", "script|exists", "script|load"]
         .iter()
         .map(|command| server.calls(command).unwrap())
@@ -38,7 +38,7 @@ fn only_the_first_connection_sends_the_scripts() {
         (0..CONNECTIONS).for_each(|_| connect(&server));
     });
     assert_eq!(others, CONNECTIONS);
-    // The test's own requests are included.
+    // This includes the test's own requests.
     let bytes = (bytes_received(&server) - before) / CONNECTIONS;
     assert!(bytes < 800, "{bytes} for each connection");
 }

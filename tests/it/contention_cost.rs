@@ -1,5 +1,5 @@
-//! Many clients with one thread each compete for one key: a grant costs the same however many wait, and
-//! clients are served in the order in which they asked.
+//! Many clients with one thread each compete for one key. A grant costs the same however many clients wait, and clients
+//! are served in the order in which they asked.
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -62,7 +62,7 @@ struct Measured {
 }
 
 impl Contention {
-    /// A client locks and releases the key until the measurement is over.
+    /// Locks and releases the key, as one client, until the measurement is over.
     fn compete(&self, client: usize, mutex: &leasehold::Mutex) {
         loop {
             let asked = self.log.lock().unwrap().grants.len();
@@ -76,7 +76,7 @@ impl Contention {
         }
     }
 
-    /// The holder calls this. The measurement begins when every client has had a grant.
+    /// Records a grant; only the holder calls this. The measurement begins when every client has had a grant.
     fn granted(&self, client: usize, asked: usize) -> bool {
         let mut log = self.log.lock().unwrap();
         let number = log.grants.len();
@@ -107,7 +107,7 @@ impl Contention {
     }
 }
 
-/// `count` clients compete; afterwards nothing is left in Redis.
+/// Lets `count` clients compete. Afterwards nothing is left in Redis.
 fn compete(count: usize) {
     let contention = Arc::new(Contention {
         server: server(),
@@ -129,7 +129,7 @@ fn compete(count: usize) {
     for task in tasks {
         task.within(WORK, "competing");
     }
-    // The fence counter stays.
+    // Only the fence counter stays in Redis.
     let free = || ask(&contention.server, &["DBSIZE"]) == Reply::Int(1);
     let keys = || ask(&contention.server, &["KEYS", "*"]);
     assert!(eventually(SOON, free), "left in Redis: {}", keys());
@@ -154,8 +154,8 @@ fn assert_cheap(clients: usize, cost: &ServerStats) {
     assert!(bytes <= 4096.0, "{bytes} bytes per grant: {:?}", cost.calls);
 }
 
-/// During a wait, another client is granted the lock once if it was ahead, and once more if its next request
-/// reached Redis before this one.
+/// Fails unless clients were served in order. During a wait, another client may be granted the lock once if it was
+/// ahead, and once more if its next request reached Redis before this one.
 fn assert_in_order(clients: usize, log: &Log, start: usize) {
     for (number, asked) in log.waits.iter().filter(|(_, asked)| *asked >= start) {
         let mut counts = vec![0; clients];

@@ -18,7 +18,7 @@ fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// Clients that reconnect know why they lost their queue entry, and suspect no other connection.
+/// Clients that reconnect know why they lost their queue entry, so they suspect no other connection.
 #[test]
 fn closed_notification_connections_alone_are_replaced() {
     const CLIENTS: usize = 30;
@@ -61,7 +61,7 @@ fn closed_notification_connections_alone_are_replaced() {
     }
 }
 
-/// Without the message the waiter would not ask for half a minute, behind hundreds of others.
+/// Without the message, the waiter behind hundreds of others would not ask for half a minute.
 #[test]
 fn a_waiter_notified_as_near_asks_soon() {
     let server = server();

@@ -22,8 +22,8 @@ fn drop_and_take(client: &Client, key: &str, rounds: usize) {
     }
 }
 
-/// Threads that keep all pipelines busy until `stop`: they acquire and release other keys, wait for each
-/// other, and meet contended keys.
+/// Starts threads that keep all pipelines busy until `stop` is set: they acquire and release other keys, wait for each
+/// other, and request contended keys.
 fn noise(client: &Client, threads: usize, stop: &Arc<AtomicBool>) -> Vec<Task<()>> {
     let held = client.mutex("noise-held");
     (0..threads)

@@ -310,8 +310,8 @@ fn max_hold_near_skips_released_locks() {
     let first = limited("first").lock().unwrap();
     let second = limited("second").lock().unwrap();
     began.recv_timeout(SOON).expect("the first event");
-    // After this pause both events are due, as a rule. If the event of `second` is not, `second` is released before it
-    // is due.
+    // As a rule, both events are due after this pause. If the event of `second` is not due, it never comes, since
+    // `second` is released.
     thread::sleep(millis(50));
     drop((first, second));
     drop(go_on);
@@ -432,7 +432,7 @@ fn a_slow_event_delays_no_renewal() {
     let (go_on, wait) = channel::<()>();
     let (begun, wait) = (Mutex::new(begun), Mutex::new(wait));
     let (events, _heard) = listener(move |_| {
-        // Tokens are sent on the calling thread, too: only the callback thread has to wait.
+        // This also runs on the calling threads, which must not wait here.
         if thread::current().name() == Some("leasehold-callbacks") {
             let _ = begun.lock().unwrap().send(());
             let _ = wait.lock().unwrap().recv();

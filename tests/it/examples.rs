@@ -1,5 +1,5 @@
-//! The programs in examples/, run as a reader would run them. `cargo test` builds them, and so does `cargo
-//! build --examples`; `cargo test --test it` does not.
+//! The programs in examples/, run as a reader would run them. `cargo test` and `cargo build --examples` build them.
+//! `cargo test --test it` does not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn program(example: &str) -> PathBuf {
     program
 }
 
-/// `None`, which is earlier than any time, if there is no such file.
+/// When the file was written. `None`, which is less than any time, if there is no such file.
 fn written_at(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|file| file.modified()).ok()
 }

@@ -1,4 +1,4 @@
-//! Mutual exclusion: across the threads of one client, across clients and across processes.
+//! Mutual exclusion among the threads of one client, among clients and among processes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ const WORK: Duration = Duration::from_secs(120);
 
 const COUNTER: &str = "counter";
 
-/// Raises the counter in Redis `times` times, each time under the lock and by reading, then writing: two
-/// holders at once lose an update.
+/// Raises the counter in Redis `times` times under the lock, by reading, then writing. If two holders do so at the same
+/// time, an update is lost.
 fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGuard)) {
     let redis = redis::Client::open(url).unwrap();
     let mut connection = redis.get_connection_with_timeout(SOON).unwrap();
@@ -37,7 +37,7 @@ fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGu
             .arg(next)
             .exec(&mut connection)
             .unwrap();
-        // Alternates: waits for the reply, and does not.
+        // In turn, waits for the reply or does not.
         if round % 2 == 0 {
             guard.unlock().unwrap();
         }
@@ -146,7 +146,7 @@ fn with_lock_releases_when_its_closure_panics() {
         }));
         let payload = outcome.map(|result: Result<(), Error>| result).unwrap_err();
         assert_eq!(payload.downcast_ref(), Some(&"a test's own panic"));
-        // The thread's own next request comes after its release.
+        // This thread's next request comes after its release.
         client
             .mutex("k")
             .try_lock()
@@ -221,7 +221,7 @@ fn a_guard_outlives_its_client_and_mutex() {
         let client = steady(&server.url()).ttl(millis(600)).build().unwrap();
         client.mutex("k").lock().unwrap()
     };
-    // The lock is renewed though only the guard is left of the client.
+    // Only the guard keeps the client alive, and the client still renews the lock.
     let lost = guard.lost_signal();
     assert!(lost.recv_timeout(secs(2)).is_err(), "the lock is kept");
     guard.unlock().unwrap();

@@ -1,4 +1,4 @@
-//! Ttls: what ends by itself, when it ends, and what its holder learns.
+//! Ttls: which locks end by themselves, when they end, and what their holders learn.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ fn the_last_of_ttl_and_fixed_ttl_counts() {
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     drop(guard);
     let guard = mutex.ttl(secs(3)).lock().unwrap();
-    // Three ttls.
+    // The wait is three ttls long.
     let lost = guard.lost_signal().recv_timeout(secs(9));
     assert!(lost.is_err(), "{lost:?}");
 }
@@ -74,7 +74,8 @@ fn validity_ends_before_the_key_does() {
             let left = guard.remaining();
             let in_redis = expires_in(&server, "k").unwrap_or_default();
             assert!(left <= ttl, "{left:?} of {ttl:?}");
-            // Both count down; what Redis has left is read later, and must still cover the guard's validity.
+            // The ttl in Redis and the validity both count down. The ttl was read first, so it must not be shorter than
+            // the validity.
             let later = guard.remaining();
             assert!(later <= in_redis + millis(1), "{later:?} of {in_redis:?}");
             drop(guard);
@@ -178,7 +179,7 @@ fn drop_after_expiry_keeps_the_next_holder() {
     assert!(late.is_lost(), "before another client has it");
     assert!(next.fencing_token() > late.fencing_token());
     drop(late);
-    // On the same connection as the late release, and so behind it.
+    // This request is behind the late release on the same connection.
     assert!(
         one.mutex("k").try_lock().unwrap().is_none(),
         "still the next holder's"
@@ -221,7 +222,7 @@ pub fn hold_until_killed(parent: &Parent) {
 fn a_waiter_enters_after_a_ttl_without_notifications() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    // A lock of no client: nobody releases it, and nobody notifies.
+    // No client has this lock, so no client releases it, and no notification comes.
     let value = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 host/1/0";
     ask(&server, &["SET", &in_redis("k"), value, "PX", "700"]);
     let start = Instant::now();

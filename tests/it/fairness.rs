@@ -104,7 +104,7 @@ fn clients_that_relock_at_once_have_equal_shares() {
                         return own;
                     }
                     own += 1;
-                    // However late the machine lets the other clients ask.
+                    // Waits, since the other clients may ask late on a slow machine.
                     wait_for_queue(&at, "k", CLIENTS - 1);
                     drop(guard);
                 }
@@ -153,7 +153,7 @@ fn a_client_with_many_threads_starves_no_other() {
                         return;
                     }
                     turns.lock().unwrap().push(queued);
-                    // However late the machine lets the other client ask.
+                    // Waits, since the other client may ask late on a slow machine.
                     wait_for_another(&server);
                     drop(guard);
                 }
@@ -281,7 +281,7 @@ fn tokens_rise_over_all_clients_and_hand_offs() {
     let witness = Arc::new(Witness::default());
     let tasks: Vec<_> = (0..CLIENTS)
         .map(|n| {
-            // From no hand-off to as many as are allowed.
+            // From no hand-off to the most hand-offs that are allowed.
             let hand_offs = [0, 3, 256, 1023][n];
             let builder = steady(&server.url()).hand_offs(hand_offs);
             builder.ttl(LONG_TTL).build().unwrap()
@@ -336,7 +336,8 @@ fn all_waiters_enter_after_the_queue_is_deleted() {
     }
 }
 
-/// The lock of a client that waited for `wait` until it was released.
+/// Lets a client wait for the lock for `wait`. Returns the time of the release, and the result of `look` under the
+/// lock.
 fn after_waiting<T: Send + 'static>(
     server: &Server,
     wait: Duration,

@@ -1,4 +1,4 @@
-//! Servers on real ports that are not Redis, or do not behave like Redis. Knows nothing of locks.
+//! Servers on real ports that are not Redis, or do not behave like Redis.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -156,7 +156,7 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
             if manner == Manner::EchoingLater {
                 say(stream, b"+OK\r\n");
             }
-            // As Redis does, also where the words themselves contain a line break.
+            // Redis, too, replaces line breaks in the text of an error.
             let words = String::from_utf8_lossy(request).replace(['\r', '\n'], " ");
             say(
                 stream,
@@ -175,6 +175,6 @@ fn answer(stream: &mut TcpStream, manner: Manner, request: &[u8]) {
 }
 
 fn say(stream: &mut TcpStream, bytes: &[u8]) {
-    // A closed connection needs no reply.
+    // Fails if the connection is closed.
     let _ = stream.write_all(bytes);
 }

@@ -29,11 +29,11 @@ fn try_lock_fails_and_lock_survives_outages() {
     assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
 
     let mutex = client.mutex("a").fixed_ttl(LONG_TTL);
-    let patient = Task::start(move || mutex.lock().unwrap());
+    let long_waiter = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for_more(2, What::Unavailable, "a");
-    assert!(!patient.is_done());
+    assert!(!long_waiter.is_done());
     server.restart().unwrap();
-    drop(patient.within(SOON, "locking after the restart"));
+    drop(long_waiter.within(SOON, "locking after the restart"));
     assert_all_become_free(&server);
 }
 
@@ -71,7 +71,7 @@ fn an_unanswered_acquire_leaves_nothing_behind() {
     assert!(error.is_unavailable(), "{error}");
     assert!(asked_at.elapsed() < 2 * TIMEOUT + secs(2));
     server.resume();
-    // Redis executes what its buffers hold before the command of a new connection.
+    // Redis executes what its buffers hold before it executes the command of a new connection.
     assert_all_become_free(&server);
     client.with_lock("a", || ()).unwrap();
 }
@@ -87,12 +87,12 @@ fn an_acquire_survives_a_server_stopped_meanwhile() {
     client.with_lock("a", || ()).unwrap();
     server.stop();
     let mutex = client.mutex("a").fixed_ttl(LONG_TTL);
-    let patient = Task::start(move || mutex.lock().unwrap());
+    let long_waiter = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(2, What::Unavailable, "a");
     server.resume();
-    let guard = patient.within(SOON, "locking after the server resumed");
+    let guard = long_waiter.within(SOON, "locking after the server resumed");
     guard.check().unwrap();
-    // The client's abandoned attempts may have come before; none may cost it the lock.
+    // Redis may have executed the client's abandoned attempts before. None of them may end this lock.
     guard.extend(2 * LONG_TTL).unwrap();
     guard.unlock().unwrap();
     assert_all_become_free(&server);
@@ -105,15 +105,15 @@ fn an_acquire_survives_a_server_restart() {
     client.with_lock("a", || ()).unwrap();
     server.stop();
     let mutex = client.mutex("a").fixed_ttl(LONG_TTL);
-    let patient = Task::start(move || mutex.lock().unwrap());
+    let long_waiter = Task::start(move || mutex.lock().unwrap());
     server.kill();
     server.restart().unwrap();
-    let guard = patient.within(SOON, "locking after the restart");
+    let guard = long_waiter.within(SOON, "locking after the restart");
     guard.unlock().unwrap();
     assert_all_become_free(&server);
 }
 
-/// Some threads wait for Redis, some for each other, some in the queue behind their own process.
+/// Some threads wait for Redis, some for each other, and some in the queue in Redis.
 #[test]
 fn fifty_waiters_enter_or_fail_at_a_restart() {
     const KEYS: usize = 5;
@@ -185,7 +185,7 @@ fn fifty_waiters_reach_their_outage_timeout_together() {
         .collect();
     recorder.wait_for(1, What::Contended, "a");
     server.kill();
-    // One after another, the waits would take 50 s.
+    // If the waits ended one after another, they would take 50 s.
     for task in tasks {
         let error = task.within(SOON, "reaching outage_timeout");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -238,7 +238,7 @@ fn waiters_enter_after_their_connections_are_killed() {
     let task = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(1, What::Contended, "a");
     for n in 1..=5 {
-        // Repeatedly: the waiter may be between two connections.
+        // Repeated, since the waiter may be between two connections.
         let noticed = eventually(SOON, || {
             kill_connections(&server);
             recorder.count(What::Unavailable, "a") >= n
@@ -268,10 +268,10 @@ fn an_acquire_survives_refused_connections() {
     let error = client.mutex("a").try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let mutex = client.mutex("a");
-    let patient = Task::start(move || mutex.lock().unwrap());
+    let long_waiter = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for_more(2, What::Unavailable, "a");
     proxy.refuse(false);
-    let guard = patient.within(SOON, "locking once connections are accepted");
+    let guard = long_waiter.within(SOON, "locking once connections are accepted");
     guard.unlock().unwrap();
     assert!(!is_held(&server, "a"));
 }
@@ -293,7 +293,7 @@ fn a_leader_timeout_fails_no_later_deadline() {
     let mutex = client.mutex("leader").fixed_ttl(LONG_TTL);
     let leader = Task::start(move || mutex.try_lock().unwrap_err());
     assert!(eventually(SOON, || is_held(&server, "leader")));
-    // The threads wait for nothing else: their deadlines must be later by exactly this time.
+    // The deadlines of the followers are later than the leader's by this time.
     std::thread::sleep(secs(1));
     let followers: Vec<_> = (0..10)
         .map(|n| {

@@ -14,7 +14,7 @@ use crate::support::{
 fn held(key: &str) -> (Server, Arc<Recorder>, leasehold::Client, MutexGuard) {
     let server = server();
     let recorder = Recorder::new();
-    // Renewed early, so that there is time for several attempts.
+    // The lock is renewed early, so that there is time for several attempts.
     let client = builder(&server.url())
         .renew_ratio(0.1)
         .event_handler(Arc::clone(&recorder))
@@ -79,8 +79,7 @@ fn a_server_stopped_for_less_than_the_ttl_costs_nothing() {
     assert!(!is_held(&server, "a"));
 }
 
-/// Twenty holders, a waiter of another process for each, and a server that is stopped until every lease has
-/// ended.
+/// Twenty holders, and a waiter of another process for each. The server is stopped until every lease has ended.
 #[test]
 fn holders_lose_the_lock_before_others_enter() {
     const LOCKS: usize = 20;
@@ -102,7 +101,7 @@ fn holders_lose_the_lock_before_others_enter() {
         .iter()
         .zip(&guards)
         .map(|(key, holder)| {
-            // If one of these locks were leaked, it would stay for very long.
+            // If one of these locks were leaked, it would stay in Redis for very long.
             let mutex = waiters.mutex(key).ttl(LONG_TTL);
             let holder = Arc::clone(holder);
             Task::start(move || {
@@ -230,7 +229,7 @@ fn without_memory_redis_grants_nothing_but_renews_and_releases() {
     assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
     assert!(refused.to_string().contains("OOM"), "{refused}");
     assert_eq!(refused.key(), Some("b"));
-    let patient = {
+    let long_waiter = {
         let mutex = client.mutex("c");
         Task::start(move || mutex.lock().unwrap())
     };
@@ -248,14 +247,14 @@ fn without_memory_redis_grants_nothing_but_renews_and_releases() {
     assert!(!is_held(&server, "c"), "refused, and yet locked");
 
     ask(&server, &["CONFIG", "SET", "maxmemory", "0"]);
-    let granted = patient.within(SOON, "locking once there is memory");
+    let granted = long_waiter.within(SOON, "locking once there is memory");
     granted.unlock().unwrap();
     assert_all_become_free(&server);
 }
 
 #[test]
 fn exclusion_holds_through_stops_flushed_scripts_and_killed_connections() {
-    // The count is kept where no fault reaches it.
+    // The count is on a server without faults.
     let (server, safe) = (server(), server());
     let witness = Arc::new(Witness::default());
     let tasks: Vec<Task<usize>> = (0..2)

@@ -1,4 +1,4 @@
-//! The network fails between a client and Redis: it delays, cuts, swallows, and delivers late.
+//! The network between a client and Redis fails: it delays, cuts, swallows, and delivers late.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -80,7 +80,7 @@ fn an_acquire_cut_anywhere_leaves_nothing_behind() {
     sweep(length, |n| {
         let proxy = Proxy::start(server.port()).unwrap();
         let recorder = Recorder::new();
-        // A new client each time: the background work of an old one would be cut instead.
+        // A new client each time, since the cut could hit the background work of an old client.
         let client = unhurried_client(&proxy.url(), &recorder);
         client.with_lock(format!("warm-{n}"), || ()).unwrap();
         let key = format!("key-{n:03}");
@@ -173,7 +173,7 @@ fn a_late_abandoned_acquire_is_undone() {
     client.with_lock("a", || ()).unwrap();
 }
 
-/// The client cannot reconnect: the release that it wrote behind the acquire is all there is.
+/// The client cannot reconnect. Only the release that it wrote behind the acquire can undo the acquire.
 #[test]
 fn a_late_abandoned_acquire_is_undone_behind_it() {
     let (server, proxy) = proxied();
@@ -210,7 +210,7 @@ fn a_late_abandoned_acquire_spares_the_current_holder() {
     let value = value_of(&server, "a");
     proxy.hold_requests(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
-    // Behind all repeated releases.
+    // The shutdown waits for all repeated releases.
     client.shutdown(secs(5)).unwrap();
     assert_eq!(value_of(&server, "a"), value);
     guard.extend(2 * LONG_TTL).unwrap();
@@ -227,13 +227,13 @@ fn late_releases_spare_the_clients_live_grant() {
         client.with_lock("warm", || ()).unwrap();
         proxy.hold_requests(true);
         let mutex = client.mutex("a");
-        let patient = Task::start(move || mutex.lock().unwrap());
+        let long_waiter = Task::start(move || mutex.lock().unwrap());
         recorder.wait_for(2, What::Unavailable, "a");
         proxy.hold_requests(false);
-        let guard = patient.within(SOON, "locking");
+        let guard = long_waiter.within(SOON, "locking");
         guard.extend(LONG_TTL).expect("the lock is its own");
         let value = value_of(&server, "a").expect("the lock is held");
-        // The worker pool repeats the releases; other requests carry them along.
+        // The background repeats the releases. Other requests take them along.
         for _ in 0..20 {
             client.with_lock("b", || ()).unwrap();
             thread::sleep(millis(20));
@@ -273,7 +273,7 @@ fn cut_off_holders_lose_locks_and_stay_silent() {
     assert!(next.fencing_token() > guard.fencing_token());
     drop(guard);
 
-    // Now the renewals and the release arrive at Redis.
+    // Redis gets the renewals and the release only now.
     let value = value_of(&server, "a");
     proxy.black_hole(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
@@ -374,7 +374,7 @@ fn a_waiter_far_away_has_its_turn() {
     assert!(before.iter().all(is_kept), "{before:?}, then {after:?}");
 }
 
-/// The waiters' second attempts are in flight, in a batch that another thread leads, when they give up.
+/// The waiters give up while their second attempts are in flight, in a batch that another thread leads.
 #[test]
 fn grants_for_departed_waiters_are_released() {
     const LEAVERS: usize = 10;
@@ -410,7 +410,7 @@ fn grants_for_departed_waiters_are_released() {
     }
     drop(guards);
     for leaver in leavers {
-        // The machine's speed decides whether they get the lock.
+        // Whether they get the lock depends on the machine's speed.
         let _ = leaver.within(SOON, "the end of the wait");
     }
     busy.store(false, Ordering::Relaxed);

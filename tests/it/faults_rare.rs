@@ -1,5 +1,5 @@
-//! Faults that need a coincidence: late renewals, panics during a release, a bad key in the same batch,
-//! connections that died unnoticed.
+//! Faults that need a coincidence: late renewals, a panic during a release, a bad key in the same batch, a connection
+//! that died unnoticed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn a_late_extension_blocks_nobody() {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     server.resume();
     let late = || expires_in(&server, "k").is_some_and(|left| left > secs(60));
-    // On a machine so busy that the key had gone by then, nothing came late.
+    // If the machine was so busy that the key had gone by then, no renewal came late.
     if !eventually(secs(3), late) {
         return;
     }
@@ -55,7 +55,7 @@ fn a_panic_releases_over_the_open_connection() {
     for _ in 0..20 {
         let work = || client.with_lock("k", || panic!("the closure's own"));
         catch_unwind(AssertUnwindSafe(work)).unwrap_err();
-        // The panicking thread wrote the release, so it is done once anything later on its pipeline is done.
+        // The panicking thread wrote the release. So the release is done once a later request on its pipeline is done.
         client.with_lock("k", || ()).unwrap();
     }
     assert_eq!(connections(), before, "a healthy connection was closed");
@@ -168,22 +168,22 @@ fn an_outage_is_never_reported_as_contention() {
     client.with_lock("k", || ()).unwrap();
     server.kill();
     let mutex = client.mutex("k");
-    let patient = Task::start(move || mutex.lock().map(drop));
+    let long_waiter = Task::start(move || mutex.lock().map(drop));
     recorder.wait_for(1, What::Unavailable, "k");
-    // Behind a thread that waits for Redis to return, the state of the lock is unknown.
-    let told = |kind: ErrorKind| matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
+    // This thread waits behind a thread that waits for Redis, so the state of the lock is unknown.
+    let is_outage = |kind: ErrorKind| matches!(kind, ErrorKind::Unavailable | ErrorKind::Timeout);
     let mutex = client.mutex("k");
     within(6 * SOON, "looking", move || {
         for _ in 0..5 {
             match mutex.try_lock() {
-                Err(error) => assert!(told(error.kind()), "{error}"),
+                Err(error) => assert!(is_outage(error.kind()), "{error}"),
                 Ok(None) => panic!("an outage was reported as contention"),
                 Ok(Some(_)) => panic!("there is no server"),
             }
         }
     });
     server.restart().unwrap();
-    patient
+    long_waiter
         .within(6 * SOON, "waiting through the outage")
         .unwrap();
     assert!(eventually(SOON, || !is_held(&server, "k")));

@@ -12,7 +12,7 @@ use crate::support::{
     is_held, kill_connections, secs, server, unconfirmed, within,
 };
 
-/// A client whose events are recorded, and whose locks stay for very long unless they are released.
+/// A client whose events are recorded, and whose locks have a ttl longer than any test.
 fn client(url: &str) -> (Client, Arc<Recorder>) {
     let recorder = Recorder::new();
     let client = builder(url)
@@ -42,7 +42,7 @@ fn a_drop_on_a_stopped_server_completes_later() {
     // One write time-out at most, not one for each guard.
     let took = started.elapsed();
     assert!(took < TIMEOUT + secs(2), "dropping took {took:?}");
-    // Meanwhile the client gives the replies up, and queues the releases once more.
+    // Meanwhile the client stops waiting for the replies, and queues the releases again.
     std::thread::sleep(TIMEOUT * 2);
     server.resume();
     assert_all_become_free(&server);
@@ -108,7 +108,7 @@ fn a_release_to_a_dead_server_blocks_nobody() {
     assert_all_become_free(&server);
 }
 
-/// With a server that keeps its keys over a restart.
+/// The server keeps its keys over a restart.
 #[test]
 fn an_unread_release_is_repeated_after_a_restart() {
     let mut server = Server::builder()
@@ -191,7 +191,7 @@ fn a_connection_killed_with_unread_reply_is_harmless() {
             .expect("nobody else wants the lock");
         proxy.hold_replies(true);
         drop(guard);
-        // No reply is seen if the release waits behind earlier work of the client.
+        // A release behind earlier work of the client is not done in this time.
         done += usize::from(eventually(TIMEOUT, || !is_held(&server, "a")));
         kill_connections(&server);
         proxy.hold_replies(false);
@@ -287,8 +287,8 @@ fn a_drop_without_a_connection_completes_later() {
     let guard = client.mutex("a").lock().unwrap();
     proxy.refuse(true);
     proxy.cut_all();
-    // The failed request shows the client that the connection is broken; its own release is over with its
-    // ttl.
+    // The failed request shows the client that the connection is broken. The release of this request ends with its
+    // short ttl.
     let short = client.mutex("b").fixed_ttl(Duration::from_millis(10));
     assert!(short.try_lock().unwrap_err().is_unavailable());
     std::thread::sleep(secs(1));
@@ -305,7 +305,7 @@ fn a_refused_release_is_repeated() {
         let guard = client.mutex("a").lock().unwrap();
         ask(&server, &["ACL", "SETUSER", "default", "-del"]);
         drop(guard);
-        // Behind the release on the same connection, so the reply of the release has been read.
+        // This request is behind the release on the same connection, so the client has read the reply to the release.
         assert!(client.mutex("a").try_lock().unwrap().is_none());
         ask(&server, &["ACL", "SETUSER", "default", "+del"]);
         if shut_down {

@@ -91,7 +91,7 @@ fn the_last_token_wins_and_reads_never_go_back() {
     assert!(number(&client, "k") < next);
 }
 
-/// No lock orders these writes: only the comparison in Redis does.
+/// No lock orders these writes. Only the comparison in Redis does.
 #[test]
 fn the_write_with_the_greatest_token_stays() {
     let server = server();
@@ -221,7 +221,7 @@ fn foreign_values_are_left_alone() {
     );
 }
 
-/// Any user can write such a value.
+/// Any user with the right to write can write such a value.
 #[test]
 fn a_token_too_great_for_u64_costs_no_connection() {
     const TOO_GREAT: [&str; 2] = ["18446744073709551616", "99999999999999999999"];
@@ -348,7 +348,7 @@ fn a_value_with_a_ttl_expires_and_its_token_with_it() {
     }
 }
 
-/// A late repetition could undo a later write under the same token by another thread.
+/// Another thread may write later under the same token. A late repetition would undo its write.
 #[test]
 fn a_write_without_reply_is_not_repeated() {
     let server = server();
@@ -393,7 +393,7 @@ fn a_write_cut_anywhere_happens_once_at_most() {
     }
 }
 
-/// The client has not noticed yet, so it sends the write, and the outcome is unknown.
+/// The client has not noticed that the connection is dead, so it sends the write, and the outcome is unknown.
 #[test]
 fn a_write_on_a_dead_connection_is_retried() {
     let server = server();

@@ -1,5 +1,5 @@
-//! A process with a client forks. In the child, every method of the client fails, and the parent notices
-//! nothing. The test process itself never forks: a process that it starts does.
+//! A process with a client forks. In the child, every method of the client fails, and the parent notices nothing. The
+//! test process itself never forks: it starts the process that forks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;
@@ -19,7 +19,7 @@ use crate::child::{Child, Parent};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, Recorder, SOON, Task, What, ask, is_held, secs, server};
 
-/// The exit code of a successful fork; a crash may give any other.
+/// The exit code of a successful fork. A crash may give any other code.
 const WELL: i32 = 42;
 
 /// The locks that the parent holds.
@@ -115,7 +115,7 @@ fn try_guards(held: MutexGuard, handed_over: MutexGuard) {
     assert_forked_of("transferred", handed_over.into_ticket());
 }
 
-/// Reentrant acquires need no request, and must fail here all the same.
+/// Locking again needs no request, and must fail in the child all the same.
 fn try_again(client: &Client, held: ReentrantGuard) {
     let mutex = client.reentrant_mutex("again");
     assert_forked_of("again", mutex.lock());
@@ -197,7 +197,7 @@ pub fn a_parent(parent: &Parent) {
         1
     });
     let Some(pid) = seen else {
-        // The child: what began before the fork ends here, too.
+        // In the child, calls that began before the fork end as well.
         end_with(move || {
             assert_forked(value);
             assert!(lost.try_recv().is_err());
@@ -210,7 +210,7 @@ pub fn a_parent(parent: &Parent) {
     };
     assert_eq!(value.unwrap(), 1);
     assert_ends_well(pid);
-    // A renewal over the connections that the child had as well.
+    // The parent renews over the connections that the child had as well.
     recorder.wait_for_more(2, What::Renewed, "renewed");
     // A pipeline may have connected since then, but no connection was replaced.
     let after = connections(&parent.url);
@@ -315,7 +315,7 @@ pub fn a_parent_in_a_transaction(parent: &Parent) {
         });
     }
     result.unwrap();
-    // The parent's connection is as good as before, and so is the one permit.
+    // The parent's connection still works, and the one permit is still available.
     let again = guard.transaction(|_, pipe| {
         pipe.incr("data", 10);
         Ok(())
@@ -374,7 +374,7 @@ fn a_memory_store_stays_with_its_process() {
 }
 
 pub fn two_sides(parent: &Parent) {
-    // As servers do with their workers.
+    // Forks before it makes a client, as servers do with their workers.
     let forked = fork::fork().unwrap();
     let use_own_client = |key| {
         let recorder = Recorder::new();

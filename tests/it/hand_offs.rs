@@ -40,8 +40,8 @@ impl Grant {
     }
 }
 
-/// Locks the first mutex, lets threads wait for the others in their order, and then releases, as all threads
-/// do in turn. Returns what each holder saw.
+/// Locks the first mutex, starts threads that wait for the others in their order, and releases, as each thread does in
+/// its turn. Returns what each holder saw.
 fn pass_through(server: &Arc<Server>, mutexes: Vec<Mutex>, let_go: fn(MutexGuard)) -> Vec<Grant> {
     let mut mutexes = mutexes.into_iter();
     let first = mutexes.next().expect("the first holder").lock().unwrap();
@@ -173,8 +173,8 @@ fn a_lease_that_is_not_renewed_is_never_passed_on() {
     }
 }
 
-/// Another client waits for a client's lock, and threads of this client wait behind it. Returns the order of
-/// the grants, with `None` for the other client.
+/// Another client waits for a client's lock, and threads of the lock's client wait behind it. Returns the order of the
+/// grants, with `None` for the other client.
 fn turns_of(server: &Arc<Server>, client: &Client, threads: usize) -> Vec<Option<usize>> {
     let other = steady(&server.url()).build().unwrap();
     let order = Arc::new(Shared::new(Vec::new()));
@@ -217,7 +217,7 @@ fn another_client_follows_after_enough_hand_offs() {
 #[test]
 fn another_client_follows_after_enough_hand_off_time() {
     let server = Arc::new(server());
-    // Shorter than it takes to see that others wait.
+    // This time is shorter than it takes to see that others wait.
     let client = builder(&server).hand_off_time(millis(1)).build().unwrap();
     let turns = turns_of(&server, &client, 12);
     assert_eq!(turns[0], None, "{turns:?}");
@@ -227,7 +227,7 @@ fn another_client_follows_after_enough_hand_off_time() {
 fn losses_after_a_hand_off_reach_new_holders() {
     let server = server();
     let client = builder(&server).build().unwrap();
-    // Tracked since before, and not yet tracked.
+    // The key is tracked before the hand-off, or it is not tracked yet.
     for held_for_long in [true, false] {
         let before = client.mutex("k").lock().unwrap();
         let silent = before.lost_signal();
@@ -241,8 +241,8 @@ fn losses_after_a_hand_off_reach_new_holders() {
         let guard = waiter.within(SOON, "the grant");
         assert_eq!(guard.fencing_token(), token + 1, "passed on");
         ask(&server, &["DEL", &in_redis("k")]);
-        let told = lost_within(SOON, &guard.lost_signal());
-        assert_eq!(told, LossReason::Deleted);
+        let loss = lost_within(SOON, &guard.lost_signal());
+        assert_eq!(loss, LossReason::Deleted);
         assert_eq!(silent.try_recv(), Err(TryRecvError::Empty));
         guard.unlock().unwrap_err();
     }
@@ -316,7 +316,7 @@ fn leases_passed_on_late_are_renewed_in_time() {
     for _ in 0..4 {
         let mutex = client.mutex("k");
         let waiter = Task::start_blocked(move || mutex.lock().unwrap());
-        // Close to the renewal, before or after.
+        // The hand-off comes close to the renewal, before or after it.
         std::thread::sleep(ttl * 30 / 100);
         drop(held);
         held = waiter.within(SOON, "the grant");

@@ -83,20 +83,20 @@ fn a_client_closes_its_bounded_connections() {
         .ttl(secs(3))
         .renew_ratio(0.05);
     let client = client.build().unwrap();
-    // The connection that checked whether the server is there.
+    // The connection of `build` is closed by now.
     assert!(eventually(SOON, || connections(&server) == 0));
     let tasks: Vec<_> = (0..24)
         .map(|n| {
             let mutex = client.mutex(format!("k{n}"));
             Task::start(move || {
                 let guard = mutex.lock().unwrap();
-                // Long enough to be renewed.
+                // The hold is long enough for a renewal.
                 let lost = guard.lost_signal().recv_timeout(millis(500));
                 assert!(lost.is_err(), "{lost:?}");
             })
         })
         .collect();
-    // Four pipelines, two more for renewals, one for notifications.
+    // Four pipelines, two connections for renewals, and one for notifications.
     let most = (0..200)
         .map(|_| {
             std::thread::sleep(millis(2));
@@ -157,7 +157,7 @@ pub fn count_threads(parent: &Parent) {
     drop(client);
     back_to_before("after a client that got no reply", SOON);
 
-    // With several connection attempts in flight, r2d2 always has one that keeps the pool.
+    // While several attempts to connect are in flight, one of them always keeps r2d2's pool alive.
     let clients = [(); 6].map(|()| builder(&fake.url()).build_lazy().unwrap());
     let tries: Vec<_> = (0..4 * clients.len())
         .map(|n| {

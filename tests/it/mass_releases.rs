@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 const MANY: usize = 4000;
-/// The delay in ms with which that many releases take about a second, one batch at a time.
+/// With this delay, in ms, [`MANY`] releases take about a second, one batch at a time.
 const SLOW: u64 = 20;
 
 fn hold_many(client: &Client) -> Vec<MutexGuard> {
@@ -37,7 +37,7 @@ fn a_lock_waits_behind_one_batch_of_releases() {
     let guard = client.mutex("unrelated").lock().unwrap();
     let left = keys(&server);
     proxy.delay(millis(0));
-    // The releases written before the request, its own batch and some batches written since.
+    // Done are only the releases written before the request, its own batch, and some batches written since.
     assert!(left > MANY - 8 * 128, "only {left} were still held");
     guard.unlock().unwrap();
 }
@@ -79,7 +79,7 @@ fn shutdown_waits_for_releases_until_redis_returns() {
         let client = client.clone();
         Task::start(move || client.shutdown(secs(30)))
     };
-    // Long enough for each time-out of the client to pass.
+    // This is long enough for each time-out of the client to pass.
     std::thread::sleep(4 * TIMEOUT);
     assert!(!shutdown.is_done(), "shutdown returned before its time-out");
     server.resume();

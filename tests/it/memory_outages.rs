@@ -43,16 +43,16 @@ impl EventHandler for Listener {
 }
 
 fn with_events(memory: &MemoryStore) -> (Builder, Receiver<Event>) {
-    let (events, heard) = channel();
+    let (events, received) = channel();
     (
         memory.builder().event_handler(Arc::new(Listener(events))),
-        heard,
+        received,
     )
 }
 
 fn client_with_events(memory: &MemoryStore) -> (Client, Receiver<Event>) {
-    let (builder, heard) = with_events(memory);
-    (builder.build().unwrap(), heard)
+    let (builder, received) = with_events(memory);
+    (builder.build().unwrap(), received)
 }
 
 #[track_caller]
@@ -186,7 +186,7 @@ fn a_release_is_given_up_when_the_ttl_ends() {
     assert!(client.mutex("k").try_lock().unwrap().is_some());
 }
 
-/// The test does not move the store's clock: it runs by itself.
+/// The test does not move the store's clock, so time passes by itself.
 #[test]
 fn a_release_is_given_up_in_real_time() {
     let memory = MemoryStore::new();
@@ -239,7 +239,7 @@ fn a_deletion_in_an_outage_is_reported_afterwards() {
     let client = memory.client().unwrap();
     for by_flush in [false, true] {
         let guard = client.mutex("k").lock().unwrap();
-        // Held for so long that the client would be notified of a change.
+        // The lock is held for so long that the client would be notified of a change.
         memory.advance(secs(1));
         memory.fail(ErrorKind::Unavailable);
         match by_flush {

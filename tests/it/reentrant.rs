@@ -1,5 +1,5 @@
-//! Reentrant locks: which guards share a count, when the lock becomes free, and what remains of a thread that
-//! ends with the lock.
+//! Reentrant locks: which guards share a count, when the lock becomes free, and what happens if a thread ends while it
+//! holds the lock.
 
 use std::cell::RefCell;
 use std::mem::forget;
@@ -53,7 +53,7 @@ fn a_repeated_acquire_sends_no_request() {
     assert!(!is_held(&server, "k"));
 }
 
-/// All orders of `left`, put behind `begun`.
+/// All orders of `left`, each behind `begun`.
 fn orders(begun: Vec<usize>, left: &[usize]) -> Vec<Vec<usize>> {
     if left.is_empty() {
         return vec![begun];
@@ -99,7 +99,7 @@ fn threads_of_one_client_keep_each_other_out() {
     let mutex = client(&server).reentrant_mutex("k");
     let outer = mutex.lock().unwrap();
     let inner = mutex.lock().unwrap();
-    // The very same mutex: the thread decides, not the value.
+    // A clone is the same mutex. The thread decides whether it may lock again, not the value.
     let theirs = mutex.clone();
     let (tried, waits) = channel();
     let waiter = Task::start(move || {
@@ -168,7 +168,7 @@ fn counts_belong_to_a_client_and_key() {
     assert_eq!(elsewhere.depth(), 1, "another key");
     drop((outer, inner, elsewhere));
 
-    // A dropped client is not taken for the next one at the same address.
+    // A new client may get the address of a dropped client. It is not taken for that client.
     for _ in 0..3 {
         let client = client(&server);
         let guard = client.reentrant_mutex("k").lock().unwrap();
@@ -358,8 +358,8 @@ fn ended_threads_with_fixed_ttls_report_thread_ended() {
 fn a_guard_dropped_with_its_thread_releases() {
     thread_local!(static KEPT: RefCell<Vec<ReentrantGuard>> = const { RefCell::new(Vec::new()) });
     let server = server();
-    // One destructor is registered before the thread's list of holds, and one after it: either may run first.
-    // The client is dropped with the thread.
+    // One destructor is registered before the thread's list of holds, and one after it: either may run first. The
+    // thread drops the client, too.
     for before in [true, false] {
         let mutex = client(&server).reentrant_mutex("k");
         let thread = thread::spawn(move || {
@@ -395,7 +395,7 @@ fn an_ended_thread_without_the_lock_is_harmless() {
     let waiting = mutex.clone();
     let holder = Task::start(move || {
         let guard = waiting.lock().unwrap();
-        // Renewed for longer than the ttl.
+        // The lock is renewed for longer than the ttl.
         guard.lost_signal().recv_timeout(secs(4))
     });
     handed_over.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! Events of releases that could not be done at once: each delay and its end are reported once.
+//! Events of releases that could not be done at once. Each delay and its end are reported once.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -51,7 +51,7 @@ fn listening(builder: Builder) -> (Client, Receiver<Heard>) {
     (builder.event_handler(listener).build().unwrap(), heard)
 }
 
-/// A client whose locks stay for very long unless they are released.
+/// A client whose locks have a ttl longer than any test.
 fn client(url: &str) -> (Client, Receiver<Heard>) {
     listening(builder(url).ttl(LONG_TTL))
 }
@@ -80,7 +80,7 @@ fn assert_ended(heard: &Receiver<Heard>, key: &str, token: u64, confirmed: bool)
     assert_eq!(next(heard), (key.to_owned(), token, Ended { confirmed }));
 }
 
-/// Ends the client: it has sent all its events then.
+/// Ends the client, which first sends all its events. Fails if there was a further event.
 #[track_caller]
 fn assert_nothing_more(client: Client, heard: &Receiver<Heard>) {
     client.shutdown(SOON).unwrap();
@@ -171,7 +171,7 @@ fn a_refused_release_is_delayed_until_accepted() {
     let (client, heard) = client(&server.url());
     let (dropped, dropped_token) = lock(&client, "dropped");
     let (unlocked, unlocked_token) = lock(&client, "unlocked");
-    // A replica without a primary: it has its keys and accepts no writes.
+    // The server becomes a replica without a primary: it keeps its keys and refuses writes.
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     drop(dropped);
     assert_eq!(
@@ -212,7 +212,7 @@ fn repeated_disconnects_report_one_delay_per_lock() {
     proxy.hold_replies(true);
     drop(guards);
     let mut told: Vec<Heard> = Vec::new();
-    // Each attempt is cut before its reply comes, and some more after all have failed.
+    // Each attempt is cut before its reply comes. After all attempts have failed, some more are cut.
     let all_told = eventually(SOON, || {
         proxy.cut_all();
         told.extend(heard.try_iter());
@@ -286,8 +286,8 @@ fn prompt_releases_report_no_delay() {
     assert_nothing_more(client, &heard);
 }
 
-/// An acquire without a reply, and a queue entry, each given back while Redis is down: no guard ever held
-/// these leases.
+/// The client abandons an acquire without a reply and a queue entry while Redis is down. No guard ever held these
+/// leases.
 #[test]
 fn abandoned_grants_are_released_without_events() {
     let server = server();

@@ -29,7 +29,7 @@ impl Stuck {
         let (asking, wait) = (Shared::new(asking), Shared::new(wait));
         let check = move || {
             let _ = asking.lock().unwrap().send(());
-            // Waits until the test ends the check, or is over.
+            // Waits until the test ends the check, or until the test is over.
             let _ = wait.lock().unwrap().recv();
             true
         };
@@ -199,7 +199,7 @@ fn locks_with_a_check_are_never_handed_off() {
             waiting.lock().unwrap().fencing_token()
         });
         begins.recv_timeout(SOON).unwrap();
-        // If this thread comes too late for a hand-off, the test shows less, and does not fail.
+        // If this thread comes too late for a hand-off, the test shows less, but does not fail.
         thread::sleep(millis(50));
         drop(held);
         let token = waiter.within(SOON, "the grant");

@@ -34,8 +34,8 @@ fn shutdown_ends_waits_and_keeps_held_locks() {
         .unwrap();
     let guard = client.mutex("a").lock().unwrap();
     let signal = guard.lost_signal();
-    let (told, callback) = channel();
-    guard.on_lost(move |reason| told.send(reason).unwrap());
+    let (sender, callback) = channel();
+    guard.on_lost(move |reason| sender.send(reason).unwrap());
     let waiters: Vec<_> = (0..20)
         .map(|n| {
             let mutex = client.mutex("a");
@@ -89,7 +89,7 @@ fn a_guard_dropped_after_shutdown_releases() {
     assert_eq!(held_keys(&server).len(), 200);
     drop(guards);
     drop(client);
-    // No waiting: dropping the last handle has confirmed the release.
+    // The test does not wait: dropping the last handle has confirmed the release.
     assert_eq!(held_keys(&server), [""; 0]);
 }
 
@@ -132,7 +132,7 @@ fn shutdown_is_bounded_while_redis_is_stopped() {
     within(SOON, "dropping everything", move || drop((held, client)));
     assert!(started.elapsed() < 3 * TIMEOUT + secs(2));
     server.resume();
-    // Earlier writes have arrived, and nothing came after them.
+    // Earlier writes have arrived by now, and nothing came after them.
     assert!(eventually(SOON, || !is_held(&server, "a")));
 }
 
@@ -240,7 +240,7 @@ fn the_last_client_dropped_leaves_no_release_unsent() {
         }
         drop(guards);
         drop(client);
-        // No waiting: the release was confirmed when the drop returned.
+        // The test does not wait: the release was confirmed when the drop returned.
         assert_eq!(
             held_keys(&server),
             [""; 0],
@@ -258,7 +258,7 @@ fn the_last_client_dropped_waits_for_releases_on_a_slow_network() {
     proxy.delay(millis(100));
     drop(client);
     assert!(is_held(&server, "a"));
-    // The guard keeps the client alive, and is now the last to do so.
+    // The guard is the last value that keeps the client alive.
     drop(guard);
     assert!(!is_held(&server, "a"));
 }
@@ -351,9 +351,9 @@ fn a_panic_in_on_lost_stops_nothing_else() {
     let server = server();
     let client = client(&server);
     let guard = client.mutex("a").fixed_ttl(millis(200)).lock().unwrap();
-    let (told, callback) = channel();
+    let (sender, callback) = channel();
     guard.on_lost(|_| panic!("a test's own panic"));
-    guard.on_lost(move |reason| told.send(reason).unwrap());
+    guard.on_lost(move |reason| sender.send(reason).unwrap());
     assert_eq!(callback.recv_timeout(SOON), Ok(LossReason::Expired));
     client.with_lock("b", || ()).unwrap();
     client.shutdown(secs(5)).unwrap();

@@ -1,4 +1,4 @@
-//! Renewal: a lock is kept during long work, and nothing is renewed that is not held.
+//! Renewal: a lock is kept during long work, and only held locks are renewed.
 
 use std::time::{Duration, Instant};
 
@@ -22,8 +22,8 @@ fn long_work_keeps_its_lock_from_others() {
     let (start, lost) = (Instant::now(), guard.lost_signal());
     while start.elapsed() < secs(7) {
         assert!(other.mutex("k").try_lock().unwrap().is_none());
-        let told = lost.recv_timeout(millis(20));
-        assert!(told.is_err(), "lost after {:?}: {told:?}", start.elapsed());
+        let loss = lost.recv_timeout(millis(20));
+        assert!(loss.is_err(), "lost after {:?}: {loss:?}", start.elapsed());
     }
     guard.unlock().unwrap();
     assert!(other.mutex("k").try_lock().unwrap().is_some());
@@ -64,8 +64,8 @@ fn locks_are_renewed_as_often_as_the_ratio_says() {
         let key = format!("{ratio}");
         let asked = Instant::now();
         let guard = client.mutex(&key).lock().unwrap();
-        let told = guard.lost_signal().recv_timeout(millis(3300));
-        assert!(told.is_err(), "{told:?}");
+        let loss = guard.lost_signal().recv_timeout(millis(3300));
+        assert!(loss.is_err(), "{loss:?}");
         drop(guard);
         let count = recorder.count(What::Renewed, &key);
         // Renewals may come a little early, and late on a busy machine.
@@ -107,11 +107,11 @@ fn renewal_stops_at_the_unlock() {
         }
         assert!(eventually(SOON, || expires_in(&server, "k").is_none()));
         let calls = script_calls(&server);
-        // Time for the next renewal, and for one more.
+        // In this time the next renewal would come, and one more.
         std::thread::sleep(millis(310));
         calls_for_nobody += script_calls(&server) - calls;
     }
-    // On a busy machine one renewal may have been in flight.
+    // On a busy machine, one renewal may still be in flight in some rounds.
     assert!(
         calls_for_nobody < ROUNDS / 2,
         "{calls_for_nobody} in {ROUNDS} rounds"
@@ -152,7 +152,7 @@ fn a_key_of_another_type_is_left_alone() {
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
     ask(&server, &["DEL", &in_redis("k")]);
-    // Meanwhile the holder may find the key gone, which is as true.
+    // Between the two commands the holder may read the key and find it gone, which is correct, too.
     ask(&server, &["RPUSH", &in_redis("k"), "theirs"]);
     let reason = lost_within(SOON, &guard.lost_signal());
     let expected = [LossReason::TakenOver { by: None }, LossReason::Deleted];

@@ -1,5 +1,5 @@
-//! A process with a guard forks. The end of a hold in the parent is observed there, and not in the child as well. The
-//! test process itself never forks: a process that it starts does.
+//! A process with a guard forks. Only the parent observes the end of the hold. The test process itself never forks: it
+//! starts the process that forks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::exit;

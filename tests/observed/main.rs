@@ -47,8 +47,9 @@ fn spans_contain_key_token_and_outcome() {
     client.shutdown(SOON).unwrap();
     assert!(mutex.lock().is_err());
 
-    let of = |told: &[Told], field: &str| -> Vec<String> {
-        told.iter()
+    let of = |notes: &[Told], field: &str| -> Vec<String> {
+        notes
+            .iter()
             .map(|one| one.fields.get(field).cloned().unwrap_or_default())
             .collect()
     };
@@ -89,8 +90,8 @@ fn a_key_is_escaped_in_spans_and_warnings() {
     assert!(eventually(SOON, || !receivers.told("lock lost").is_empty()));
     drop(guard);
     for name in ["leasehold.wait", "leasehold.hold", "lock lost"] {
-        let told = receivers.told(name).remove(0).fields;
-        assert_eq!(told["key"], "a\\u{202e}\\u{2028}b", "{name}");
+        let fields = receivers.told(name).remove(0).fields;
+        assert_eq!(fields["key"], "a\\u{202e}\\u{2028}b", "{name}");
     }
 }
 
@@ -122,9 +123,9 @@ fn a_loss_is_logged_and_counted_by_reason() {
     let (key, token) = ("k".to_owned(), guard.fencing_token().to_string());
     memory.advance(Duration::from_secs(31));
     assert!(eventually(SOON, || !receivers.told("lock lost").is_empty()));
-    let told = receivers.told("lock lost").remove(0).fields;
-    assert_eq!((&told["key"], &told["token"]), (&key, &token));
-    assert!(!told["reason"].is_empty());
+    let fields = receivers.told("lock lost").remove(0).fields;
+    assert_eq!((&fields["key"], &fields["token"]), (&key, &token));
+    assert!(!fields["reason"].is_empty());
     drop(guard);
     let numbers = receivers.numbers();
     let losses: f64 = numbers
@@ -165,7 +166,7 @@ fn renewal_lateness_counts_from_its_due_time() {
         .ttl(Duration::from_secs(30))
         .lock()
         .unwrap();
-    // Due after ten seconds.
+    // The renewal is due after ten seconds.
     memory.advance(Duration::from_secs(25));
     client.shutdown(SOON).unwrap();
     let late = receivers.seconds("leasehold_renewal_lateness_seconds");
@@ -304,7 +305,7 @@ fn panicking_receivers_break_no_lock_or_thread() {
         .unwrap();
     let mutex = client.mutex("k");
     let is_held = || server.command(&["EXISTS", "leasehold:k"]).unwrap() == Reply::Int(1);
-    // Twice: the second round needs a thread that the first round may have lost.
+    // If a panic in the first round ended a thread, the second round fails.
     for _ in 0..2 {
         assert_eq!(mutex.with(|_| 1).unwrap(), 1);
         let guard = mutex.lock().unwrap();
@@ -343,7 +344,7 @@ fn panicking_receivers_break_no_lock_or_thread() {
 fn a_callers_panic_passes_a_panicking_subscriber() {
     let _receivers = receivers();
     let client = Client::memory().unwrap();
-    // From before the work on, or from within.
+    // The receivers panic from before the work on, or begin during the work.
     for before in [Some(AT_SPANS), Some(ALWAYS), None] {
         let mut panicking = before.map(Panicking::begin);
         let work = || {

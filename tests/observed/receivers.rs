@@ -239,7 +239,7 @@ static RECEIVERS: LazyLock<Mutex<Receivers>> = LazyLock::new(|| {
     })
 });
 
-/// Lets one test run at a time, with no notes and no numbers.
+/// Lets one test run at a time, and clears notes and numbers.
 pub fn receivers() -> MutexGuard<'static, Receivers> {
     let receivers = RECEIVERS
         .lock()

@@ -26,10 +26,10 @@ fn model_cancelled_wait_leaves_nothing_behind() {
         let (stop, stopped) = unbounded();
         let may = chance(2);
         let cancelled = || wait(&work, &clients[0], &stopped, may);
-        let patient = || assert!(work.run(&clients[0], Until::Forever));
+        let stays = || assert!(work.run(&clients[0], Until::Forever));
         let other = || assert!(work.run(&clients[1], Until::Forever));
         let cancels = || may.then(|| try_send(&stop)).unwrap_or(());
-        run(&server, &clients, &[&other, &cancelled, &patient, &cancels]);
+        run(&server, &clients, &[&other, &cancelled, &stays, &cancels]);
         assert_nothing_is_left(&server, &clients);
     });
 }
@@ -87,7 +87,7 @@ fn model_hand_off_to_a_cancelled_wait_goes_on() {
         let (stop, stopped) = unbounded();
         let may = chance(2);
         let cancelled = || wait(&work, client, &stopped, may);
-        let patient = || assert!(work.run(client, Until::Forever));
+        let stays = || assert!(work.run(client, Until::Forever));
         let releases = || {
             client.acquirer.release(&lease);
         };
@@ -95,7 +95,7 @@ fn model_hand_off_to_a_cancelled_wait_goes_on() {
         run(
             &server,
             &clients,
-            &[&cancelled, &patient, &releases, &cancels],
+            &[&cancelled, &stays, &releases, &cancels],
         );
         assert_nothing_is_left(&server, &clients);
     });

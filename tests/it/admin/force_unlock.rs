@@ -35,7 +35,7 @@ fn force_unlock_notifies_the_holder_in_every_way() {
         let (sender, called) = channel();
         guard.on_lost(move |reason| sender.send(reason).unwrap());
         thread::sleep(millis(held_for));
-        let told = recorder.count(What::Lost, "k");
+        let losses = recorder.count(What::Lost, "k");
         let token = guard.fencing_token();
         let taken = operator.mutex("k").force_unlock().unwrap().unwrap();
         assert_eq!(taken.holder(), owner.holder_id());
@@ -44,7 +44,7 @@ fn force_unlock_notifies_the_holder_in_every_way() {
         let forced = LossReason::ForceUnlocked { by };
         assert_eq!(lost_within(SOON, &signal), forced, "after {held_for} ms");
         assert_eq!(called.recv_timeout(SOON).unwrap(), forced);
-        recorder.wait_for(told + 1, What::Lost, "k");
+        recorder.wait_for(losses + 1, What::Lost, "k");
         let error = guard.check().unwrap_err();
         assert_eq!(error.loss_reason(), Some(&forced));
         assert!(error.to_string().contains(operator.holder_id().as_str()));
@@ -56,7 +56,7 @@ fn force_unlock_notifies_the_holder_in_every_way() {
     }
 }
 
-/// The holder's client connects for notifications when it has held a lock for 30 ms.
+/// The holder's client connects for notifications only when it has held a lock for 30 ms.
 #[test]
 fn a_holder_that_does_not_listen_yet_is_notified() {
     let server = server();
@@ -71,12 +71,12 @@ fn a_holder_that_does_not_listen_yet_is_notified() {
     }
 }
 
-/// Its process may have died. The operator does not wait for it, or for a second at most.
+/// The holder's process may have died, so `force_unlock` waits for its client for a second at most.
 #[test]
 fn a_lock_whose_holder_never_listens_is_unlocked() {
     let server = server();
     let operator = client(&server);
-    // Granted long ago.
+    // This grant is old, so `force_unlock` does not wait.
     ask(
         &server,
         &[
@@ -94,7 +94,7 @@ fn a_lock_whose_holder_never_listens_is_unlocked() {
         2,
         "inspect and release"
     );
-    // Granted just now.
+    // This grant is new, so `force_unlock` waits.
     let owner = steady(&without(&server, "-subscribe")).build().unwrap();
     let guard = lock(&owner, "k");
     operator.mutex("k").force_unlock().unwrap().unwrap();
@@ -204,8 +204,7 @@ fn one_of_many_concurrent_force_unlocks_succeeds() {
     }
 }
 
-/// The reply may be lost, and the client repeats the request: the result must say that the lock was taken
-/// away, not that it was free.
+/// If the reply is lost, the client repeats the request. The result must still say that the lock was taken away.
 #[test]
 fn force_unlock_succeeds_after_any_cut() {
     let server = server();
@@ -237,7 +236,7 @@ fn force_unlock_succeeds_after_any_cut() {
     });
 }
 
-/// The script publishes the message before it finds that it may not delete the key.
+/// The script publishes the message before Redis refuses the deletion of the key.
 #[test]
 fn a_failed_force_unlock_leaves_the_lock_held() {
     let server = server();
@@ -257,7 +256,7 @@ fn a_failed_force_unlock_leaves_the_lock_held() {
     assert_eq!(reason, LossReason::ForceUnlocked { by });
 }
 
-/// Other users may publish on the channel, too: the client ignores text that makes no sense.
+/// Other users may publish on the channel, too. The client ignores text that is no message of the library.
 #[test]
 fn messages_about_other_leases_end_no_lock() {
     let server = server();
@@ -287,7 +286,7 @@ fn messages_about_other_leases_end_no_lock() {
     guard.unlock().unwrap();
 }
 
-/// The holder's client receives the grant and the force at once, possibly while it accepts the grant.
+/// The holder's client receives the grant and the force together, possibly while it accepts the grant.
 #[test]
 fn a_grant_forced_away_at_once_is_rejected() {
     let server = server();
@@ -316,7 +315,7 @@ fn a_grant_forced_away_at_once_is_rejected() {
         let done: [i64; 2] = both.query(&mut redis).unwrap();
         assert_eq!(done, [1, 1]);
         let next = waiter.within(SOON, "a grant");
-        // The client was granted the lock anew, or was notified by whom it lost the lock.
+        // Either the client was granted the lock again, or it was notified which client took the lock.
         if !is_held(&server, &key) {
             let reason = lost_within(SOON, &next.lost_signal());
             let by = operator.holder_id().clone();

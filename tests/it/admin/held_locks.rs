@@ -1,4 +1,4 @@
-//! `Client::held_locks`: the locks that a client has, as it knows without a request to Redis.
+//! `Client::held_locks`: the locks that a client holds, without a request to Redis.
 
 use std::time::Duration;
 
@@ -102,8 +102,8 @@ fn thousands_of_locks_are_listed_during_changes() {
     task.within(SOON, "coming and going");
     let tokens: Vec<u64> = guards.iter().map(|guard| guard.fencing_token()).collect();
     let held = client.held_locks();
-    let told: Vec<u64> = held.iter().map(|held| held.fencing_token()).collect();
-    assert_eq!(told, tokens, "oldest first");
+    let listed: Vec<u64> = held.iter().map(|held| held.fencing_token()).collect();
+    assert_eq!(listed, tokens, "oldest first");
 }
 
 fn lock_n(client: &Client, n: usize) -> leasehold::MutexGuard {

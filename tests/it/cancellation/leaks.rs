@@ -47,7 +47,7 @@ fn the_last_client_dropped_leaves_the_queue() {
         let (stop, stopped) = bounded(1);
         let mutex = waiting.mutex("k").cancelled_by(stopped);
         drop(waiting);
-        // The waiter has the last mutex: the client ends with it.
+        // The waiter has the last mutex, so the client ends with the waiter.
         let waiter = Task::start(move || mutex.lock().map(drop));
         wait_for_queue(&server, "k", 1);
         drop(stop);
@@ -70,7 +70,7 @@ fn cancel_often(waiting: &Client, times: usize) {
                 _ => thread::sleep(millis(2)),
             }
             if n % 2 == 0 {
-                // The other way to cancel: the receiver was dropped.
+                // This message is the other way to cancel. It fails if the wait is over.
                 let _ = stop.try_send(());
             }
             drop(stop);
@@ -107,7 +107,7 @@ fn a_thousand_cancelled_waits_leave_nothing() {
     wait_for_queue(&server, "k", 0);
     assert_eq!(lease_of(&server, "k"), lease);
     held.check().unwrap();
-    // The connections of each client: two pipelines, two for renewals, one for notifications.
+    // At most two pipelines, two connections for renewals, and one for notifications, for each client.
     assert!(connections(&server) <= 10, "{}", connections(&server));
     held.unlock().unwrap();
     for client in [&waiting, &holder, &waiting] {
@@ -161,7 +161,7 @@ pub fn count_threads(parent: &Parent) {
     let client = steady(&parent.url).ttl(LONG_TTL).build().unwrap();
     cancel_often(&client, 20);
     let mut before = 0;
-    // The threads of a client that connects end when the connection attempt has ended.
+    // While a client connects, its threads end only when the attempt to connect has ended.
     let _ = eventually(millis(500), || {
         before = child::threads().unwrap();
         false

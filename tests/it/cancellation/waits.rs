@@ -142,7 +142,7 @@ fn cancelled_clients_keep_the_order_of_others() {
     let tasks: Vec<_> = (0..8)
         .map(|n| {
             let mut mutex = client(&server).mutex("k");
-            // The first, the last, and two beside each other.
+            // Cancel the first waiter, the last, and two neighbours.
             if [0, 3, 4, 7].contains(&n) {
                 mutex = mutex.cancelled_by(stopped.clone());
             }
@@ -178,13 +178,13 @@ fn a_wait_cancelled_in_advance_sends_no_request() {
         stop.send(()).unwrap();
         let mutex = client.mutex("k").cancelled_by(stopped);
         assert_cancelled(wait_by(form, &mutex));
-        // The channel's one message is used up; its disconnection stays visible to all.
+        // The channel's one message is used up. That the channel is disconnected stays visible to all waits.
         wait_by(form, &mutex).unwrap();
         drop(stop);
         assert_cancelled(wait_by(form, &mutex));
         assert_cancelled(wait_by(form, &mutex));
     }
-    // The wait, of the four, that was not cancelled.
+    // Of the four waits of each form, one was not cancelled.
     assert_eq!(script_calls(&server), calls + 8);
 }
 

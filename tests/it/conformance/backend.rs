@@ -1,5 +1,4 @@
-//! Backends: the stores on which the list of behaviours runs. Another store needs one more implementation of
-//! the trait. Uses the public API only, and asserts nothing.
+//! Backends: the stores on which the list of behaviours runs. Another store needs one more implementation of the trait.
 
 use std::thread;
 use std::time::Duration;
@@ -20,7 +19,7 @@ pub trait Backend {
     /// A ttl short enough to wait for, and long enough that a busy machine renews in time.
     fn ttl(&self) -> Duration;
 
-    /// Lets `time` pass, for the store and for its clients, which go on working meanwhile.
+    /// Lets `time` pass, for the store and for its clients, whose threads continue meanwhile.
     fn pass(&self, time: Duration);
 
     /// Restarts the store without its data.
@@ -96,7 +95,7 @@ impl Backend for Redis {
 pub trait Serving: Backend {
     fn server(&mut self) -> &mut Server;
 
-    /// A proxy in front of the server, and a client's settings that lead through it.
+    /// A proxy in front of the server, and the settings of a client that uses the proxy.
     fn proxied(&mut self) -> (Proxy, Builder);
 }
 

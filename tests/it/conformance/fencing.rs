@@ -66,7 +66,7 @@ pub fn a_value_with_a_ttl_expires(backend: &dyn Backend) {
     value.write(7, "a").unwrap();
     backend.pass(ttl / 2);
     assert_eq!(value.read().unwrap().as_deref(), Some(&b"a"[..]));
-    // Each write with a ttl sets it anew; a write without one keeps the old ttl.
+    // Each write with a ttl sets the ttl anew. A write without one keeps the old ttl.
     value.write(8, "b").unwrap();
     client.fenced_value("k").write(9, "c").unwrap();
     backend.pass(ttl * 7 / 10);

@@ -125,7 +125,7 @@ pub fn a_crashed_holder_blocks_for_its_ttl_only(backend: &dyn Backend) {
         backend.client(),
     );
     let guard = one.mutex("k").lock().unwrap();
-    // A crash, as far as the store can see: no renewal and no release.
+    // For the store this is a crash: no renewal and no release.
     std::mem::forget(guard);
     one.shutdown(SOON).unwrap();
     assert!(two.mutex("k").try_lock().unwrap().is_none());

@@ -92,7 +92,7 @@ pub fn a_loss_is_reported_in_every_way(backend: &dyn Backend) {
     }
 }
 
-/// Returns once the client would be notified of a loss: after a moment it tracks the key.
+/// Waits until the client tracks the key, so that it would be notified of a loss.
 fn hear(backend: &dyn Backend, guard: &leasehold::MutexGuard) {
     backend.pass(std::time::Duration::from_millis(100));
     guard.check().unwrap();

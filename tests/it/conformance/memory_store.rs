@@ -15,7 +15,7 @@ const TTL: Duration = Duration::from_secs(30);
 
 #[test]
 fn steps_of_half_a_ttl_keep_every_lock() {
-    // The clock often moves at the moment when the timer of a new lock wakes up.
+    // Repeated, since the clock should move while the timer of a new lock fires.
     for _ in 0..20 {
         let memory = MemoryStore::new();
         let clients = [(); 3].map(|()| memory.client().unwrap());
@@ -110,7 +110,7 @@ fn many_threads_can_move_the_clock_during_acquires() {
     });
     let takers: Vec<_> = (0..4)
         .map(|_| {
-            // The clock may pass every ttl repeatedly, during requests and holds.
+            // The clock may move by several ttls during one request or hold.
             let builder = memory.builder().outage_timeout(secs(1_000_000_000));
             let client = builder.build().unwrap();
             Task::start(move || {
@@ -219,7 +219,7 @@ pub fn use_and_count_what_is_left(_: &Parent) {
     }
 }
 
-/// Everything that holds the recorder ends with the client and the store.
+/// Returns a weak reference to the recorder, which is dropped when the client and the store have ended.
 fn use_everything() -> std::sync::Weak<Recorder> {
     let (memory, recorder) = (MemoryStore::new(), Recorder::new());
     let client = || {

@@ -44,15 +44,15 @@ pub fn a_late_release_leaves_the_next_holders_lock_alone(backend: &dyn Backend) 
 pub fn unlock_of_an_expired_lock_is_an_error(backend: &dyn Backend) {
     let client = backend.client();
     let ttl = backend.ttl();
-    let (told, silent) = (
-        client.mutex("told").fixed_ttl(ttl).lock().unwrap(),
+    let (noticed, silent) = (
+        client.mutex("noticed").fixed_ttl(ttl).lock().unwrap(),
         client.mutex("silent").fixed_ttl(ttl).lock().unwrap(),
     );
     backend.pass(ttl);
-    let error = told.unlock().unwrap_err();
+    let error = noticed.unlock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Expired));
-    assert_eq!(error.key(), Some("told"));
+    assert_eq!(error.key(), Some("noticed"));
     drop(silent);
     assert!(client.mutex("silent").try_lock().unwrap().is_some());
 }

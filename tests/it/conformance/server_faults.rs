@@ -104,7 +104,7 @@ pub fn a_stopped_server_is_an_error(backend: &mut dyn Serving) {
     for error in tried {
         assert!(error.is_unavailable(), "{error}");
     }
-    // A late grant of a request made meanwhile is released.
+    // If an acquire is granted late, the client releases it.
     let free = eventually(SOON, || value_of(backend.server(), "k").is_none());
     assert!(free);
 }
@@ -119,7 +119,7 @@ pub fn a_grant_beyond_its_validity_is_requested_again(backend: &mut dyn Serving)
     proxy.hold_replies(true);
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    // The grant has expired before its reply arrives, as after a pause of the whole machine.
+    // The grant expires before its reply arrives, as after a pause of the whole machine.
     assert!(eventually(SOON, || value_of(backend.server(), "k").is_some()));
     std::thread::sleep(brief * 3 / 2);
     proxy.hold_replies(false);

@@ -1,5 +1,5 @@
-//! Validity: for how long a holder may rely on its lock. It ends before the store's ttl, and counts from
-//! before the request.
+//! Validity: how long a holder may rely on its lock. It counts from before the request, and ends before the store's
+//! ttl.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub fn validity_ends_before_the_lock_does(backend: &dyn Backend) {
     let mutex = client.mutex("k");
     for _ in 0..20 {
         let guard = mutex.lock().unwrap();
-        // Read first, so it is shorter by the time that passes between the two reads.
+        // `remaining` is read first: until `expires_in` is read, the ttl becomes a little shorter.
         let remaining = guard.remaining();
         let expires_in = mutex.inspect().unwrap().unwrap().expires_in();
         let slack = LONG_TTL / 200;

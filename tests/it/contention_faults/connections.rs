@@ -14,7 +14,7 @@ use crate::support::{
     wait_for_queue, wake_up_connections,
 };
 
-/// A grant without a notification takes about a second; a ttl takes sixty.
+/// A grant without a notification takes about a second, and a ttl takes sixty.
 const WITHOUT_WORD: Duration = Duration::from_secs(6);
 
 /// Four clients with two threads each take turns while the test calls `fault` repeatedly.
@@ -76,7 +76,7 @@ fn a_release_without_notification_connections_is_found_soon() {
         let mutex = waiting.mutex(KEY);
         let waiter = Task::start(move || mutex.lock().unwrap());
         wait_for_queue(&server, KEY, 1);
-        // Before and after the client has read the key.
+        // In the later rounds, the client has read the key by then.
         thread::sleep(millis(10 * round));
         proxy.refuse(true);
         kill_notifications(&server);
@@ -136,7 +136,7 @@ fn an_unreachable_waiter_delays_no_other() {
     wait_for_queue(&server, KEY, 2);
     proxy.refuse(true);
     proxy.cut_all();
-    // This holder and the second waiter are notified.
+    // The notification connections of this holder and of the second waiter are left.
     let noticed = || wake_up_connections(&server) <= 2;
     assert!(
         eventually(SOON, noticed),
@@ -187,7 +187,7 @@ fn many_waits_survive_broken_notifications() {
 #[test]
 fn a_loss_is_reported_after_a_notification_disconnect() {
     let server = server();
-    // Otherwise the next renewal would find the loss, and that is far away.
+    // The next renewal is far away, so the client has to find the loss by reading the key.
     let guard = client(&server.url()).mutex(KEY).lock().unwrap();
     let lost = guard.lost_signal();
     for _ in 0..5 {
@@ -195,6 +195,6 @@ fn a_loss_is_reported_after_a_notification_disconnect() {
         assert!(eventually(SOON, hears), "the client listens");
     }
     ask(&server, &["DEL", &in_redis(KEY)]);
-    let told = lost.recv_timeout(secs(6));
-    assert!(told.is_ok(), "the next renewal is in {:?}", LONG_TTL / 3);
+    let loss = lost.recv_timeout(secs(6));
+    assert!(loss.is_ok(), "the next renewal is in {:?}", LONG_TTL / 3);
 }

@@ -37,7 +37,8 @@ fn builder_of_process(url: &str) -> Builder {
     steady(url).ttl(millis(number(url, TTL)))
 }
 
-/// Runs in any process: holds the lock for a moment, and checks with a counter in Redis that it is alone.
+/// The entry of a holder, in any process. It holds the lock for a moment, and checks with a counter in Redis that no
+/// other holder has it.
 struct Entry(redis::Connection);
 
 impl Entry {
@@ -61,7 +62,7 @@ impl Entry {
     }
 }
 
-/// Every holder had a greater token than the holder before.
+/// Fails unless each holder had a greater token than the holder before.
 #[track_caller]
 fn assert_tokens_rose(server: &Server, entries: usize) {
     let Reply::Array(tokens) = ask(server, &["LRANGE", TOKENS, "0", "-1"]) else {
@@ -99,7 +100,7 @@ impl Waiter {
         waiters
     }
 
-    /// The process gets the lock within `limit`, and releases it.
+    /// Fails unless the process gets the lock within `limit` and releases it.
     #[track_caller]
     fn has_its_turn(&self, limit: Duration) {
         assert_eq!(self.child.told::<String>(limit), "entered");
@@ -177,7 +178,7 @@ fn crashed_holders_cost_waiters_one_ttl_at_most() {
     assert_all_become_free(&server);
 }
 
-/// Kills the processes at `places` of a queue of five; the others get the lock long before a ttl ends.
+/// Kills the processes at `places` of a queue of five. Fails unless the others get the lock long before a ttl ends.
 fn kill_in_queue(places: &[usize]) {
     let server = server_with_ttl(LONG_TTL);
     let client = unhurried(&server.url());
@@ -192,7 +193,7 @@ fn kill_in_queue(places: &[usize]) {
         waiters[*place].child.kill();
     }
     let living = waiters.len() - places.len();
-    // One more client listens: that of this test, which holds the lock.
+    // The client of this test, which holds the lock, has a notification connection, too.
     let noticed = || wake_up_connections(&server) <= living + 1;
     assert!(
         eventually(SOON, noticed),
@@ -240,7 +241,7 @@ fn a_pattern_subscriber_hides_no_killed_waiter() {
     let held = client.mutex(KEY).lock().unwrap();
     let mut waiters = Waiter::line(&server, 2);
     waiters[0].child.kill();
-    // The other waiter's connection, and the holder's.
+    // The connections of the other waiter and of the holder are left.
     let noticed = || wake_up_connections(&server) <= 2;
     assert!(
         eventually(SOON, noticed),
@@ -251,7 +252,7 @@ fn a_pattern_subscriber_hides_no_killed_waiter() {
     assert_all_become_free(&server);
 }
 
-/// Redis grants the lock to a stopped process, until the ttl ends.
+/// Redis grants the lock to a stopped process, which loses the lock when the ttl ends.
 #[test]
 fn a_stopped_waiter_loses_its_turn_and_knows() {
     let ttl = secs(2);
@@ -319,7 +320,7 @@ fn a_waiter_stopped_for_long_costs_less_than_its_ttl() {
     assert_all_become_free(&server);
 }
 
-/// The process is resumed when its grant has just expired, or just not.
+/// Each process is resumed just before or just after its grant expires.
 #[test]
 fn waiters_resumed_as_their_turn_ends_enter_alone() {
     let ttl = millis(1500);
@@ -342,8 +343,8 @@ fn waiters_resumed_as_their_turn_ends_enter_alone() {
     assert_all_become_free(&server);
 }
 
-/// The process is killed when its turn comes: whether Redis granted it the lock or skipped it, the others
-/// wait for one ttl at most.
+/// The process is killed when its turn comes. Redis grants it the lock or skips it; the others wait for one ttl at
+/// most.
 #[test]
 fn waiters_killed_at_their_turn_cost_one_ttl() {
     let ttl = secs(1);

@@ -14,7 +14,7 @@ use crate::support::{
 const THREADS: usize = 16;
 const CLIENTS: usize = 4;
 
-/// Sixteen threads of four clients wait for 1 to 5 ms, a thousand times in all, and go on until `enough`.
+/// Sixteen threads of four clients wait for 1 to 5 ms, a thousand times in all, and then until `enough` is true.
 /// Returns the number of grants.
 fn wait_shortly(
     clients: &[Client],
@@ -86,7 +86,7 @@ fn a_thousand_timeouts_during_grants_hold_nothing() {
     let witness = Arc::new(Witness::default());
     let busy = Arc::new(AtomicBool::new(true));
     let turns = Arc::new(AtomicUsize::new(0));
-    let patient: Vec<Task<()>> = (0..2)
+    let long_waiters: Vec<Task<()>> = (0..2)
         .map(|_| {
             let mutex = unhurried(&server.url()).mutex(KEY);
             let (witness, busy) = (Arc::clone(&witness), Arc::clone(&busy));
@@ -108,7 +108,7 @@ fn a_thousand_timeouts_during_grants_hold_nothing() {
         changes.load(Ordering::Relaxed) > 60
     });
     busy.store(false, Ordering::Relaxed);
-    for task in patient {
+    for task in long_waiters {
         task.within(SOON, "the last grant");
     }
     assert_all_become_free(&server);
@@ -126,13 +126,13 @@ fn a_patient_waiter_gets_the_lock_behind_timeouts() {
     let clients = clients(&server.url());
     let witness = Arc::new(Witness::default());
     let held = holder.mutex(KEY).lock().unwrap();
-    let patient: Vec<Task<()>> = clients
+    let long_waiters: Vec<Task<()>> = clients
         .iter()
         .map(|client| witness.start_turns(client.mutex(KEY), 1))
         .collect();
     wait_shortly(&clients, &witness, || true);
     held.unlock().unwrap();
-    for task in patient {
+    for task in long_waiters {
         task.within(SOON, "the grant");
     }
     assert_all_become_free(&server);

@@ -1,5 +1,4 @@
-//! Notifications that are lost or come late, while nothing else fails: no connection breaks that a client
-//! could notice.
+//! Notifications are lost or come late, and nothing else fails: no connection breaks, so a client cannot notice.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use crate::support::{
     wait_for_queue,
 };
 
-/// A waiter without notifications asks again within a second; a ttl takes sixty.
+/// A waiter without notifications asks again within a second, and a ttl takes sixty.
 const WITHOUT_WORD: Duration = Duration::from_secs(6);
 
 fn relayed() -> (Server, Relay) {
@@ -28,7 +27,7 @@ fn relayed() -> (Server, Relay) {
 fn a_lost_grant_notification_costs_a_moment() {
     let (server, relay) = relayed();
     let holder = client(&server.url());
-    // The holder releases before and after the waiters have read the key.
+    // The holder releases the lock before or after the waiters have read the key.
     let waits = [0, 5, 15, 30, 60, 200, 600, 900].map(millis);
     let clients: Vec<Client> = waits.iter().map(|_| unhurried(&relay.url())).collect();
     let (mut held, mut waiters) = (Vec::new(), Vec::new());
@@ -71,7 +70,7 @@ fn a_grant_lost_with_all_connections_is_found() {
         proxy.hold_replies(true);
         assert_kept(held.unlock());
         assert_ne!(lease_of(&server, KEY), lease);
-        // Including the notifications that were held back.
+        // This also drops the notifications that were held back.
         proxy.cut_all();
         proxy.hold_replies(false);
         drop(waiter.within(WITHOUT_WORD, "the grant after all connections broke"));
@@ -79,7 +78,8 @@ fn a_grant_lost_with_all_connections_is_found() {
     assert_all_become_free(&server);
 }
 
-/// A release as by a client of another version, or by Redis when it fails halfway.
+/// The key becomes free without a message, as when a client of another version releases it, or when Redis fails
+/// halfway.
 #[test]
 fn a_grant_without_any_notification_is_found() {
     let server = server();
@@ -124,7 +124,7 @@ fn grants_continue_while_notifications_are_lost_or_late() {
     assert_all_become_free(&server);
 }
 
-/// The notification of a grant comes when its lock has been acquired, released and requested again.
+/// The notification of a grant comes after its lock was acquired, released and requested again.
 #[test]
 fn a_late_grant_notification_takes_no_lock() {
     let (server, relay) = relayed();
@@ -150,7 +150,7 @@ fn a_late_grant_notification_takes_no_lock() {
     assert_eq!(crate::support::queued(&server, KEY), 1, "the wait goes on");
     assert_kept(held.unlock());
     let second = waiter.within(WITHOUT_WORD, "its second grant");
-    // Nor does the notification release what the client holds now.
+    // The late notification does not make the client release its new grant either.
     thread::sleep(millis(300));
     assert!(value_of(&server, KEY).is_some());
     second.check().unwrap();
@@ -174,7 +174,7 @@ fn waiters_gone_before_their_notification_return_the_grant() {
     relay.let_words(Words::HeldBack);
     assert_kept(held.unlock());
     drop(give_up);
-    // Cancelled, unless the machine was so slow that the client asked before.
+    // The wait was cancelled, unless the machine was so slow that the client got the lock before.
     let _ = leaver.within(SOON, "the end of the wait");
     drop(waiter.within(secs(5), "the grant of the remaining waiter"));
     relay.let_words(Words::Pass);

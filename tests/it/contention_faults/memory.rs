@@ -56,7 +56,7 @@ fn without_memory_a_release_frees_the_lock() {
     assert_all_become_free(&server);
 }
 
-/// A departing waiter cannot remove its queue entry as long as Redis has no memory.
+/// While Redis has no memory, a waiter that gives up cannot remove its queue entry.
 #[test]
 fn waiters_gone_during_oom_are_granted_nothing_later() {
     let server = server();
@@ -160,8 +160,8 @@ fn a_small_tracking_table_delays_losses_little() {
     }
 }
 
-/// Keys that the table has no room for are not requested again and again: Redis evicts entries with each
-/// command, of whichever client.
+/// The client does not ask again and again for keys that the table has no room for. Redis evicts entries with each
+/// command of any client.
 #[test]
 fn a_small_tracking_table_causes_few_requests() {
     const LOCKS: usize = 30;

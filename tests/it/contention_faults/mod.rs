@@ -1,5 +1,5 @@
-//! Faults while several clients wait for one lock: each waiter gets it in the end, alone, and long before an
-//! unused ttl would end.
+//! Faults while several clients wait for one lock. Each waiter gets the lock in the end, alone, and long before a ttl
+//! ends.
 
 mod connections;
 pub mod crashes;
@@ -20,12 +20,12 @@ use crate::support::{LONG_TTL, SOON, Task, Witness, ask, builder, millis};
 
 const KEY: &str = "k";
 
-/// A client whose locks stay for very long unless they are released.
+/// A client whose locks have a ttl longer than any test.
 fn client(url: &str) -> Client {
     builder(url).ttl(LONG_TTL).build().unwrap()
 }
 
-/// As [`client`], with time-outs that a busy machine does not reach, for clients that no fault should hit.
+/// A client for which no fault is meant: as [`client`], with time-outs that a busy machine does not reach.
 fn unhurried(url: &str) -> Client {
     steady(url).ttl(LONG_TTL).build().unwrap()
 }
@@ -42,7 +42,7 @@ impl Connection {
     }
 }
 
-/// All connections; for a moment also that of this request.
+/// All connections, possibly with that of this request.
 fn connections(server: &Server) -> Vec<Connection> {
     let list = ask(server, &["CLIENT", "LIST"]);
     let lines = list.as_text().expect("CLIENT LIST is text").lines();
@@ -72,7 +72,7 @@ fn kill_notifications(server: &Server) -> usize {
         .count()
 }
 
-/// The lock belongs to another client by now, or was released; a missing reply says nothing of that.
+/// Fails if the lock was lost. A release without a reply is no loss.
 #[track_caller]
 fn assert_kept(unlocked: Result<Released, Error>) {
     unlocked.unwrap();
@@ -145,7 +145,7 @@ impl Turns {
         faults
     }
 
-    /// All threads finish soon after the last fault.
+    /// Waits for all threads, which must finish soon after the last fault.
     #[track_caller]
     fn end(self) {
         for task in self.tasks {

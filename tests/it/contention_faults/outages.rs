@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// Clients that wait through any outage of a test.
-fn patient(server: &Server, count: usize) -> Vec<Client> {
+fn waiting_clients(server: &Server, count: usize) -> Vec<Client> {
     let builder = || {
         builder(&server.url())
             .ttl(LONG_TTL)
@@ -30,7 +30,7 @@ fn held_by(client: &Client) -> MutexGuard {
 #[test]
 fn fifty_waiters_are_served_after_an_empty_restart() {
     let mut server = server();
-    let clients = patient(&server, 5);
+    let clients = waiting_clients(&server, 5);
     let held = held_by(&client(&server.url()));
     let turns = Turns::of(&clients, 10, 2);
     wait_for_queue(&server, KEY, 5);
@@ -46,7 +46,7 @@ fn fifty_waiters_are_served_after_an_empty_restart() {
 #[test]
 fn waiters_are_served_after_an_outage() {
     let mut server = server();
-    let clients = patient(&server, 3);
+    let clients = waiting_clients(&server, 3);
     let held = held_by(&client(&server.url()));
     let turns = Turns::of(&clients, 4, 2);
     wait_for_queue(&server, KEY, 3);
@@ -61,7 +61,7 @@ fn waiters_are_served_after_an_outage() {
 #[test]
 fn waiters_are_served_after_a_flush() {
     let server = server();
-    let clients = patient(&server, 4);
+    let clients = waiting_clients(&server, 4);
     for _ in 0..3 {
         let held = held_by(&client(&server.url()));
         let turns = Turns::of(&clients, 3, 2);
@@ -78,7 +78,7 @@ fn waiters_are_served_after_a_flush() {
 #[test]
 fn grants_continue_while_scripts_are_flushed() {
     let server = server();
-    let clients = patient(&server, 4);
+    let clients = waiting_clients(&server, 4);
     let turns = Turns::of(&clients, 2, 50);
     let faults = turns.go_on_under(|| drop(ask(&server, &["SCRIPT", "FLUSH"])));
     assert!(faults >= 10, "only {faults} faults");
@@ -88,12 +88,12 @@ fn grants_continue_while_scripts_are_flushed() {
 #[test]
 fn grants_continue_while_the_server_stops_repeatedly() {
     let server = server();
-    let clients = patient(&server, 4);
+    let clients = waiting_clients(&server, 4);
     let turns = Turns::of(&clients, 2, 12);
     let mut fault = 0;
     turns.go_on_under(|| {
         server.stop();
-        // Shorter than the time-outs, and sometimes longer.
+        // The pause is shorter than the time-outs, and longer in every fourth round.
         let pause = if fault % 4 == 3 {
             TIMEOUT + millis(300)
         } else {
@@ -109,7 +109,7 @@ fn grants_continue_while_the_server_stops_repeatedly() {
 #[test]
 fn grants_continue_after_short_silences_of_the_server() {
     let server = server();
-    let clients = patient(&server, 4);
+    let clients = waiting_clients(&server, 4);
     let turns = Turns::of(&clients, 2, 20);
     let mut fault = 0;
     turns.go_on_under(|| {
@@ -148,7 +148,7 @@ fn a_renewal_in_flight_keeps_a_joining_waiter() {
         recorder.wait_for_more(1, What::Renewed, KEY);
         assert_eq!(queued(&server, KEY), n);
         assert!(expires_in(&server, KEY) > Some(secs(5)));
-        // The waiter waits on, and ends with its client once it has had the lock.
+        // The waiter waits on. Once it has had the lock, it ends with its client.
         thread::spawn(move || drop(waiter.within(6 * SOON, "the grant")));
     }
     held.check().unwrap();
@@ -207,7 +207,7 @@ fn give_up_while_stopped(let_go_before: bool, clients_go: bool) {
         Task::start(move || mutex.try_lock_for(3 * TIMEOUT).map(|guard| guard.is_some()))
     });
     keys.iter().for_each(|key| wait_for_queue(&server, key, 1));
-    let staying = patient(&server, 1);
+    let staying = waiting_clients(&server, 1);
     let waiters = keys.map(|key| {
         let mutex = staying[0].mutex(key);
         Task::start(move || mutex.lock().unwrap())

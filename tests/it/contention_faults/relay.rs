@@ -1,5 +1,5 @@
-//! A relay in front of a server that drops or delays what the server sends on notification connections, and
-//! passes everything else on. The client notices nothing.
+//! A relay in front of a server. It drops or delays what the server sends on notification connections, and passes
+//! everything else on. The client does not notice.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,8 @@ use crate::support::millis;
 #[repr(u8)]
 pub enum Words {
     Pass,
-    /// Dropped. A connection that has lost a message delivers none any more, as when the way back is broken.
+    /// Messages are dropped. A connection that has lost a message delivers none any more, as when the way back is
+    /// broken.
     Lost,
     HeldBack,
 }
@@ -69,7 +70,7 @@ impl Drop for Relay {
     }
 }
 
-/// Ends when either end is closed.
+/// Passes bytes on between both ends until one of them is closed.
 fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     let hears = Arc::new(AtomicBool::new(false));
     let [client, server] = [client, server].map(|stream| {
@@ -79,7 +80,7 @@ fn connect(client: TcpStream, server: TcpStream, words: &Arc<AtomicU8>) {
     let ends = (Arc::clone(&client), Arc::clone(&server));
     let (is_known, words) = (Arc::clone(&hears), Arc::clone(words));
     thread::spawn(move || {
-        // The connection's name is the first bytes that show its purpose.
+        // The connection's purpose shows in its name, which is among the first bytes.
         pass(&ends.0, &ends.1, |bytes| {
             let name = b"leasehold-notifications";
             if bytes.windows(name.len()).any(|part| part == name) {
@@ -113,7 +114,7 @@ fn pass(mut from: &TcpStream, mut to: &TcpStream, mut passes: impl FnMut(&[u8]) 
         }
     }
     for stream in [from, to] {
-        // A closed end needs no shutdown.
+        // Fails if the end is closed already.
         let _ = stream.shutdown(Shutdown::Both);
     }
 }

@@ -19,18 +19,18 @@ fn callbacks_run_after_flags_and_signals() {
         .unwrap();
     for _ in 0..20 {
         let guard: Arc<MutexGuard> = Arc::new(client.mutex("k").lock().unwrap());
-        let (told, heard) = channel();
+        let (sender, receiver) = channel();
         let (signal, seen_by) = (guard.lost_signal(), Arc::downgrade(&guard));
         guard.on_lost(move |reason| {
             let guard = seen_by.upgrade().expect("the test keeps it");
             let all = guard.is_lost() && guard.check().is_err() && guard.remaining().is_zero();
             let signalled = signal.try_recv() == Ok(reason.clone());
             let new_one = guard.lost_signal().try_recv() == Ok(reason.clone());
-            told.send((reason, all, signalled, new_one)).unwrap();
+            sender.send((reason, all, signalled, new_one)).unwrap();
         });
         ask(&server, &["DEL", &in_redis("k")]);
         let wanted = (LossReason::Deleted, true, true, true);
-        assert_eq!(heard.recv_timeout(SOON), Ok(wanted));
+        assert_eq!(receiver.recv_timeout(SOON), Ok(wanted));
     }
 }
 
@@ -41,9 +41,9 @@ fn callbacks_on_a_lost_lock_run_at_once() {
     let guard = client.mutex("k").fixed_ttl(millis(80)).lock().unwrap();
     guard.lost_signal().recv_timeout(SOON).unwrap();
     for _ in 0..3 {
-        let (told, heard) = channel();
-        guard.on_lost(move |reason| told.send(reason).unwrap());
-        assert_eq!(heard.recv_timeout(SOON), Ok(LossReason::Expired));
+        let (sender, receiver) = channel();
+        guard.on_lost(move |reason| sender.send(reason).unwrap());
+        assert_eq!(receiver.recv_timeout(SOON), Ok(LossReason::Expired));
     }
 }
 
@@ -51,12 +51,12 @@ fn callbacks_on_a_lost_lock_run_at_once() {
 fn a_release_drops_its_callbacks_unrun() {
     let server = server();
     let client = steady(&server.url()).ttl(millis(300)).build().unwrap();
-    let mut heard = Vec::new();
+    let mut receivers = Vec::new();
     for round in 0..4 {
         let guard = client.mutex("k").lock().unwrap();
-        let (told, hears) = channel::<LossReason>();
-        guard.on_lost(move |reason| told.send(reason).unwrap());
-        heard.push(hears);
+        let (sender, receiver) = channel::<LossReason>();
+        guard.on_lost(move |reason| sender.send(reason).unwrap());
+        receivers.push(receiver);
         if round % 2 == 0 {
             guard.unlock().unwrap();
         } else {
@@ -65,9 +65,9 @@ fn a_release_drops_its_callbacks_unrun() {
     }
     ask(&server, &["DEL", &in_redis("k")]);
     client.shutdown(secs(5)).unwrap();
-    for hears in heard {
+    for receiver in receivers {
         // The callback dropped the sender without a message.
-        let outcome = hears.recv_timeout(SOON);
+        let outcome = receiver.recv_timeout(SOON);
         assert_eq!(
             outcome,
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
@@ -85,16 +85,16 @@ fn a_panicking_callback_stops_no_other() {
         .unwrap();
     for _ in 0..3 {
         let guard = client.mutex("k").lock().unwrap();
-        let (told, heard) = channel();
+        let (sender, receiver) = channel();
         for n in 0..6 {
-            let told = told.clone();
+            let sender = sender.clone();
             guard.on_lost(move |_| {
                 assert!(n % 2 == 1, "a test's own panic");
-                told.send(n).unwrap();
+                sender.send(n).unwrap();
             });
         }
         ask(&server, &["DEL", &in_redis("k")]);
-        let order = [1, 3, 5].map(|_| heard.recv_timeout(SOON).unwrap());
+        let order = [1, 3, 5].map(|_| receiver.recv_timeout(SOON).unwrap());
         assert_eq!(order, [1, 3, 5], "in the order they were given");
     }
 }
@@ -109,18 +109,18 @@ fn a_callback_may_lock_wait_and_release() {
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
     let other = client.mutex("other").fixed_ttl(millis(300)).lock().unwrap();
-    let (told, heard) = channel();
+    let (sender, receiver) = channel();
     let theirs = client.clone();
     guard.on_lost(move |_| {
-        // Contended at first: the callback thread waits.
+        // The lock is contended at first, so the callback thread waits.
         let token = theirs.with_lock("other", || 7).unwrap();
         // The very lock that was lost.
         let again = theirs.mutex("k").lock().unwrap();
         again.extend(secs(20)).unwrap();
-        told.send((token, again)).unwrap();
+        sender.send((token, again)).unwrap();
     });
     ask(&server, &["DEL", &in_redis("k")]);
-    let (seven, again) = heard.recv_timeout(SOON).unwrap();
+    let (seven, again) = receiver.recv_timeout(SOON).unwrap();
     assert_eq!(seven, 7);
     assert!(again.fencing_token() > guard.fencing_token());
     drop((guard, other));
@@ -136,12 +136,12 @@ fn a_callback_may_add_callbacks() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = Arc::new(client.mutex("k").fixed_ttl(millis(80)).lock().unwrap());
-    let (told, heard) = channel();
+    let (sender, receiver) = channel();
     let inner = Arc::clone(&guard);
     guard.on_lost(move |_| {
-        inner.on_lost(move |reason| told.send(reason).unwrap());
+        inner.on_lost(move |reason| sender.send(reason).unwrap());
     });
-    assert_eq!(heard.recv_timeout(SOON), Ok(LossReason::Expired));
+    assert_eq!(receiver.recv_timeout(SOON), Ok(LossReason::Expired));
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn concurrent_renewals_and_extensions_never_shorten() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // So that renewals are in flight most of the time.
+    // With this delay, renewals are in flight most of the time.
     proxy.delay(millis(20));
     let start = Instant::now();
     let (mut promised, mut last) = (start, start);
@@ -73,12 +73,12 @@ fn concurrent_renewals_and_extensions_never_shorten() {
         let duration = millis(3_000 + n * 97 % 9_000);
         let asked = Instant::now();
         guard.extend(duration).unwrap();
-        // One percent and a little is kept back for clock drift.
+        // The validity is a little shorter, by the allowance for clock drift.
         promised = promised.max(asked + duration * 98 / 100 - millis(5));
         let ends = Instant::now() + guard.remaining();
         assert!(ends >= promised, "{:?} too short", promised - ends);
         let left = expires_in(&server, "k").expect("the lock is held");
-        // Counted from the reply: the ttl was that long at some time before.
+        // `left` was read before the reply came, so this time is not too early.
         let in_redis = Instant::now() + left;
         assert!(
             in_redis >= promised,
@@ -149,7 +149,7 @@ fn extending_a_lost_lock_fails_and_changes_nothing() {
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert_eq!(error.loss_reason(), Some(&LossReason::Deleted));
     assert!(!is_held(&server, "gone"), "not created again");
-    // A thread that learns of a loss notifies all.
+    // The thread that finds the loss notifies all others.
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Deleted);
 
     let guard = client.mutex("stolen").lock().unwrap();

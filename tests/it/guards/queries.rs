@@ -19,7 +19,7 @@ fn a_guard_shows_key_token_and_validity() {
     guard.check().unwrap();
     let text = format!("{guard:?}");
     assert!(text.contains("\"k\"") && text.contains(&guard.fencing_token().to_string()));
-    // The name that others can read in Redis is this client's.
+    // Other users can read this client's name in Redis.
     let value = value_of(&server, "k").expect("the lock is held");
     assert!(
         value.ends_with(&format!(" {}", client.holder_id())),
@@ -58,7 +58,7 @@ fn renewal_raises_the_remaining_time() {
     let guard = client.mutex("k").lock().unwrap();
     let at_first = guard.remaining();
     recorder.wait_for(6, What::Renewed, "k");
-    // More than 3 s after the grant, less than one ttl after a renewal.
+    // More than 3 s after the grant, and less than one ttl after a renewal.
     let now = guard.remaining();
     assert!(
         !now.is_zero() && now < secs(3),
@@ -86,7 +86,7 @@ fn fencing_tokens_rise_with_every_grant_of_every_kind() {
             }
             _ => {
                 guard.unlock().unwrap();
-                // A deleted counter still leads to rising tokens.
+                // Tokens rise even if the counter is deleted.
                 ask(&server, &["DEL", &in_redis("~fence")]);
             }
         }

@@ -35,12 +35,12 @@ fn a_dropped_guard_releases_soon() {
 fn unlock_of_lost_locks_keeps_the_new_holder() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    for told in [true, false] {
+    for noticed in [true, false] {
         for unlocked in [true, false] {
-            let key = format!("{told}-{unlocked}");
+            let key = format!("{noticed}-{unlocked}");
             let guard = client.mutex(&key).lock().unwrap();
             steal(&server, &key, "60000");
-            if told {
+            if noticed {
                 assert!(guard.extend(secs(7)).unwrap_err().is_lease_lost());
             }
             if unlocked {
@@ -54,7 +54,8 @@ fn unlock_of_lost_locks_keeps_the_new_holder() {
             } else {
                 drop(guard);
             }
-            // The request is confirmed, and so executed: on the same connection behind any release.
+            // This request is behind any release on the same connection. Its reply shows that the release was carried
+            // out.
             assert!(client.mutex(&key).try_lock().unwrap().is_none());
             assert_eq!(value_of(&server, &key).as_deref(), Some(THIEF));
         }
@@ -77,7 +78,7 @@ fn unlock_past_validity_fails_even_with_the_key() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
     let guard = client.mutex("k").fixed_ttl(millis(150)).lock().unwrap();
-    // Past its validity the lock is lost, whatever Redis would say.
+    // After its validity the lock is lost, even if Redis still has the key.
     ask(&server, &["PERSIST", &in_redis("k")]);
     assert_eq!(lost_within(SOON, &guard.lost_signal()), LossReason::Expired);
     let error = guard.unlock().unwrap_err();
@@ -88,7 +89,7 @@ fn unlock_past_validity_fails_even_with_the_key() {
 fn a_lost_lock_is_released_if_still_ours() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    // Lost by `max_hold` in this process, long before Redis would delete it.
+    // In this process, the lock is lost at the end of its ttl. In Redis, the key has no ttl any more.
     let guard = client.mutex("k").fixed_ttl(secs(1)).lock().unwrap();
     ask(&server, &["PERSIST", &in_redis("k")]);
     let lost = guard.lost_signal();
@@ -135,7 +136,7 @@ fn a_release_waits_for_no_answer() {
         .map(|n| client.mutex(format!("k{n}")).lock().unwrap())
         .collect();
     server.stop();
-    // Shorter than a wait for one reply.
+    // Waiting for one reply would take longer than this limit.
     Task::start(move || drop(guards)).within(secs(5), "dropping twenty guards");
     server.resume();
     let free = eventually(SOON, || {

@@ -9,12 +9,12 @@ use crate::support::{SOON, Task, ask, in_redis, lost_within, millis, secs, serve
 
 use super::steal;
 
-/// The signal never became ready, in any way to look at it.
+/// Fails if the signal is ready, by any way to check it.
 #[track_caller]
 fn assert_silent(lost: &LostSignal) {
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
     select! {
-        recv(lost) -> told => panic!("ready, with {told:?}"),
+        recv(lost) -> loss => panic!("ready, with {loss:?}"),
         recv(after(millis(50))) -> _ => {}
     }
 }
@@ -35,13 +35,13 @@ fn every_signal_receives_the_reason_once() {
         .iter()
         .for_each(|lost| assert_eq!(lost.try_recv(), Err(TryRecvError::Empty)));
     steal(&server, "k", "60000");
-    let told = waiter.within(SOON, "the signal of a loss");
-    let LossReason::TakenOver { by: Some(by) } = &told else {
-        panic!("{told:?}");
+    let loss = waiter.within(SOON, "the signal of a loss");
+    let LossReason::TakenOver { by: Some(by) } = &loss else {
+        panic!("{loss:?}");
     };
     assert_eq!(by.as_str(), "thief/1/0");
     for lost in signals {
-        assert_eq!(lost_within(SOON, &lost), told);
+        assert_eq!(lost_within(SOON, &lost), loss);
         // The channel gets one message and stays connected: a second message just never comes.
         assert_silent(&lost);
     }
@@ -128,7 +128,7 @@ fn a_dropped_signal_affects_no_other() {
         .build()
         .unwrap();
     let guard = client.mutex("k").lock().unwrap();
-    // As a loop that asks for a new signal in each round.
+    // A loop may request a new signal in each round.
     for _ in 0..10_000 {
         drop(guard.lost_signal());
     }

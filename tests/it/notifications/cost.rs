@@ -1,5 +1,4 @@
-//! The cost of waiting for the server: a handful of requests; and no notification connection for a client that
-//! never waits.
+//! The cost of waiting for the server: a handful of requests. A client that never waits has no notification connection.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ fn wait_once(server: &Server, client: &Client, holder: &Client) {
 #[test]
 fn an_uncontended_lock_costs_two_calls() {
     const TIMES: u64 = 100;
-    // Short holds only: after a longer one the client tracks the key.
+    // Only short holds: after a longer hold, the client tracks the key.
     const SHORT: Duration = Duration::from_millis(20);
     for _ in 0..50 {
         let server = server();
@@ -46,7 +45,7 @@ fn an_uncontended_lock_costs_two_calls() {
             }
             longest = longest.max(start.elapsed());
         }
-        // The release of a dropped guard is in flight; the next acquire of the key comes behind it.
+        // The release of a dropped guard is in flight. The next acquire of the key comes behind it.
         client.with_lock("k", || ()).unwrap();
         assert_eq!(script_calls(&server) - before, 2 * (TIMES + 1));
         if longest < SHORT {
@@ -63,7 +62,7 @@ fn try_lock_opens_no_notification_connection() {
     let server = server();
     let (holder, client) = (client(&server), client(&server));
     let held = holder.mutex("k").lock().unwrap();
-    // The holder's own, because it holds for long.
+    // Only the holder has a notification connection, since it holds the lock for long.
     assert!(eventually(SOON, || wake_up_connections(&server) == 1));
     for _ in 0..20 {
         assert!(client.mutex("k").try_lock().unwrap().is_none());
@@ -89,7 +88,7 @@ fn a_second_of_waiting_costs_a_handful_of_requests() {
         wait_for_queue(&server, "k", 0);
     });
     let calls = script_calls(&server) - before;
-    // One request to ask, one or two to ask again, one to leave; polling would take twenty times as many.
+    // One request asks, one or two ask again, and one leaves. Polling would take twenty times as many.
     assert!(calls <= 5, "{calls} script calls");
     // Both clients that track the key read it at each change.
     assert!(looked <= 8, "{looked} reads of the key");
@@ -117,7 +116,7 @@ fn a_grant_is_notified_without_polling() {
         })
         .collect();
     costs.sort_unstable();
-    // The holder's two and the waiter's one; on a busy machine some clients ask again.
+    // Two requests of the holder and one of the waiter. On a busy machine some clients ask again.
     assert_eq!(costs[ROUNDS / 2], 3, "{costs:?}");
 }
 

@@ -1,5 +1,5 @@
-//! Redis reports keys and channels per server: clients of other prefixes and databases get no notifications
-//! of each other all the same.
+//! Redis reports keys and channels per server. Even so, clients of other prefixes and databases do not get each other's
+//! notifications.
 
 use leasehold::{Builder, LossReason, LostSignal};
 use leasehold_testbed::{Server, eventually};
@@ -29,8 +29,8 @@ fn delete(server: &Server, database: u8, key: &str) {
 
 #[track_caller]
 fn assert_silent(lost: &LostSignal) {
-    let told = lost.recv_timeout(millis(150));
-    assert!(told.is_err(), "{told:?}");
+    let loss = lost.recv_timeout(millis(150));
+    assert!(loss.is_err(), "{loss:?}");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_loss_in_another_database_is_ignored() {
     assert_eq!(lost_within(SOON, &lost[1]), LossReason::Deleted);
     assert_silent(&lost[0]);
     assert_silent(&lost[2]);
-    // Still tracked, though Redis reported a key of the same name.
+    // The key is still tracked, though Redis reported a key of the same name.
     delete(&server, 7, "leasehold:k");
     assert_eq!(lost_within(SOON, &lost[2]), LossReason::Deleted);
     assert_silent(&lost[0]);
@@ -88,7 +88,7 @@ fn a_waiter_is_woken_in_its_own_database() {
     );
     let mutex = waiting.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
-    // The queue is in another database than the first.
+    // This queue is in another database than the first queue.
     let watched = eventually(SOON, || tracked(&server) >= 3);
     assert!(watched, "all three have read the key");
     theirs.unlock().unwrap();

@@ -1,5 +1,5 @@
-//! Notifications: a waiter is notified at once when its turn has come, whatever caused it; what that costs;
-//! and what clients do where a server sends none.
+//! Notifications: a waiter is notified at once when its turn has come, whatever the cause. What notifications cost, and
+//! what clients do if a server sends none.
 
 mod cost;
 mod isolation;

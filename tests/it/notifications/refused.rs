@@ -1,5 +1,5 @@
-//! Servers that send a client no notifications: the client locks and waits all the same, by polling, and
-//! reports it once.
+//! Servers that send no notifications to a client. The client still locks and waits, by polling, and reports the
+//! refusal once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,11 +18,11 @@ const LACKS: [&[&str]; 5] = [
     &["~*", "&*", "+@all", "-subscribe"],
     // Redis 6.2 cannot forbid CLIENT TRACKING alone.
     &["~*", "&*", "+@all", "-client"],
-    // Sent once the notification connection works.
+    // The client sends PING once the notification connection works.
     &["~*", "&*", "+@all", "-ping"],
     // Other clients of this user could not notify it of grants.
     &["~*", "&*", "+@all", "-publish"],
-    // No channel at all, also not to publish on.
+    // The user has no right to any channel, and so cannot publish either.
     &["~*", "resetchannels", "+@all"],
 ];
 
@@ -74,8 +74,8 @@ fn a_client_without_notifications_polls_and_reports_once() {
             guard.check().unwrap();
             guard.unlock().unwrap();
         }
-        let told = recorder.count(What::WakeUpsRefused, "");
-        assert_eq!(told, 1, "server {n}");
+        let reports = recorder.count(What::WakeUpsRefused, "");
+        assert_eq!(reports, 1, "server {n}");
         assert!(wake_up_connections(&server) <= 1, "the holder's");
     }
 }
@@ -118,8 +118,8 @@ fn a_key_without_read_permission_costs_no_connection() {
         &[&["ACL", "SETUSER", "limited"], &rules[..]].concat(),
     );
     ask(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
-    // The closed connection may still send reads until then, so only a refused read shows that the next
-    // connection is there.
+    // Until then, the closed connection may still send reads. Only a refused read shows that the next connection is
+    // there.
     assert!(eventually(SOON, || looks_refused(&server) == 1));
     let other = redis::Client::open(server.url()).unwrap();
     let mut other = other.get_connection_with_timeout(SOON).unwrap();
@@ -141,7 +141,7 @@ fn a_key_without_read_permission_costs_no_connection() {
     });
     assert_eq!(made, 0);
     assert_eq!(looks_refused(&server), 1, "the hidden key");
-    // Otherwise the client would try to release the lock for as long as it may.
+    // Otherwise the client would retry the release until the ttl ends.
     ask(&server, &["ACL", "SETUSER", "limited", "~*"]);
     hidden.unlock().unwrap();
 }
@@ -155,8 +155,8 @@ fn looks_refused(server: &Server) -> u64 {
     refused.split(',').next().unwrap().parse().unwrap()
 }
 
-/// Takes turns with one other client until both together have had `total` grants; returns the number of its
-/// own.
+/// Takes turns with another client until both together have had `total` grants. Returns the number of this client's
+/// grants.
 fn take_turns(
     server: &Server,
     mutex: &Mutex,
@@ -172,7 +172,7 @@ fn take_turns(
         }
         own += 1;
         drop(witness.enter(&guard));
-        // However late the machine lets the other client ask.
+        // Waits, since the other client may ask late on a slow machine.
         wait_for_queue(server, "k", 1);
         if own % 2 == 0 {
             guard.unlock().unwrap();
@@ -186,13 +186,13 @@ fn notified_and_polling_waiters_both_progress() {
     for (n, (server, url)) in refusing().into_iter().enumerate() {
         let recorder = Recorder::new();
         let polling = client(&url, &recorder);
-        // On the last of the servers this client is not notified either.
-        let told = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
+        // The last of the servers does not notify this client either.
+        let notified = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
         let server = Arc::new(server);
         let (witness, turns) = (Arc::new(Witness::default()), Arc::default());
         let holder = steady(&server.url()).ttl(LONG_TTL).build().unwrap();
         let held = holder.mutex("k").lock().unwrap();
-        let tasks = [&polling, &told].map(|client| {
+        let tasks = [&polling, &notified].map(|client| {
             let (mutex, witness) = (client.mutex("k"), Arc::clone(&witness));
             let (turns, server) = (Arc::clone(&turns), Arc::clone(&server));
             Task::start(move || take_turns(&server, &mutex, &witness, &turns, TOTAL))
@@ -200,11 +200,11 @@ fn notified_and_polling_waiters_both_progress() {
         recorder.wait_for(1, What::WakeUpsRefused, "");
         wait_for_queue(&server, "k", 2);
         held.unlock().unwrap();
-        let [by_polling, by_told] = tasks.map(|task| task.within(secs(60), "all grants"));
-        // A client that is queued while the other holds gets the next grant, unless it polls too late for it.
+        let [by_polling, by_notified] = tasks.map(|task| task.within(secs(60), "all grants"));
+        // A client that is queued while the other client holds the lock gets the next grant, unless it polls too late.
         assert!(
-            by_polling.min(by_told) >= TOTAL / 12,
-            "{by_polling} by polling, {by_told} by notification, server {n}"
+            by_polling.min(by_notified) >= TOTAL / 12,
+            "{by_polling} by polling, {by_notified} by notification, server {n}"
         );
     }
 }

@@ -1,5 +1,5 @@
-//! Wake-ups of a waiter of another client: each end of a hold, whatever causes it, long before the waiter
-//! would ask again (half a second and more) or the ttl ends.
+//! Wake-ups of a waiter when another client's hold ends, for each cause. They come long before the waiter would ask
+//! again (after half a second or more) and before the ttl ends.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 const ROUNDS: usize = 5;
-/// Most waiters are woken sooner, however busy the machine; none would ask again so soon.
+/// Most waiters are woken sooner, even on a busy machine. No waiter would ask again so soon.
 const AT_ONCE: Duration = Duration::from_millis(300);
 const THIEF: &str = "lh1 0123456789abcdef0123456789abcdef 1795263780943818 thief/1/0";
 
@@ -36,8 +36,8 @@ impl Scene {
         }
     }
 
-    /// A client waits for a lock that `free` then frees, repeatedly. The value that `free` returns is kept
-    /// until the waiter has finished. Most waiters enter within `limit`.
+    /// A client waits for a lock, and `free` frees the lock; repeatedly. The value that `free` returns is kept until
+    /// the waiter has finished. Fails unless most waiters get the lock within `limit`.
     #[track_caller]
     fn assert_woken<T>(
         &self,
@@ -239,7 +239,7 @@ fn notifications_work_with_every_login_and_socket() {
                 drop(mutex.lock().unwrap());
                 Instant::now()
             });
-            // Long enough for all keys to be tracked.
+            // The pause is long enough for all keys to be tracked.
             assert!(lost.recv_timeout(millis(80)).is_err(), "{url}");
             let start = Instant::now();
             held.unlock().unwrap();

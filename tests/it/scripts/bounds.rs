@@ -62,7 +62,7 @@ fn a_request_takes_ten_thousand_entries_at_most() {
     assert_eq!(go(&mut redis, "k", 0), Said::Number(1));
     assert_eq!(queued(&server), forged - VISITED);
     assert_eq!(text_of(&server, "k"), None, "the key is free");
-    // Later requests go on. Meanwhile a lock with so long a queue is granted past it.
+    // Later requests skip the rest of the queue. Until then, the lock is granted past so long a queue.
     let mut clients = connect(&server);
     let _ear = listen(&mut clients, &[holder(1)]);
     for n in 2.. {
@@ -125,7 +125,7 @@ fn an_entry_longer_than_any_is_skipped() {
         assert_eq!(served(&server, &mut redis, &first), wanted, "{holder}");
     }
     heard(&server, &mut ear);
-    // Nor is the entry's client notified when it comes near the front.
+    // The client of a longer entry is not notified either when the entry comes near the front.
     for (length, published) in [(128, 1), (1 << 20, 0)] {
         ask(&server, &["FLUSHALL"]);
         queue_up(&mut redis, "k", &["0"; 8]);
@@ -260,7 +260,7 @@ fn an_empty_string_is_foreign_and_not_free() {
         assert_eq!(said, [Said::Text(String::new())]);
     }
     assert_eq!(text_of(&server, "k").as_deref(), Some(""));
-    // A user without the right to check the key gets this error.
+    // A user without the right to EXISTS gets this error.
     ask(&server, &["DEL", "k"]);
     ask(&server, &["ACL", "SETUSER", "default", "-exists"]);
     let said = release(&mut redis, &["k"], &[ONE]);

@@ -1,5 +1,5 @@
-//! lua/force.lua: a client takes a lock away. The script notifies the owner first, and then grants from the
-//! queue as a release does.
+//! lua/release.lua with `!` or `?`: a client takes a lock away. The script notifies the owner first, and then grants
+//! from the queue as for any release.
 
 use redis::Connection;
 
@@ -102,7 +102,7 @@ fn a_new_grant_stays_until_its_holder_listens() {
     assert_eq!(text_of(&server, "k"), Some(value));
     assert_eq!(queue_of(&server, "k"), entries(1, &[TTL]));
     assert!(ttl_of(&server, "k") <= left);
-    // Of another lease: as always.
+    // This lease does not hold the key, so the result is that of any release.
     let other = release(&mut connect(&server), &["k"], &[&if_notified(1)]).remove(0);
     assert_eq!(ends(&[other]), ["taken"]);
     {
@@ -111,7 +111,7 @@ fn a_new_grant_stays_until_its_holder_listens() {
         let message = format!("{} {BY} k", &lease(0)[..16]);
         assert_eq!(heard(&server, &mut ear), [(channel(&holder(0)), message)]);
     }
-    // A grant of a second ago is released in any case, and so is one that carries no time.
+    // A grant that is a second old is released in any case. So is a grant whose value has no time.
     for micros in [MICROS, "1x95263780943818"] {
         let value = format!("lh1 {} {micros} {}", lease(0), holder(0));
         ask(&server, &["SET", "old", &value, "PX", TTL]);
@@ -133,7 +133,7 @@ fn a_failed_force_affects_no_other_key() {
         ask(&server, &["SET", "own", &value(ONE), "PX", TTL]);
         ask(&server, &["SET", "own2", &value(TWO), "PX", TTL]);
         ask(&server, &["SET", "theirs", &value(TWO), "PX", TTL]);
-        // The value has a lease id, and no holder.
+        // The value has a lease id, but no holder.
         ask(&server, &["SET", "cut", &format!("lh1 {ONE}"), "PX", TTL]);
         ask(&server, &["SET", "text", ONE]);
         ask(&server, &["RPUSH", "list", "theirs"]);
@@ -167,7 +167,7 @@ fn only_the_named_owner_is_forced_and_notified() {
     let left = ttl_of(&server, "k");
     for lease in [
         by_force(&lease(2)),
-        // No holder stands behind the id.
+        // No holder follows the id.
         format!("{owner}0"),
         format!("{owner}0{BY}"),
         format!("{owner} {BY}"),

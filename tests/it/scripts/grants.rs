@@ -11,7 +11,7 @@ use super::{
 };
 use crate::support::{ask, server};
 
-/// The state of a key after a release, read in the same moment.
+/// The state of a key right after a release, read in the same transaction.
 #[derive(Debug)]
 pub(super) struct Turn {
     /// The value at that time; `None` if the key was free.
@@ -76,7 +76,7 @@ fn release_grants_and_notifies_the_first_waiter() {
 fn waiters_of_dead_clients_are_skipped() {
     let server = server();
     let (mut redis, mut clients) = (connect(&server), connect(&server));
-    // One letter for each waiter: its client listens, has gone, or polls (and does not listen).
+    // Each letter is a waiter: its client has gone (`g`), listens (`l`), or polls and does not listen (`p`).
     for (letters, next) in [
         ("g", None),
         ("ggg", None),
@@ -191,7 +191,7 @@ fn an_unservable_queue_frees_the_key() {
     let (mut redis, mut clients) = (connect(&server), connect(&server));
     let mut ear = listen(&mut clients, &[1, 2].map(holder));
     let ttls = [TTL, "0"];
-    // Without the permission to pop, the script has written the fence counter already.
+    // In the case without the right to pop, the script has already written the fence counter.
     let mut spoils = vec![
         ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", false),
         (
@@ -306,7 +306,7 @@ fn long_queued_waiters_confirm_their_grants() {
         (900, -second, None),
         (501, 2 * second, Some(500)),
         (500, 2 * second, None),
-        // The waiter was late before.
+        // The waiter was late at an earlier turn.
         (60_000, since_1970, None),
     ] {
         let told = format!("ttl {ttl} after {waited} µs");

@@ -1,5 +1,5 @@
-//! The Lua scripts, called directly on a real server, comments included. Uses only what the headers of the
-//! scripts say.
+//! The Lua scripts, called directly on a real server with their comments. The tests rely only on what the headers of
+//! the scripts say.
 
 mod adopt;
 mod batches;
@@ -90,12 +90,12 @@ impl Said {
 
 type Outcomes = Vec<Said>;
 
-/// The result for each lock key, also where one result is for all keys, or Redis refuses the whole call.
+/// The result for each lock key, even if the script returns one result for all keys, or Redis refuses the whole call.
 fn call(connection: &mut Connection, script: &str, keys: &[&str], args: &[&str]) -> Outcomes {
     let said = answer(connection, script, keys, args);
     let locks = keys.iter().filter(|key| **key != FENCE).count();
     match said.as_slice() {
-        // A script may return this where its header says so.
+        // Only a script whose header says so may return one result for all keys.
         [Said::Error(_)] => vec![said[0].clone(); locks],
         [Said::Number(1)] if script.contains(" or 1: all ") => vec![Said::Number(1); locks],
         [Said::Text(first)] if script == *ACQUIRE => {
@@ -114,7 +114,7 @@ fn queue_name(key: &str) -> String {
     format!("{key}~queue")
 }
 
-/// The call of a script, with the queues of its lock keys behind them where its header requires them.
+/// The call of a script. If the script's header requires it, the queues of the lock keys follow the lock keys.
 fn eval(script: &str, keys: &[&str], args: &[&str]) -> redis::Cmd {
     let locks = keys.iter().filter(|key| **key != FENCE);
     let modes = || args.iter().skip(3).step_by(3);

@@ -89,7 +89,7 @@ impl Lock {
     }
 }
 
-/// A lease id other than that of the holder of `lock`, and of the waiters in its queue, which may leave it.
+/// A lease id that is neither that of the holder of `lock` nor that of a waiter, since waiters may leave the queue.
 fn not_its_own(numbers: &mut Numbers, locks: &[Lock], lock: &Lock) -> String {
     let own = &lock.holder;
     let at = numbers.below(own.len());
@@ -142,7 +142,7 @@ fn attempt(numbers: &mut Numbers, locks: &[Lock]) -> (redis::Cmd, usize) {
         let ttl = (*numbers.one_of(&["", "1", TTL, "86400000"])).to_owned();
         keys.push(lock.key.clone());
         match kind {
-            // Possibly queued, but for another client.
+            // The lease may be queued, but for another client.
             0 if numbers.below(2) == 0 => args.push(format!("{id},900000,{}", holder(9))),
             0 => args.push(id),
             1 => args.push(format!("{id}!{}", holder(8))),

@@ -33,7 +33,7 @@ fn since_of(server: &Server, entry: &str) -> u64 {
     score.to_string().parse().unwrap()
 }
 
-/// The lock of `k` expires; its queue does not.
+/// Lets the lock of `k` expire; the queue stays.
 fn expire(server: &Server) {
     ask(server, &["PEXPIRE", "k", "1"]);
     let gone = eventually(SOON, || ask(server, &["EXISTS", "k"]) == Reply::Int(0));
@@ -62,7 +62,7 @@ fn waiters_queue_in_arrival_order() {
         assert!((1..=60_000).contains(&ttl_of(&server, "k")));
     }
     assert_eq!(text_of(&server, FENCE), Some(micros.to_string()));
-    // The ttl that an endless key gets is known to the millisecond.
+    // After an endless key got a ttl, the reply has that ttl to the millisecond.
     ask(&server, &["PERSIST", "k"]);
     assert_eq!(queued(&come(&mut redis, "k", 4, "0")).0, 60_000);
 }
@@ -83,12 +83,12 @@ fn queue_positions_rise_whatever_the_clock_says() {
         (micros + 1..micros + hour).contains(&by_clock),
         "{by_clock}"
     );
-    // The position of the counter key makes no difference.
+    // The fence counter does not affect the positions in the queue.
     ask(&server, &["SET", FENCE, &(micros + hour).to_string()]);
     let next_by_clock = join_next(&mut redis);
     assert!((by_clock + 1..by_clock + hour).contains(&next_by_clock));
-    // The clock has been set back. Then near the largest integer of a double, and where its short form has an
-    // exponent.
+    // The newest waiter is ahead of the clock, as after the clock was set back: by an hour; where a short form of the
+    // number has an exponent; and near the largest integer of a double.
     for newest in [micros + hour, 8_888_888_888_888_887, 9_007_000_000_000_000] {
         let newest_of_all = newest.to_string();
         ask(
@@ -165,7 +165,7 @@ fn a_waiter_returns_to_its_former_position() {
     let former = since_of(&server, &entry(2, TTL));
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(1));
     let again = format!("+{former}");
-    // Under another lease, as a client asks for it.
+    // The waiter asks under another lease, as a client does.
     let (_, ahead, since) = queued(&come(&mut redis, "k", 9, &again));
     assert_eq!((ahead, since), (1, former));
     let waiters = [1, 9, 3].map(|n| entry(n, TTL));
@@ -176,12 +176,12 @@ fn a_waiter_returns_to_its_former_position() {
         .map(|waiter| since_of(&server, waiter))
         .collect();
     assert!(places.is_sorted_by(|a, b| a < b), "{places:?}");
-    // Also where the queue has gone meanwhile, and the key is free.
+    // The same if the queue has gone meanwhile, and the key is free.
     expire(&server);
     ask(&server, &["DEL", &queue_name("k")]);
     granted(&come(&mut redis, "k", 4, &again));
     assert_eq!(queued(&come(&mut redis, "k", 5, &again)).2, former);
-    // An invalid position.
+    // The position is invalid.
     for mode in ["+x", "+ ", "+1 2"] {
         assert_eq!(kinds(&[come(&mut redis, "k", 6, mode)]), ["contended"]);
     }
@@ -345,7 +345,7 @@ fn a_waiter_removes_only_its_own_entry() {
         assert_eq!(said, [Said::Text(value.clone())], "{other}");
         assert_eq!(queue_of(&server, "k"), waiters, "{other}");
     }
-    // A caller that was queued with notifications and as polling leaves both entries.
+    // The caller joined to poll, and then to be notified. It leaves both entries.
     queued(&come(&mut redis, "k", 1, "0"));
     assert_eq!(queue_of(&server, "k").len(), 3);
     assert_eq!(leave(&mut redis, "k", 1, TTL), Said::Number(1));
@@ -359,7 +359,7 @@ fn a_lease_that_may_be_queued_is_released_if_granted() {
     let mut ear = listen(&mut clients, &[2].map(holder));
     queue_up(&mut redis, "k", &[TTL, TTL]);
     assert_eq!(leave(&mut redis, "k", 0, TTL), Said::Number(1));
-    // Caller 1 is not subscribed.
+    // The key went to caller 2, since caller 1 is not subscribed.
     assert!(value_of(&server).starts_with(&format!("lh1 {}", lease(2))));
     assert_eq!(heard(&server, &mut ear).len(), 1);
     assert_eq!(leave(&mut redis, "k", 2, TTL), Said::Number(1));
@@ -393,7 +393,7 @@ fn a_waiter_may_neither_release_nor_renew() {
     assert_eq!(value_of(&server), value);
     assert_eq!(queue_of(&server, "k"), entries(1, &[TTL]));
     assert!(ttl_of(&server, "k") <= 60_000);
-    // Of a long value, 256 bytes are shown.
+    // Only 256 bytes of a long value are shown.
     let long = value + &"x".repeat(500);
     ask(&server, &["SET", "k", &long]);
     assert_eq!(go(&mut redis, "k", 1), Said::Text(long[..256].to_owned()));
@@ -403,7 +403,7 @@ fn a_waiter_may_neither_release_nor_renew() {
 fn the_values_of_others_are_never_joined() {
     let server = server();
     let mut redis = connect(&server);
-    // As long as a lock's value.
+    // These values are as long as a lock's value.
     let beginnings = ["lh2 ", "LH1 ", "lh1-", "    "];
     for value in beginnings.map(|begin| value(ONE).replace("lh1 ", begin)) {
         ask(&server, &["SET", "k", &value, "PX", "50000"]);

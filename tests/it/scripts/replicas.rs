@@ -51,7 +51,7 @@ fn a_replica_never_reports_a_deleted_lock() {
     }
 }
 
-/// The ttl on the replica looks as long as requested: no reason to confirm the renewal.
+/// On the replica, the ttl looks as long as requested. That must not confirm the renewal.
 #[test]
 fn a_replica_never_confirms_a_renewal() {
     let server = server();

@@ -1,4 +1,4 @@
-//! Fencing tokens and the counter that makes them rise, whichever script grants.
+//! Fencing tokens, and the counter that makes them rise, for each script that grants.
 
 use leasehold_testbed::Reply;
 
@@ -33,7 +33,7 @@ fn tokens_rise_and_survive_a_deleted_counter() {
             ask(&server, &["DEL", FENCE]);
         }
     }
-    // A counter ahead of the clock is continued.
+    // The script counts on from a counter that is ahead of the clock.
     let ahead = last + 3_600_000_000;
     ask(&server, &["SET", FENCE, &ahead.to_string()]);
     let tokens: Vec<u64> = acquire(&mut redis, &["a", "b"])
@@ -65,7 +65,7 @@ fn tokens_of_one_call_are_counted_past_a_million() {
     }
 }
 
-/// Each key has its own bound. A bound of a key that is taken raises no other key's token.
+/// Each key has its own bound. If a key is taken, its bound raises no other key's token.
 #[test]
 fn tokens_are_not_below_their_bounds() {
     let server = server();
@@ -100,7 +100,7 @@ fn tokens_are_not_below_their_bounds() {
     assert!((ahead + 2..far).contains(&tokens[3]), "{tokens:?}");
     // Later grants stay above.
     assert_eq!(granted(&come(&mut redis, "f", 0, "")), tokens[3] + 1);
-    // A grant in the past has to be above the bound, too.
+    // A grant that was made before has to be above the bound, too.
     let again = acquire(&mut redis, &["f"], &[ahead]);
     assert_eq!(granted(&again[0]), tokens[3] + 1);
     let again = acquire(&mut redis, &["f"], &[far]);
@@ -135,7 +135,7 @@ fn tokens_rise_across_grants_by_acquire_and_by_release() {
             ask(&server, &["DEL", FENCE]);
         }
     }
-    // Both continue a counter ahead of the clock.
+    // Both scripts count on from a counter that is ahead of the clock.
     let ahead = last + 3_600_000_000;
     ask(&server, &["SET", FENCE, &ahead.to_string()]);
     let value = queue_up(&mut redis, "a", &[TTL]);

@@ -1,5 +1,5 @@
-//! Threads that are seen to sleep: a server knows nothing of threads that wait in their client's local queue.
-//! Where the system does not show a thread's state, the test waits a moment instead.
+//! Threads that wait in their client's local queue, which a server cannot see: the test checks that they sleep. Where
+//! the system does not show a thread's state, the test waits a moment instead.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -27,7 +27,7 @@ impl<T: Send + 'static> Task<T> {
     }
 }
 
-/// Also true when the thread has ended.
+/// Whether the thread sleeps, or has ended.
 fn is_asleep(thread: &PathBuf) -> bool {
     let stat = Path::new("/proc").join(thread).join("stat");
     let Ok(stat) = std::fs::read_to_string(stat) else {

@@ -1,5 +1,5 @@
-//! Code that the tests share: servers, clients, checks of exclusion that use no lock of the library, and ways to
-//! wait for an event. Uses the public API only.
+//! Code that the tests share: servers, clients, checks of exclusion that use no lock of the library, and ways to wait
+//! for an event.
 
 mod blocked;
 mod recorder;
@@ -26,9 +26,9 @@ pub use server::{
 
 use crate::steady::steady;
 
-/// The limit for what takes a moment, on a busy machine.
+/// The limit for what takes a moment on an idle machine.
 pub const SOON: Duration = Duration::from_secs(10);
-/// A ttl longer than any test: a key that is free before its end was released.
+/// A ttl longer than any test. If a key becomes free before that, it was released.
 pub const LONG_TTL: Duration = Duration::from_secs(60);
 /// How long the clients of [`builder`] wait for a reply.
 pub const TIMEOUT: Duration = Duration::from_millis(500);
@@ -41,20 +41,20 @@ pub fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A client that receives notifications by now.
+/// A client that receives notifications.
 pub fn notified_client(server: &Server, recorder: &Arc<Recorder>) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let client = builder.event_handler(Arc::clone(recorder)).build().unwrap();
     let before = notified_clients(server);
     let guard = lock(&client, "warm");
-    let heard = eventually(SOON, || notified_clients(server) > before);
-    assert!(heard, "no notifications");
+    let is_notified = eventually(SOON, || notified_clients(server) > before);
+    assert!(is_notified, "no notifications");
     guard.unlock().unwrap();
     client
 }
 
-/// Returns when the client has handled all messages that it received before: they come in order, and this
-/// sends it one more.
+/// Waits until the client has handled all messages that it received before. Messages come in order, so this sends one
+/// more message and waits for its effect.
 pub fn wait_for_messages(server: &Server, client: &Client) {
     let mark = lock(client, "mark");
     let operator = steady(&server.url()).build().unwrap();
@@ -77,8 +77,8 @@ pub fn server() -> Server {
     Server::start().unwrap()
 }
 
-/// Settings for tests: short time-outs (longer for a connection, which starts a thread and takes several
-/// steps on a busy machine), and a ttl longer than the stalls of a busy machine.
+/// Settings for tests: short time-outs, and a ttl longer than the stalls of a busy machine. The connect time-out is
+/// longer, since connecting starts a thread and takes several steps.
 pub fn builder(url: &str) -> Builder {
     Client::builder(url)
         .ttl(secs(6))
@@ -210,8 +210,8 @@ pub fn unconfirmed(unlocked: Result<Released, Error>) -> Error {
     }
 }
 
-/// Checks that the holders of one lock are inside one at a time, in the order of their tokens. Its own
-/// atomics decide, and no lock.
+/// Checks that the holders of one lock are inside one at a time, in the order of their tokens. It uses atomics, and no
+/// lock of the library.
 #[derive(Default)]
 pub struct Witness {
     inside: AtomicUsize,
@@ -224,7 +224,7 @@ pub struct Witness {
 pub struct Inside<'a>(&'a Witness);
 
 impl Witness {
-    /// Fails if another holder is inside, or was with a higher token.
+    /// Fails if another holder is inside, or if an earlier holder had a greater token.
     #[track_caller]
     pub fn enter(&self, guard: &MutexGuard) -> Inside<'_> {
         let others = self.inside.fetch_add(1, Ordering::SeqCst);
@@ -260,7 +260,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A number in Redis that is raised by plain GET, then SET: two at the same time lose one update.
+/// A number in Redis that is raised by GET, then SET. If two threads do that at the same time, one update is lost.
 pub struct Counter {
     connection: redis::Connection,
     name: String,

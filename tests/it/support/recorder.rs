@@ -1,4 +1,4 @@
-//! Counts the events of a client, so that tests can wait for them. Never calls the client.
+//! Counts the events of a client, so that tests can wait for them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub enum What {
     RenewalFailed,
     Lost,
     Unavailable,
-    /// Has no key: counted under the empty one.
+    /// This event has no key, and is counted under the empty key.
     WakeUpsRefused,
 }
 
@@ -51,21 +51,21 @@ impl Recorder {
         let deadline = Instant::now() + SOON;
         let mut counts = self.counts();
         loop {
-            let told = counts.get(&(what, key.to_owned())).copied().unwrap_or(0);
-            if told >= count {
+            let counted = counts.get(&(what, key.to_owned())).copied().unwrap_or(0);
+            if counted >= count {
                 return;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(
                 !left.is_zero(),
-                "{what:?} of {key:?}: {told} events, not {count}"
+                "{what:?} of {key:?}: {counted} events, not {count}"
             );
             let waited = self.changed.wait_timeout(counts, left);
             counts = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// A test that failed while it waited must not disturb the client's threads.
+    /// Ignores poisoning: a test that failed while it waited must not disturb the client's threads.
     fn counts(&self) -> MutexGuard<'_, HashMap<(What, String), usize>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

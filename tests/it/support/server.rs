@@ -1,5 +1,4 @@
-//! The clients' work as a server shows it: calls, connections by their names, the queues of locks. Never asks
-//! a client.
+//! What clients do, as a server shows it: calls, connections by their names, the queues of locks.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -80,12 +79,12 @@ pub fn channel_of(client: &Client) -> String {
     in_redis(&format!("~to:{}", client.holder_id()))
 }
 
-/// The notification connections of clients, also those that are being set up.
+/// The number of notification connections, with those that are being set up.
 pub fn wake_up_connections(server: &Server) -> usize {
     clients_with(server, "")
 }
 
-/// The clients that receive notifications by now.
+/// The number of clients that receive notifications.
 pub fn notified_clients(server: &Server) -> usize {
     clients_with(server, " sub=1 ")
 }

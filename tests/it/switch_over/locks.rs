@@ -77,7 +77,7 @@ fn a_lock_reported_lost_is_still_released() {
         let lost = guard.lost_signal();
         ask(&server, &["DEL", &in_redis("k")]);
         assert_eq!(lost_within(SOON, &lost), LossReason::Deleted);
-        // As if the read had come from another server: the primary still has the lock.
+        // It looks as if the read had come from another server: the primary still has the lock.
         ask(&server, &["SET", &in_redis("k"), &value, "PX", "60000"]);
         leave(guard);
         let gone = eventually(SOON, || !is_held(&server, "k"));

@@ -1,5 +1,5 @@
-//! A switch-over that closes no connection: two servers swap their roles behind one address. Connections made
-//! before lead to the old primary, which still replies to reads.
+//! A switch-over that closes no connection: two servers swap their roles behind one address. Earlier connections lead
+//! to the old primary, which still replies to reads.
 
 mod locks;
 mod notifications;
@@ -116,7 +116,7 @@ fn assert_listens_on_the_new(servers: &Servers, client: &Client) {
     assert!(eventually(SOON, || moved() == (0, 1)), "{:?}", moved());
 }
 
-/// Makes the client subscribe on the old primary: it holds a lock for longer than a moment.
+/// Makes the client subscribe on the old primary: it holds a lock for long enough to be tracked.
 fn listen_on_the_old(servers: &Servers, client: &Client) -> leasehold::MutexGuard {
     let guard = client.mutex("watched").lock().unwrap();
     assert!(eventually(SOON, || notified_clients(&servers.old) > 0));

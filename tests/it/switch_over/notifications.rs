@@ -36,7 +36,7 @@ fn a_skipped_waiter_replaces_the_notification_connection() {
     let client = servers.client();
     let _held = listen_on_the_old(&servers, &client);
     servers.switch_over();
-    // Pipelines lead to the new primary from now on: nothing is ever refused.
+    // From now on, pipelines lead to the new primary, and no request is refused.
     servers.close_lanes();
     let other = servers.client();
     let held = lock(&other, "k");
@@ -87,11 +87,12 @@ fn a_client_from_before_the_switch_competes_fairly() {
         .into_iter()
         .map(|task| task.within(secs(60), "its share"));
     let grants: Vec<u64> = grants.collect();
-    // A fifth would be fair. The client loses a second until its connections are old enough to be replaced.
+    // A fifth of the grants would be fair. The client loses a second, until its connections are old enough to be
+    // replaced.
     assert!(grants[NEW_CLIENTS] > GRANTS / 20, "{grants:?}");
 }
 
-/// A script finds the client subscribed all the time, also while its connection is replaced.
+/// Scripts find the client subscribed at any time, even while its connection is replaced.
 #[test]
 fn a_replaced_notification_connection_misses_nothing() {
     let servers = Servers::start();

@@ -27,12 +27,12 @@ fn a_read_only_server_costs_a_connection_per_second() {
                 .unwrap()
         })
         .collect();
-    // Each client has its notification connection: it holds a lock for longer than a moment.
+    // Each client holds a lock for long enough that it has a notification connection.
     let held: Vec<_> = (0..CLIENTS)
         .map(|n| lock(&clients[n], &format!("held{n}")))
         .collect();
-    let heard = eventually(SOON, || notified_clients(&server) == CLIENTS);
-    assert!(heard);
+    let all_notified = eventually(SOON, || notified_clients(&server) == CLIENTS);
+    assert!(all_notified);
     ask(&server, &["REPLICAOF", "127.0.0.1", "1"]);
     let (before, started) = (
         (connections_accepted(&server), script_calls(&server)),

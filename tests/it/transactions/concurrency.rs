@@ -1,5 +1,5 @@
-//! Transactions have connections of their own: they block no other request, and the number of concurrent
-//! transactions is limited.
+//! Transactions have connections of their own. They block no other request, and the number of concurrent transactions
+//! is limited.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,7 +100,7 @@ fn max_transactions_limits_concurrent_transactions() {
     assert!(connections(&server) <= 7);
 }
 
-/// The error of a transaction that waits for another one to end.
+/// The reason of the loss with which a transaction ends that waits for another transaction.
 fn end_of_a_wait(end_it: impl FnOnce(&Server, &Client)) -> LossReason {
     let server = server();
     let builder = steady(&server.url()).ttl(LONG_TTL).max_transactions(1);
@@ -130,7 +130,7 @@ fn a_queued_transaction_ends_with_lock_or_client() {
     let lost = end_of_a_wait(|server, _| drop(ask(server, &["DEL", &in_redis("k")])));
     assert_eq!(lost, LossReason::Deleted);
     let ended = end_of_a_wait(|_, client| {
-        // The other closure goes on, and nobody waits for that.
+        // The other closure continues; nothing waits for it.
         client.shutdown(SOON).unwrap();
     });
     assert_eq!(ended, LossReason::Shutdown);
@@ -174,7 +174,7 @@ fn a_connection_is_reused_after_each_transaction() {
         again.unwrap();
         assert_eq!(runs, 2);
     }
-    // All connections, without that of this request.
+    // Only the connection of this request was accepted.
     assert_eq!(connections_accepted(&server) - before, 1);
 }
 
@@ -190,6 +190,6 @@ fn a_panic_in_a_closure_drops_its_connection() {
         let panics = || guard.transaction::<()>(|_, _| panic!("a closure's own"));
         catch_unwind(AssertUnwindSafe(panics)).unwrap_err();
     }
-    // That of this request, and two in the place of the former ones.
+    // The connection of this request was accepted, and two that replace the former ones.
     assert_eq!(connections_accepted(&server) - before, 3);
 }

@@ -86,7 +86,7 @@ fn unanswered_writes_have_an_unknown_outcome() {
     assert_eq!(runs, 1, "never repeated: it may have been done");
     assert_eq!(data(&server).as_deref(), Some("written in run 1"));
     proxy.hold_replies(false);
-    // No request reads the late reply.
+    // No later request reads the late reply.
     ask(&server, &["DEL", DATA]);
     assert_writes(&server, &guard);
 }
@@ -164,8 +164,7 @@ fn without_the_first_reply_the_closure_never_runs() {
     assert_writes(&server, &guard);
 }
 
-/// The writes may arrive at any time: before the key has changed, while no other client has it, or not at
-/// all.
+/// The writes may reach Redis at any time: before the key has changed, while no other client has the lock, or never.
 #[test]
 fn late_writes_change_nothing_after_a_local_grant() {
     let server = server();
@@ -216,7 +215,7 @@ fn increment_all_at_once(guards: &[MutexGuard]) {
     });
 }
 
-/// The pool has a limit, and dead connections count until they are returned.
+/// The pool is limited, and a dead connection takes a slot until it is returned.
 #[test]
 fn dead_transaction_connections_free_their_slots() {
     for at_once in [1, 3] {
@@ -230,8 +229,8 @@ fn dead_transaction_connections_free_their_slots() {
             .unwrap();
         let guards = ["a", "b", "c"].map(|key| client.mutex(key).lock().unwrap());
         proxy.delay(millis(2));
-        // The connections that are not for transactions: a pipeline, the notifications, and two for renewals,
-        // once two renewals are in flight.
+        // The connections that are not for transactions: a pipeline, the notifications, and two for renewals. The
+        // second one for renewals is made when two renewals are in flight.
         let all_others = eventually(SOON, || {
             thread::scope(|scope| {
                 for guard in &guards {

@@ -12,7 +12,7 @@ use crate::support::{
     lost_within, millis, server, value_of,
 };
 
-/// The reason of the loss when `theft` happens between the closure and its writes.
+/// The reason of the loss if `theft` runs between the closure and its writes.
 #[track_caller]
 fn reason(what: &str, theft: impl Fn(&Server)) -> LossReason {
     let (server, recorder) = (silent_server(), Recorder::new());
@@ -170,7 +170,7 @@ fn a_watch_on_another_connection_would_protect_nothing() {
     pipe.exec(&mut writing).unwrap();
     assert_eq!(value_of(&server, "k"), None);
     assert!(data(&server).is_some(), "an unnoticed loss");
-    // On one connection the loss is noticed.
+    // On one connection, Redis notices the loss.
     let done: Reply = {
         ask(&server, &["DEL", DATA]);
         watch().exec(&mut writing).unwrap();

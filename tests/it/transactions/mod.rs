@@ -1,5 +1,5 @@
-//! Data in Redis that changes only while the lock is held: nothing is written after a loss, and a transaction
-//! disturbs no other request.
+//! Data in Redis that changes only while the lock is held. Nothing is written after a loss, and a transaction disturbs
+//! no other request.
 
 mod concurrency;
 mod conflicts;
@@ -20,12 +20,12 @@ use crate::support::{LONG_TTL, ask};
 /// The key that the transactions write.
 const DATA: &str = "data";
 
-/// Locks are renewed every twenty seconds: not while a test runs.
+/// A client whose locks are not renewed during a test: the first renewal is due after 20 s.
 fn client(server: &Server) -> Client {
     steady(&server.url()).ttl(LONG_TTL).build().unwrap()
 }
 
-/// A server that notifies no client of losses: a client that finds a loss has read the key.
+/// A server that notifies no client of losses. So if a client finds a loss, it has read the key.
 fn silent_server() -> Server {
     let builder = Server::builder().arg("rename-command", "HELLO \"\"");
     builder.start().unwrap()
@@ -43,7 +43,7 @@ fn watch(conn: &mut TransactionConnection, key: &str) -> RedisResult<()> {
     redis::cmd("WATCH").arg(key).exec(conn)
 }
 
-/// Writes; runs `before` between the read and the end of the closure. Returns the number of runs as well.
+/// Writes in a transaction. Runs `before` between the read and the end of the closure. Also returns the number of runs.
 fn write(guard: &MutexGuard, mut before: impl FnMut(usize)) -> (usize, Result<(), Error>) {
     let mut runs = 0;
     let result = guard.transaction(|conn, pipe| {
@@ -56,7 +56,7 @@ fn write(guard: &MutexGuard, mut before: impl FnMut(usize)) -> (usize, Result<()
     (runs, result.map(|committed| committed.value))
 }
 
-/// A transaction without a fault is done at once.
+/// Fails unless a transaction without a fault is done at once.
 #[track_caller]
 fn assert_writes(server: &Server, guard: &MutexGuard) {
     let (runs, result) = write(guard, |_| ());

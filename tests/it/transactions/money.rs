@@ -1,5 +1,5 @@
-//! Money is moved by reading, then writing: two movers at once would lose some. Locks are stolen meanwhile,
-//! so the sum stays right only because Redis refuses the writes of a former holder.
+//! Money is moved by a read and then a write, so two movers at once would lose some. Meanwhile locks are taken from
+//! their holders. The sum stays right only because Redis refuses the writes of a former holder.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn steal_during(server: &Server, work: impl FnOnce()) {
                 ask(server, &["DEL", &in_redis("accounts")]);
             }
         });
-        // Also when the work fails.
+        // Dropped even if the work fails.
         let _done = done;
         work();
     });

@@ -96,7 +96,7 @@ fn a_panic_in_the_closure_writes_nothing() {
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             guard.transaction::<()>(|conn, pipe| {
                 pipe.set(DATA, "x");
-                // Never read: no other command may get its reply.
+                // The closure does not read this reply. No other command may get it.
                 conn.set::<_, _, ()>("seen", round)?;
                 panic!("a closure's own")
             })

@@ -115,7 +115,7 @@ fn errors_of_the_library_become_own_errors() {
         panic!("{lost:?}");
     };
     assert!(error.is_lease_lost(), "{error}");
-    // A loss that the client knows of comes before the error of a closure.
+    // If the client knows of a loss, the loss comes before the error of a closure.
     let guard = client.mutex("k").lock().unwrap();
     let lost = guard.try_transaction(|_, _| {
         client.shutdown(crate::support::SOON).unwrap();

@@ -28,7 +28,7 @@ const SHORT_TTL: Duration = Duration::from_secs(1);
 /// Longer than the command time-out, and than the time-out of a connection that is made meanwhile.
 const OUTAGE: Duration = Duration::from_secs(4);
 
-/// Redis keeps the lock for ten minutes.
+/// Acquires a lock with a short ttl, and extends it to ten minutes.
 fn lock_extended(client: &Client) -> MutexGuard {
     let mutex = client.mutex("k").ttl(SHORT_TTL);
     let guard = mutex.lock().unwrap();
@@ -93,7 +93,7 @@ fn adoptions_cut_anywhere_leave_one_holder_at_most() {
     assert_all_become_free(&server);
 }
 
-/// The adoption arrives at Redis when its caller has given up: the lock is released.
+/// The caller has given up when Redis gets the adoption, so the client releases the lock.
 #[test]
 fn a_late_adoption_is_undone() {
     let server = server();
@@ -125,7 +125,7 @@ fn a_late_adoption_spares_a_later_adopter() {
     let value = value_of(&server, "k");
     proxy.hold_requests(false);
     assert!(eventually(SOON, || proxy.held_bytes() == 0));
-    // Behind all repeated releases.
+    // The shutdown waits for all repeated releases.
     late.shutdown(secs(5)).unwrap();
     assert_eq!(value_of(&server, "k"), value);
     guard.extend(2 * LONG_TTL).unwrap();
@@ -157,7 +157,7 @@ fn adoptions_in_an_outage_end_with_their_client() {
     assert_eq!(recorder.count(What::Acquired, "k"), 0);
 }
 
-/// Connections that the server closed while they were idle: the client does not know yet.
+/// The server has closed idle connections, and the client does not know it yet.
 #[test]
 fn disconnects_during_transfers_leave_nothing_held() {
     let server = server();
@@ -190,7 +190,7 @@ fn tickets_made_in_an_outage_are_adopted_later() {
     });
     assert!(error.is_unavailable(), "{error}");
     server.resume();
-    // Whether the first adoption was carried out is unknown, and it is undone then.
+    // It is unknown whether the first adoption was carried out. If it was, the client undoes it.
     match new.adopt(&ticket) {
         Ok(guard) => {
             assert_eq!(guard.fencing_token(), token);
@@ -215,7 +215,7 @@ fn a_ticket_of_a_restarted_server_is_refused() {
     assert!(refused);
 }
 
-/// Another thread reads the reply, in time for itself: the caller of the adoption has given up by then.
+/// Another thread reads the reply before its own deadline. By then, the caller of the adoption has given up.
 #[test]
 fn an_adoption_for_a_departed_caller_is_undone() {
     let server = server();
@@ -246,8 +246,7 @@ fn an_adoption_for_a_departed_caller_is_undone() {
     assert_all_become_free(&server);
 }
 
-/// Messages may come twice, or late, and any user may publish one. A client releases only what it has
-/// abandoned.
+/// Messages may come twice or late, and any user may publish one. A client releases only leases that it has abandoned.
 #[test]
 fn a_repeated_grant_notification_spares_the_ticket() {
     let server = server();
@@ -265,7 +264,7 @@ fn a_repeated_grant_notification_spares_the_ticket() {
     let ticket = guard.into_ticket().unwrap();
     assert!(tell(&granted));
     wait_for_messages(&server, &old);
-    // Behind the writes for this key.
+    // This request is behind the writes for this key.
     old.mutex("k").inspect().unwrap();
     let guard = adopt(&new, &ticket);
     assert!(tell(&granted));
@@ -280,7 +279,7 @@ fn a_repeated_grant_notification_spares_the_ticket() {
     assert!(is_held(&server, "k"), "no waiter here requested it");
 }
 
-/// The ttl of its renewals counts; Redis keeps the lock for longer.
+/// Redis keeps an extended lock for longer than the ttl of its renewals. The release is retried for at least as long.
 #[test]
 fn adopted_extended_locks_are_released_after_an_outage() {
     let server = server();

@@ -23,7 +23,7 @@ fn only_the_adopter_renews_an_adopted_lock() {
             .event_handler(Arc::clone(recorder));
         builder.build().unwrap()
     });
-    // The ttl of the lock counts, not that of the client which adopts it.
+    // The lock keeps its own ttl. The ttl of the client that adopts it does not matter.
     let guard = old.mutex("k").ttl(secs(9)).lock().unwrap();
     ask(&server, &["PEXPIRE", &in_redis("k"), "8000"]);
     let ticket = guard.into_ticket().unwrap();
@@ -58,7 +58,7 @@ fn a_fixed_ttl_is_never_prolonged() {
     assert!(started.elapsed() > secs(3));
     assert!(eventually(SOON, || !is_held(&server, "k")));
     drop(guard);
-    // The holder extended the lock: that counts.
+    // The lock was extended, and the ticket has the longer ttl.
     let guard = old.mutex("k").fixed_ttl(secs(4)).lock().unwrap();
     guard.extend(LONG_TTL).unwrap();
     let guard = adopt(&new, &guard.into_ticket().unwrap());
@@ -115,7 +115,7 @@ fn adopters_of_one_client_see_rising_tokens() {
     assert!(next > *tokens.last().unwrap());
 }
 
-/// A token has room for a limited number of hand-offs: one more would use the token of a later grant.
+/// A token has room for a limited number of hand-offs: one more would make the token of a later grant.
 #[test]
 fn an_adopter_inherits_the_hand_off_limit() {
     let server = server();
@@ -144,7 +144,8 @@ fn an_adopter_inherits_the_hand_off_limit() {
     assert!(fourth.fencing_token() > token + 1023);
 }
 
-/// Waiters of such a client are queued in Redis, too: once they have the lock they are not.
+/// The thread is queued in Redis when its client adopts the lock. When it gets the lock by a hand-off, its queue entry
+/// is removed.
 #[test]
 fn a_queued_thread_granted_locally_leaves_the_queue() {
     let server = server();
@@ -165,7 +166,7 @@ fn a_queued_thread_granted_locally_leaves_the_queue() {
     assert!(!is_held(&server, "k"), "{:?}", value_of(&server, "k"));
 }
 
-/// The watchdog renews meanwhile: whatever is in flight, nothing is shortened.
+/// The watchdog renews the lock at any time. No renewal in flight shortens the ttl.
 #[test]
 fn a_transfer_keeps_an_extended_ttl() {
     let server = server();
@@ -215,7 +216,7 @@ fn earlier_renewals_leave_the_adopter_alone() {
     }
 }
 
-/// The check stays with its process, and without it no thread could end the renewal.
+/// The check stays in its process. Without it, nothing could stop the renewal.
 #[test]
 fn a_lock_with_a_check_is_not_renewed_by_its_adopter() {
     let memory = MemoryStore::new();
@@ -253,7 +254,7 @@ fn a_lost_lock_is_released_and_not_transferred() {
     let memory = MemoryStore::new();
     let [old, new] = [(); 2].map(|()| memory.client().unwrap());
     let guard = old.mutex("k").fixed_ttl(secs(1000)).lock().unwrap();
-    // The lock's validity has ended, by the allowance for drift, and its ttl has not.
+    // The lock's validity has ended, but not its ttl, which is longer by the allowance for drift.
     memory.advance(secs(995));
     assert!(new.mutex("k").is_locked().unwrap());
     let error = guard.into_ticket().unwrap_err();

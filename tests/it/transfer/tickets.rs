@@ -158,7 +158,7 @@ fn forged_tickets_are_refused() {
         words.join(" ")
     };
     let max = u64::MAX.to_string();
-    // The token of a grant to come.
+    // This is the token of a later grant.
     let later = (words[2].parse::<u64>().unwrap() + 1024).to_string();
     let mut forged = vec![
         with(1, &"0".repeat(32)),
@@ -226,7 +226,7 @@ fn forged_tickets_are_refused() {
     held.unlock().unwrap();
 }
 
-/// The keys look alike in Redis, and the locks have other names.
+/// The keys are equal in Redis, but the locks have other names.
 #[test]
 fn a_ticket_of_a_nested_prefix_is_refused() {
     let server = server();
@@ -263,7 +263,7 @@ fn a_lost_guard_makes_no_ticket() {
     client.with_lock("k", || ()).unwrap();
 }
 
-/// Unlocking, extending or dropping a guard whose lock another holder has.
+/// Unlocking, extending or dropping a guard changes nothing if another holder has the lock.
 #[test]
 fn lost_guards_change_nothing() {
     let server = server();
@@ -283,7 +283,7 @@ fn lost_guards_change_nothing() {
                 lost
             }
         };
-        // A drop has no result; what it wrote has been executed once this request is.
+        // A drop has no result. Once this request is done, Redis has executed what the drop wrote.
         old.mutex("k").inspect().unwrap();
         assert!(
             round == 3 || outcome.unwrap_err().is_lease_lost(),
@@ -313,7 +313,7 @@ fn a_shut_down_client_leaves_the_ticket_valid() {
     assert!(!is_held(&server, "k"));
 }
 
-/// Threads of the old client, of the new one, and of others: all get the lock after the adopter, in turn.
+/// Threads of the old client, of the new client and of other clients get the lock after the adopter, in turn.
 #[test]
 fn waiters_are_granted_after_the_adopter() {
     let server = server();

@@ -27,7 +27,7 @@ fn try_lock_reports_contention_at_once() {
             );
         }
     }
-    // An hour of waiting in any of them would show.
+    // If one of the calls waited for an hour, this would show it.
     assert!(start.elapsed() < secs(30), "{:?}", start.elapsed());
 }
 
@@ -66,7 +66,7 @@ fn deadlines_hold_behind_longer_waits() {
     let server = server();
     let client = builder(&server.url()).build().unwrap();
     let held = client.mutex("k").lock().unwrap();
-    let patient: Vec<_> = (0..5)
+    let long_waiters: Vec<_> = (0..5)
         .map(|_| {
             let mutex = client.mutex("k");
             Task::start(move || mutex.lock().map(drop))
@@ -94,7 +94,7 @@ fn deadlines_hold_behind_longer_waits() {
         );
     }
     held.unlock().unwrap();
-    for task in patient {
+    for task in long_waiters {
         task.within(SOON, "the wait with the later deadline")
             .unwrap();
     }

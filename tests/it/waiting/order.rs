@@ -37,7 +37,7 @@ fn threads_of_a_client_enter_in_the_order_they_came() {
     assert_eq!(*order.lock().unwrap(), (0..25).collect::<Vec<_>>());
 }
 
-/// Redis grants the waiter the lock for two seconds, because it may have been stopped.
+/// Redis first grants the waiter the lock for only two seconds, because the waiter may have been stopped.
 #[test]
 fn a_long_queued_waiter_gets_its_whole_ttl() {
     let server = server();
@@ -67,7 +67,7 @@ fn try_lock_never_overtakes_waiters() {
     let mutex = client.mutex("k");
     let waiter = Task::start(move || mutex.lock().unwrap());
     recorder.wait_for(1, What::Contended, "k");
-    // Free in Redis, and the next acquire of this client is in flight.
+    // The lock is free in Redis, and the next acquire of this client is in flight.
     held.unlock().unwrap();
     let mut looks = 0;
     while !waiter.is_done() && looks < 2_000 {
@@ -115,7 +115,7 @@ fn a_release_wakes_the_next_thread_of_the_same_client() {
         drop(held);
         let entered = waiter.within(SOON, "entering");
         let waited = entered.saturating_duration_since(released);
-        // Without a notification the waiter would sleep for as long as the lock is sure to be held.
+        // Without a notification, the waiter would sleep as long as the lock can be held.
         assert!(waited < SOON, "{waited:?}");
     }
 }
@@ -133,7 +133,7 @@ fn waiters_of_other_clients_enter_soon_after_a_release() {
         let waiter = Task::start(move || next.lock().map(drop));
         thread::sleep(millis(60));
         drop(held);
-        // Long before the ttl: the waiter polls.
+        // The waiter polls, so it gets the lock long before the ttl ends.
         waiter.within(secs(5), "the grant after a release").unwrap();
     }
 }

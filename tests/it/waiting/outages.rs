@@ -1,4 +1,4 @@
-//! Redis is down, or does not reply: that is an error, never contention; and contention is never an error.
+//! Redis is down, or does not reply. That is an error and not contention; and contention is no error.
 
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,7 @@ fn a_server_that_answers_again_before_the_deadline_is_enough() {
     let client = short_timeout(&server).build().unwrap();
     server.kill();
     let mutex = client.mutex("k");
-    // Longer than the `outage_timeout`: the deadline counts.
+    // The deadline is later than the end of `outage_timeout`, and only the deadline counts.
     let waiter = Task::start(move || mutex.try_lock_for(secs(60)));
     std::thread::sleep(millis(1500));
     assert!(!waiter.is_done());
@@ -154,7 +154,7 @@ fn an_outage_is_reported_to_all_waiters() {
     let tasks: Vec<_> = (0..6)
         .map(|n| {
             let mutex = client.mutex(format!("k{n}"));
-            // Deadlines that fall into attempts: they are no multiples of the time-outs.
+            // These deadlines are no multiples of the time-outs, so they fall into attempts.
             let wait = millis(2_000 + 170 * n);
             Task::start(move || mutex.try_lock_for(wait).map(|guard| guard.is_some()))
         })
@@ -209,7 +209,7 @@ fn a_silent_server_overruns_no_deadline() {
     for task in tasks {
         let (wait, waited, error) = task.within(secs(15), "the deadline");
         assert!(error.is_unavailable(), "{error}");
-        // The first attempt has one command time-out, whatever the deadline.
+        // The first attempt takes one command time-out, even if the deadline is earlier.
         assert!(
             waited < wait + millis(500 + 500) + SLACK,
             "{waited:?} instead of {wait:?}"

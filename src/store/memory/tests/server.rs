@@ -390,13 +390,13 @@ impl Twin {
         if let Some(end) = found.value.1 {
             self.keyspace.expire_at(&value_key(), end);
         }
-        let told: Vec<String> = notifications
+        let in_memory: Vec<String> = notifications
             .iter()
             .filter_map(|one| self.published(one))
             .collect();
-        if found.published != told {
+        if found.published != in_memory {
             return Err(format!(
-                "Redis tells {:?}, memory {told:?}",
+                "Redis tells {:?}, memory {in_memory:?}",
                 found.published
             ));
         }

@@ -20,7 +20,7 @@ fn a_closure_that_ignores_a_failed_acquire_runs_beside_the_holder() {
 
     let mut broken = Raw::open(&server, "k", "broken");
     let with_lock = |broken: &mut Raw| {
-        // `acquire()` returns false, and `__enter__` ignores it.
+        // `acquire()` returns false, and `__enter__` of this design ignores that.
         let _ = broken.take(LONG_TTL);
         enter()
     };

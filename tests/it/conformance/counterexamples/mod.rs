@@ -1,5 +1,5 @@
-//! Mistakes of known designs, each written as that design does it, on a real Redis: the check that leasehold
-//! passes finds each mistake.
+//! Mistakes of known designs on a real Redis, each made as that design makes it. The checks that leasehold passes find
+//! each mistake.
 
 mod callers;
 mod owners;

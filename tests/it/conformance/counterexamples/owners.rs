@@ -1,4 +1,4 @@
-//! Mistakes of designs that do not check the owner of a lock, or not in the same step as the change.
+//! Mistakes of designs that do not check the owner of a lock, or that check and change it in two steps.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{
     LONG_TTL, Recorder, SOON, What, expires_in, held_keys, lost_within, millis, secs, server,
 };
 
-/// Short, because the tests wait for its end.
+/// A short ttl, since the tests wait for its end.
 const TTL: Duration = Duration::from_millis(400);
 
 /// A lock that expired without its holder's knowledge, and that the next holder has now.
@@ -42,7 +42,7 @@ impl Expired {
     }
 }
 
-/// The same with leasehold's guard in the place of [`Expired::late`].
+/// The same lock, with a guard of leasehold in the place of [`Expired::late`].
 fn ours_and_next(server: &Server) -> (MutexGuard, MutexGuard) {
     let (one, two) = (
         steady(&server.url()).build().unwrap(),
@@ -58,8 +58,8 @@ fn an_unchecked_release_frees_the_next_holders_lock() {
     let mut broken = Expired::start();
     broken.late.ask::<()>("DEL", &[]);
     assert!(broken.next_lost_its_lock());
-    let told = lost_within(SOON, &broken.next.lost_signal());
-    assert_eq!(told, leasehold::LossReason::Deleted);
+    let loss = lost_within(SOON, &broken.next.lost_signal());
+    assert_eq!(loss, leasehold::LossReason::Deleted);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn an_unreported_failed_renewal_leaves_two_holders() {
     if found == broken.late.token {
         broken.late.ask::<bool>("PEXPIRE", &["1000"]);
     } else {
-        // The design logs the failure at debug level, and nothing else.
+        // The design only logs the failure, at debug level.
     }
     assert_eq!((late_believes, broken.next.is_lost()), (true, false));
 
@@ -131,7 +131,7 @@ fn an_unreported_failed_renewal_leaves_two_holders() {
 #[test]
 fn check_then_set_grants_an_expired_lock_twice() {
     let server = server();
-    // The value says when it ends; a contender that finds this time passed overwrites the value.
+    // The value contains the time at which the lock ends. After that time, a contender overwrites the value.
     let mut brokens = ["one", "two"].map(|token| Raw::open(&server, "k", token));
     brokens[0].ask::<()>("SET", &["0"]);
     let found_expired = brokens.each_mut().map(|broken| {

@@ -57,7 +57,7 @@ fn a_crash_between_setnx_and_expire_blocks_forever() {
     assert!(is_immortal(&server));
     ask(&server, &["DEL", &in_redis("k")]);
 
-    // leasehold has no such moment: every look at the key shows a ttl.
+    // leasehold sets value and ttl together: each read of the key shows a ttl.
     let client = steady(&server.url()).build().unwrap();
     let busy = client.clone();
     let taking = crate::support::Task::start(move || {
@@ -138,7 +138,7 @@ fn validity_counted_from_the_answer_outlasts_the_key() {
     let (server, late) = (server(), millis(300));
     let proxy = Proxy::start(server.port()).unwrap();
     let outlasts_the_key = |believed: Duration, at: Instant| {
-        // The ttl left in Redis is read after the holder's estimate, so it was longer then.
+        // The ttl in Redis is read after the estimate. It was longer when the holder made the estimate.
         let left = expires_in(&server, "k").expect("it is held");
         believed.saturating_sub(at.elapsed()) > left
     };

@@ -26,7 +26,7 @@ fn a_queue_outlives_its_lock_by_ten_seconds_or_more() {
     };
     queue_up(&mut redis, "k", &[]);
     come(&mut redis, "k", 1, "+");
-    // The ttl of a waiter's lease does not say how long it waits.
+    // The queue's life does not depend on the ttl of a waiter's lease.
     lives(70_000..=80_000);
     for (left, n, ttl, range) in [
         ("5000", 2, "900000", 70_000..=80_000),
@@ -58,7 +58,7 @@ fn a_queue_outlives_its_lock_by_ten_seconds_or_more() {
         queued(&come(&mut redis, "k", n, "+"));
         lives(range);
     }
-    // The waiters behind a granted waiter have as long as before.
+    // The waiters behind the waiter that got the grant have as much time as before.
     go(&mut redis, "k", 0);
     lives(910_000..=920_000);
 }
@@ -78,7 +78,7 @@ fn a_queue_without_its_lock_expires() {
     let gone = || ask(&server, &["DBSIZE"]) == Reply::Int(1);
     assert!(eventually(SOON, gone), "only the counter is left");
     assert_eq!(leave(&mut redis, "k", 1, TTL), Said::Number(0));
-    // A request of a lease that may be queued acquires no free key: its caller may be gone.
+    // The lease may be queued. Its request acquires no free key, since the caller may be gone.
     assert_eq!(come(&mut redis, "k", 1, "-"), Said::Number(0));
     assert_eq!(
         ask(&server, &["EXISTS", "k", &queue_name("k")]),
@@ -153,7 +153,7 @@ fn a_caller_without_a_queue_mode_takes_a_free_key() {
     let wanted = format!("lh1 {} {micros} {}", lease(3), holder(3));
     assert_eq!(value_of(&server), wanted);
     assert_eq!(queue_of(&server, "k"), [entry(1, TTL)]);
-    // The waiter that asks again makes the new holder's release grant from the queue.
+    // The waiter asks again. This makes the new holder's release grant from the queue.
     assert_eq!(queued(&come(&mut redis, "k", 1, "-")).1, 0);
     assert_eq!(value_of(&server), wanted + " +");
     assert_eq!(go(&mut redis, "k", 3), Said::Number(1));

@@ -1,4 +1,4 @@
-//! Queues that cannot be used: foreign values under their keys, no permission, no memory. They block no
+//! Queues that cannot be used: foreign values under their keys, no permission, no memory. Such a queue blocks no
 //! caller, and no caller waits for a grant that cannot come.
 
 use leasehold_testbed::{Reply, Server};
@@ -51,7 +51,7 @@ fn a_foreign_queue_value_blocks_no_lock() {
 fn locks_work_without_permission_for_the_queue() {
     let server = server();
     let mut redis = connect(&server);
-    // The last: all commands that the scripts use for queues only, except ZRANGE, which the test uses as
+    // The last rules forbid all commands that the scripts use only for queues, except ZRANGE, which the test uses as
     // well.
     let all = "-zadd -zcard -zcount -zrank -zscore -zpopmin -zrem";
     for rules in ["-zadd", "-zcard", all] {
@@ -123,7 +123,7 @@ fn nobody_is_queued_without_a_settable_ttl() {
     let mut redis = connect(&server);
     for command in ["pttl", "pexpire"] {
         queue_up(&mut redis, "k", &["0", TTL]);
-        // The queue would expire before the lock, or never.
+        // The queue has no ttl, and the script cannot set one.
         ask(&server, &["PERSIST", &queue_name("k")]);
         say(&server, &format!("ACL SETUSER default -{command}"));
         let said = come(&mut redis, "k", 3, "+");
@@ -147,7 +147,7 @@ fn nobody_joins_without_the_marker() {
     let server = server();
     let mut redis = connect(&server);
     let value = queue_up(&mut redis, "k", &[]);
-    // An earlier waiter, whose lock was acquired past the queue.
+    // This waiter joined earlier, and its lock was acquired past the queue.
     let waiters = [entry(1, TTL)];
     ask(&server, &["ZADD", &queue_name("k"), "7", &waiters[0]]);
     for (spoil, mend) in [
