@@ -258,7 +258,6 @@ mod lateness {
         }
     }
 
-    /// Records from now on.
     pub fn record() {
         LATE.get_or_init(|| Arc::new(Late(Mutex::new(support::histogram()))));
         metrics::set_global_recorder(OnlyLate).expect("the only recorder");

@@ -8,6 +8,6 @@ if value and value.err then
     value = { err = 'FOREIGN ' .. (redis.pcall('TYPE', key).ok or 'value of another type') }
   end
 elseif value and (#value > 255 or string.sub(value, 1, 4) ~= 'lh1 ') then
-  -- Behind the bytes that were read, a longer value may have its mark. Every waiter would append another mark.
+  -- A longer value may have its mark behind the bytes that were read, so every waiter would append another mark.
   value = { err = 'FOREIGN string' }
 end

@@ -419,7 +419,6 @@ impl Client {
         !self.process().is_current()
     }
 
-    /// The time by this client's clock.
     pub(crate) fn now(&self) -> MonotonicTime {
         self.handle().watchdog.now()
     }

@@ -68,8 +68,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// [`release_ended`](Self::release_ended).
     fn release_delayed(&self, lock: EventLock<'_>, error: &Error) {}
     /// A delayed release ended. `confirmed` is true if Redis has replied: the key is gone or has another holder.
-    /// Otherwise the client gave the release up: the ttl has ended, or the client was shut down or dropped, and the key
-    /// expires at the end of its ttl. After the shutdown or drop, the client reports no releases.
+    /// Otherwise the client gave the release up: the ttl has ended, and the key with it; or the client was shut down or
+    /// dropped, and the key stays until its ttl ends. After the shutdown or drop, the client reports no releases.
     fn release_ended(&self, lock: EventLock<'_>, confirmed: bool) {}
     /// A held lock was renewed.
     fn renewed(&self, lock: EventLock<'_>) {}

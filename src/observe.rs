@@ -115,7 +115,6 @@ impl HoldSpan {
         }
     }
 
-    /// Runs `work` in the span.
     pub(crate) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         #[cfg(feature = "tracing")]
         let _scope = Scope::of(&self.span);
@@ -160,7 +159,6 @@ impl Drop for Scope<'_> {
     }
 }
 
-/// Counts a lock that was handed off to another thread of its client.
 pub(crate) fn count_hand_off() {
     #[cfg(feature = "metrics")]
     catch_panics(|| metrics::counter!("leasehold_hand_offs_total").increment(1));
@@ -172,7 +170,7 @@ struct Answered {
     outcome: &'static str,
     /// How late the request was, counted from the time at which the renewal was due.
     late: Duration,
-    /// How late the reply was, counted from the same time.
+    /// How late the reply was, counted from the time at which the renewal was due.
     answered: Duration,
 }
 
@@ -201,7 +199,6 @@ impl RenewalMetrics {
         }
     }
 
-    /// Records the metrics.
     pub(crate) fn record(self) {
         #[cfg(feature = "metrics")]
         for renewal in self.answered {
@@ -271,7 +268,6 @@ pub(crate) fn record_retries(count: usize) {
     catch_panics(|| metrics::gauge!("leasehold_release_retries").set(count as f64));
 }
 
-/// Describes the metrics to the recorder.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     catch_panics(|| {

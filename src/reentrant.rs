@@ -234,7 +234,6 @@ impl ReentrantMutex {
     }
 }
 
-/// Runs `work` under the lock of `guard`, then gives `guard` up.
 fn run_under<T>(
     guard: ReentrantGuard,
     work: impl FnOnce(&ReentrantGuard) -> T,

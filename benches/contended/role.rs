@@ -46,12 +46,12 @@ impl<T: DeserializeOwned + Send + 'static> Role<T> {
     }
 }
 
-/// In a role: tells the parent that everything is set up.
+/// Tells the parent of this process that everything is set up.
 pub fn ready() -> anyhow::Result<()> {
     child::say(&Said::<()>::Ready)
 }
 
-/// In a role: sends a report.
+/// Sends a report to the parent of this process.
 pub fn report(report: impl Serialize) -> anyhow::Result<()> {
     child::say(&Said::Report(report))
 }

@@ -90,7 +90,6 @@ fn compete(
 }
 
 impl WorkerReport {
-    /// All waits.
     pub fn waits(&self) -> Histogram<u64> {
         let mut waits = support::histogram();
         for (micros, count) in &self.waits {

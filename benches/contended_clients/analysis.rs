@@ -15,13 +15,13 @@ pub struct Analysis {
     pub grants: usize,
     /// The waits for the grants in the window, sorted.
     pub waits: Vec<u64>,
-    /// Including waits that had no end in the window.
+    /// The longest wait, also among waits that did not end in the window.
     pub longest_wait: u64,
     /// The number of waiting workers times the mean time between grants.
     pub fair_wait: f64,
     /// The most grants to one other client during one wait.
     pub most_grants_to_another: usize,
-    /// The most requests that came later than a request and were granted before it.
+    /// For one request, the most later requests that were granted before it.
     pub most_overtaken: usize,
     /// The times from the end of a hold to the next grant, sorted.
     pub gaps: Vec<u64>,

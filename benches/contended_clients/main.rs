@@ -121,7 +121,6 @@ impl Options {
         }
     }
 
-    /// One hold of each client.
     fn round(&self) -> Duration {
         Duration::from_millis(self.hold * self.clients as u64)
     }

@@ -19,7 +19,6 @@ use leasehold_load::{cores_by_preference, pin};
 pub use leasehold_load::{description as machine, field, info, nanoseconds, own_cpu};
 use leasehold_testbed::Server;
 
-/// A random duration.
 pub fn between(low: Duration, high: Duration) -> Duration {
     // Each `RandomState` has new keys, so its hash of `()` is a random number.
     let part = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;

@@ -51,7 +51,7 @@ impl Raw {
     /// Returns whether the key was free.
     ///
     /// # Errors
-    /// Those of Redis.
+    /// The errors of Redis.
     pub fn try_lock(&mut self) -> anyhow::Result<bool> {
         let answer = self.connection.req_packed_command(&self.take)?;
         Ok(answer == Value::Okay)

@@ -34,7 +34,7 @@ impl Waits {
     /// Adds the waits of a message: (ns, count).
     ///
     /// # Errors
-    /// As [`record`](Self::record).
+    /// The errors of [`record`](Self::record).
     pub fn add(&mut self, steps: &[(u64, u64)]) -> anyhow::Result<()> {
         for &(wait, times) in steps {
             self.0.record_n(wait, times)?;
@@ -45,7 +45,7 @@ impl Waits {
     /// Adds all waits of another histogram.
     ///
     /// # Errors
-    /// As [`record`](Self::record).
+    /// The errors of [`record`](Self::record).
     pub fn merge(&mut self, other: &Self) -> anyhow::Result<()> {
         Ok(self.0.add(&other.0)?)
     }

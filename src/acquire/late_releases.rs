@@ -76,7 +76,6 @@ impl LateReleases {
         }
     }
 
-    /// Queues `EventHandler::release_ended`.
     fn queue_ended_event(&self, (key, fencing_token): (Key, u64), confirmed: bool) {
         self.callbacks.queue_event(move |events| {
             let key = key.name();

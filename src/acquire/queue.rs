@@ -238,7 +238,6 @@ impl LocalQueues {
         true
     }
 
-    /// Wakes the first waiter for `key`.
     pub(crate) fn wake(&self, key: &Key) {
         if let Some(queue) = self.shard(key).queues.get(key) {
             queue.wake();
@@ -252,7 +251,6 @@ impl LocalQueues {
         }
     }
 
-    /// Wakes all waiters.
     pub(crate) fn wake_all(&self) {
         for shard in &self.shards {
             for queue in shard.lock().queues.values() {
@@ -416,7 +414,7 @@ impl Shard {
         holder
     }
 
-    /// Removes the queue of `key` if no thread waits in it and it need not remember anything about a held lock.
+    /// Removes the queue of `key`, unless threads wait in it or it has to remember something about a held lock.
     fn tidy(&mut self, key: &Key) {
         let is_held = self.holders.get(key).is_some();
         let is_needed = |queue: &KeyQueue| {
@@ -716,7 +714,7 @@ impl Waiter {
         self.state.lock().handed_off.take()
     }
 
-    /// Makes the sleeping thread look at its state.
+    /// Wakes the thread, which then reads its state.
     fn ring(&self) {
         self.changed.notify_one();
         if let Some(wake_channel) = &self.wake_channel {

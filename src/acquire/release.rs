@@ -140,7 +140,6 @@ impl Acquirer {
     }
 }
 
-/// The command that releases `lease`.
 pub(super) fn release_of(lease: &Lease) -> Command {
     Command::Release {
         key: lease.grant().key.clone(),

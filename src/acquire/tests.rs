@@ -24,7 +24,7 @@ use crate::watchdog::Scheduler;
 const OPTIONS: Options = Options::USUAL;
 /// The place of a waiter in the queue in Redis.
 const SINCE: u64 = 1_800_000_000_000_005;
-/// Longer than any test lasts.
+/// Both time-outs are longer than any test.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 const OUTAGE_TIMEOUT: Duration = Duration::from_secs(600);
 

@@ -79,9 +79,7 @@ enum LastAttempt {
 
 /// How a caller got its lease.
 enum Acquired {
-    /// Redis granted it.
     Granted(Arc<Lease>),
-    /// Another thread of this client handed it off.
     HandedOff(Arc<Lease>),
 }
 

@@ -71,7 +71,6 @@ impl Backlog {
 }
 
 impl CallbackExecutor {
-    /// Starts the callback thread.
     pub(crate) fn start(
         threads: &ThreadGroup,
         events: Option<Arc<dyn EventHandler>>,

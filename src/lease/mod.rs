@@ -268,10 +268,10 @@ impl Lease {
     /// Ends this lease and returns a lease for the next holder of this client, with the same id, the next token and
     /// the `options` that the next holder asked for. Sends nothing to Redis.
     ///
-    /// Changes nothing and returns `None` if this lease has ended, has other options or a check, or is not renewed (any
-    /// more). The same if its ttl is being changed, reaches the end of `max_hold`, or was extended; if a third of its
-    /// validity has passed; if hand-offs are forbidden; or if a message of a `force_unlock` is being confirmed. Calls
-    /// no listener, so callers may hold mutexes.
+    /// Changes nothing and returns `None` if this lease has ended, has other options or a check, is not renewed (any
+    /// more), or was extended beyond its ttl. The same if its ttl is being changed or reaches the end of `max_hold`, if
+    /// a third of its validity has passed, if hand-offs are forbidden, or if a message of a `force_unlock` is being
+    /// confirmed. Calls no listener, so callers may hold mutexes.
     pub(crate) fn hand_off(
         &self,
         now: MonotonicTime,

@@ -161,7 +161,7 @@ impl Lease {
     /// Runs the caller's check on this thread, and returns whether to renew now. Stops renewal for good if the check
     /// returns false.
     pub(crate) fn run_check(&self) -> bool {
-        // A lease that has ended has no check any more; its renewal does nothing.
+        // If the lease has ended, there is no check, and the renewal does nothing.
         let check = self.state.lock().extras().check.clone();
         let may = check.is_none_or(Check::run);
         if !may {

@@ -83,7 +83,6 @@ pub(crate) fn format(lease: LeaseId, micros: u64, holder: &HolderId, has_queue: 
     format!("{VERSION}{lease} {micros} {holder}{mark}")
 }
 
-/// The holder in a lock's value.
 pub(crate) fn holder_of(value: &[u8]) -> Option<HolderId> {
     LockValue::parse(value, 0).map(|value| value.holder)
 }

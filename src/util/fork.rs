@@ -15,7 +15,6 @@ use crate::error::{Error, ErrorKind};
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 const COUNT: u64 = u32::MAX as u64;
 
-/// A process id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u32);
 

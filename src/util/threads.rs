@@ -38,7 +38,6 @@ impl ThreadGroup {
         }
     }
 
-    /// Starts a thread.
     pub(crate) fn spawn(
         &self,
         name: &str,

@@ -114,7 +114,6 @@ impl Watchdog {
         Ok(())
     }
 
-    /// The time by this client's clock.
     pub(crate) fn now(&self) -> MonotonicTime {
         self.scheduler.now()
     }

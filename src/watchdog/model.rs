@@ -145,7 +145,7 @@ fn model_held_leases_are_renewed_until_released() {
                 asleep.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        // The model runs a little longer than the longest hold, or longer by more than a ttl.
+        // The model lasts a little longer than the longest hold, or more than a ttl longer.
         let steps = [6, 20][choice(2)];
         let all_threads_sleep = || quiet(|| asleep.load(Ordering::SeqCst));
         let clock = || {

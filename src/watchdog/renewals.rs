@@ -109,7 +109,6 @@ impl Waiting {
 }
 
 impl RenewalQueue {
-    /// Queues leases to be renewed.
     pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
         if leases.is_empty() {
             return;

@@ -100,7 +100,6 @@ impl Scheduler {
         (scheduler, inboxes)
     }
 
-    /// The time by the client's clock.
     pub(crate) fn now(&self) -> MonotonicTime {
         self.clock.now()
     }
@@ -127,7 +126,6 @@ impl Scheduler {
         drop(cancelled);
     }
 
-    /// Queues a task for its worker.
     pub(crate) fn queue_task(&self, task: Task) {
         let worker = match task {
             Task::Check(_) => &self.checks,

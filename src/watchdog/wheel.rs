@@ -202,7 +202,6 @@ impl<T: Default> Wheel<T> {
         ))
     }
 
-    /// The slot for a deadline.
     fn slot_of(&self, deadline: u64) -> usize {
         if deadline < self.now {
             return OVERDUE;

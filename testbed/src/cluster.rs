@@ -112,7 +112,7 @@ impl Cluster {
     /// Starts 3 masters and 3 replicas, and waits until they work.
     ///
     /// # Errors
-    /// As those of [`ClusterBuilder::start`].
+    /// The errors of [`ClusterBuilder::start`].
     pub fn start() -> Result<Self, Error> {
         Self::builder().start()
     }
@@ -227,7 +227,7 @@ impl Cluster {
     /// Moves the keys of `slot`, or some of them, to the node `to`, after [`begin_move`](Self::begin_move).
     ///
     /// # Errors
-    /// As those of `begin_move`.
+    /// The errors of `begin_move`.
     pub fn move_keys(
         &self,
         slot: u16,
@@ -263,7 +263,7 @@ impl Cluster {
     /// Ends the move of `slot` to the node `to`: that node serves the slot from now on.
     ///
     /// # Errors
-    /// As those of `begin_move`.
+    /// The errors of `begin_move`.
     pub fn end_move(&self, slot: u16, to: usize) -> Result<(), Error> {
         let from = self.master_of(slot);
         let (slot, id) = (slot.to_string(), self.id(to)?);
@@ -282,7 +282,7 @@ impl Cluster {
     /// Moves `slot` with its keys to the node `to`.
     ///
     /// # Errors
-    /// As those of `begin_move`.
+    /// The errors of `begin_move`.
     pub fn move_slot(&self, slot: u16, to: usize) -> Result<(), Error> {
         self.begin_move(slot, to)?;
         self.move_keys(slot, to, |_| true)?;
@@ -304,7 +304,7 @@ impl Cluster {
     /// Waits until the node `node` is a master.
     ///
     /// # Errors
-    /// It is none within a minute.
+    /// The node is no master within a minute.
     pub fn wait_until_master(&self, node: usize) -> Result<(), Error> {
         let serves = || {
             own_line(&self.nodes[node]).is_some_and(|own| own.is_master && !own.ranges.is_empty())
@@ -315,7 +315,7 @@ impl Cluster {
     /// Waits until all running nodes know a master for each slot, and each running replica follows its master.
     ///
     /// # Errors
-    /// They do not within a minute.
+    /// The nodes do not agree within a minute.
     pub fn wait_until_ok(&self) -> Result<(), Error> {
         agreed(
             || self.running().all(|(_, node)| is_ok(node)),

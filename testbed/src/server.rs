@@ -165,7 +165,7 @@ impl Server {
     /// server is killed first.
     ///
     /// # Errors
-    /// As [`start`](Server::start); also when another program has used the port for 10 s.
+    /// The errors of [`start`](Server::start). In addition: another program has used the port for 10 s.
     pub fn restart(&mut self) -> Result<(), Error> {
         self.kill();
         let start = Instant::now();
@@ -195,7 +195,7 @@ impl Server {
     /// How often the server has run `command`, in lower case, since its start, including calls by scripts.
     ///
     /// # Errors
-    /// As those of [`command`](Self::command).
+    /// The errors of [`command`](Self::command).
     ///
     /// # Panics
     /// The reply is not that of a Redis.

@@ -11,7 +11,7 @@ use leasehold_testbed::{Reply, Server, eventually};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, SOON, Task, ask, server};
 
-/// Longer than the work of any test takes on a busy machine.
+/// The limit for all work of a test, on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 /// Long enough for every notified waiter to send the requests that follow a notification.
 const HOLD: Duration = Duration::from_millis(5);

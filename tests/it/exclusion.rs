@@ -13,7 +13,7 @@ use crate::support::{
     secs, server,
 };
 
-/// Longer than the work of any test takes on a busy machine.
+/// The limit for all work of a test, on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
 const COUNTER: &str = "counter";
@@ -37,7 +37,7 @@ fn raise(url: &str, client: &Client, times: usize, mut seen: impl FnMut(&MutexGu
             .arg(next)
             .exec(&mut connection)
             .unwrap();
-        // In turn, waits for the reply or does not.
+        // In turn, a round waits for the reply or does not.
         if round % 2 == 0 {
             guard.unlock().unwrap();
         }

@@ -14,7 +14,7 @@ use crate::support::{
     millis, queue, secs, server, value_of, wait_for_queue,
 };
 
-/// Longer than the work of any test takes on a busy machine.
+/// The limit for all work of a test, on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
 fn client(server: &Server) -> Client {
@@ -281,7 +281,7 @@ fn tokens_rise_over_all_clients_and_hand_offs() {
     let witness = Arc::new(Witness::default());
     let tasks: Vec<_> = (0..CLIENTS)
         .map(|n| {
-            // From no hand-off to the most hand-offs that are allowed.
+            // The limits go from no hand-off to the most that are allowed.
             let hand_offs = [0, 3, 256, 1023][n];
             let builder = steady(&server.url()).hand_offs(hand_offs);
             builder.ttl(LONG_TTL).build().unwrap()
@@ -313,7 +313,7 @@ fn all_waiters_enter_after_the_queue_is_deleted() {
     let server = server();
     let (holder, waiting) = (client(&server), [(); 5].map(|()| client(&server)));
     let key = in_redis("k");
-    // The last lock has a fixed ttl, which ends.
+    // The last command shortens the ttl, so the lock expires.
     for command in [&["DEL", &key][..], &["FLUSHALL"], &["PEXPIRE", &key, "150"]] {
         let witness = Arc::new(Witness::default());
         let held = holder.mutex("k").lock().unwrap();

@@ -20,7 +20,7 @@ fn proxied() -> (Server, Proxy) {
     (server, proxy)
 }
 
-/// The builder of a client with one pipeline, whose locks stay for very long unless they are released.
+/// The builder of a client with one pipeline, whose locks have a ttl longer than any test.
 fn long_held(url: &str, recorder: &Arc<Recorder>) -> Builder {
     // A connection attempt is refused at once, or takes as long as the machine is slow.
     builder(url)

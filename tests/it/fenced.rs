@@ -15,7 +15,7 @@ use crate::support::{
     script_calls, secs, server, within,
 };
 
-/// Longer than the work of any test takes on a busy machine.
+/// The limit for all work of a test, on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 40;
 

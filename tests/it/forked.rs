@@ -54,7 +54,7 @@ fn assert_ends_well(pid: i32) {
         let _ = kill_process(pid, Signal::KILL);
         panic!("the fork hangs");
     }
-    // As wait(2) says: the exit code is in the second byte.
+    // The exit code is in the second byte, see wait(2).
     assert_eq!(status, Some(WELL << 8), "the fork failed");
 }
 

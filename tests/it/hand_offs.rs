@@ -14,7 +14,7 @@ use crate::support::{
     reads, script_calls, secs, server, tracked, wait_for_queue,
 };
 
-/// Longer than the work of any test takes on a busy machine.
+/// The limit for all work of a test, on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
 /// The builder of a client whose hand-offs end by their number only.

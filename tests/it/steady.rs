@@ -12,7 +12,7 @@ pub fn steady(url: &str) -> Builder {
         .command_timeout(secs(8))
 }
 
-/// A client that hands off within itself for as long as any test takes.
+/// A client whose threads hand locks off to each other without limits that a test could reach.
 pub fn handing_off(server: &Server) -> Client {
     let builder = steady(&server.url()).ttl(LONG_TTL);
     let builder = builder.hand_offs(1023).hand_off_time(10 * SOON);

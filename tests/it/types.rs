@@ -37,7 +37,7 @@ const _: () = {
 fn a_client_is_usable_after_a_caught_panic() {
     let server = server();
     let client = steady(&server.url()).build().unwrap();
-    // As a server does with a handler that panics.
+    // A server catches the panic of a handler like this.
     let panicked = catch_unwind(|| client.with_lock("k", || panic!("as it should")));
     assert!(panicked.is_err());
     let again = client.try_with_lock_for("k", SOON, || 1).unwrap();

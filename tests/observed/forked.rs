@@ -43,7 +43,7 @@ pub fn a_parent(_: &Parent) {
         status = waitpid_nohang(pid).unwrap();
         status.is_some()
     }));
-    // As wait(2) says: the exit code is in the second byte.
+    // The exit code is in the second byte, see wait(2).
     assert_eq!(status, Some(WELL << 8), "the fork failed");
     drop(guard);
     assert_eq!(holds(&receivers), 3, "a span, a counter, a histogram");

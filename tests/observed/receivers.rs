@@ -134,7 +134,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Notebook {
     }
 }
 
-/// The levels of the gauges by their names: the debugging recorder resets its own when they are read.
+/// The levels of the gauges by their names. (The debugging recorder resets its gauges when they are read.)
 #[derive(Clone, Default)]
 struct Levels(Arc<Mutex<HashMap<String, f64>>>);
 

@@ -289,7 +289,6 @@ impl Keyspace {
         contended(Some(left), Some(queued))
     }
 
-    /// Adds a waiter to the queue.
     fn join(&mut self, key: &Key, own: &Waiter, queue_mode: QueueMode, now: MonotonicTime) {
         let micros = clock_micros(now);
         let queue = self.queues.entry(key.clone()).or_insert_with(|| Queue {

@@ -132,7 +132,6 @@ impl Outage {
         }
     }
 
-    /// Handles a move of the clock.
     pub(super) fn clock_moved(&self, now: MonotonicTime) {
         self.drop_expired(now);
         self.changed.notify_all();

@@ -57,7 +57,6 @@ pub(crate) fn check(runs: usize, model: impl Fn() + Copy + Send + Sync + 'static
 /// The time at the start of a model. Not zero, so earlier times exist, too.
 const START: Duration = Duration::from_secs(1000);
 
-/// The model's clock.
 pub(crate) fn now() -> Duration {
     NOW.get()
 }
@@ -262,7 +261,6 @@ fn wake(thread: &Thread) {
     thread.unpark();
 }
 
-/// Records that `thread` sleeps until `until`.
 fn sleep_until(until: Duration, thread: &Thread) {
     forget(thread);
     SLEEPERS.with_borrow_mut(|sleepers| sleepers.push((until, thread.clone())));

@@ -222,7 +222,7 @@ fn dropping_a_callbacks_error_may_use_the_client() {
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
-    // Otherwise the callback would keep its own client.
+    // Until then, the callback keeps its own client alive.
     *used.lock().unwrap() = None;
 }
 

@@ -13,7 +13,7 @@ use leasehold_testbed::Server;
 use crate::steady::steady;
 use crate::support::LONG_TTL;
 
-/// Longer than the work of any test takes on a busy machine.
+/// The limit for all work of a test, on a busy machine.
 const WORK: Duration = Duration::from_secs(120);
 
 fn client(server: &Server) -> Client {

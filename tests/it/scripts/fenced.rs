@@ -224,7 +224,7 @@ fn a_deleted_value_keeps_its_token() {
     let server = server();
     let mut redis = connect(&server);
     let stale = |token: u64| Said::Text(format!("{token:020}"));
-    // Also a value that was never written.
+    // The value was written before, or never.
     for written in [false, true] {
         ask(&server, &["DEL", "v"]);
         if written {

@@ -101,7 +101,7 @@ fn headers_agree_with_the_code_below_them() {
         let fixed_keys = keys.matches("[1] ").count();
         let fixed_args = args.matches("[1] ").count();
         let (_, each) = args.split_once("for each lock key: ").unwrap();
-        // With the description of each part.
+        // The words before the colon name the arguments, and their descriptions follow.
         let (words, modes) = each.split_once(':').unwrap_or((each, ""));
         for (mode, called) in [
             ("", "empty:"),

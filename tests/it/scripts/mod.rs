@@ -68,7 +68,7 @@ fn connect(server: &Server) -> Connection {
 enum Said {
     Number(i64),
     Text(String),
-    /// For how long the key is taken in ms, the number of waiters before this one, and its position in µs.
+    /// The ms for which the key is taken, the number of waiters before this one, and its position in µs.
     Queued {
         left: i64,
         ahead: i64,
@@ -472,7 +472,7 @@ fn renew_prolongs_only_its_own_lock() {
         );
         assert!(ttl("longer") > 800_000, "{}", ttl("longer"));
     };
-    // As Redis before 7.0, which refuses the option.
+    // Redis before 7.0 refuses the option.
     let without_the_option = RENEW.replace("'GT'", "'none such'");
     assert_ne!(without_the_option, *RENEW);
     for renew in [RENEW.as_str(), &without_the_option] {

@@ -19,7 +19,7 @@ fn value_of(server: &Server) -> String {
     text_of(server, "k").expect("the lock is held")
 }
 
-/// For how long the key is taken, the number of waiters before this one, and its position in µs.
+/// The ms for which the key is taken, the number of waiters before this one, and its position in µs.
 #[track_caller]
 fn queued(said: &Said) -> (i64, i64, u64) {
     match said {

@@ -25,7 +25,7 @@ fn behind(proxy: &Proxy, command_timeout: Duration) -> Client {
 }
 
 const SHORT_TTL: Duration = Duration::from_secs(1);
-/// Longer than the command time-out, and than the time-out of a connection that is made meanwhile.
+/// The length of an outage. It exceeds the command time-out, and the time-out of a connection that is made meanwhile.
 const OUTAGE: Duration = Duration::from_secs(4);
 
 /// Acquires a lock with a short ttl, and extends it to ten minutes.

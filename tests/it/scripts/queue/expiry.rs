@@ -49,7 +49,7 @@ fn a_queue_outlives_its_lock_by_ten_seconds_or_more() {
     queued(&come(&mut redis, "k", 1, "-"));
     lives(910_000..=920_000);
     ask(&server, &["PEXPIRE", "k", "900000"]);
-    // A waiter that joins leaves the queue's ttl as it is while that exceeds the lock's by ten seconds.
+    // If the queue's ttl exceeds the lock's by ten seconds, a waiter that joins leaves it as it is.
     for (before, n, range) in [
         (915_000, 12, 905_000..=915_000),
         (905_000, 13, 910_000..=920_000),
