@@ -1,0 +1,270 @@
+//! Within its bounds, the protocol keeps both promises. Each test of the second half removes a rule or a bound, and the
+//! checker finds a way to break a promise. `cargo test -p leasehold-quorum-model -- --nocapture` shows these ways.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use super::{Limits, NODES, Quorum, Rules, UNITS_PER_TICK};
+
+const EXCLUSION: &str = "no two valid leases overlap";
+const ORDER: &str = "tokens increase";
+const ONE_ROUND_TRIP: &str = "grant in one round trip";
+const WRITE_BACK: &str = "grant after a write-back";
+const SECOND_GRANT: &str = "second grant";
+
+/// The protocol. Each bound is as wide as it may be: the clocks use the whole drift, and with half a tick more of lead
+/// the lead and the difference between clocks would be as long as the quarantine.
+const RULES: Rules = Rules {
+    ttl: 2,
+    drift: 1,
+    clock_offset: 1,
+    quarantine: 2,
+    lead: UNITS_PER_TICK / 2,
+    majority: NODES / 2 + 1,
+    renewal_majority: NODES / 2 + 1,
+    writes_back: true,
+    stores_under_lease: true,
+    new_lease_ids: true,
+    separate_replies: true,
+    valid_from_request: true,
+};
+
+/// With equal clocks, which need no drift, a lease is valid for two ticks: long enough for a renewal.
+const EQUAL_CLOCKS: Rules = Rules {
+    drift: 0,
+    clock_offset: 0,
+    lead: 0,
+    ..RULES
+};
+
+const LIMITS: Limits = Limits {
+    ticks: 2,
+    attempts: [1, 1],
+    renewals: 0,
+    restarts: 0,
+    clock_steps: 0,
+    late_requests: 0,
+};
+
+const RESTART: Limits = Limits {
+    restarts: 1,
+    ..LIMITS
+};
+
+const CLOCK_STEP: Limits = Limits {
+    clock_steps: 1,
+    ..LIMITS
+};
+
+/// Runs the checker until it has found `wanted`, or has visited all states. Returns what it has found.
+fn check(rules: Rules, limits: Limits, wanted: HasDiscoveries) -> BTreeSet<&'static str> {
+    let begin = Instant::now();
+    let checker = Quorum { rules, limits }.checker().finish_when(wanted);
+    let checker = checker.spawn_bfs().join();
+    let (states, took) = (checker.unique_state_count(), begin.elapsed());
+    println!("{states} states in {took:.1?}, {limits:?}");
+    let mut found = BTreeSet::new();
+    for (property, path) in checker.discoveries() {
+        if [EXCLUSION, ORDER].contains(&property) {
+            println!("broken: {property}");
+            for action in path.into_actions() {
+                println!("    {action:?}");
+            }
+        }
+        found.insert(property);
+    }
+    found
+}
+
+/// Visits all states, and expects examples of `reached` and of no broken promise.
+fn assert_holds(rules: Rules, limits: Limits, reached: &[&str]) {
+    let found = check(rules, limits, HasDiscoveries::AnyFailures);
+    let broken = [EXCLUSION, ORDER].map(|property| found.contains(property));
+    assert_eq!(broken, [false; 2], "{rules:?}");
+    for property in [ONE_ROUND_TRIP, SECOND_GRANT].iter().chain(reached) {
+        assert!(found.contains(property), "{property} is never reached");
+    }
+}
+
+/// Expects that the promise can be broken.
+fn assert_breaks(promise: &'static str, rules: Rules, limits: Limits) {
+    let wanted = HasDiscoveries::AnyOf([promise].into());
+    let found = check(rules, limits, wanted);
+    assert!(found.contains(promise), "kept: {promise}, with {rules:?}");
+}
+
+#[test]
+fn late_requests_break_no_promise() {
+    let limits = Limits {
+        late_requests: 1,
+        ..LIMITS
+    };
+    assert_holds(RULES, limits, &[WRITE_BACK]);
+}
+
+#[test]
+fn restarts_and_clock_steps_break_no_promise() {
+    let limits = Limits {
+        restarts: 1,
+        ..CLOCK_STEP
+    };
+    assert_holds(RULES, limits, &[WRITE_BACK, "vote after a quarantine"]);
+}
+
+#[test]
+fn repeated_attempts_break_no_promise() {
+    let at_once = Limits {
+        ticks: 0,
+        attempts: [2, 1],
+        ..LIMITS
+    };
+    assert_holds(RULES, at_once, &[WRITE_BACK]);
+    let late = Limits {
+        late_requests: 1,
+        ..at_once
+    };
+    assert_holds(EQUAL_CLOCKS, late, &[WRITE_BACK]);
+    let slowly = Limits {
+        ticks: 2,
+        ..at_once
+    };
+    assert_holds(EQUAL_CLOCKS, slowly, &[WRITE_BACK]);
+}
+
+#[test]
+fn renewals_break_no_promise() {
+    let limits = Limits {
+        renewals: 1,
+        ..RESTART
+    };
+    assert_holds(EQUAL_CLOCKS, limits, &["renewal"]);
+}
+
+#[test]
+fn one_node_of_three_cannot_grant() {
+    let rules = Rules {
+        majority: NODES / 2,
+        ..RULES
+    };
+    assert_breaks(EXCLUSION, rules, LIMITS);
+    assert_breaks(ORDER, rules, LIMITS);
+}
+
+#[test]
+fn one_node_of_three_cannot_renew() {
+    let rules = Rules {
+        renewal_majority: NODES / 2,
+        ..EQUAL_CLOCKS
+    };
+    let limits = Limits {
+        renewals: 1,
+        ..LIMITS
+    };
+    assert_breaks(EXCLUSION, rules, limits);
+}
+
+#[test]
+fn a_reply_to_the_acquire_renews_nothing() {
+    let rules = Rules {
+        separate_replies: false,
+        ..EQUAL_CLOCKS
+    };
+    let limits = Limits {
+        renewals: 1,
+        ..LIMITS
+    };
+    assert_breaks(EXCLUSION, rules, limits);
+}
+
+#[test]
+fn without_the_write_back_a_later_token_is_smaller() {
+    let rules = Rules {
+        writes_back: false,
+        ..RULES
+    };
+    assert_breaks(ORDER, rules, LIMITS);
+}
+
+#[test]
+fn a_write_back_under_another_lease_does_not_count() {
+    let rules = Rules {
+        stores_under_lease: false,
+        ..RULES
+    };
+    assert_breaks(ORDER, rules, LIMITS);
+}
+
+#[test]
+fn without_the_quarantine_leases_overlap() {
+    let rules = Rules {
+        quarantine: 0,
+        ..RULES
+    };
+    assert_breaks(EXCLUSION, rules, RESTART);
+}
+
+#[test]
+fn a_quarantine_shorter_than_the_ttl_is_too_short() {
+    let rules = Rules {
+        quarantine: RULES.ttl - 1,
+        ..RULES
+    };
+    let limits = Limits {
+        restarts: 1,
+        ..CLOCK_STEP
+    };
+    assert_breaks(EXCLUSION, rules, limits);
+}
+
+#[test]
+fn clocks_that_step_beyond_the_drift_let_leases_overlap() {
+    let rules = Rules {
+        clock_offset: RULES.drift + 1,
+        ..RULES
+    };
+    assert_breaks(EXCLUSION, rules, CLOCK_STEP);
+}
+
+#[test]
+fn clocks_that_differ_by_the_quarantine_let_tokens_decrease() {
+    let rules = Rules {
+        clock_offset: RULES.quarantine,
+        ..RULES
+    };
+    assert_breaks(ORDER, rules, RESTART);
+}
+
+#[test]
+fn a_proposal_too_far_ahead_lets_tokens_decrease() {
+    let rules = Rules {
+        lead: (RULES.quarantine - RULES.clock_offset) * UNITS_PER_TICK,
+        ..RULES
+    };
+    assert_breaks(ORDER, rules, RESTART);
+}
+
+#[test]
+fn a_validity_from_the_replies_on_is_too_long() {
+    let rules = Rules {
+        valid_from_request: false,
+        ..EQUAL_CLOCKS
+    };
+    assert_breaks(EXCLUSION, rules, LIMITS);
+}
+
+#[test]
+fn a_reused_lease_id_lets_leases_overlap() {
+    let rules = Rules {
+        new_lease_ids: false,
+        ..EQUAL_CLOCKS
+    };
+    let limits = Limits {
+        ticks: 0,
+        attempts: [2, 1],
+        late_requests: 1,
+        ..LIMITS
+    };
+    assert_breaks(EXCLUSION, rules, limits);
+}
