@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::ConnectionInfo;
 
 use crate::client::{Client, Server};
-use crate::config::Config;
+use crate::config::{Config, Replicas};
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::event::EventHandler;
@@ -55,6 +55,7 @@ use crate::util::fork::ForkGuard;
 ///     .max_transactions(4)
 ///     .hand_offs(256)
 ///     .hand_off_time(Duration::from_millis(5))
+///     .replicas(0, Duration::from_millis(100)) // no replicas
 ///     .event_handler(Arc::new(Silent))
 ///     .build()?; // connects once
 /// # Ok::<(), leasehold::Error>(())
@@ -289,6 +290,35 @@ impl Builder {
     /// Sets for how long in a row a lock may be handed off while other clients wait. Defaults to 5 ms.
     pub fn hand_off_time(mut self, time: Duration) -> Self {
         self.config.hand_offs.time = time;
+        self
+    }
+
+    /// Makes this client believe a grant only after `count` replicas have acknowledged it within `timeout` (`WAIT`). So
+    /// a fail-over to one of these replicas keeps the lock. The client asks for the same before it believes a renewal,
+    /// an [extension](crate::MutexGuard::extend) or the adoption of a ticket. Zero replicas: none have to. `timeout`: 1 ms
+    /// to half of [`command_timeout`](Self::command_timeout). Defaults to none.
+    /// [`Mutex::replicas`](crate::Mutex::replicas) sets it for one lock.
+    ///
+    /// If fewer replicas acknowledge a grant in time, the client releases it, and the attempt fails with `Unavailable`:
+    /// [`lock`](crate::Mutex::lock) tries again for [`outage_timeout`](Self::outage_timeout), as in any outage. If fewer
+    /// acknowledge a renewal, the lock keeps its old deadline, and the client tries again. So no lock outlives the loss
+    /// of its replicas by more than its ttl.
+    ///
+    /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on guarantees of the
+    /// guide says what remains, and what other requests of this client pay while replicas are away. A
+    /// [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder("redis://127.0.0.1:6379")
+    ///     .replicas(1, Duration::from_millis(100))
+    ///     .build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.config.replicas = Replicas::new(count, timeout);
         self
     }
 

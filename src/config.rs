@@ -32,6 +32,29 @@ pub(crate) struct HandOffs {
     pub(crate) time: Duration,
 }
 
+/// How many replicas have to acknowledge a lock, and within which time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replicas {
+    /// At least one.
+    pub(crate) count: u32,
+    pub(crate) timeout: Duration,
+}
+
+impl Replicas {
+    /// `None` for a count of zero.
+    pub(crate) fn new(count: u32, timeout: Duration) -> Option<Self> {
+        (count > 0).then_some(Self { count, timeout })
+    }
+
+    /// The demands of both: the greater count and the longer time.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            count: self.count.max(other.count),
+            timeout: self.timeout.max(other.timeout),
+        }
+    }
+}
+
 /// The settings of a client. [`Builder`](crate::Builder) sets them, and `validate` checks them.
 #[derive(Clone)]
 pub(crate) struct Config {
@@ -48,6 +71,7 @@ pub(crate) struct Config {
     pub(crate) pipelines: usize,
     pub(crate) max_transactions: usize,
     pub(crate) hand_offs: HandOffs,
+    pub(crate) replicas: Option<Replicas>,
     pub(crate) event_handler: Option<Arc<dyn EventHandler>>,
 }
 
@@ -70,6 +94,7 @@ impl Default for Config {
                 count: 256,
                 time: Duration::from_millis(5),
             },
+            replicas: None,
             event_handler: None,
         }
     }
@@ -131,7 +156,25 @@ impl Config {
             let wanted = format!("0 to {MAX_HAND_OFFS}");
             return Err(Error::invalid("hand_offs", &wanted, self.hand_offs.count));
         }
-        Ok(())
+        self.check_replicas(self.replicas)
+    }
+
+    /// Checks the time for acknowledgements. A request may first wait for those of the requests before it, so twice the
+    /// time has to fit into the command time-out. Zero would mean to `WAIT` that there is no limit.
+    pub(crate) fn check_replicas(&self, replicas: Option<Replicas>) -> Result<(), Error> {
+        let Some(Replicas { timeout, .. }) = replicas else {
+            return Ok(());
+        };
+        let (shortest, longest) = (Duration::from_millis(1), self.command_timeout / 2);
+        if (shortest..=longest).contains(&timeout) {
+            return Ok(());
+        }
+        let command_timeout = self.command_timeout;
+        let wanted = format!(
+            "{shortest:?} to {longest:?}, half of the `command_timeout` of {command_timeout:?}"
+        );
+        let given = format_args!("{timeout:?}");
+        Err(Error::invalid("the timeout of `replicas`", &wanted, given))
     }
 
     pub(crate) fn check_ttl(&self, field: &str, ttl: Duration) -> Result<(), Error> {
@@ -214,6 +257,14 @@ mod tests {
                 "max_transactions must be 1 to",
             ),
             (refused(|c| c.max_transactions = 65), "1 to 64, not 65"),
+            (
+                refused(|c| c.replicas = Replicas::new(1, second)),
+                "the timeout of `replicas` must be 1ms to 500ms, half of the `command_timeout` of 1s, not 1s",
+            ),
+            (
+                refused(|c| c.replicas = Replicas::new(1, Duration::from_micros(999))),
+                "not 999µs",
+            ),
             (refused(|c| c.prefix = "a\n".to_owned()), "prefix"),
             (refused(|c| c.prefix = "a~".to_owned()), "prefix"),
         ];

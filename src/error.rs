@@ -21,8 +21,8 @@ const LONGEST_MESSAGE: usize = 500;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory). Never
-    /// means that the lock has another holder.
+    /// Redis could not be reached, or cannot serve requests now (loading, read-only replica, out of memory), or too few
+    /// [replicas](crate::Builder::replicas) acknowledged. Never means that the lock has another holder.
     Unavailable,
     /// Redis did not reply in time, so the outcome of the request is unknown. If the request acquired the lock, the
     /// client releases it in the background. Never means that the lock has another holder.
@@ -56,7 +56,8 @@ pub enum ErrorKind {
     /// a new client.)
     Forked,
     /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end
-    /// it. Nothing was written.
+    /// it, or [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or
+    /// it is undone.
     Unsupported,
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,

@@ -57,6 +57,7 @@ impl LocalQueue {
                 renew_every: None,
                 max_hold: None,
                 checked: false,
+                replicas: None,
             },
         }
     }
@@ -86,6 +87,7 @@ impl Batch {
             ttl: TTL,
             queue_mode: QueueMode::None,
             above: None,
+            replicas: None,
         };
         Self {
             names: ScriptContext {

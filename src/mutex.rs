@@ -9,7 +9,7 @@ use crossbeam_channel::Receiver;
 
 use crate::acquire::{LockRequest, Until};
 use crate::client::Client;
-use crate::config::check_max_hold;
+use crate::config::{Replicas, check_max_hold};
 use crate::error::{Error, ErrorKind};
 use crate::guard::MutexGuard;
 use crate::held::LockInfo;
@@ -50,6 +50,7 @@ pub struct Mutex {
     ttl: Ttl,
     check: Option<Check>,
     max_hold: Option<Duration>,
+    replicas: Option<Replicas>,
     cancel: Option<Receiver<()>>,
 }
 
@@ -82,6 +83,7 @@ impl Mutex {
             ttl: Ttl::OfClient,
             check: None,
             max_hold: config.max_hold,
+            replicas: config.replicas,
             cancel: None,
             client,
         }
@@ -175,6 +177,28 @@ impl Mutex {
     /// ```
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Believes a grant of this lock only after `count` replicas have acknowledged it within `timeout`, and a renewal
+    /// or [extension](MutexGuard::extend) likewise. Zero replicas: none have to. Defaults to
+    /// [`Builder::replicas`](crate::Builder::replicas), which says more.
+    ///
+    /// ```
+    /// # use leasehold::{Client, ErrorKind};
+    /// # let server = leasehold_testbed::Server::start().unwrap(); // without replicas
+    /// # let client = Client::open(&server.url())?;
+    /// # use std::time::Duration;
+    /// let mutex = client.mutex("k").replicas(1, Duration::from_millis(100));
+    /// if let Err(error) = mutex.try_lock() {
+    ///     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    ///     assert!(error.to_string().contains("0 of 1 replicas acknowledged"));
+    /// }
+    /// # assert!(mutex.try_lock().is_err());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
+        self.replicas = Replicas::new(count, timeout);
         self
     }
 
@@ -519,6 +543,8 @@ impl Mutex {
         if let Some(max_hold) = self.max_hold {
             check_max_hold(max_hold).map_err(|error| error.with_key(key.name()))?;
         }
+        let checked = config.check_replicas(self.replicas);
+        checked.map_err(|error| error.with_key(key.name()))?;
         if self.check.is_some() && !is_renewed {
             let message =
                 "renew_while cannot be combined with fixed_ttl, which is never renewed: use ttl";
@@ -530,6 +556,7 @@ impl Mutex {
             renew_every: is_renewed.then(|| ttl.mul_f64(config.renew_ratio)),
             max_hold: self.max_hold,
             checked: self.check.is_some(),
+            replicas: self.replicas,
         };
         Ok(LockRequest {
             key,
@@ -551,6 +578,7 @@ impl fmt::Debug for Mutex {
             .field("ttl", &self.ttl)
             .field("renew_while", &self.check)
             .field("max_hold", &self.max_hold)
+            .field("replicas", &self.replicas)
             .finish()
     }
 }

@@ -73,6 +73,8 @@ pub(crate) struct Acquirer {
     /// Each key uses one of them: see `lease_pool`.
     lease_pools: [LeasePool; LEASE_POOLS],
     outage: Outage,
+    /// The outage as seen by requests that replicas have to acknowledge: others may succeed meanwhile.
+    outage_of_replicas: Outage,
     shutdown: Shutdown,
     command_timeout: Duration,
     outage_timeout: Duration,
@@ -89,6 +91,7 @@ impl Acquirer {
         outage_timeout: Duration,
         hand_offs: HandOffs,
     ) -> Self {
+        let outage_lasts = 2 * command_timeout + Duration::from_secs(1);
         Self {
             store: Arc::clone(&backend.store),
             notifications: Arc::clone(&backend.notifications),
@@ -96,7 +99,8 @@ impl Acquirer {
             callbacks,
             queues,
             lease_pools: Default::default(),
-            outage: Outage::new(2 * command_timeout + Duration::from_secs(1)),
+            outage: Outage::new(outage_lasts),
+            outage_of_replicas: Outage::new(outage_lasts),
             shutdown: Shutdown::default(),
             command_timeout,
             outage_timeout,
@@ -156,6 +160,14 @@ impl Acquirer {
 
     fn lease_pool(&self, key: &Key) -> &LeasePool {
         &self.lease_pools[key.shard(LEASE_POOLS)]
+    }
+
+    /// The record of the outage that matters to requests with these options.
+    fn outage_of(&self, options: &Options) -> &Outage {
+        match options.replicas {
+            None => &self.outage,
+            Some(_) => &self.outage_of_replicas,
+        }
     }
 
     /// Returns an error once the client is shut down.

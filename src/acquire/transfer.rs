@@ -92,6 +92,7 @@ impl Acquirer {
                 ttl: options.first_ttl(),
                 longest: options.first_ttl().max(ticket.key_left),
                 renew: options.renew_every.is_some(),
+                replicas: options.replicas,
             }),
         };
         let deadline = asked_at.after(self.command_timeout);

@@ -10,7 +10,7 @@ use crate::acquire::outage::CurrentOutage;
 use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, WakeReason};
 use crate::acquire::{Acquirer, LockRequest};
 use crate::error::{Error, ErrorKind};
-use crate::lease::{Check, Grant, Lease};
+use crate::lease::{Check, Grant, Lease, Options};
 use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -110,7 +110,7 @@ impl Acquirer {
             let waiter = match until {
                 Until::Now => match self.queues.join_if_empty(key, *options) {
                     Some(waiter) => waiter,
-                    None => return self.refuse_behind_others(),
+                    None => return self.refuse_behind_others(options),
                 },
                 _ => self.queues.join(key, *options, request.cancel.as_ref()),
             };
@@ -150,9 +150,9 @@ impl Acquirer {
     }
 
     /// The result for a caller that does not wait, if other threads of this client wait for the lock.
-    fn refuse_behind_others(&self) -> Result<Option<Arc<Lease>>, Error> {
+    fn refuse_behind_others(&self, options: &Options) -> Result<Option<Arc<Lease>>, Error> {
         self.check_open()?;
-        match self.outage.current(self.watchdog.now()) {
+        match self.outage_of(options).current(self.watchdog.now()) {
             Some(outage) => Err(outage.error),
             None => Ok(None),
         }
@@ -261,7 +261,7 @@ impl Wait<'_> {
         match &self.last_attempt {
             LastAttempt::Answered if may_ask => None,
             LastAttempt::Failed(outage) if may_ask => Some(outage.clone()),
-            _ => self.acquirer.outage.current(now),
+            _ => self.acquirer.outage_of(&self.request.options).current(now),
         }
     }
 
@@ -367,7 +367,8 @@ impl Wait<'_> {
 
     /// Makes the lease of a grant that came as a message. Returns `None` if an acquire has to confirm the grant first:
     /// if the message says so, its token is not plausible, other users may know the lease id, the entry has other
-    /// options, the caller was promised the whole ttl, or too little validity is left. (Validity counts from the first
+    /// options, the caller was promised the whole ttl, replicas have to acknowledge the grant, or too little validity is
+    /// left. (Validity counts from the first
     /// request, since the time of the grant is not known.)
     fn accept(
         &self,
@@ -377,9 +378,10 @@ impl Wait<'_> {
     ) -> Result<Option<Arc<Lease>>, Error> {
         let options = self.request.options;
         let whole_ttl_promised = options.renew_every.is_none() || options.max_hold.is_some();
+        let has_to_be_acknowledged = options.replicas.is_some();
         let is_short = message.to_confirm || now.since(entry.asked_at) > options.ttl / 3;
         let is_believed = entry.options == options && entry.is_plausible(message, now);
-        if whole_ttl_promised || is_short || !is_believed {
+        if whole_ttl_promised || has_to_be_acknowledged || is_short || !is_believed {
             return Ok(None);
         }
         let grant = self.grant(entry.lease, message.token, entry.asked_at);
@@ -412,6 +414,7 @@ impl Wait<'_> {
             ttl,
             queue_mode,
             above: None,
+            replicas: options.replicas,
         };
         let outcome = acquirer.store.execute_one(command, deadline);
         let keeps_entry = match &outcome {
@@ -428,7 +431,7 @@ impl Wait<'_> {
                 let grant = self.grant(lease, token, asked_at);
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
-                        acquirer.outage.end();
+                        acquirer.outage_of(options).end();
                         return Ok(Some(lease));
                     }
                     // Redis replied too late. It did reply, so the outage begins now.
@@ -442,11 +445,11 @@ impl Wait<'_> {
                 queued: None,
                 expires_in: _,
             }) if was_queued => {
-                acquirer.outage.end();
+                acquirer.outage_of(options).end();
                 self.note_missing_entry(lease);
             }
             Ok(Reply::Contended { queued, expires_in }) => {
-                acquirer.outage.end();
+                acquirer.outage_of(options).end();
                 self.note_contention(lease, queue_mode, queued, expires_in, notification_epoch);
             }
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
@@ -578,7 +581,8 @@ impl Wait<'_> {
     fn note_failure(&mut self, since: MonotonicTime, error: Error) {
         let acquirer = self.acquirer;
         let now = acquirer.watchdog.now();
-        let (mut outage, is_news) = acquirer.outage.begin(since, now, error);
+        let known = acquirer.outage_of(&self.request.options);
+        let (mut outage, is_news) = known.begin(since, now, error);
         if is_news {
             // The waiters behind this waiter now have to end after `outage_timeout`.
             acquirer.queues.wake_all();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::Replicas;
 use crate::store::hand_offs_of;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
@@ -19,6 +20,8 @@ pub(crate) struct Options {
     pub(crate) max_hold: Option<Duration>,
     /// The caller's check runs before each renewal. Such a lease is never handed off.
     pub(crate) checked: bool,
+    /// The replicas that have to acknowledge each grant and each renewal.
+    pub(crate) replicas: Option<Replicas>,
 }
 
 impl Options {
@@ -41,6 +44,7 @@ impl Options {
         renew_every: Some(Duration::from_secs(10)),
         max_hold: None,
         checked: false,
+        replicas: None,
     };
 }
 

@@ -90,6 +90,7 @@ impl Ticket {
             renew_every,
             max_hold,
             checked: false,
+            replicas: config.replicas,
         };
         Ok(Self {
             key,
@@ -287,6 +288,7 @@ mod tests {
                         renew_every: renew_every.map(Duration::from_millis),
                         max_hold: max_hold.map(Duration::from_millis),
                         checked: false,
+                        replicas: None,
                     },
                     key_left: Duration::from_millis(key_left),
                 },

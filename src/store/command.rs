@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::Replicas;
 use crate::error::Error;
 use crate::store::value::{LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
@@ -20,6 +21,9 @@ pub(crate) enum Command {
         queue_mode: QueueMode,
         /// A lower bound: the token of a grant has to be greater.
         above: Option<TokenBound>,
+        /// The replicas that have to acknowledge the grant. Otherwise the outcome is `Unavailable`, and the store
+        /// undoes the grant.
+        replicas: Option<Replicas>,
     },
     /// Releases the key if the lease still holds it, and grants it to the first waiter. A lease that is queued leaves
     /// the queue. Retries end at `until`, when the ttl has ended.
@@ -37,6 +41,8 @@ pub(crate) enum Command {
         key: Key,
         lease: LeaseId,
         ttl: Duration,
+        /// The replicas that have to acknowledge the ttl. Otherwise the outcome is `Unavailable`.
+        replicas: Option<Replicas>,
     },
     /// Releases the key in place of the holder of `lease`, and notifies that holder. The background does not retry this
     /// command.
@@ -81,6 +87,8 @@ pub(crate) struct Adoption {
     /// An upper bound for the key's ttl after the adoption.
     pub(crate) longest: Duration,
     pub(crate) renew: bool,
+    /// As for [`Command::Acquire`].
+    pub(crate) replicas: Option<Replicas>,
 }
 
 impl Command {
@@ -96,6 +104,15 @@ impl Command {
             | Self::Write { key, .. }
             | Self::Read { key } => Some(key),
             Self::Flush => None,
+        }
+    }
+
+    /// The replicas that have to acknowledge this command.
+    pub(crate) fn replicas(&self) -> Option<Replicas> {
+        match self {
+            Self::Acquire { replicas, .. } | Self::Renew { replicas, .. } => *replicas,
+            Self::Adopt { grant, .. } => grant.replicas,
+            _ => None,
         }
     }
 
@@ -206,6 +223,16 @@ pub(crate) enum Reply {
     Stale { token: u64 },
     /// A fenced value.
     Value(Vec<u8>),
+}
+
+impl Reply {
+    /// Whether the command has given the caller's lease the key, or a ttl.
+    pub(crate) fn is_success(&self) -> bool {
+        matches!(
+            self,
+            Self::Granted { .. } | Self::Adopted { .. } | Self::Done
+        )
+    }
 }
 
 /// The message that grants a key to a waiter.

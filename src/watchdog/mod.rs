@@ -375,9 +375,7 @@ impl Watchdog {
     /// is lost; a lost lease ends.
     pub(crate) fn confirm(&self, lease: &Lease) -> Result<(), Error> {
         let deadline = self.now().after(self.command_timeout);
-        let outcome = self
-            .store
-            .execute_one(renewal(lease, CONFIRMING_TTL), deadline);
+        let outcome = self.store.execute_one(confirmation(lease), deadline);
         self.handle_confirmation(lease, outcome, LossReport::KeyRead)
     }
 
@@ -386,7 +384,7 @@ impl Watchdog {
         let now = self.now();
         leases.retain(|lease| lease.valid_for(now).is_some());
         let deadline = now.after(self.command_timeout);
-        let command = |lease: &&Arc<Lease>| renewal(lease, CONFIRMING_TTL);
+        let command = |lease: &&Arc<Lease>| confirmation(lease);
         let mut requests: Vec<Request> = leases
             .iter()
             .map(|lease| Request::new(command(lease), deadline))
@@ -539,5 +537,17 @@ fn renewal(lease: &Lease, ttl: Duration) -> Command {
         key: grant.key.clone(),
         lease: grant.id,
         ttl,
+        replicas: grant.options.replicas,
+    }
+}
+
+/// The command that asks whether `lease` is held.
+fn confirmation(lease: &Lease) -> Command {
+    let grant = lease.grant();
+    Command::Renew {
+        key: grant.key.clone(),
+        lease: grant.id,
+        ttl: CONFIRMING_TTL,
+        replicas: None,
     }
 }

@@ -22,6 +22,7 @@ const OPTIONS: Options = Options {
     renew_every: Some(SECOND),
     max_hold: None,
     checked: false,
+    replicas: None,
 };
 /// The timer thread, the workers that renew, the worker for tracking, and the worker for checks.
 const THREADS: usize = 3 + RenewalLimits::USUAL.threads;

@@ -37,6 +37,7 @@ mod notifications;
 mod reentrant;
 mod release_events;
 mod renewal_checks;
+mod replicas;
 mod scale;
 mod scripts;
 mod shutdown;

@@ -154,6 +154,7 @@ impl Keyspace {
                 ttl,
                 queue_mode,
                 above,
+                ..
             } => self.acquire(key, *lease, *ttl, *queue_mode, *above, step),
             Command::Release {
                 key, lease, queued, ..
@@ -163,7 +164,9 @@ impl Keyspace {
                 lease,
                 must_notify,
             } => Ok(self.release(key, *lease, None, Some(*must_notify), step)),
-            Command::Renew { key, lease, ttl } => Ok(self.renew(key, *lease, *ttl, step)),
+            Command::Renew {
+                key, lease, ttl, ..
+            } => Ok(self.renew(key, *lease, *ttl, step)),
             Command::Adopt { key, lease, grant } => {
                 let ticket = (grant.from, value::micros_of(grant.token));
                 let ttl = grant.renew.then_some(grant.ttl);

@@ -196,6 +196,24 @@ pub(crate) fn has_too_many_clients(detail: Option<&str>) -> bool {
     detail.is_some_and(|detail| detail.contains("max number of clients"))
 }
 
+/// The error for an error reply to `WAIT`: `Denied` by an ACL, `Unsupported` by a proxy for example, or `Unavailable`
+/// on a server that is no primary any more.
+pub(crate) fn wait_refused(code: &str, detail: Option<&str>) -> Error {
+    let kind = match error_reply(code, detail).kind() {
+        ErrorKind::Protocol if detail.is_some_and(|text| text.contains("replica instances")) => {
+            ErrorKind::Unavailable
+        }
+        ErrorKind::Protocol => ErrorKind::Unsupported,
+        kind => kind,
+    };
+    let detail = without_arguments(detail.unwrap_or(""));
+    let text = without_ids(&format!("{code} {detail}")).into_owned();
+    Error::new(
+        kind,
+        format!("WAIT, which `replicas` needs, is refused: {text}"),
+    )
+}
+
 /// The code and the detail of an error reply, in the form of Redis 7. Redis 6.2 wraps the errors of commands in
 /// scripts: `@user_script: 18: -OOM command not allowed ..`, or, if the script raises the error, `ERR Error running
 /// script (call to f_..): @user_script:18: @user_script: 18: -OOM ..`. Redis 6.2 sends some errors without a code, for

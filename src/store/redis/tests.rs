@@ -24,6 +24,7 @@ fn renewals(count: usize) -> Vec<Request> {
         key: Key::new("p:", &n.to_string(), 100).unwrap(),
         lease: LeaseId::random(),
         ttl: LONG,
+        replicas: None,
     };
     let deadline = MonotonicTime::now().after(LONG);
     let commands = (0..count).map(renewal);
@@ -230,6 +231,7 @@ fn a_caller_continues_with_a_majority_of_servers() {
             ttl: 10 * LONG,
             queue_mode: QueueMode::None,
             above: None,
+            replicas: None,
         });
         assert!(submitted.wait(deadline(), |outcomes| grants(outcomes) == 2));
         assert!(started.elapsed() < LONG / 2, "the time-out is {LONG:?}");

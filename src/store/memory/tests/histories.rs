@@ -104,7 +104,7 @@ fn command() -> impl Strategy<Value = Command> {
     let token = select(vec![0, 1, (1 << 53) + 1, (1 << 53) + 2, u64::MAX]);
     prop_oneof![
         6 => (key(), lease(), ttl(), queue_mode, above).prop_map(|(key, lease, ttl, queue_mode, above)| {
-            Command::Acquire { key, lease, ttl, queue_mode, above, }
+            Command::Acquire { key, lease, ttl, queue_mode, above, replicas: None }
         }),
         4 => (key(), lease(), of(ttl())).prop_map(|(key, lease, queued)| {
             Command::Release { key, lease, until: MonotonicTime::at_tick(0), held: None, queued }
@@ -113,11 +113,11 @@ fn command() -> impl Strategy<Value = Command> {
             Command::ForceUnlock { key, lease, must_notify }
         }),
         2 => (key(), lease(), ttl()).prop_map(|(key, lease, ttl)| {
-            Command::Renew { key, lease, ttl }
+            Command::Renew { key, lease, ttl, replicas: None }
         }),
         2 => (key(), lease(), lease(), ttl(), any::<bool>(), select(vec![RIGHT, RIGHT, 7 << 10])).prop_map(
             |(key, lease, from, ttl, renew, token)| {
-                let grant = Box::new(Adoption { from, token, ttl, longest: ttl, renew });
+                let grant = Box::new(Adoption { from, token, ttl, longest: ttl, renew, replicas: None });
                 Command::Adopt { key, lease, grant }
             }
         ),
@@ -147,6 +147,7 @@ pub(super) fn histories() -> impl Strategy<Value = Vec<Operation>> {
                 ttl: Duration::from_millis(5_000),
                 queue_mode: QueueMode::Notified,
                 above: None,
+                replicas: None,
             },
         };
         (0..waiters).map(joins).collect::<Vec<_>>()

@@ -65,6 +65,7 @@ fn a_key_is_tracked_while_it_exists() {
             ttl,
             queue_mode: QueueMode::None,
             above: None,
+            replicas: None,
         };
         store.execute_one(command, MonotonicTime::now()).unwrap();
     };
@@ -98,6 +99,7 @@ fn a_submitted_request_hangs_until_the_outage_ends() {
             ttl: Duration::from_secs(30),
             queue_mode: QueueMode::None,
             above: None,
+            replicas: None,
         };
         store.submit(vec![(command, completions.remove(0))]);
         submitted

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use r2d2::PooledConnection;
+use redis::Value;
 
+use crate::config::Replicas;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, Reply};
 use crate::store::completion::{Caller, Few};
 use crate::store::redis::connection::{Connector, Endpoint, ReplyContents};
+use crate::store::redis::errors;
 use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
@@ -68,11 +71,21 @@ pub(crate) fn transaction_connection(
     }
 }
 
-/// The requests of one script call, which share one reply.
+/// A command on the wire, which has one reply.
+#[derive(Clone, Copy)]
+enum Call {
+    Script {
+        kind: ScriptKind,
+        /// The call has the script's text instead of its hash.
+        by_text: bool,
+    },
+    /// `WAIT`, behind the script calls of a batch. Its reply decides about their grants and renewals.
+    Wait,
+}
+
+/// The requests of one script call, which share one reply; none for `WAIT`.
 struct InFlightBatch {
-    kind: ScriptKind,
-    /// The call has the script's text instead of its hash.
-    by_text: bool,
+    call: Call,
     requests: Vec<PendingRequest>,
     /// The length of the call as it was written.
     bytes: usize,
@@ -101,6 +114,22 @@ fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_lat
     found_taken && released_late.contains(key) && request.is_wanted()
 }
 
+/// The replicas that have to acknowledge some of these requests. One `WAIT` serves all of them.
+fn replicas_of(requests: &[PendingRequest]) -> Option<Replicas> {
+    let replicas = requests.iter().filter_map(|it| it.command.replicas());
+    replicas.reduce(Replicas::and)
+}
+
+/// The error of a request that only `acknowledged` replicas have acknowledged.
+fn too_few(acknowledged: u64, asked: Replicas) -> Error {
+    let Replicas { count, timeout } = asked;
+    let message = format!(
+        "{acknowledged} of {count} replicas acknowledged within {timeout:?}; check the links of the \
+         replicas (INFO replication)"
+    );
+    Error::new(ErrorKind::Unavailable, message)
+}
+
 /// The outcome of one command of a script call.
 pub(crate) enum CommandOutcome {
     Known(Result<Reply, Error>),
@@ -117,6 +146,8 @@ pub(crate) struct PipelinedConnection {
     pub(super) reply_by: Option<MonotonicTime>,
     /// How many calls in flight were written after a reader had left before all replies were read.
     behind: usize,
+    /// Requests that succeeded, and that replicas have to acknowledge. The next reply to a `WAIT` decides about them.
+    unacknowledged: Vec<(PendingRequest, Reply)>,
     /// Keys whose releases were written again, and now come behind acquires that were sent after them.
     released_late: Vec<Key>,
     /// The calls that are written next, or are being written.
@@ -136,6 +167,7 @@ impl PipelinedConnection {
             in_flight: VecDeque::new(),
             reply_by: None,
             behind: 0,
+            unacknowledged: Vec::new(),
             released_late: Vec::new(),
             buffer: Vec::new(),
             sent: 0,
@@ -154,10 +186,11 @@ impl PipelinedConnection {
         self.in_flight.is_empty() && self.is_stale()
     }
 
-    /// How many commands have no reply yet.
+    /// How many commands have no reply yet, or no acknowledgements. `WAIT` counts as one.
     pub(crate) fn unanswered(&self) -> usize {
         let batches = self.in_flight.iter();
-        batches.map(|batch| batch.requests.len()).sum()
+        let in_flight: usize = batches.map(|batch| batch.requests.len().max(1)).sum();
+        in_flight + self.unacknowledged.len()
     }
 
     /// The length on the wire of the commands that have no reply yet.
@@ -178,7 +211,8 @@ impl PipelinedConnection {
     }
 
     fn requests(&self) -> impl Iterator<Item = &PendingRequest> {
-        self.in_flight.iter().flat_map(|batch| &batch.requests)
+        let unacknowledged = self.unacknowledged.iter().map(|(request, _)| request);
+        unacknowledged.chain(self.in_flight.iter().flat_map(|batch| &batch.requests))
     }
 
     /// The first caller that can lead and waits for a request in flight, after a reader has left.
@@ -224,6 +258,7 @@ impl PipelinedConnection {
     ) -> Result<(), Error> {
         debug_assert!(!self.is_half_written(), "its replies are read first");
         let mut by_kind = ScriptKind::ALL.map(|_| Vec::new());
+        let replicas = replicas_of(&batch);
         for request in batch.drain(..) {
             if let Some(kind) = ScriptKind::of(&request.command) {
                 let of_kind = &mut by_kind[kind as usize];
@@ -238,6 +273,7 @@ impl PipelinedConnection {
         for (kind, requests) in ScriptKind::ALL.into_iter().zip(by_kind) {
             self.enqueue_all(context, kind, MAX_KEYS, false, requests);
         }
+        self.enqueue_wait(replicas);
         if self.is_half_read() {
             self.behind += self.in_flight.len() - before;
         }
@@ -263,9 +299,23 @@ impl PipelinedConnection {
         let before = self.buffer.len();
         scripts::encode(&mut self.buffer, call, kind, context, commands);
         self.in_flight.push_back(InFlightBatch {
-            kind,
-            by_text,
+            call: Call::Script { kind, by_text },
             requests,
+            bytes: self.buffer.len() - before,
+        });
+    }
+
+    /// Has a `WAIT` written behind the calls of a batch, if `replicas` have to acknowledge some of them.
+    fn enqueue_wait(&mut self, replicas: Option<Replicas>) {
+        let Some(Replicas { count, timeout }) = replicas else {
+            return;
+        };
+        let before = self.buffer.len();
+        let words = [count.to_string(), timeout.as_millis().to_string()];
+        scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
+        self.in_flight.push_back(InFlightBatch {
+            call: Call::Wait,
+            requests: Vec::new(),
             bytes: self.buffer.len() - before,
         });
     }
@@ -309,9 +359,12 @@ impl PipelinedConnection {
             }
             let batch = self.in_flight.front().expect("the loop found a batch");
             let leaves = until.filter(|until| until.after(GRACE) < due);
-            let (kind, n, by_text) = (batch.kind, batch.requests.len(), batch.by_text);
-            let contents = match kind {
-                ScriptKind::Read => ReplyContents::Values(n),
+            let (call, n) = (batch.call, batch.requests.len());
+            let contents = match call {
+                Call::Script {
+                    kind: ScriptKind::Read,
+                    ..
+                } => ReplyContents::Values(n),
                 _ => ReplyContents::Internal,
             };
             let received = self
@@ -319,6 +372,12 @@ impl PipelinedConnection {
                 .receive_until(leaves.unwrap_or(due), due, contents)?;
             let Some(value) = received else {
                 return Ok(false);
+            };
+            let Call::Script { kind, by_text } = call else {
+                self.decide_unacknowledged(value, deliver)?;
+                self.in_flight.pop_front();
+                self.note_read();
+                continue;
             };
             let (outcomes, unknown) = match scripts::decode(kind, n, value) {
                 Decoded::Outcomes(outcomes) => (outcomes, None),
@@ -359,33 +418,82 @@ impl PipelinedConnection {
                     && is_too_early(&request, &outcome, &self.released_late)
                 {
                     too_early.push(request);
-                } else {
-                    deliver(request, outcome);
+                    continue;
+                }
+                match outcome {
+                    CommandOutcome::Known(Ok(reply))
+                        if request.command.replicas().is_some() && reply.is_success() =>
+                    {
+                        self.unacknowledged.push((request, reply));
+                    }
+                    outcome => deliver(request, outcome),
                 }
             }
             self.keep(batch.requests);
             if !too_early.is_empty() {
+                let replicas = replicas_of(&too_early);
                 self.enqueue_all(context, kind, MAX_KEYS, by_text, too_early);
+                self.enqueue_wait(replicas);
             }
-            if self.in_flight.len() <= self.behind {
-                (self.reply_by, self.behind) = (None, 0);
-            }
+            self.note_read();
         }
         (self.reply_by, self.behind) = (None, 0);
         self.released_late.clear();
         Ok(true)
     }
 
+    /// Ends the time for the replies that a reader has left, once only the calls written behind them have none.
+    fn note_read(&mut self) {
+        if self.in_flight.len() <= self.behind {
+            (self.reply_by, self.behind) = (None, 0);
+        }
+    }
+
+    /// Passes the requests that replicas have to acknowledge to `deliver`, after the reply to their `WAIT`. If too few
+    /// have acknowledged a request, its outcome is an error, and it may have been carried out.
+    fn decide_unacknowledged(
+        &mut self,
+        reply: Value,
+        deliver: &mut impl FnMut(PendingRequest, CommandOutcome),
+    ) -> Result<(), Error> {
+        let acknowledged = match reply {
+            Value::Int(count @ 0..) => Ok(count as u64),
+            Value::ServerError(error) => Err(errors::wait_refused(error.code(), error.details())),
+            other => {
+                self.connection.discard_and_suspect_all();
+                let what = errors::type_name(&other);
+                let message = format!("unexpected reply to WAIT: {what}");
+                return Err(Error::new(ErrorKind::Protocol, message));
+            }
+        };
+        for (request, reply) in self.unacknowledged.drain(..) {
+            let asked = request.command.replicas().expect("only such requests wait");
+            let outcome = match &acknowledged {
+                Ok(count) if *count >= u64::from(asked.count) => CommandOutcome::Known(Ok(reply)),
+                Ok(count) => CommandOutcome::Unknown(too_few(*count, asked)),
+                Err(refused) => CommandOutcome::Unknown(refused.clone()),
+            };
+            deliver(request, outcome);
+        }
+        Ok(())
+    }
+
     /// Has the oldest batch in flight written again, `at_once` keys in one call. The server refused the call before it did
     /// anything: it does not know the script, or refuses one of the keys. Acquires of callers that have left are
     /// dropped.
     fn repeat(&mut self, context: &ScriptContext, at_once: usize, by_text: bool) {
-        let Some(batch) = self.in_flight.pop_front() else {
+        let Some(InFlightBatch {
+            call: Call::Script { kind, .. },
+            mut requests,
+            ..
+        }) = self.in_flight.pop_front()
+        else {
             return;
         };
-        let mut requests = batch.requests;
         requests.retain(PendingRequest::is_wanted);
-        self.enqueue_all(context, batch.kind, at_once, by_text, requests);
+        let replicas = replicas_of(&requests);
+        self.enqueue_all(context, kind, at_once, by_text, requests);
+        self.enqueue_wait(replicas);
     }
 
     fn enqueue_all(
@@ -415,9 +523,11 @@ impl PipelinedConnection {
     /// acquires that have no reply, so that the server reads the releases after the acquires.
     pub(crate) fn abandon(mut self, context: &ScriptContext) -> Vec<PendingRequest> {
         self.connection.discard();
-        let in_flight: Vec<PendingRequest> = std::mem::take(&mut self.in_flight)
-            .into_iter()
-            .flat_map(|batch| batch.requests)
+        let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
+        let in_flight: Vec<PendingRequest> = unacknowledged
+            .map(|(request, _)| request)
+            .chain(in_flight.flat_map(|batch| batch.requests))
             .collect();
         let releases: Vec<Command> = in_flight
             .iter()

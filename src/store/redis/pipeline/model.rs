@@ -6,7 +6,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use super::*;
-use crate::config::DEFAULT_MAX_REPLY;
+use crate::config::{DEFAULT_MAX_REPLY, Replicas};
 use crate::store::command::{Held, QueueMode};
 use crate::store::completion::Submitted;
 use crate::store::redis::pipeline::connection::{Faults, Server};
@@ -28,6 +28,8 @@ struct World {
     board: Arc<Board>,
     /// The background runs maintenance that was requested for later after a pause, also while callers wait.
     clock_runs: bool,
+    /// The replicas that have to acknowledge each acquire.
+    replicas: Option<Replicas>,
 }
 
 /// The requests for maintenance, for which the background waits.
@@ -80,6 +82,7 @@ impl World {
             faults,
             board,
             clock_runs: false,
+            replicas: None,
         }
     }
 
@@ -91,6 +94,7 @@ impl World {
             ttl: TTL,
             queue_mode: QueueMode::Notified,
             above: None,
+            replicas: self.replicas,
         };
         let deadline = MonotonicTime::now().after(limit);
         let mut request = Request::new(command, deadline);
@@ -117,6 +121,7 @@ impl World {
             ttl: TTL,
             queue_mode: QueueMode::None,
             above: None,
+            replicas: self.replicas,
         };
         let completion = completions.pop().unwrap();
         self.pipeline.submit(vec![(command, completion)]);
@@ -277,12 +282,24 @@ impl Unlucky {
 
 /// Runs an [`Unlucky`] caller for each limit, and a clock that passes the shorter limits at any time.
 fn run_unlucky(faults: Faults, limits: &[Duration]) {
-    let world = World::new(faults);
+    run_unlucky_in(&World::new(faults), limits);
+}
+
+/// As [`run_unlucky`], with acquires that replicas have to acknowledge.
+fn run_unlucky_with_replicas(faults: Faults, limits: &[Duration]) {
+    let world = World {
+        replicas: Replicas::new(1, SECOND / 4),
+        ..World::new(faults)
+    };
+    run_unlucky_in(&world, limits);
+}
+
+fn run_unlucky_in(world: &World, limits: &[Duration]) {
     let names = ["a", "b", "c", "d", "e"];
     let unlucky: Vec<Unlucky> = (names.into_iter().zip(limits))
         .map(|(name, limit)| Unlucky::new(name, *limit))
         .collect();
-    let calls: Vec<_> = unlucky.iter().map(|one| || one.call(&world)).collect();
+    let calls: Vec<_> = unlucky.iter().map(|one| || one.call(world)).collect();
     let clock = || {
         if limits.iter().any(|limit| *limit < TTL) {
             pass(SECOND);
@@ -293,7 +310,7 @@ fn run_unlucky(faults: Faults, limits: &[Duration]) {
     threads.extend(calls.iter().map(|call| call as &(dyn Fn() + Sync)));
     world.run(&threads);
     for one in &unlucky {
-        one.assert_holds_its_grant_only(&world);
+        one.assert_holds_its_grant_only(world);
     }
     world.assert_idle();
     // Repeated undos are given up when their ttl has ended.
@@ -482,6 +499,42 @@ fn model_connections_break_behind_leaders_that_have_left() {
     };
     let half = SECOND / 2;
     check(RUNS, move || run_unlucky(faults, &[half, half, TTL]));
+}
+
+#[test]
+fn model_grants_without_acknowledgements_are_undone() {
+    let faults = Faults {
+        unacknowledged: 3,
+        ..Faults::default()
+    };
+    check(RUNS, move || run_unlucky_with_replicas(faults, &[TTL; 3]));
+}
+
+#[test]
+fn model_leaders_leave_before_the_acknowledgements() {
+    let faults = Faults {
+        unacknowledged: 1,
+        slow: 2,
+        ..Faults::default()
+    };
+    let half = SECOND / 2;
+    check(RUNS, move || {
+        run_unlucky_with_replicas(faults, &[half, half, TTL, TTL])
+    });
+}
+
+#[test]
+fn model_connections_break_before_the_acknowledgements() {
+    let faults = Faults {
+        unacknowledged: 1,
+        slow: 1,
+        broken: 2,
+        ..Faults::default()
+    };
+    let half = SECOND / 2;
+    check(RUNS, move || {
+        run_unlucky_with_replicas(faults, &[half, TTL, TTL])
+    });
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests of a pipeline on a real Redis, with faults that only unit tests can make or see.
 
+mod acknowledged;
 mod leaving;
 mod stale;
 mod unanswered;
@@ -79,6 +80,7 @@ fn acquire_under(lease: LeaseId, name: &str) -> Command {
         ttl: LONG,
         queue_mode: crate::store::QueueMode::None,
         above: None,
+        replicas: None,
     }
 }
 
@@ -180,6 +182,7 @@ fn foreign_values_cost_no_connection() {
             ttl: LONG,
             queue_mode: crate::store::QueueMode::Existing { notified: false },
             above: None,
+            replicas: None,
         };
         let outcome = f.ask(command, LONG);
         let error = outcome.expect_err(micros);

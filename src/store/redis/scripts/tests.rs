@@ -59,6 +59,7 @@ fn bounds_are_the_last_argument_of_acquires() {
             ttl: std::time::Duration::from_secs(5),
             queue_mode: QueueMode::None,
             above,
+            replicas: None,
         });
         let mut buffer = Vec::new();
         let call = ScriptRef::Text("return 1");

@@ -47,6 +47,8 @@ pub(crate) struct Faults {
     pub(crate) panics: u32,
     /// A reply comes after the reader's own deadline, and before the reply is due.
     pub(crate) slow: u32,
+    /// Too few replicas acknowledge a batch.
+    pub(crate) unacknowledged: u32,
 }
 
 /// A Redis that keeps locks, and the network in front of it.
@@ -90,6 +92,7 @@ impl Server {
             ttl: until.since(MonotonicTime::now()),
             queue_mode: QueueMode::None,
             above: None,
+            replicas: None,
         });
     }
 
@@ -253,6 +256,8 @@ pub(crate) struct PipelinedConnection {
     in_flight: VecDeque<PendingRequest>,
     /// The replies to those requests in flight that have reached the server.
     served: VecDeque<Reply>,
+    /// Requests that succeeded, and that replicas have to acknowledge.
+    unacknowledged: VecDeque<(PendingRequest, Reply)>,
     reply_by: Option<MonotonicTime>,
     write_failed: bool,
 }
@@ -263,6 +268,7 @@ impl PipelinedConnection {
             connection,
             in_flight: VecDeque::new(),
             served: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
             reply_by: None,
             write_failed: false,
         }
@@ -273,11 +279,16 @@ impl PipelinedConnection {
     }
 
     pub(crate) fn is_stale_and_idle(&self) -> bool {
-        self.in_flight.is_empty() && self.is_stale()
+        self.unanswered() == 0 && self.is_stale()
     }
 
     pub(crate) fn unanswered(&self) -> usize {
-        self.in_flight.len()
+        self.in_flight.len() + self.unacknowledged.len()
+    }
+
+    fn requests(&self) -> impl Iterator<Item = &PendingRequest> {
+        let unacknowledged = self.unacknowledged.iter().map(|(request, _)| request);
+        unacknowledged.chain(&self.in_flight)
     }
 
     /// Models have no blocking writes.
@@ -295,15 +306,15 @@ impl PipelinedConnection {
 
     pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
-        request::next_leader(self.in_flight.iter())
+        request::next_leader(self.requests())
     }
 
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.is_half_read() && request::is_waited_for(self.in_flight.iter())
+        self.is_half_read() && request::is_waited_for(self.requests())
     }
 
     pub(crate) fn keys_for_next_waiters(&self) -> impl Iterator<Item = &Key> {
-        request::keys_for_next_waiters(self.in_flight.iter())
+        request::keys_for_next_waiters(self.requests())
     }
 
     pub(crate) fn empty_batch(&mut self) -> Vec<PendingRequest> {
@@ -322,7 +333,7 @@ impl PipelinedConnection {
         let server = Arc::clone(&self.connection.server);
         let is_awaited = |request: &PendingRequest| request.completion.is_some();
         assert!(
-            !(request::is_waited_for(batch.iter()) && self.in_flight.iter().any(is_awaited)),
+            !(request::is_waited_for(batch.iter()) && self.requests().any(is_awaited)),
             "two batches in flight"
         );
         server.use_alone(|| {
@@ -346,12 +357,21 @@ impl PipelinedConnection {
         let server = Arc::clone(&self.connection.server);
         let due = due.min(*self.reply_by.get_or_insert(due));
         server.use_alone(|| {
-            while let Some(request) = self.in_flight.front() {
-                let reply = match self.served.pop_front() {
-                    Some(reply) => reply,
-                    None => server.state.lock().serve(&request.command),
-                };
-                self.served.push_front(reply.clone());
+            loop {
+                // The WAIT of a batch comes behind its requests, and before releases that were written later.
+                let next = self.in_flight.front();
+                let is_of_batch = next.is_some_and(|request| request.completion.is_some());
+                let waits = !is_of_batch && !self.unacknowledged.is_empty();
+                if next.is_none() && !waits {
+                    break;
+                }
+                if let Some(request) = next.filter(|_| !waits) {
+                    let reply = match self.served.pop_front() {
+                        Some(reply) => reply,
+                        None => server.state.lock().serve(&request.command),
+                    };
+                    self.served.push_front(reply);
+                }
                 server.panic_by_chance();
                 if let Some(until) = until.filter(|until| *until < due)
                     && server.happens(|faults| &mut faults.slow)
@@ -369,12 +389,26 @@ impl PipelinedConnection {
                         false => ErrorKind::Unavailable,
                     }));
                 }
-                self.served.pop_front();
-                let request = self
-                    .in_flight
-                    .pop_front()
-                    .expect("the loop found a request");
-                deliver(request, CommandOutcome::Known(Ok(reply)));
+                if waits {
+                    let are_enough = !server.happens(|faults| &mut faults.unacknowledged);
+                    for (request, reply) in self.unacknowledged.drain(..) {
+                        let too_few = Error::new(ErrorKind::Unavailable, "too few replicas");
+                        let outcome = match are_enough {
+                            true => CommandOutcome::Known(Ok(reply)),
+                            false => CommandOutcome::Unknown(too_few),
+                        };
+                        deliver(request, outcome);
+                    }
+                    continue;
+                }
+                let reply = self.served.pop_front();
+                let request = self.in_flight.pop_front();
+                let (request, reply) = request.zip(reply).expect("the loop found a request");
+                if request.command.replicas().is_some() && reply.is_success() {
+                    self.unacknowledged.push_back((request, reply));
+                } else {
+                    deliver(request, CommandOutcome::Known(Ok(reply)));
+                }
             }
             self.reply_by = None;
             Ok(true)
@@ -388,8 +422,13 @@ impl PipelinedConnection {
     /// Closes the connection. The requests in flight arrive now, in part, late, or never, and then the releases of
     /// their acquires, unless the last write failed.
     pub(crate) fn abandon(mut self, _: &ScriptContext) -> Vec<PendingRequest> {
-        let in_flight: Vec<PendingRequest> = std::mem::take(&mut self.in_flight).into();
-        let unserved = in_flight.iter().skip(self.served.len());
+        let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
+        let unacknowledged = unacknowledged.map(|(request, _)| request);
+        let served = unacknowledged.len() + self.served.len();
+        let in_flight: Vec<PendingRequest> = unacknowledged
+            .chain(std::mem::take(&mut self.in_flight))
+            .collect();
+        let unserved = in_flight.iter().skip(served);
         let mut sent: VecDeque<Command> = unserved.map(|request| request.command.clone()).collect();
         if !self.write_failed {
             let now = MonotonicTime::now();

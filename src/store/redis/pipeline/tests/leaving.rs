@@ -19,6 +19,7 @@ impl Fixture {
             ttl: LONG,
             queue_mode: crate::store::QueueMode::None,
             above: None,
+            replicas: None,
         };
         let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
         self.pipeline.state.lock().enqueue([request]);
