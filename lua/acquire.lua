@@ -13,15 +13,21 @@
 --   `0` or `+` and µs: the same, but at the place of this time;
 --   `-`: the lease may be queued, and does not join;
 --   `-+`: as `-`, and a lease that joined to poll is notified from now on.
---   Last, if a lock key has a lower bound: an argument with sixteen digits for each lock key, the least time in µs of
+--   Then, if a lock key has a lower bound: an argument with sixteen digits for each lock key, the least time in µs of
 --   its grant.
+--   Last, on a Cluster, behind an empty argument if there is no lower bound: the start of the server's shard channels,
+--   to which the holder is appended.
 -- Returns: for one lock key its result, for several keys an array of results. If all keys were granted without
 --   bounds, only the result of the first key; those of the other keys count up from it. A result is a string: granted,
 --   the µs part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the
 --   lock expires, the number of waiters before this waiter, and the µs of its place; an error FOREIGN and a type: the
 --   key holds no lock of this library; any other error: refused.
-local counter, holder, n, bounds = KEYS[1], ARGV[1], (#ARGV - 1) / 3, nil
-if n % 1 ~= 0 then n, bounds = math.floor(n), ARGV[#ARGV] end
+local counter, holder, n, bounds, shard = KEYS[1], ARGV[1], (#ARGV - 1) / 3, nil, nil
+if n % 1 ~= 0 then
+  n = math.floor(n)
+  bounds, shard = ARGV[3 * n + 2], ARGV[3 * n + 3]
+  if bounds == '' then bounds = nil end
+end
 local time = redis.call('TIME')
 -- Times have sixteen digits until the year 2286, so they sort as text. `..` is faster than `string.format`, but loses
 -- leading zeros of the µs in one of ten times.

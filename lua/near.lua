@@ -6,6 +6,9 @@
 -- Returns: nothing
 for _, entry in ipairs(redis.pcall('ZRANGE', queue, math.max(0, 8 - gone), 7)) do
   local near, holder = string.match(#entry <= 256 and entry or '', '^(%x+),[1-9]%d*,(%S+)$')
-  -- part: channel.lua
-  if near then redis.pcall('PUBLISH', channel, string.sub(near, 1, 16) .. ' ~ ' .. key) end
+  if near then
+    local message = string.sub(near, 1, 16) .. ' ~ ' .. key
+    -- part: channel.lua
+    -- part: publish.lua
+  end
 end

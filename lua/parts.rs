@@ -1,7 +1,7 @@
 //! Puts scripts together: a line `-- part: <file>` stands for the text of that file.
 
 /// The parts by their names. A part may include only later parts.
-pub const PARTS: [(&str, &str); 9] = [
+pub const PARTS: [(&str, &str); 11] = [
     ("join.lua", include_str!("join.lua")),
     ("stored.lua", include_str!("stored.lua")),
     ("foreign.lua", include_str!("foreign.lua")),
@@ -10,6 +10,8 @@ pub const PARTS: [(&str, &str); 9] = [
     ("serve.lua", include_str!("serve.lua")),
     ("near.lua", include_str!("near.lua")),
     ("channel.lua", include_str!("channel.lua")),
+    ("listeners.lua", include_str!("listeners.lua")),
+    ("publish.lua", include_str!("publish.lua")),
     ("primary.lua", include_str!("primary.lua")),
 ];
 

@@ -5,10 +5,12 @@
 --   by force, and the lease's holder is notified. With `?` and a holder, the same, but not while the grant is less than
 --   a second old and the lease's holder does not listen. With `,`, its ttl in ms, `,` and its holder, the lease may be
 --   queued with this ttl.
+--   Last, on a Cluster: the start of the server's shard channels, to which the holder is appended.
 -- Returns: for one lock key its result, for several keys an array of results, or 1: all were released. A result
 --   is 1: released; 0: the key is missing; 2: not released, since the lease's holder does not listen yet; a string:
 --   another lease holds the key, the key's value; an error: refused.
-local counter, n = KEYS[1], #ARGV
+local counter, n = KEYS[1], (#KEYS - 1) / 2
+local shard = ARGV[n + 1]
 
 local results, result, done = n > 1 and {}, nil, 0
 if n >= 8 then
@@ -40,13 +42,17 @@ for i = 1, n do
   if type(result) == 'string' and string.sub(result, 1, 36) == 'lh1 ' .. lease then
     local unheard = false
     if after and string.find(after, '^[!?]') then
-      local holder = string.match(result, '^%S+', 55)
+      local holder = string.match(result, '^%S+', 55) or ''
+      local message = string.sub(lease, 1, 16) .. ' !' .. string.sub(after, 2) .. ' ' .. key
       -- part: channel.lua
-      if string.sub(after, 1, 1) == '?' and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0 then
-        local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
-        unheard = granted and time[1] * 1000000 + time[2] - granted < 1000000
+      if string.sub(after, 1, 1) == '?' then
+        -- part: listeners.lua
+        if listeners == 0 then
+          local time, granted = redis.call('TIME'), tonumber(string.sub(result, 38, 53))
+          unheard = granted and time[1] * 1000000 + time[2] - granted < 1000000
+        end
       end
-      redis.pcall('PUBLISH', channel, string.sub(lease, 1, 16) .. ' !' .. string.sub(after, 2) .. ' ' .. key)
+      -- part: publish.lua
     end
     local served = nil
     if not unheard and string.find(result, ' ', 55, true) then

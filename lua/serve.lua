@@ -33,16 +33,20 @@ local function serve(key, queue, micros, own_lease, own_ttl)
       elseif not was_late and ms > 500 and now - first[2] > 1000 * math.min(ms / 3, 1000) then
         ttl, mark = math.min(math.max(math.floor(ms / 4), 500), 2000), '?'
       end
-      -- The result of PUBLISH would count clients that listen to patterns, too.
-      local listeners = is_own or polls or redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
-      if listeners ~= 0 then
+      local listens = is_own or polls
+      if not listens then
+        -- part: listeners.lua
+        listens = listeners ~= 0
+      end
+      if listens then
         local waiting = redis.pcall('ZCARD', queue)
         local more = waiting ~= 0 and ' +' or ''
         local value = 'lh1 ' .. lease .. ' ' .. micros .. ' ' .. holder .. more
         local set = redis.pcall('SET', key, value, 'PX', ttl)
         if set.err then return set end
         if not is_own and not polls then
-          local published = redis.pcall('PUBLISH', channel, lease .. ' ' .. mark .. micros .. ' ' .. key)
+          local message = lease .. ' ' .. mark .. micros .. ' ' .. key
+          -- part: publish.lua
           -- If an ACL forbids the message, the key expires soon.
           if type(published) == 'table' then redis.pcall('PEXPIRE', key, 100) end
         end

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::event::EventHandler;
-use crate::util::key::RESERVED;
+use crate::util::key::{KeyLayout, RESERVED};
 
 /// The shortest ttl. A shorter ttl could end before the reply to the request arrives.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(10);
@@ -59,6 +59,8 @@ impl Replicas {
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) prefix: String,
+    /// Follows from the topology of the servers.
+    pub(crate) layout: KeyLayout,
     pub(crate) ttl: Duration,
     pub(crate) max_ttl: Duration,
     pub(crate) renew_ratio: f64,
@@ -79,6 +81,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             prefix: "leasehold:".to_owned(),
+            layout: KeyLayout::Single,
             ttl: Duration::from_secs(30),
             max_ttl: MAX_TTL,
             renew_ratio: 1.0 / 3.0,

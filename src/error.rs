@@ -5,6 +5,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
 use crate::loss::LossReason;
+use crate::util::slot::Redirect;
 use crate::util::text::printable;
 
 /// The longest message, in bytes. Longer messages are cut.
@@ -62,7 +63,7 @@ pub enum ErrorKind {
     /// A setting is out of bounds. The message names the field and the value.
     InvalidConfig,
     /// The key of a lock is empty or too long, begins with `~`, or contains control characters or one of `~fence`,
-    /// `~queue:`, `~value:` and `~to:`.
+    /// `~queue:`, `~queue{`, `~value:`, `~value{` and `~to:`.
     InvalidKey,
     /// A reply with the caller's values is longer than [`Builder::max_reply_bytes`](crate::Builder::max_reply_bytes)
     /// allows. The message names that limit.
@@ -135,6 +136,8 @@ struct Repr {
     key: Option<Box<str>>,
     reason: Option<LossReason>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    /// A node of a Cluster refused the request. Boxed, since most errors have none.
+    redirect: Option<Box<Redirect>>,
 }
 
 /// The examples of [`Error`] use every method.
@@ -173,6 +176,7 @@ impl Error {
             key: None,
             reason: None,
             source: None,
+            redirect: None,
         }))
     }
 
@@ -209,6 +213,18 @@ impl Error {
     pub(crate) fn with_source_of(mut self, other: &Self) -> Self {
         self.0.source.clone_from(&other.0.source);
         self
+    }
+
+    /// This error with the reason for which a node of a Cluster refused the request.
+    pub(crate) fn with_redirect(mut self, redirect: Option<Redirect>) -> Self {
+        self.0.redirect = redirect.map(Box::new);
+        self
+    }
+
+    /// The reason for which a node of a Cluster refused the request before it did anything.
+    #[allow(dead_code, reason = "no Cluster can be opened yet")]
+    pub(crate) fn redirect(&self) -> Option<&Redirect> {
+        self.0.redirect.as_deref()
     }
 
     pub(crate) fn with_source(

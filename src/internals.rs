@@ -10,7 +10,7 @@ use crate::store::{
 };
 use crate::util::clock::Clock;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::Key;
+use crate::util::key::{Key, KeyLayout};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -90,11 +90,12 @@ impl Batch {
             replicas: None,
         };
         Self {
-            names: ScriptContext {
-                holder: HolderId::of_this_process(),
-                fence_counter: "leasehold:~fence".to_owned(),
-                max_value: 1 << 20,
-            },
+            names: ScriptContext::new(
+                HolderId::of_this_process(),
+                "leasehold:",
+                KeyLayout::Single,
+                1 << 20,
+            ),
             hash: "0".repeat(40),
             commands: (0..count).map(acquire).collect(),
             buffer: Vec::new(),

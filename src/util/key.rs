@@ -1,4 +1,7 @@
 //! Keys: the name of a lock that a caller chooses, and the key that it has in Redis.
+//!
+//! On a Cluster, all keys of one script call must share a slot. So the library's own keys for a lock are named after
+//! the lock's slot: [`KeyLayout`].
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,6 +10,7 @@ use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind};
 use crate::util::id::HolderId;
+use crate::util::slot::{Slot, hash_tag};
 use crate::util::text::printable;
 
 /// The first character of the library's own keys after the prefix. Prefixes must not contain it, names not begin with
@@ -15,10 +19,10 @@ pub(crate) const RESERVED: char = '~';
 
 /// Follows the prefix in the key of the fence counter.
 const FENCE: &str = "~fence";
-/// Stands between the prefix and the name in the key of a lock's queue.
-const QUEUE: &str = "~queue:";
-/// Stands between the prefix and the name in the key of a fenced value.
-const VALUE: &str = "~value:";
+/// Stands between the prefix and the name in the key of a lock's queue, with `:` behind it.
+const QUEUE: &str = "~queue";
+/// Stands between the prefix and the name in the key of a fenced value, with `:` behind it.
+const VALUE: &str = "~value";
 
 /// Stands between the prefix and the holder in the name of a client's channel.
 const CHANNEL: &str = "~to:";
@@ -26,10 +30,46 @@ const CHANNEL: &str = "~to:";
 /// The words that no name may contain. Prefixes may be nested: under the prefix `app:`, a lock named `billing:~fence`
 /// would have the key of the fence counter of the prefix `app:billing:`. Redis compares bytes, so these words in
 /// capitals or in similar characters are harmless.
-const RESERVED_WORDS: [&str; 4] = [FENCE, QUEUE, VALUE, CHANNEL];
+const RESERVED_WORDS: [&str; 6] = [FENCE, "~queue:", "~queue{", "~value:", "~value{", CHANNEL];
 
 /// In errors, invalid keys are cut to this number of bytes.
 const LONGEST_INVALID: usize = 32;
+
+/// How the library names its own keys, so that the keys of one script call share a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum KeyLayout {
+    /// One server: no slots.
+    #[default]
+    Single,
+    /// A Cluster. The names of the fence counters, queues and fenced values contain the tag of their slot.
+    Slots,
+    /// A Cluster, and a prefix with a hash tag: all keys share its slot, so their names are those of one server.
+    #[allow(dead_code, reason = "no Cluster can be opened yet")]
+    OneSlot,
+}
+
+impl KeyLayout {
+    /// The layout for a Cluster. Refuses a prefix in which a hash tag begins that the names of locks would end.
+    #[allow(dead_code, reason = "no Cluster can be opened yet")]
+    pub(crate) fn of_cluster(prefix: &str) -> Result<Self, Error> {
+        match hash_tag(prefix) {
+            Some(_) => Ok(Self::OneSlot),
+            None if !prefix.contains('{') => Ok(Self::Slots),
+            None => {
+                let wanted = "without `{`, or with a whole hash tag such as `{app}:`, on a Cluster";
+                Err(Error::invalid("prefix", wanted, format_args!("{prefix:?}")))
+            }
+        }
+    }
+
+    /// The tag in the names of the keys that belong to `slot`; empty if their names need none.
+    fn tag(self, slot: impl FnOnce() -> Slot) -> &'static str {
+        match self {
+            Self::Single | Self::OneSlot => "",
+            Self::Slots => slot().tag(),
+        }
+    }
+}
 
 /// A valid key of a lock: prefix and name in one string, as in Redis.
 #[derive(Clone)]
@@ -69,10 +109,16 @@ impl Key {
         Ok(Self::under(prefix, name))
     }
 
-    /// The key of the fenced value with this name.
-    pub(crate) fn of_value(prefix: &str, name: &str, max_bytes: usize) -> Result<Self, Error> {
+    /// The key of the fenced value with this name. It shares the slot of the lock with this name.
+    pub(crate) fn of_value(
+        layout: KeyLayout,
+        prefix: &str,
+        name: &str,
+        max_bytes: usize,
+    ) -> Result<Self, Error> {
         Self::new("", name, max_bytes)?;
-        Ok(Self::under(&[prefix, VALUE].concat(), name))
+        let tag = layout.tag(|| Slot::of(&[prefix, name].concat()));
+        Ok(Self::under(&[prefix, VALUE, tag, ":"].concat(), name))
     }
 
     fn under(prefix: &str, name: &str) -> Self {
@@ -104,10 +150,20 @@ impl Key {
         &self.full
     }
 
-    /// The parts of the key of the lock's queue: prefix, `~queue:`, name.
-    pub(crate) fn queue_parts(&self) -> [&str; 3] {
+    /// The slot of this key in a Cluster, and of the lock's queue and fence counter.
+    pub(crate) fn slot(&self) -> Slot {
+        Slot::of(&self.full)
+    }
+
+    /// The parts of the key of the lock's queue: prefix, `~queue`, the tag of the slot, `:`, name.
+    pub(crate) fn queue_parts(&self, layout: KeyLayout) -> [&str; 5] {
         let (prefix, name) = self.full.split_at(self.prefix as usize);
-        [prefix, QUEUE, name]
+        [prefix, QUEUE, layout.tag(|| self.slot()), ":", name]
+    }
+
+    /// The end of the name of the fence counter for the tokens of this lock, behind [`fence_counter`].
+    pub(crate) fn fence_tag(&self, layout: KeyLayout) -> &'static str {
+        layout.tag(|| self.slot())
     }
 
     /// The shard of this key among `of` shards: it chooses the pipeline, or the mutex of a map.
@@ -116,14 +172,22 @@ impl Key {
     }
 }
 
-/// The key of the counter that makes the fencing tokens of all locks under `prefix` strictly increasing.
+/// The key of the counter that makes the fencing tokens of all locks under `prefix` strictly increasing. On a Cluster,
+/// each slot has a counter of its own, whose key also has [`Key::fence_tag`] at its end.
 pub(crate) fn fence_counter(prefix: &str) -> String {
     [prefix, FENCE].concat()
 }
 
-/// The channel on which scripts publish messages to the client `holder`.
+/// The channel on which scripts publish messages to the client `holder`. A node of a Cluster sends such a message to all
+/// other nodes.
 pub(crate) fn channel(prefix: &str, holder: &HolderId) -> String {
     [prefix, CHANNEL, holder.as_str()].concat()
+}
+
+/// The name of a shard channel up to the holder. A node that serves `slot` sends such a message to its own connections
+/// and its replicas only.
+pub(crate) fn shard_channel_start(layout: KeyLayout, prefix: &str, slot: Slot) -> String {
+    [prefix, CHANNEL, layout.tag(|| slot)].concat()
 }
 
 fn reserved_word(name: &str) -> Option<&'static str> {
@@ -232,17 +296,23 @@ mod tests {
     fn reserved_words_in_names_are_refused() {
         let (outer, inner) = ("app:", "app:billing:");
         let lock = Key::new(inner, "k", 1024).unwrap();
+        let value = |layout, prefix, name| Key::of_value(layout, prefix, name, 1024).unwrap();
         let own = [
             fence_counter(inner),
             channel(inner, &HolderId::of_text("host/1/a")),
-            lock.queue_parts().concat(),
-            Key::of_value(inner, "k", 1024).unwrap().full.to_string(),
+            lock.queue_parts(KeyLayout::Single).concat(),
+            lock.queue_parts(KeyLayout::Slots).concat(),
+            value(KeyLayout::Single, inner, "k").full.to_string(),
+            value(KeyLayout::Slots, inner, "k").full.to_string(),
         ];
         for key in own {
             let name = key.strip_prefix(outer).unwrap();
             let error = Key::new(outer, name, 1024).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidKey, "{name}");
-            assert!(Key::of_value(outer, name, 1024).is_err(), "{name}");
+            assert!(
+                Key::of_value(KeyLayout::Single, outer, name, 1024).is_err(),
+                "{name}"
+            );
             // The names are refused under the empty prefix, too.
             assert!(Key::new("", &key, 1024).is_err(), "{key}");
         }
@@ -251,6 +321,79 @@ mod tests {
             "invalid key (\"billing:~fence\"): it contains \"~fence\", which is reserved: under a longer prefix it is \
              a key of the library"
         );
+    }
+
+    #[test]
+    fn layouts_name_keys() {
+        let lock = |prefix| Key::new(prefix, "k", 1024).unwrap();
+        let value = |layout, prefix| Key::of_value(layout, prefix, "k", 1024).unwrap().full;
+        for (layout, prefix, tag) in [
+            (KeyLayout::Single, "p:", ""),
+            (KeyLayout::OneSlot, "{p}:", ""),
+            // The slot of `p:k`.
+            (KeyLayout::Slots, "p:", "{6Va}"),
+        ] {
+            let key = lock(prefix);
+            let counter = fence_counter(prefix) + key.fence_tag(layout);
+            assert_eq!(counter, format!("{prefix}~fence{tag}"));
+            let queue = key.queue_parts(layout).concat();
+            assert_eq!(queue, format!("{prefix}~queue{tag}:k"));
+            let value = value(layout, prefix);
+            assert_eq!(&*value, format!("{prefix}~value{tag}:k"));
+            let shard = shard_channel_start(layout, prefix, key.slot());
+            assert_eq!(shard, format!("{prefix}~to:{tag}"));
+        }
+    }
+
+    #[test]
+    fn a_broken_tag_in_a_prefix_is_refused_on_a_cluster() {
+        for (prefix, layout) in [
+            ("", KeyLayout::Slots),
+            ("leasehold:", KeyLayout::Slots),
+            ("a}b", KeyLayout::Slots),
+            ("{app}:", KeyLayout::OneSlot),
+            ("x{app}{", KeyLayout::OneSlot),
+            ("{{}", KeyLayout::OneSlot),
+        ] {
+            assert_eq!(KeyLayout::of_cluster(prefix).unwrap(), layout, "{prefix}");
+        }
+        for prefix in ["{", "{app", "{}:", "{}{app}:", "a}{"] {
+            let error = KeyLayout::of_cluster(prefix).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+            let wanted = format!(
+                "invalid configuration: prefix must be without `{{`, or with a whole hash tag such \
+                 as `{{app}}:`, on a Cluster, not {prefix:?}"
+            );
+            assert_eq!(error.to_string(), wanted);
+        }
+    }
+
+    #[cfg(not(shuttle))]
+    proptest::proptest! {
+        #[test]
+        fn keys_of_a_lock_share_its_slot(
+            prefix in "[{}a-c:]{0,4}",
+            name in crate::util::slot::tests::name(),
+        ) {
+            let Ok(layout) = KeyLayout::of_cluster(&prefix) else {
+                return Ok(());
+            };
+            let lock = Key::new(&prefix, &name, 1024).unwrap();
+            let slot = Slot::of(&[&*prefix, &name].concat());
+            let own = [
+                lock.in_redis().to_owned(),
+                fence_counter(&prefix) + lock.fence_tag(layout),
+                lock.queue_parts(layout).concat(),
+                Key::of_value(layout, &prefix, &name, 1024).unwrap().in_redis().to_owned(),
+                shard_channel_start(layout, &prefix, slot) + "host/1/a",
+            ];
+            for key in own {
+                proptest::prop_assert_eq!(Slot::of(&key), slot, "{}", &key);
+                // What comes before the first `~` is the prefix: an ACL for the prefix has all keys.
+                let start = key.split('~').next();
+                proptest::prop_assert!(key == lock.in_redis() || start == Some(&*prefix));
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub(crate) mod fork;
 pub(crate) mod fuzz;
 pub(crate) mod id;
 pub(crate) mod key;
+pub(crate) mod slot;
 pub(crate) mod sync;
 pub(crate) mod text;
 pub(crate) mod threads;

@@ -13,6 +13,7 @@ use crate::store::redis::socket::ConnectError;
 #[cfg(feature = "tls")]
 use crate::store::redis::tls::{self, TlsError};
 use crate::store::redis::url::address;
+use crate::util::slot::Redirect;
 use crate::util::text::{has_id, printable, without_ids};
 
 /// The most bytes of a server's text in an error. A longer text is cut.
@@ -188,7 +189,8 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
-    Error::new(kind, without_ids(&format!("{code} {detail}")))
+    let error = Error::new(kind, without_ids(&format!("{code} {detail}")));
+    error.with_redirect(Redirect::parse(code, detail))
 }
 
 /// Whether this is the error of a server that accepts no more connections: `ERR max number of clients reached`.

@@ -42,7 +42,6 @@ use crate::store::{
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::util::key;
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
@@ -97,11 +96,12 @@ impl Node {
                 config.pipelines + RENEWAL_PIPELINES + config.max_transactions + 1,
             ),
             endpoint,
-            context: ScriptContext {
+            context: ScriptContext::new(
                 holder,
-                fence_counter: key::fence_counter(&config.prefix),
-                max_value: config.max_reply_bytes,
-            },
+                &config.prefix,
+                config.layout,
+                config.max_reply_bytes,
+            ),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             request_maintenance,

@@ -5,7 +5,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_testbed::{Proxy, Server, eventually};
+use leasehold_testbed::{Cluster, Proxy, Server, eventually};
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::TestRunner;
 use redis::Value;
 
 use super::*;
@@ -16,8 +18,30 @@ use crate::store::redis::connection::ReplyContents;
 use crate::store::redis::pipeline::MAX_BATCH;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
+use crate::util::slot::{self, Slot};
 
 const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn slots_are_those_of_a_cluster() {
+    let cluster = Cluster::builder().masters(1).without_replicas();
+    let cluster = cluster.start().unwrap();
+    let url = cluster.nodes()[0].url();
+    let mut redis = redis::Client::open(url).unwrap().get_connection().unwrap();
+    let mut runner = TestRunner::deterministic();
+    let names: Vec<String> = (0..2_000)
+        .map(|_| slot::tests::name().new_tree(&mut runner).unwrap().current())
+        .chain((0..100).map(|n| format!("leasehold:invoice:{n}")))
+        .collect();
+    let mut ask = redis::pipe();
+    for name in &names {
+        ask.cmd("CLUSTER").arg("KEYSLOT").arg(name);
+    }
+    let slots: Vec<u16> = ask.query(&mut redis).unwrap();
+    for (name, slot) in names.iter().zip(slots) {
+        assert_eq!(Slot::of(name).number(), slot, "{name}");
+    }
+}
 
 fn renewals(count: usize) -> Vec<Request> {
     let renewal = |n: usize| Command::Renew {

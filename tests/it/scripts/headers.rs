@@ -166,7 +166,15 @@ fn undeclared(code: &str) -> Vec<&str> {
         match command {
             "'TIME'" => true,
             "'PUBLISH'" => first == "channel",
-            "'PUBSUB'" => first == "'NUMSUB'" && args.next() == Some("channel"),
+            // A node refuses a shard channel of another slot than its own.
+            "'SPUBLISH'" => first == "shard .. holder",
+            "'PUBSUB'" => {
+                let channel = match first {
+                    "'NUMSUB'" => "channel",
+                    _ => "shard .. holder",
+                };
+                ["'NUMSUB'", "'SHARDNUMSUB'"].contains(&first) && args.next() == Some(channel)
+            }
             "'MGET'" => first == "unpack(KEYS",
             "'DEL'" if first == "unpack(gone" => {
                 code.contains("gone[#gone + 1], gone_at[#gone + 1] = KEYS[i + 1], i")
@@ -204,7 +212,10 @@ fn scripts_take_time_from_redis_and_touch_declared_keys_only() {
             assert!(!queue || declared, "{line}");
             let channel = line.starts_with("local channel");
             assert!(
-                !channel || line.contains(" = string.sub(counter, 1, -6) .. 'to:' .. "),
+                !channel
+                    || line.contains(
+                        " = string.sub(counter, 1, string.find(counter, '~', 1, true)) .. 'to:' .. "
+                    ),
                 "{line}"
             );
             // A function is given declared keys, too.

@@ -13,7 +13,7 @@ use crate::store::command::{Adoption, Command, FIRST_USUAL_PLACE, QueueMode};
 use crate::store::value::{LockValue, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::Key;
+use crate::util::key::{Key, KeyLayout};
 
 /// The clients. The last client does not listen for notifications.
 pub(super) const CLIENTS: [&str; 3] = ["host/1/a", "host/2/b", "gone/3/c"];
@@ -30,12 +30,13 @@ pub(super) enum Operation {
     PutBack(Duration),
 }
 
+/// On a Cluster, the keys share a slot, so that one transaction can read them.
 pub(super) fn key(n: usize) -> Key {
-    Key::new("p:", ["a", "b"][n], 10).unwrap()
+    Key::new("p:", ["{k}a", "{k}b"][n], 10).unwrap()
 }
 
 pub(super) fn value_key() -> Key {
-    Key::of_value("p:", "a", 10).unwrap()
+    Key::of_value(KeyLayout::Single, "p:", "{k}a", 10).unwrap()
 }
 
 fn lease(n: usize) -> LeaseId {

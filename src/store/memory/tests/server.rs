@@ -1,10 +1,11 @@
 //! Sends the same commands to a real Redis and to a keyspace in memory, and compares replies, values and notifications.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::time::Duration;
 
-use leasehold_testbed::Server;
+use leasehold_testbed::{Cluster, Server};
 use redis::{Connection, Value};
 
 use super::histories::{CLIENTS, Operation, holder, key, value_key, with_right_token};
@@ -17,7 +18,8 @@ use crate::store::redis::scripts::{
 use crate::store::value::{LockValue, has_queue};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
-use crate::util::key::Key;
+use crate::util::key::{self, Key, KeyLayout};
+use crate::util::slot::Slot;
 
 /// The texts of the scripts. One of them may have a planted difference.
 pub(super) struct Scripts(Vec<String>);
@@ -25,6 +27,16 @@ pub(super) struct Scripts(Vec<String>);
 impl Scripts {
     pub(super) fn real() -> Self {
         Self(ScriptKind::ALL.map(|kind| kind.text().to_owned()).to_vec())
+    }
+
+    /// The scripts with a first line by which Redis 7 refuses them all access to a second slot.
+    pub(super) fn of_one_slot() -> Self {
+        let real = Self::real().0.into_iter();
+        Self(real.map(|text| format!("#!lua\n{text}")).collect())
+    }
+
+    pub(super) fn are_strict(&self) -> bool {
+        self.0[0].starts_with("#!")
     }
 
     /// Replaces `from` by `to` in a script, in each place where it occurs.
@@ -41,7 +53,10 @@ impl Scripts {
 pub(super) struct Redis {
     connection: Connection,
     subscriber: Connection,
-    _server: Server,
+    layout: KeyLayout,
+    shard_slot: Option<Slot>,
+    /// A [`Server`] or a [`Cluster`].
+    _server: Box<dyn Any>,
 }
 
 /// The error of a clock in whole milliseconds. A step that takes Redis longer than this is not compared.
@@ -87,7 +102,19 @@ impl Looked {
 impl Redis {
     pub(super) fn start() -> Self {
         let server = Server::start().unwrap();
-        let client = redis::Client::open(server.url()).unwrap();
+        Self::on(&server.url(), Box::new(server), KeyLayout::Single, None)
+    }
+
+    /// A node that serves all slots of a Cluster. `slot` names its shard channels.
+    pub(super) fn start_cluster_node(slot: Option<Slot>) -> Self {
+        let builder = Cluster::builder().masters(1).without_replicas();
+        let cluster = builder.start().unwrap();
+        let url = cluster.nodes()[0].url();
+        Self::on(&url, Box::new(cluster), KeyLayout::Slots, slot)
+    }
+
+    fn on(url: &str, server: Box<dyn Any>, layout: KeyLayout, shard_slot: Option<Slot>) -> Self {
+        let client = redis::Client::open(url).unwrap();
         let connection = client.get_connection().unwrap();
         let mut subscriber = client.get_connection().unwrap();
         // All clients but the last one listen. The subscription to all channels only records the messages.
@@ -95,7 +122,14 @@ impl Redis {
         let channels = names
             .iter()
             .map(|name| ("SUBSCRIBE", format!("p:~to:{name}")));
-        for (command, channel) in channels.chain([("PSUBSCRIBE", "*".to_owned())]) {
+        let mut channels: Vec<_> = channels.chain([("PSUBSCRIBE", "*".to_owned())]).collect();
+        if let Some(slot) = shard_slot {
+            // The first one does not, as a client that has not learnt of a move of slots.
+            let start = key::shard_channel_start(layout, "p:", slot);
+            let listen = |name| ("SSUBSCRIBE", format!("{start}{name}"));
+            channels.extend(names[1..].iter().map(listen));
+        }
+        for (command, channel) in channels {
             let mut subscribe = redis::cmd(command);
             subscribe.arg(channel);
             subscriber
@@ -106,8 +140,21 @@ impl Redis {
         Self {
             connection,
             subscriber,
+            layout,
+            shard_slot,
             _server: server,
         }
+    }
+
+    /// Whether the server can refuse scripts access to a second slot: Redis 7 and later.
+    pub(super) fn knows_strict_scripts(&mut self) -> bool {
+        let mut strict = redis::cmd("EVAL");
+        strict.arg("#!lua\nreturn 1").arg(0);
+        strict.exec(&mut self.connection).is_ok()
+    }
+
+    fn fence_counter(&self) -> String {
+        key::fence_counter("p:") + key(0).fence_tag(self.layout)
     }
 
     /// Runs a history on Redis and on the keyspace. Fails with the difference. If a busy machine stops Redis during a
@@ -192,7 +239,7 @@ impl Redis {
         let request = self.request(scripts, kind, by, command);
         let mut look = redis::pipe();
         for key in [0, 1].map(key) {
-            let queue = key.queue_parts().concat();
+            let queue = key.queue_parts(self.layout).concat();
             look.cmd("GET").arg(key.in_redis());
             look.cmd("PTTL").arg(key.in_redis());
             look.cmd("ZRANGE").arg(queue).arg(0).arg(-1);
@@ -255,26 +302,35 @@ impl Redis {
         let value = redis::cmd("GET").arg(key).query(&mut self.connection);
         // A value that is no text is no lock.
         let command = &with_right_token(command, value.unwrap_or(None::<String>).as_deref());
-        let names = ScriptContext {
-            holder: by.clone(),
-            fence_counter: "p:~fence".to_owned(),
-            max_value: 1 << 20,
-        };
+        let names = ScriptContext::new(by.clone(), "p:", self.layout, 1 << 20);
+        names.set_shard_slot(self.shard_slot);
         let mut bytes = Vec::new();
         let call = ScriptRef::Text(&scripts.0[kind as usize]);
         scripts::encode(&mut bytes, call, kind, &names, [command].into_iter());
         bytes
     }
 
+    /// A message with the plain channel in place of the shard channel. A client that listens to its shard channel gets
+    /// all messages there.
+    fn as_plain(&self, kind: &str, channel: &str, text: &str) -> String {
+        let Some(slot) = self.shard_slot else {
+            return format!("{channel}: {text}");
+        };
+        let plain = channel.replace(slot.tag(), "");
+        let listens_to_shards = !plain.ends_with(CLIENTS[0]);
+        assert_eq!(kind == "smessage", listens_to_shards, "{channel}");
+        format!("{plain}: {text}")
+    }
+
     fn put_back(&mut self, by: Duration) {
         let now = self.time().since(MonotonicTime::at_tick(0)).as_micros() as u64;
         let last: Option<u64> = redis::cmd("GET")
-            .arg("p:~fence")
+            .arg(self.fence_counter())
             .query(&mut self.connection)
             .unwrap();
         let ahead = last.unwrap_or(0).max(now) + by.as_micros() as u64;
         redis::cmd("SET")
-            .arg("p:~fence")
+            .arg(self.fence_counter())
             .arg(ahead)
             .exec(&mut self.connection)
             .unwrap();
@@ -300,7 +356,7 @@ impl Redis {
             match words.as_slice() {
                 [pong, ..] if pong == "pong" => return published,
                 [_, _, _, _] => {}
-                [_, channel, text] => published.push(format!("{channel}: {text}")),
+                [kind, channel, text] => published.push(self.as_plain(kind, channel, text)),
                 other => panic!("{other:?}"),
             }
         }

@@ -17,6 +17,7 @@ use crate::store::redis::pipeline::request::{self, PendingRequest};
 use crate::store::redis::scripts::{self, Decoded, ScriptContext, ScriptKind, ScriptRef};
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
+use crate::util::slot::Slot;
 
 /// The most keys in one script call, since a call blocks Redis for all other clients. A larger batch takes several
 /// calls.
@@ -69,6 +70,11 @@ pub(crate) fn transaction_connection(
             }
         }
     }
+}
+
+/// The slot of the keys of a script call for this command.
+fn slot(command: &Command) -> Option<Slot> {
+    command.key().map(Key::slot)
 }
 
 /// A command on the wire, which has one reply.
@@ -504,6 +510,9 @@ impl PipelinedConnection {
         by_text: bool,
         mut requests: Vec<PendingRequest>,
     ) {
+        if context.has_slots() && requests.len() > 1 {
+            return self.enqueue_by_slot(context, kind, at_once, by_text, requests);
+        }
         // `split_off` would leave each part the capacity of the whole batch.
         while requests.len() > at_once {
             let part = requests.drain(..at_once).collect();
@@ -512,6 +521,31 @@ impl PipelinedConnection {
         if !requests.is_empty() {
             self.enqueue(context, kind, by_text, requests);
         }
+    }
+
+    /// Enqueues calls whose keys have one slot each. Requests for one slot keep their order.
+    fn enqueue_by_slot(
+        &mut self,
+        context: &ScriptContext,
+        kind: ScriptKind,
+        at_once: usize,
+        by_text: bool,
+        mut requests: Vec<PendingRequest>,
+    ) {
+        requests.sort_by_cached_key(|request| slot(&request.command));
+        let mut rest = requests.drain(..).peekable();
+        while let Some(first) = rest.next() {
+            let slot_of_call = slot(&first.command);
+            let mut part = vec![first];
+            while part.len() < at_once
+                && let Some(next) = rest.next_if(|next| slot(&next.command) == slot_of_call)
+            {
+                part.push(next);
+            }
+            self.enqueue(context, kind, by_text, part);
+        }
+        drop(rest);
+        self.keep(requests);
     }
 
     /// Whether the connection may be used again.
@@ -529,21 +563,24 @@ impl PipelinedConnection {
             .map(|(request, _)| request)
             .chain(in_flight.flat_map(|batch| batch.requests))
             .collect();
-        let releases: Vec<Command> = in_flight
+        let mut releases: Vec<Command> = in_flight
             .iter()
             .filter_map(|request| request.command.undo(MonotonicTime::now()))
             .collect();
         if !releases.is_empty() && !self.write_failed && !self.is_half_written() {
-            for releases in releases.chunks(MAX_KEYS) {
-                let call = ScriptRef::Text(ScriptKind::Release.text());
-                let commands = releases.iter();
-                scripts::encode(
-                    &mut self.buffer,
-                    call,
-                    ScriptKind::Release,
-                    context,
-                    commands,
-                );
+            let kind = ScriptKind::Release;
+            let mut call = ScriptRef::Text(kind.text());
+            let has_slots = context.has_slots();
+            if has_slots {
+                releases.sort_by_cached_key(slot);
+            }
+            let one_call = |a: &Command, b: &Command| !has_slots || slot(a) == slot(b);
+            for releases in releases.chunk_by(one_call) {
+                for releases in releases.chunks(MAX_KEYS) {
+                    scripts::encode(&mut self.buffer, call, kind, context, releases.iter());
+                    // The server knows the script from the first call on.
+                    call = ScriptRef::Hash(kind.hash());
+                }
             }
             // An error is ignored, since other connections repeat the releases. The deadline is now, so that the write
             // does not wait for a server that does not read.

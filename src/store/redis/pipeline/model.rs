@@ -11,7 +11,7 @@ use crate::store::command::{Held, QueueMode};
 use crate::store::completion::Submitted;
 use crate::store::redis::pipeline::connection::{Faults, Server};
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::Key;
+use crate::util::key::{Key, KeyLayout};
 use crate::util::sync::model::{chance, check, pass, survives};
 use crate::util::sync::{AtomicBool, Condvar, Ordering};
 
@@ -57,11 +57,12 @@ impl World {
         let pipeline = Pipeline::for_callers(Arc::new(Shared {
             pool: Arc::clone(&server),
             endpoint: Arc::new(endpoint),
-            context: ScriptContext {
-                holder: HolderId::of_this_process(),
-                fence_counter: String::new(),
-                max_value: 1 << 20,
-            },
+            context: ScriptContext::new(
+                HolderId::of_this_process(),
+                "",
+                KeyLayout::Single,
+                1 << 20,
+            ),
             // A caller with a short limit cannot wait for a connection.
             connect_timeout: 10 * SECOND,
             command_timeout: SECOND,

@@ -17,7 +17,7 @@ use crate::store::completion::Submitted;
 use crate::store::late_release::LateRelease;
 use crate::store::redis::pipeline::connection;
 use crate::util::id::{HolderId, LeaseId};
-use crate::util::key::{self, Key};
+use crate::util::key::{Key, KeyLayout};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -40,17 +40,17 @@ fn with_timeout(timeout: Duration) -> Fixture {
 
 /// A pipeline to `server`, which has the address `url`.
 fn at(server: Server, url: &str, timeout: Duration) -> Fixture {
+    with_layout(KeyLayout::Single, server, url, timeout)
+}
+
+fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) -> Fixture {
     let endpoint = Arc::new(Endpoint::new(url, timeout, DEFAULT_MAX_REPLY).unwrap());
     let hook_calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&hook_calls);
     let pipeline = Pipeline::for_callers(Arc::new(Shared {
         pool: connection::pool(&endpoint, 2),
         endpoint,
-        context: ScriptContext {
-            holder: HolderId::of_this_process(),
-            fence_counter: key::fence_counter("p:"),
-            max_value: 1 << 20,
-        },
+        context: ScriptContext::new(HolderId::of_this_process(), "p:", layout, 1 << 20),
         connect_timeout: timeout,
         command_timeout: timeout,
         request_maintenance: Box::new(move |_| {
@@ -115,6 +115,11 @@ impl Fixture {
             held: None,
             queued: None,
         }
+    }
+
+    /// The number of calls of scripts by hash, and by text.
+    fn calls(&self) -> [u64; 2] {
+        ["evalsha", "eval"].map(|name| self.server.calls(name).unwrap())
     }
 
     /// Waits until `len` requests are in the pipeline's queue.
@@ -329,6 +334,71 @@ fn a_batch_of_several_calls_has_all_outcomes() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn each_call_on_a_cluster_has_the_keys_of_one_slot() {
+    let server = Server::start().unwrap();
+    let url = server.url();
+    let f = with_layout(KeyLayout::Slots, server, &url, LONG);
+    f.acquire("warm-up");
+    // Of five slots: each name twice, and names of one slot are apart.
+    let names = (0..40).map(|n| format!("{{{}}}{}", n % 5, n / 10));
+    for by_text in [false, true] {
+        if by_text {
+            f.server.command(&["SCRIPT", "FLUSH"]).unwrap();
+        }
+        let before = f.calls();
+        let acquires = names.clone().map(|name| {
+            let acquire = acquire_of(&format!("{name}{by_text}"));
+            Request::new(acquire, MonotonicTime::now().after(LONG))
+        });
+        let mut requests: Vec<Request> = acquires.collect();
+        f.pipeline
+            .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+        for (n, request) in requests.into_iter().enumerate() {
+            let outcome = request.into_outcome();
+            // The earlier request for a key is served first.
+            let is_right = match outcome {
+                Ok(Reply::Granted { .. }) => n % 10 < 5,
+                Ok(Reply::Contended { .. }) => n % 10 >= 5,
+                _ => false,
+            };
+            assert!(is_right, "{n}: {outcome:?}");
+        }
+        let after = f.calls();
+        let wanted = if by_text { [5, 5] } else { [5, 0] };
+        assert_eq!([after[0] - before[0], after[1] - before[1]], wanted);
+    }
+    let counters = f.server.command(&["KEYS", "p:~fence{*}"]).unwrap();
+    let leasehold_testbed::Reply::Array(counters) = counters else {
+        panic!("{counters}");
+    };
+    assert_eq!(counters.len(), 6, "one for each slot: {counters:?}");
+}
+
+/// The undos that are written before a connection is given up.
+#[test]
+fn undos_on_a_cluster_are_written_slot_by_slot() {
+    let server = Server::start().unwrap();
+    let url = server.url();
+    let f = with_layout(KeyLayout::Slots, server, &url, Duration::from_millis(500));
+    f.acquire("warm-up");
+    let before = f.calls();
+    f.server.stop();
+    let names = (0..10).map(|n| format!("{{{}}}{n}", n % 5));
+    let acquires = names.clone().map(|name| {
+        let deadline = MonotonicTime::now().after(Duration::from_millis(500));
+        Request::new(acquire_of(&name), deadline)
+    });
+    let mut requests: Vec<Request> = acquires.collect();
+    f.pipeline
+        .execute(&mut requests.iter_mut().collect::<Vec<_>>());
+    f.server.resume();
+    // The acquires, then their undos, the first one by its text.
+    let wanted = [before[0] + 5 + 4, before[1] + 1];
+    assert!(eventually(LONG, || f.calls() == wanted), "{:?}", f.calls());
+    assert!(names.clone().all(|name| !f.exists(&name)));
 }
 
 #[test]

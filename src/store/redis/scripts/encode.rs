@@ -7,7 +7,7 @@ use crate::store::redis::scripts::{ScriptContext, ScriptKind, ScriptRef};
 use crate::store::value::{TokenBound, micros_of};
 use crate::util::id::LeaseId;
 
-/// Appends one script call for `commands`, all of `kind`, to `buffer`.
+/// Appends one script call for `commands`, all of `kind`, to `buffer`. On a Cluster, their keys have the same slot.
 pub(crate) fn encode<'a>(
     buffer: &mut Vec<u8>,
     call: ScriptRef<'_>,
@@ -19,7 +19,12 @@ pub(crate) fn encode<'a>(
     let keys = commands.len() + queued.clone().count() + usize::from(kind.uses_counter());
     let fixed_args = usize::from(kind.sends_holder()) + usize::from(kind.sends_limit());
     let has_bounds = commands.clone().any(|command| bound(command).is_some());
-    let args = commands.len() * arguments_per_key(kind) + fixed_args + usize::from(has_bounds);
+    let publishes = || commands.clone().any(|command| kind.publishes(command));
+    let shard = context.shard_channel_start().filter(|_| publishes());
+    // The name of the shard channels comes behind the bounds, so it needs an argument for bounds.
+    let sends_bounds = has_bounds || kind == ScriptKind::Acquire && shard.is_some();
+    let last_args = usize::from(sends_bounds) + usize::from(shard.is_some());
+    let args = commands.len() * arguments_per_key(kind) + fixed_args + last_args;
     let mut out = Encoder(buffer);
     out.array(3 + keys + args);
     match call {
@@ -34,13 +39,15 @@ pub(crate) fn encode<'a>(
     }
     out.number(keys as u64);
     if kind.uses_counter() {
-        out.text(&context.fence_counter);
+        let key = commands.clone().find_map(Command::key);
+        let tag = key.map_or("", |key| key.fence_tag(context.layout));
+        out.parts(&[&context.fence_counter, tag]);
     }
     for command in commands.clone() {
         out.text(command.key().map_or("", |key| key.in_redis()));
     }
     for key in queued.filter_map(Command::key) {
-        out.parts(key.queue_parts());
+        out.parts(&key.queue_parts(context.layout));
     }
     if kind.sends_holder() {
         out.text(context.holder.as_str());
@@ -55,6 +62,11 @@ pub(crate) fn encode<'a>(
         let least = commands.map(|command| bound(command).map_or(0, TokenBound::least_micros));
         let least: String = least.map(|micros| format!("{micros:016}")).collect();
         out.text(&least);
+    } else if sends_bounds {
+        out.text("");
+    }
+    if let Some(shard) = shard {
+        out.text(&shard);
     }
 }
 
@@ -170,7 +182,8 @@ impl Encoder<'_> {
         self.0.extend_from_slice(b"\r\n");
     }
 
-    fn parts(&mut self, parts: [&str; 3]) {
+    /// Writes one string that consists of `parts`.
+    fn parts(&mut self, parts: &[&str]) {
         self.line(b'$', parts.iter().map(|part| part.len() as u64).sum());
         for part in parts {
             self.0.extend_from_slice(part.as_bytes());

@@ -9,9 +9,12 @@ mod parts;
 mod tests;
 
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::store::command::{Command, QueueMode};
 use crate::util::id::HolderId;
+use crate::util::key::{self, KeyLayout};
+use crate::util::slot::Slot;
 
 #[cfg_attr(all(test, shuttle), allow(unused_imports))]
 pub(crate) use decode::{Decoded, decode, is_refused_by_non_primary};
@@ -111,6 +114,14 @@ impl ScriptKind {
         }
     }
 
+    /// Whether the script may notify other clients than the caller's.
+    pub(super) fn publishes(self, command: &Command) -> bool {
+        match command {
+            Command::Acquire { queue_mode, .. } => *queue_mode != QueueMode::None,
+            _ => self == Self::Release,
+        }
+    }
+
     /// Whether the script's first argument is the length of the longest value.
     pub(super) fn sends_limit(self) -> bool {
         self == Self::Read
@@ -129,11 +140,69 @@ pub(crate) enum ScriptRef<'a> {
     Text(&'a str),
 }
 
-/// The arguments and keys that all script calls of a client share.
-#[derive(Clone, Debug)]
+/// The arguments and keys that all script calls of a client to one server share.
+#[derive(Debug)]
 pub(crate) struct ScriptContext {
     pub(crate) holder: HolderId,
-    pub(crate) fence_counter: String,
+    prefix: String,
+    layout: KeyLayout,
+    /// The name of the fence counter, up to the tag.
+    fence_counter: String,
     /// The longest value that a read returns, in bytes.
-    pub(crate) max_value: usize,
+    max_value: usize,
+    shard_slot: ShardSlot,
+}
+
+impl ScriptContext {
+    pub(crate) fn new(holder: HolderId, prefix: &str, layout: KeyLayout, max_value: usize) -> Self {
+        Self {
+            holder,
+            fence_counter: key::fence_counter(prefix),
+            prefix: prefix.to_owned(),
+            layout,
+            max_value,
+            shard_slot: ShardSlot::default(),
+        }
+    }
+
+    /// Whether each script call must have the keys of one slot only.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.layout == KeyLayout::Slots
+    }
+
+    /// Sets the slot whose shard channels the server's clients listen to. Later calls tell the scripts.
+    #[allow(dead_code, reason = "no Cluster can be opened yet")]
+    pub(crate) fn set_shard_slot(&self, slot: Option<Slot>) {
+        self.shard_slot.set(slot);
+    }
+
+    /// The name of the server's shard channels up to the holder; `None` if the scripts are to use plain channels.
+    fn shard_channel_start(&self) -> Option<String> {
+        let slot = self.shard_slot.get()?;
+        Some(key::shard_channel_start(self.layout, &self.prefix, slot))
+    }
+}
+
+/// The slot that names the shard channels of a server. All clients choose the same one: the lowest slot that the server
+/// serves. It changes when slots move.
+#[derive(Debug)]
+struct ShardSlot(AtomicU16);
+
+impl ShardSlot {
+    const NONE: u16 = u16::MAX;
+
+    fn set(&self, slot: Option<Slot>) {
+        let number = slot.map_or(Self::NONE, Slot::number);
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<Slot> {
+        Slot::new(self.0.load(Ordering::Relaxed))
+    }
+}
+
+impl Default for ShardSlot {
+    fn default() -> Self {
+        Self(AtomicU16::new(Self::NONE))
+    }
 }

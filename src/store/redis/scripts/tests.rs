@@ -9,14 +9,16 @@ use crate::store::command::Reply;
 use crate::store::value::{self, TokenBound};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
+use crate::util::key::{Key, KeyLayout};
+use crate::util::slot::Slot;
 
 fn context() -> ScriptContext {
-    ScriptContext {
-        holder: HolderId::of_this_process(),
-        fence_counter: "p:~fence".to_owned(),
-        max_value: 1 << 20,
-    }
+    ScriptContext::new(
+        HolderId::of_this_process(),
+        "p:",
+        KeyLayout::Single,
+        1 << 20,
+    )
 }
 
 #[test]
@@ -73,6 +75,115 @@ fn bounds_are_the_last_argument_of_acquires() {
     let with = encoded([TokenBound::new(7 << 10), None]);
     let wanted = format!("*14{}$32\r\n{:016}{:016}\r\n", &without[3..], 8, 0);
     assert_eq!(with, wanted);
+}
+
+/// The words of a call, as Redis reads them.
+fn words(context: &ScriptContext, commands: &[Command]) -> Vec<String> {
+    let mut buffer = Vec::new();
+    let kind = ScriptKind::of(&commands[0]).unwrap();
+    let call = ScriptRef::Text("return 1");
+    encode(&mut buffer, call, kind, context, commands.iter());
+    // Commands and replies have one form.
+    let Ok(Value::Array(words)) = redis::parse_redis_value(&buffer) else {
+        panic!("no command: {}", String::from_utf8_lossy(&buffer));
+    };
+    let text = |word| redis::from_redis_value::<String>(word).unwrap();
+    words.into_iter().map(text).collect()
+}
+
+/// On a Cluster, all keys of a call share the slot of its lock.
+#[test]
+fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
+    let lease = LeaseId::decode(&"1".repeat(LeaseId::DIGITS)).unwrap();
+    let (ttl, key) = (
+        std::time::Duration::from_secs(5),
+        Key::new("p:", "a", 10).unwrap(),
+    );
+    let acquire = |queue_mode, above| Command::Acquire {
+        key: key.clone(),
+        lease,
+        ttl,
+        queue_mode,
+        above,
+    };
+    let release = Command::Release {
+        key: key.clone(),
+        lease,
+        until: MonotonicTime::now(),
+        held: None,
+        queued: None,
+    };
+    let tag = key.slot().tag();
+    let (counter, queue) = (format!("p:~fence{tag}"), format!("p:~queue{tag}:a"));
+    let (lease, bound) = (lease.to_string(), format!("{:016}", 8));
+    let context = |layout, prefix| {
+        let holder = HolderId::of_text("host/1/a");
+        ScriptContext::new(holder, prefix, layout, 1 << 20)
+    };
+    let cluster = context(KeyLayout::Slots, "p:");
+    let above = TokenBound::new(7 << 10);
+    let waits = QueueMode::Notified;
+    let head = ["EVAL", "return 1"];
+    for (shard_slot, shard) in [(None, None), (Slot::new(0), Slot::new(0).map(Slot::tag))] {
+        cluster.set_shard_slot(shard_slot);
+        let shard = shard.map(|tag| format!("p:~to:{tag}"));
+        for (command, keys, args) in [
+            (
+                acquire(QueueMode::None, None),
+                vec![],
+                vec!["host/1/a", &lease, "5000", ""],
+            ),
+            (
+                acquire(QueueMode::None, above),
+                vec![],
+                vec!["host/1/a", &lease, "5000", "", &bound],
+            ),
+            (
+                acquire(waits, above),
+                vec![&queue],
+                vec!["host/1/a", &lease, "5000", "+", &bound],
+            ),
+            (
+                acquire(waits, None),
+                vec![&queue],
+                vec!["host/1/a", &lease, "5000", "+"],
+            ),
+            (release.clone(), vec![&queue], vec![&*lease]),
+        ] {
+            let number = (2 + keys.len()).to_string();
+            let mut wanted = [&head[..], &[&number, &counter, "p:a"]].concat();
+            wanted.extend(keys.iter().map(|key| key.as_str()));
+            wanted.extend(&args);
+            let waits = !keys.is_empty();
+            if let Some(shard) = shard.as_deref().filter(|_| waits) {
+                if args.last() == Some(&"+") {
+                    wanted.push("");
+                }
+                wanted.push(shard);
+            }
+            assert_eq!(words(&cluster, &[command]), wanted);
+        }
+    }
+    // A prefix with a tag: all names are those of one server, and so is the channel.
+    let one_slot = context(KeyLayout::OneSlot, "{p}:");
+    one_slot.set_shard_slot(Some(key.slot()));
+    let key = Key::new("{p}:", "a", 10).unwrap();
+    let release = Command::Release {
+        key,
+        lease: LeaseId::decode(&lease).unwrap(),
+        until: MonotonicTime::now(),
+        held: None,
+        queued: None,
+    };
+    let wanted = [
+        "3",
+        "{p}:~fence",
+        "{p}:a",
+        "{p}:~queue:a",
+        &lease,
+        "{p}:~to:",
+    ];
+    assert_eq!(words(&one_slot, &[release])[2..], wanted);
 }
 
 #[test]

@@ -1,0 +1,8 @@
+-- Purpose: publish `message` for the client `holder`: on its shard channel, if a connection listens to it there,
+--   otherwise on its plain one. Redis 6.2 has no shard channels, and a client that has not learnt of a move of slots
+--   listens to another one. A part of the scripts that say `-- part: publish.lua`.
+-- KEYS: those of the script
+-- ARGV: those of the script
+-- Returns: nothing; `published` is a number, or an error
+local published = shard and redis.pcall('SPUBLISH', shard .. holder, message) or 0
+if published == 0 or type(published) == 'table' then published = redis.pcall('PUBLISH', channel, message) end
