@@ -10,10 +10,11 @@ use crate::config::{Config, Replicas};
 use crate::credentials::{Credentials, CredentialsCallback};
 use crate::error::{Error, ErrorKind};
 use crate::event::EventHandler;
-use crate::store::{Endpoint, MemoryServer, redacted, redacted_info};
+use crate::store::{ClusterAddress, Endpoint, MemoryServer, redacted, redacted_info};
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
 use crate::util::fork::ForkGuard;
+use crate::util::key::KeyLayout;
 
 /// The settings of a client. Each setting has a default, and [`build`](Builder::build) checks all of them.
 ///
@@ -385,6 +386,7 @@ impl Builder {
         let (server, config) = self.check()?;
         match &server {
             Server::Redis(endpoint) => drop(endpoint.open()?),
+            Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
         }
         Client::start(server, config, fork_guard)
@@ -403,7 +405,7 @@ impl Builder {
     }
 
     fn check(self) -> Result<(Server, Config), Error> {
-        let config = self.config;
+        let mut config = self.config;
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
         let has_login = self.credentials.is_some();
@@ -420,14 +422,31 @@ impl Builder {
             let message = format!("{setting}: a memory store has no connections");
             Err(Error::new(ErrorKind::InvalidConfig, message))
         };
+        let credentials = self.credentials.clone();
         let redis = |mut endpoint: Endpoint| {
-            if let Some(callback) = self.credentials {
+            if let Some(callback) = credentials {
                 endpoint.set_credentials(callback)?;
             }
             #[cfg(feature = "tls")]
             endpoint.set_up_tls(self.tls.as_ref())?;
             Ok(Server::Redis(Arc::new(endpoint)))
         };
+        let (command_timeout, prefix) = (config.command_timeout, &config.prefix);
+        let timeouts = (connect_timeout, command_timeout);
+        let cluster = match &self.address {
+            Address::Url(url) => ClusterAddress::of_url(url, timeouts, max_reply).transpose()?,
+            _ => None,
+        };
+        if let Some(mut cluster) = cluster {
+            config.layout = KeyLayout::of_cluster(prefix)?;
+            if let Some(callback) = self.credentials {
+                cluster.set_credentials(callback);
+            }
+            #[cfg(feature = "tls")]
+            cluster.set_tls(self.tls);
+            cluster.check()?;
+            return Ok((Server::Cluster(Box::new(cluster)), config));
+        }
         let server = match self.address {
             Address::Memory(server) => memory(server)?,
             Address::Info(info) => redis(Endpoint::from_info(*info, connect_timeout, max_reply)?)?,

@@ -18,7 +18,8 @@ use crate::mutex::Mutex;
 use crate::observe;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
-    Backend, Command, Endpoint, LateReleaseHook, MemoryNode, MemoryServer, Node, Reply, ServerId,
+    Backend, ClusterAddress, ClusterStore, Command, Endpoint, LateReleaseHook, MemoryNode,
+    MemoryServer, Node, Reply, ServerId,
 };
 use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
@@ -28,13 +29,13 @@ use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 
-/// A client of one Redis server. Make one per process and clone it freely.
+/// A client of a Redis server, or of a Redis Cluster. Make one per process and clone it freely.
 ///
 /// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
 /// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
 /// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
-/// [`renew_while`](Mutex::renew_while) starts a tenth thread. A client of a [`MemoryStore`](crate::MemoryStore) has
-/// five threads.
+/// [`renew_while`](Mutex::renew_while) starts a tenth thread. A client of a Redis Cluster has six threads, and five for
+/// each master that it uses. A client of a [`MemoryStore`](crate::MemoryStore) has five threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -66,9 +67,10 @@ struct ClientInner {
     fork_guard: Arc<ForkGuard>,
 }
 
-/// The server that stores the locks of a client.
+/// The server, or the servers, that store the locks of a client.
 pub(crate) enum Server {
     Redis(Arc<Endpoint>),
+    Cluster(Box<ClusterAddress>),
     Memory(Arc<MemoryServer>),
 }
 
@@ -98,7 +100,9 @@ impl Client {
     /// `redis::ConnectionInfo` or a `redis::Client`.
     ///
     /// URLs have the form of redis-rs: `redis://[user][:password@]host[:port][/db]` or
-    /// `unix:///path[?db=..&user=..&pass=..]`. `memory://[name]` is a [`MemoryStore`](crate::MemoryStore) for tests.
+    /// `unix:///path[?db=..&user=..&pass=..]`. `redis+cluster://[user][:password@]host[:port],host[:port]..` is a Redis
+    /// Cluster, of which the URL names some nodes. `memory://[name]` is a [`MemoryStore`](crate::MemoryStore), for
+    /// tests.
     ///
     /// # Errors
     /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, `Denied` for a
@@ -345,7 +349,8 @@ impl Client {
     /// Sends `PING` to Redis, for health checks, and returns how long the reply took: not how long connecting took,
     /// if that was needed. Uses a connection of its own, so transactions and requests under way do not delay it.
     /// Several pings wait for one another. A call takes [`connect_timeout`](Builder::connect_timeout) and
-    /// [`command_timeout`](Builder::command_timeout) together at most.
+    /// [`command_timeout`](Builder::command_timeout) together at most. On a Cluster, it pings each master that this
+    /// client uses, one after another, or one master if it uses none, and returns the longest time.
     ///
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
@@ -457,6 +462,7 @@ impl Handle {
             [(); 2].map(|()| ThreadGroup::with_fork_guard(Arc::clone(&fork_guard)));
         let (clock, address) = match &server {
             Server::Redis(endpoint) => (Clock::default(), endpoint.address()),
+            Server::Cluster(cluster) => (Clock::default(), cluster.text()),
             Server::Memory(memory) => (memory.clock().clone(), "memory://".to_owned()),
         };
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
@@ -587,7 +593,11 @@ fn backend_of(
             holder,
             request_maintenance,
             delays,
+            None,
         ))),
+        Server::Cluster(address) => {
+            Backend::with_transactions(ClusterStore::new(*address, config, holder, delays))
+        }
         Server::Memory(memory) => {
             let node = MemoryNode::new(memory, holder, request_maintenance, delays);
             Backend::new(Arc::new(node))

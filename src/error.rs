@@ -222,7 +222,6 @@ impl Error {
     }
 
     /// The reason for which a node of a Cluster refused the request before it did anything.
-    #[allow(dead_code, reason = "no Cluster can be opened yet")]
     pub(crate) fn redirect(&self) -> Option<&Redirect> {
         self.0.redirect.as_deref()
     }

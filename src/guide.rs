@@ -4,6 +4,7 @@
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
+//! - [`topologies`]: one server or a Cluster: the URL, what each guarantees, and what it costs.
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
 //! - [`security`]: what other users of the same Redis can do with each right.
 //! - [`observability`]: events, spans and metrics, and what to alert on.
@@ -26,6 +27,7 @@ macro_rules! page {
         #[doc = "[security]: security"]
         #[doc = "[settings]: settings"]
         #[doc = "[the market]: market"]
+        #[doc = "[topologies]: topologies"]
         #[doc = ""]
         #[doc = include_str!($file)]
         pub mod $name {}
@@ -36,6 +38,7 @@ page!(guarantees, "../docs/guarantees.md");
 page!(choosing_a_ttl, "../docs/choosing_a_ttl.md");
 page!(settings, "../docs/settings.md");
 page!(failures, "../docs/failures.md");
+page!(topologies, "../docs/topologies.md");
 page!(in_your_redis, "../docs/redis.md");
 page!(security, "../docs/security.md");
 page!(observability, "../docs/observability.md");

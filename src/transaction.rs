@@ -109,6 +109,8 @@ impl Failed<RedisError> {
 
 /// How many conflicts in a row end a transaction with an error.
 const MAX_TRIES: u32 = 100;
+/// How many nodes of a Cluster may refuse the begin of a transaction one after another.
+const MAX_REDIRECTS: u32 = 3;
 
 /// Runs the transactions of a client, and bounds how many run at a time, since each has a connection.
 pub(crate) struct TransactionRunner {
@@ -172,10 +174,12 @@ impl TransactionRunner {
             // After the end of validity nothing is written, even if Redis still has the key.
             match self.check(lease).map_err(Failed::Other).and(read) {
                 Ok(value) => {
-                    let written = conn.exec(&mut pipe).inspect_err(|_| {
+                    let written = conn.exec(&mut pipe).map_err(|error| {
                         // The commands may still reach Redis, so no other holder may get the lock before its key
                         // changes.
                         lease.forbid_hand_off();
+                        self.note_failure(&lease.grant().key, &error);
+                        redirected(error)
                     })?;
                     if let TransactionOutcome::Committed(replies) = written {
                         let key = lease.grant().key.clone();
@@ -211,14 +215,24 @@ impl TransactionRunner {
         let grant = lease.grant();
         let mut conn = match connection {
             Some(conn) => conn,
-            None => self.connection()?,
+            None => self.connection(&grant.key)?,
         };
         let mut seen = conn.watch_and_check(&grant.key, grant.id);
         let is_dead = |error: &Error| error.kind() == ErrorKind::Unavailable;
         if conn.is_broken() && seen.as_ref().is_err_and(is_dead) {
             // The connection may have broken while it was idle. The pool replaces it with a new connection.
             drop(conn);
-            conn = self.connection()?;
+            conn = self.connection(&grant.key)?;
+            seen = conn.watch_and_check(&grant.key, grant.id);
+        }
+        for _ in 0..MAX_REDIRECTS {
+            match &seen {
+                // The slot of the key has moved to another node.
+                Err(error) if error.redirect().is_some() => self.note_failure(&grant.key, error),
+                _ => break,
+            }
+            drop(conn);
+            conn = self.connection(&grant.key)?;
             seen = conn.watch_and_check(&grant.key, grant.id);
         }
         if seen.map_err(as_unavailable)? {
@@ -231,9 +245,15 @@ impl TransactionRunner {
         Err(Error::new(ErrorKind::Unavailable, message))
     }
 
-    fn connection(&self) -> Result<TransactionConnection, Error> {
+    fn note_failure(&self, key: &Key, error: &Error) {
+        if let Some(transactions) = &self.transactions {
+            transactions.note_failure(key, error);
+        }
+    }
+
+    fn connection(&self, key: &Key) -> Result<TransactionConnection, Error> {
         match &self.transactions {
-            Some(transactions) => transactions.transaction_connection(),
+            Some(transactions) => transactions.transaction_connection(key),
             None => {
                 let message = "a transaction needs a Redis";
                 Err(Error::new(ErrorKind::Unsupported, message))
@@ -266,8 +286,19 @@ impl TransactionRunner {
     }
 }
 
+/// Turns the error of a node of a Cluster that does not serve the slot into `Unavailable`. Nothing was written.
+fn redirected(error: Error) -> Error {
+    if error.redirect().is_none() {
+        return error;
+    }
+    let message =
+        "the slot of the lock's key moves to another node of the Cluster; nothing was written";
+    Error::new(ErrorKind::Unavailable, message).with_source(error)
+}
+
 /// Turns `Timeout` into `Unavailable`: so far the transaction has only read, so no outcome is unknown.
 fn as_unavailable(error: Error) -> Error {
+    let error = redirected(error);
     match error.kind() {
         ErrorKind::Timeout => {
             Error::new(ErrorKind::Unavailable, "no reply in time").with_source(error)

@@ -101,10 +101,12 @@ impl Listener for NotificationHandler {
         })
     }
 
-    fn all_changed(&self, _: ServerId) {
-        self.queues.wake_first();
+    fn all_changed(&self, _: ServerId, keys: &dyn Fn(&Key) -> bool) {
+        self.queues.wake_first(keys);
         // Tracks the keys of all holders, even of those that got their lock a moment ago.
-        self.watchdog.track_keys(&self.queues.holders());
+        let mut holders = self.queues.holders();
+        holders.retain(|lease| keys(&lease.grant().key));
+        self.watchdog.track_keys(&holders);
     }
 
     fn seen(&self, _: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {

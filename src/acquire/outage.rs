@@ -1,8 +1,9 @@
-//! The current outage of Redis, if there is one, as the callers of one client see it.
+//! The current outage of each server of Redis, if there is one, as the callers of one client see it.
 
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::store::ServerId;
 use crate::util::clock::MonotonicTime;
 use crate::util::sync::{AtomicBool, Mutex, Ordering};
 
@@ -10,7 +11,8 @@ use crate::util::sync::{AtomicBool, Mutex, Ordering};
 /// `outage_timeout`, not after a hundred.
 pub(crate) struct Outage {
     is_known: AtomicBool,
-    known: Mutex<Option<CurrentOutage>>,
+    /// The outage of each server that has one. Bounded by the number of servers.
+    known: Mutex<Vec<(ServerId, CurrentOutage)>>,
     /// How long an outage counts as current after its last failure.
     fresh_for: Duration,
 }
@@ -27,20 +29,22 @@ impl Outage {
     pub(crate) fn new(fresh_for: Duration) -> Self {
         Self {
             is_known: AtomicBool::new(false),
-            known: Mutex::new(None),
+            known: Mutex::new(Vec::new()),
             fresh_for,
         }
     }
 
-    /// Records that an attempt failed that began at `since`. Returns the outage, and whether it is new.
+    /// Records that an attempt on `server` failed that began at `since`. Returns the outage, and whether it is new.
     pub(crate) fn begin(
         &self,
+        server: ServerId,
         since: MonotonicTime,
         now: MonotonicTime,
         error: Error,
     ) -> (CurrentOutage, bool) {
         let mut known = self.known.lock();
-        let before = known.as_ref();
+        let replaced = known.extract_if(.., |(of, _)| *of == server).next();
+        let before = replaced.as_ref().map(|(_, current)| current);
         let before = before.filter(|current| self.is_fresh(current, now));
         let is_news = before.is_none();
         let current = CurrentOutage {
@@ -48,7 +52,7 @@ impl Outage {
             last: now,
             error,
         };
-        let replaced = known.replace(current.clone());
+        known.push((server, current.clone()));
         self.is_known.store(true, Ordering::Release);
         // The error may own a value of the user, so it is dropped after the unlock.
         drop(known);
@@ -56,23 +60,32 @@ impl Outage {
         (current, is_news)
     }
 
-    /// Records that Redis answered.
-    pub(crate) fn end(&self) {
+    /// Records that a server answered.
+    pub(crate) fn end(&self, server: impl FnOnce() -> ServerId) {
         if self.is_known.load(Ordering::Acquire) {
+            let server = server();
             let mut known = self.known.lock();
-            let ended = known.take();
-            self.is_known.store(false, Ordering::Release);
+            let ended: Vec<_> = known.extract_if(.., |(of, _)| *of == server).collect();
+            self.is_known.store(!known.is_empty(), Ordering::Release);
             drop(known);
             drop(ended);
         }
     }
 
-    pub(crate) fn current(&self, now: MonotonicTime) -> Option<CurrentOutage> {
+    /// The outage of a server, if it has one at `now`.
+    pub(crate) fn current(
+        &self,
+        server: impl FnOnce() -> ServerId,
+        now: MonotonicTime,
+    ) -> Option<CurrentOutage> {
         if !self.is_known.load(Ordering::Acquire) {
             return None;
         }
-        let known = self.known.lock().clone();
-        known.filter(|current| self.is_fresh(current, now))
+        let server = server();
+        let known = self.known.lock();
+        let of_server = known.iter().find(|(of, _)| *of == server);
+        let current = of_server.map(|(_, current)| current.clone());
+        current.filter(|current| self.is_fresh(current, now))
     }
 
     fn is_fresh(&self, current: &CurrentOutage, now: MonotonicTime) -> bool {
@@ -85,8 +98,23 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
+    const ONE: ServerId = ServerId::ONLY;
+
     fn error() -> Error {
         Error::new(ErrorKind::Unavailable, "")
+    }
+
+    #[test]
+    fn outage_of_one_server_is_none_of_another() {
+        let outage = Outage::new(Duration::from_secs(3));
+        let now = MonotonicTime::now();
+        let (one, other) = (ServerId(1), ServerId(2));
+        assert!(outage.begin(one, now, now, error()).1);
+        assert!(outage.begin(other, now, now, error()).1);
+        outage.end(|| one);
+        assert!(outage.current(|| one, now).is_none());
+        assert!(outage.current(|| other, now).is_some());
+        assert!(outage.current(|| ServerId::ONLY, now).is_none());
     }
 
     #[test]
@@ -94,11 +122,11 @@ mod tests {
         let outage = Outage::new(Duration::from_secs(3));
         let first = MonotonicTime::now();
         let second = first.after(Duration::from_secs(2));
-        assert!(outage.begin(first, first, error()).1);
-        let (current, is_news) = outage.begin(second, second, error());
+        assert!(outage.begin(ONE, first, first, error()).1);
+        let (current, is_news) = outage.begin(ONE, second, second, error());
         assert_eq!((current.since, is_news), (first, false));
-        outage.end();
-        assert!(outage.current(second).is_none());
+        outage.end(|| ONE);
+        assert!(outage.current(|| ONE, second).is_none());
     }
 
     #[test]
@@ -106,9 +134,9 @@ mod tests {
         let outage = Outage::new(Duration::from_secs(3));
         let first = MonotonicTime::now();
         let later = first.after(Duration::from_secs(4));
-        outage.begin(first, first, error());
-        assert!(outage.current(later).is_none());
-        let (current, is_news) = outage.begin(later, later, error());
+        outage.begin(ONE, first, first, error());
+        assert!(outage.current(|| ONE, later).is_none());
+        let (current, is_news) = outage.begin(ONE, later, later, error());
         assert_eq!((current.since, is_news), (later, true));
     }
 }

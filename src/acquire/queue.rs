@@ -244,10 +244,14 @@ impl LocalQueues {
         }
     }
 
-    /// Wakes the first waiter of each key: each of them asks Redis once.
-    pub(crate) fn wake_first(&self) {
+    /// Wakes the first waiter of each of these keys: each of them asks Redis once.
+    pub(crate) fn wake_first(&self, keys: &dyn Fn(&Key) -> bool) {
         for shard in &self.shards {
-            shard.lock().queues.values().for_each(KeyQueue::wake);
+            for (key, queue) in &shard.lock().queues {
+                if keys(key) {
+                    queue.wake();
+                }
+            }
         }
     }
 
@@ -265,7 +269,10 @@ impl LocalQueues {
         if let Some(queue) = shard.queues.get_mut(key)
             && let Some(entry) = queue.entry.as_mut().filter(|entry| entry.lease == lease)
         {
-            let to_confirm = grant.to_confirm || entry.is_known;
+            // A node of a Cluster passes a message on to the others, so it may come several times.
+            let repeated = entry.granted.filter(|known| known.token == grant.token);
+            let is_doubtful = repeated.map_or(entry.is_known, |known| known.to_confirm);
+            let to_confirm = grant.to_confirm || is_doubtful;
             entry.granted = Some(GrantMessage {
                 to_confirm,
                 ..grant

@@ -14,7 +14,8 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::lease::Grant;
 use crate::store::{
-    Backend, Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, front_place,
+    Backend, Command, GrantMessage, QueueMode, Queued, Reply, Request, Scripted, ServerId,
+    front_place,
 };
 use crate::util::clock::Clock;
 use crate::util::id::LeaseId;

@@ -11,9 +11,10 @@ use crate::acquire::queue::{EntryKind, QueueEntry, QueuePosition, WaiterGuard, W
 use crate::acquire::{Acquirer, LockRequest};
 use crate::error::{Error, ErrorKind};
 use crate::lease::{Check, Grant, Lease, Options};
-use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, TrackedKey};
+use crate::store::{Command, GrantMessage, QueueMode, Queued, Reply, ServerId, TrackedKey};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
+use crate::util::key::Key;
 
 /// How long a waiter is queued in Redis before its key is tracked.
 const TRACK_AFTER: Duration = Duration::from_millis(20);
@@ -110,7 +111,7 @@ impl Acquirer {
             let waiter = match until {
                 Until::Now => match self.queues.join_if_empty(key, *options) {
                     Some(waiter) => waiter,
-                    None => return self.refuse_behind_others(options),
+                    None => return self.refuse_behind_others(key, options),
                 },
                 _ => self.queues.join(key, *options, request.cancel.as_ref()),
             };
@@ -150,9 +151,14 @@ impl Acquirer {
     }
 
     /// The result for a caller that does not wait, if other threads of this client wait for the lock.
-    fn refuse_behind_others(&self, options: &Options) -> Result<Option<Arc<Lease>>, Error> {
+    fn refuse_behind_others(
+        &self,
+        key: &Key,
+        options: &Options,
+    ) -> Result<Option<Arc<Lease>>, Error> {
         self.check_open()?;
-        match self.outage_of(options).current(self.watchdog.now()) {
+        let outage = self.outage_of(options);
+        match outage.current(|| self.store.server_of(key), self.watchdog.now()) {
             Some(outage) => Err(outage.error),
             None => Ok(None),
         }
@@ -261,8 +267,16 @@ impl Wait<'_> {
         match &self.last_attempt {
             LastAttempt::Answered if may_ask => None,
             LastAttempt::Failed(outage) if may_ask => Some(outage.clone()),
-            _ => self.acquirer.outage_of(&self.request.options).current(now),
+            _ => {
+                let outage = self.acquirer.outage_of(&self.request.options);
+                outage.current(|| self.server(), now)
+            }
         }
+    }
+
+    /// The server that stores the key.
+    fn server(&self) -> ServerId {
+        self.acquirer.store.server_of(&self.request.key)
     }
 
     /// Returns the result for a caller that has waited long enough, or `None` if the caller has to wait on.
@@ -407,7 +421,7 @@ impl Wait<'_> {
             (Until::At(at), LastAttempt::Answered) => full_time.min(at),
             _ => full_time,
         };
-        let notification_epoch = acquirer.notifications.epoch();
+        let notification_epoch = acquirer.notifications.epoch(key);
         let command = Command::Acquire {
             key: key.clone(),
             lease,
@@ -431,7 +445,7 @@ impl Wait<'_> {
                 let grant = self.grant(lease, token, asked_at);
                 match acquirer.lease_of(grant, self.request.check.clone(), was_queued) {
                     Ok(lease) => {
-                        acquirer.outage_of(options).end();
+                        acquirer.outage_of(options).end(|| self.server());
                         return Ok(Some(lease));
                     }
                     // Redis replied too late. It did reply, so the outage begins now.
@@ -445,11 +459,11 @@ impl Wait<'_> {
                 queued: None,
                 expires_in: _,
             }) if was_queued => {
-                acquirer.outage_of(options).end();
+                acquirer.outage_of(options).end(|| self.server());
                 self.note_missing_entry(lease);
             }
             Ok(Reply::Contended { queued, expires_in }) => {
-                acquirer.outage_of(options).end();
+                acquirer.outage_of(options).end(|| self.server());
                 self.note_contention(lease, queue_mode, queued, expires_in, notification_epoch);
             }
             Ok(other) => unreachable!("{other:?} in reply to an acquire"),
@@ -485,7 +499,7 @@ impl Wait<'_> {
             let ttl = replaced.options.first_ttl();
             acquirer.release_unheld(key.clone(), replaced.lease, ttl);
         }
-        let queue_mode = match (entry_kind, acquirer.notifications.queue_mode()) {
+        let queue_mode = match (entry_kind, acquirer.notifications.queue_mode(key)) {
             (EntryKind::Existing, mode) => QueueMode::Existing {
                 notified: mode == QueueMode::Notified,
             },
@@ -539,12 +553,12 @@ impl Wait<'_> {
         let expires_at = now.after(expires_in + Duration::from_millis(1));
         self.backoff.no_longer_than(expires_in);
         if !matches!(self.until, Until::Now) {
-            acquirer.notifications.request();
+            acquirer.notifications.request(key);
         }
         self.retry = match queued {
             // An entry that joined to poll is not notified, even if the client can be notified by now.
             Some(queued)
-                if is_notified && acquirer.notifications.queue_mode() == QueueMode::Notified =>
+                if is_notified && acquirer.notifications.queue_mode(key) == QueueMode::Notified =>
             {
                 RetryState::queued(queued, expires_at, now)
             }
@@ -569,9 +583,10 @@ impl Wait<'_> {
         let expected_notification = self.waiter.remove_missing_entry(lease);
         // A grant may have skipped the entry, because this client's subscription is on an old primary. The epoch rules
         // out two other reasons: an interrupted subscription, and a flush of all keys.
-        let is_notified = notifications.queue_mode() == QueueMode::Notified;
-        if is_notified && expected_notification == Some(notifications.epoch()) {
-            store.suspect_connections();
+        let key = &self.request.key;
+        let is_notified = notifications.queue_mode(key) == QueueMode::Notified;
+        if is_notified && expected_notification == Some(notifications.epoch(key)) {
+            store.suspect_connections(key);
         }
         self.retry = RetryState::AskNow;
         self.last_attempt = LastAttempt::Answered;
@@ -582,7 +597,7 @@ impl Wait<'_> {
         let acquirer = self.acquirer;
         let now = acquirer.watchdog.now();
         let known = acquirer.outage_of(&self.request.options);
-        let (mut outage, is_news) = known.begin(since, now, error);
+        let (mut outage, is_news) = known.begin(self.server(), since, now, error);
         if is_news {
             // The waiters behind this waiter now have to end after `outage_timeout`.
             acquirer.queues.wake_all();

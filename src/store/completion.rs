@@ -221,6 +221,7 @@ impl Submitted {
 
     /// The outcomes so far. An acquire whose outcome is an error may hold its key until the store has undone it, so a
     /// caller may count only servers that have granted.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a quorum keeps late grants"))]
     pub(crate) fn outcomes(&self) -> Vec<Option<Outcome>> {
         self.0.state.lock().outcomes.to_vec()
     }
@@ -228,6 +229,7 @@ impl Submitted {
     /// Ends the wait. Until this value is dropped, late outcomes are still recorded, and late grants are kept. Requests
     /// that are not written yet are dropped, except releases. The store still undoes an acquire whose connection
     /// breaks.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a quorum keeps late grants"))]
     pub(crate) fn keep_late_grants(&self) {
         self.0.state.lock().interest = Interest::KeepsGrants;
     }

@@ -1,11 +1,8 @@
 //! The interface to the server, or servers, that keep the locks: [`Store`] for requests, [`Notifications`], and
 //! [`Transactions`]. Code above this interface knows neither connections nor the number of servers.
 
+pub(crate) mod cluster;
 pub(crate) mod command;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "only a store of several servers submits requests")
-)]
 mod completion;
 mod late_release;
 mod memory;
@@ -23,8 +20,10 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::util::clock::MonotonicTime;
+use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 
+pub(crate) use cluster::{ClusterAddress, ClusterStore};
 pub(crate) use command::{
     Adoption, Command, FIRST_USUAL_PLACE, GrantMessage, Held, QueueMode, Queued, Reply, Request,
     front_place,
@@ -65,11 +64,12 @@ pub(crate) trait Store: Send + Sync {
     /// Queues requests and returns at once: a thread of the store, or the leader of the pipeline, does the I/O. So one
     /// caller can ask several stores, and a server that does not answer delays none of the others. The requests of one
     /// call that can share a round trip do so.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "a store of several servers calls it")
-    )]
     fn submit(&self, requests: Vec<(Command, Completion)>);
+
+    /// The server that stores `key`: an outage of another server does not concern it.
+    fn server_of(&self, _key: &Key) -> ServerId {
+        ServerId::ONLY
+    }
 
     /// Sends a PING, and returns how long the reply took.
     fn ping(&self) -> Result<Duration, Error>;
@@ -94,9 +94,9 @@ pub(crate) trait Store: Send + Sync {
         RenewalLimits::USUAL
     }
 
-    /// Marks all connections as suspect, since they may lead to a server that is no longer the primary. Each is
-    /// replaced before its next use, but not within the first second of its life.
-    fn suspect_connections(&self) {}
+    /// Marks all connections to the server of `key` as suspect, since they may lead to a server that is no longer the
+    /// primary. Each is replaced before its next use, but not within the first second of its life.
+    fn suspect_connections(&self, _key: &Key) {}
 
     /// Reports each late release that is still queued as given up, and refuses submitted requests from now on. Called
     /// when the client ends, after its background.
@@ -121,20 +121,20 @@ pub(crate) trait Notifications: Send + Sync {
     /// Ends the calls to the listener, and closes the notification connections.
     fn stop(&self);
 
-    /// Makes the background connect for notifications, unless it has done so already.
-    fn request(&self);
+    /// Makes the background connect for notifications about `key`, unless it has done so already.
+    fn request(&self, key: &Key);
 
     /// Reads `keys`, and from then on reports each change of them to the listener. Returns false if notifications are
     /// not connected: once they are, `Listener::all_changed` is called.
     fn track(&self, keys: Vec<TrackedKey>) -> bool;
 
-    /// How a waiter should join the queue of its key now. A store without queues always returns `None`: its waiters
-    /// poll, with random pauses.
-    fn queue_mode(&self) -> QueueMode;
+    /// How a waiter should join the queue of `key` now. A store without queues always returns `None`: its waiters poll,
+    /// with random pauses.
+    fn queue_mode(&self, key: &Key) -> QueueMode;
 
-    /// A number that changes when notifications may have been missed: with each new notification connection, and with
-    /// each flush of a server.
-    fn epoch(&self) -> u64 {
+    /// A number that changes when notifications about `key` may have been missed: with each new notification
+    /// connection, with each flush of a server, and when another server stores the key.
+    fn epoch(&self, _key: &Key) -> u64 {
         0
     }
 
@@ -148,8 +148,11 @@ pub(crate) trait Notifications: Send + Sync {
 /// Lends connections for transactions. Implemented only by a store that keeps locks on the server of the transactions'
 /// data.
 pub(crate) trait Transactions: Send + Sync {
-    /// Takes a connection for one transaction out of the pool, or connects.
-    fn transaction_connection(&self) -> Result<TransactionConnection, Error>;
+    /// Takes a connection for one transaction out of the pool, or connects: to the server of `key`, the lock's key.
+    fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error>;
+
+    /// Learns from an error of such a connection.
+    fn note_failure(&self, _key: &Key, _error: &Error) {}
 }
 
 /// A client's store, by its interfaces.

@@ -182,7 +182,7 @@ impl Direct {
                 }
             }
             Notice::Track(tracked) => self.read_and_track(listener, &tracked),
-            Notice::Reconnected => listener.all_changed(ServerId::ONLY),
+            Notice::Reconnected => listener.all_changed(ServerId::ONLY, &|_| true),
         }
     }
 
@@ -249,11 +249,11 @@ impl Notifications for Direct {
         Ok(())
     }
 
-    fn queue_mode(&self) -> QueueMode {
+    fn queue_mode(&self, _: &Key) -> QueueMode {
         self.queue_mode
     }
 
-    fn request(&self) {}
+    fn request(&self, _: &Key) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         for tracked in keys {

@@ -70,9 +70,9 @@ pub(crate) trait Listener: Send + Sync {
     fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId);
     /// `key` was changed. Returns the key, and the lease expected there, if the store should read and track it again.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey>;
-    /// Any key may have changed: the server was flushed, or notifications were missed. The listener tracks its keys
-    /// again.
-    fn all_changed(&self, server: ServerId);
+    /// Any key for which `keys` returns true may have changed: the server was flushed, another server stores the key
+    /// now, or notifications were missed. The listener tracks these keys again.
+    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool);
     /// A tracked key was read.
     fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>);
     /// A test moved the client's clock ahead.

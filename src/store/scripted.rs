@@ -10,6 +10,7 @@ use crate::store::{
     Command, Completion, Listener, Notifications, QueueMode, Reply, Request, Store, TrackedKey,
 };
 use crate::util::id::LeaseId;
+use crate::util::key::Key;
 use crate::util::sync::Mutex;
 use crate::util::threads::ThreadGroup;
 
@@ -91,7 +92,7 @@ impl Store for Scripted {
         }
     }
 
-    fn suspect_connections(&self) {
+    fn suspect_connections(&self, _: &Key) {
         self.suspected.fetch_add(1, Ordering::SeqCst);
         // Waiters poll from now on, as with the real store until its next notification connection is open.
         *self.queue_mode.lock() = Some(QueueMode::Polling);
@@ -103,11 +104,11 @@ impl Notifications for Scripted {
         Ok(())
     }
 
-    fn queue_mode(&self) -> QueueMode {
+    fn queue_mode(&self, _: &Key) -> QueueMode {
         self.queue_mode.lock().unwrap_or(QueueMode::Notified)
     }
 
-    fn request(&self) {
+    fn request(&self, _: &Key) {
         if let Some(on_request) = &*self.on_request.lock() {
             on_request();
         }
@@ -118,7 +119,7 @@ impl Notifications for Scripted {
         false
     }
 
-    fn epoch(&self) -> u64 {
+    fn epoch(&self, _: &Key) -> u64 {
         self.notification_epoch.load(Ordering::SeqCst)
     }
 

@@ -44,13 +44,11 @@ pub(crate) enum KeyLayout {
     /// A Cluster. The names of the fence counters, queues and fenced values contain the tag of their slot.
     Slots,
     /// A Cluster, and a prefix with a hash tag: all keys share its slot, so their names are those of one server.
-    #[allow(dead_code, reason = "no Cluster can be opened yet")]
     OneSlot,
 }
 
 impl KeyLayout {
     /// The layout for a Cluster. Refuses a prefix in which a hash tag begins that the names of locks would end.
-    #[allow(dead_code, reason = "no Cluster can be opened yet")]
     pub(crate) fn of_cluster(prefix: &str) -> Result<Self, Error> {
         match hash_tag(prefix) {
             Some(_) => Ok(Self::OneSlot),

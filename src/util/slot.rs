@@ -115,7 +115,6 @@ pub(crate) enum Redirect {
 
 /// A slot and the node that serves it, by the words of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "no Cluster can be opened yet")]
 pub(crate) struct Place {
     pub(crate) slot: Slot,
     /// A name or an address; empty for the host of the node that replied.

@@ -14,10 +14,13 @@ thread_local! {
     static IN_GROUP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The threads of one client. The wait for their end has a deadline, unlike a join.
+/// The threads of one client. The wait for their end has a deadline, unlike a join. A clone starts threads of the same
+/// group.
+#[derive(Clone)]
 pub(crate) struct ThreadGroup {
-    /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended.
-    alive: parking_lot::Mutex<Option<Sender<()>>>,
+    /// Sends no message. Each thread has a clone, so the channel is disconnected when the last thread has ended. Shared
+    /// with the clones of this group.
+    alive: Arc<parking_lot::Mutex<Option<Sender<()>>>>,
     ended: Receiver<()>,
     /// Each thread has a clone, so the client is counted until its last thread has ended.
     fork_guard: Arc<ForkGuard>,
@@ -32,7 +35,7 @@ impl ThreadGroup {
     pub(crate) fn with_fork_guard(fork_guard: Arc<ForkGuard>) -> Self {
         let (alive, ended) = bounded(0);
         Self {
-            alive: parking_lot::Mutex::new(Some(alive)),
+            alive: Arc::new(parking_lot::Mutex::new(Some(alive))),
             ended,
             fork_guard,
         }

@@ -420,7 +420,7 @@ impl Watchdog {
             Reply::Done => {
                 if report == LossReport::KeyRead {
                     // The reply and the read differ, so one of the two connections does not lead to the primary.
-                    self.store.suspect_connections();
+                    self.store.suspect_connections(&lease.grant().key);
                 }
                 return Ok(());
             }

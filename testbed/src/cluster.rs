@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::connection::Connection;
-use crate::{Error, Reply, Server, ServerBuilder, eventually};
+use crate::{Error, Reply, Server, ServerBuilder, TlsFiles, eventually};
 
 /// The number of slots of every Cluster.
 const SLOTS: usize = 16_384;
@@ -50,6 +50,15 @@ impl ClusterBuilder {
     /// Requires this password from all clients and nodes.
     pub fn password(mut self, password: &str) -> Self {
         self.server = self.server.password(password).arg("masterauth", password);
+        self
+    }
+
+    /// Nodes connect to each other with TLS only, and announce their ports with TLS to clients that use TLS.
+    pub fn tls(mut self, files: TlsFiles) -> Self {
+        let server = self.server.tls(files);
+        self.server = server
+            .arg("tls-cluster", "yes")
+            .arg("tls-replication", "yes");
         self
     }
 
@@ -127,20 +136,20 @@ impl Cluster {
         }
     }
 
-    /// `redis+cluster://` with the first masters' addresses, and with `:password@` when one is set.
+    /// `redis+cluster://` with the first masters' addresses, and with `:password@` when one is set. With TLS
+    /// `rediss+cluster://`.
     pub fn url(&self) -> String {
-        let mut hosts = Vec::new();
-        let mut login = String::new();
+        let mut cluster = String::new();
         for node in &self.nodes[..self.masters] {
-            let url = node.url();
-            let authority = url.trim_start_matches("redis://");
-            let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-            if !user.is_empty() {
-                login = format!("{user}@");
+            let url = node.tls_url().unwrap_or_else(|| node.url());
+            let (scheme, authority) = url.split_once("://").expect("a URL has a scheme");
+            match authority.rsplit_once('@') {
+                _ if cluster.is_empty() => cluster = format!("{scheme}+cluster://{authority}"),
+                Some((_, host)) => cluster.extend([",", host]),
+                None => cluster.extend([",", authority]),
             }
-            hosts.push(host.to_owned());
         }
-        format!("redis+cluster://{login}{}", hosts.join(","))
+        cluster
     }
 
     /// The nodes: first those that were started as masters, then the replicas in the same order.
@@ -194,7 +203,7 @@ impl Cluster {
     /// # Panics
     /// There is none.
     pub fn replica_of(&self, master: usize) -> usize {
-        let port = format!("master_port:{}", self.nodes[master].port());
+        let port = format!("master_port:{}", self.nodes[master].port_for_nodes());
         let follows = |node: &Server| {
             let info = node.command(&["INFO", "replication"]);
             let info = info.ok().and_then(|info| info.as_text().map(str::to_owned));
@@ -235,7 +244,8 @@ impl Cluster {
         wanted: impl Fn(&str) -> bool,
     ) -> Result<(), Error> {
         let from = &self.nodes[self.master_of(slot)];
-        let (port, slot) = (self.nodes[to].port().to_string(), slot.to_string());
+        let port = self.nodes[to].port_for_nodes().to_string();
+        let slot = slot.to_string();
         loop {
             let listed = from.command(&["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_AT_A_TIME])?;
             let Reply::Array(keys) = listed else {
@@ -342,7 +352,7 @@ impl Cluster {
             }
             // Every node meets every other node, which takes less time than to learn of each other.
             for other in &self.nodes[..index] {
-                let port = other.port().to_string();
+                let port = other.port_for_nodes().to_string();
                 send(connection, &["CLUSTER", "MEET", "127.0.0.1", &port])?;
             }
         }

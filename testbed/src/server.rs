@@ -77,15 +77,17 @@ impl Server {
                 port::free()
                     .map_err(|error| Error::io("no free port was found on 127.0.0.1", error))
             };
-            server.port = match server.config.is_in_cluster() {
+            // The port of the bus follows from the port that the other nodes use.
+            let free_for_nodes = || match server.config.is_in_cluster() {
                 true => port::free_with_bus().map_err(|error| {
                     Error::io("no free ports for a node of a Cluster were found", error)
-                })?,
-                false => free()?,
+                }),
+                false => free(),
             };
-            if server.config.has_tls() {
-                server.tls_port = free()?;
-            }
+            (server.port, server.tls_port) = match server.config.has_tls() {
+                true => (free()?, free_for_nodes()?),
+                false => (free_for_nodes()?, 0),
+            };
             tries += 1;
             match server.run() {
                 Ok(()) => return Ok(server),
@@ -213,6 +215,14 @@ impl Server {
     /// Whether the process runs: it was neither killed nor stopped.
     pub(crate) fn is_running(&self) -> bool {
         self.keeper.is_some() && !is_stopped(self.pid)
+    }
+
+    /// The port that the other nodes of a Cluster use.
+    pub(crate) fn port_for_nodes(&self) -> u16 {
+        match self.tls_port {
+            0 => self.port,
+            tls_port => tls_port,
+        }
     }
 
     /// The password of all clients, if one is set.

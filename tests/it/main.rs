@@ -6,6 +6,7 @@ mod bad_input;
 mod cancellation;
 mod child;
 mod closures;
+mod cluster;
 mod conformance;
 mod connecting;
 mod contention_cost;

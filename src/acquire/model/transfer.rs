@@ -11,7 +11,7 @@ fn queued_grant(client: &Client, server: &Server) -> Arc<Lease> {
         scope.spawn(|| {
             server.take_back(&key, first);
             // The first waiter asks again, as after a lost connection.
-            client.queues.wake_first();
+            client.queues.wake_first(&|_| true);
         });
         let lease = client.acquirer.acquire(&request(), Until::Forever);
         lease.unwrap().unwrap()

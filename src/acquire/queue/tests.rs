@@ -341,14 +341,22 @@ fn second_grant_of_a_lease_needs_confirmation() {
     let (asked, fresh) = (LeaseId::random(), LeaseId::random());
     one.entry(asked, MonotonicTime::now());
     assert!(one.note_queued(asked, 5, QueueMode::Notified, 3).is_some());
-    let grants = || {
-        assert_eq!(queues.granted(&key, asked, GRANT), GrantOf::Waiter);
+    let grants_by = |message| {
+        assert_eq!(queues.granted(&key, asked, message), GrantOf::Waiter);
         match one.position(MonotonicTime::now()) {
             QueuePosition::Granted(_, grant) => grant.to_confirm,
             other => panic!("{other:?}"),
         }
     };
-    assert!(!grants() && grants());
+    assert!(!grants_by(GRANT));
+    assert!(!grants_by(GRANT), "the same message came on two ways");
+    let other = GrantMessage {
+        token: GRANT.token + 1,
+        ..GRANT
+    };
+    assert!(grants_by(other));
+    let grants = || grants_by(GRANT);
+    assert!(grants());
     // Redis found the entry in the queue, so the grant was forged.
     assert_eq!(
         one.entry(fresh, MonotonicTime::now()).1,
@@ -523,7 +531,7 @@ fn wake_first_wakes_first_waiters_only() {
     let keys = ["a", "b"].map(key);
     let firsts = keys.each_ref().map(|key| join(&queues, key));
     let second = join(&queues, &keys[0]);
-    queues.wake_first();
+    queues.wake_first(&|_| true);
     for first in &firsts {
         assert_eq!(first.sleep(soon()), WakeReason::Woken);
     }

@@ -39,7 +39,7 @@ fn try_behind_others_reports_a_known_outage() {
     let now = f.clock.now();
     f.acquirer
         .outage
-        .begin(now, now, error(ErrorKind::Unavailable));
+        .begin(ServerId::ONLY, now, now, error(ErrorKind::Unavailable));
     let outage = f.acquire(Until::Now).unwrap_err();
     assert_eq!(outage.kind(), ErrorKind::Unavailable);
     assert!(f.clock.now() < now.after(COMMAND_TIMEOUT), "at once");
@@ -56,7 +56,7 @@ fn own_reply_counts_more_than_known_outage() {
         let (acquirer, now) = (acquirer.upgrade().unwrap(), clock.now());
         acquirer
             .outage
-            .begin(now, now, error(ErrorKind::Unavailable));
+            .begin(ServerId::ONLY, now, now, error(ErrorKind::Unavailable));
     }));
     let limit = Duration::from_secs(30);
     f.answer_after(Duration::ZERO, Ok(contended(false)));
@@ -87,7 +87,12 @@ fn waiter_behind_a_holder_ignores_old_outages() {
     let until = Until::At(now.after(hour / 4));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| f.acquire(until));
-        while f.acquirer.outage.current(f.clock.now()).is_none() {
+        while f
+            .acquirer
+            .outage
+            .current(|| ServerId::ONLY, f.clock.now())
+            .is_none()
+        {
             std::thread::yield_now();
         }
         f.clock.advance(hour / 2);
@@ -101,7 +106,10 @@ fn waiters_look_again_after_the_outage_timeout() {
     let f = fixture();
     let since = f.clock.now();
     let unavailable = error(ErrorKind::Unavailable);
-    let (outage, _) = f.acquirer.outage.begin(since, since, unavailable);
+    let (outage, _) = f
+        .acquirer
+        .outage
+        .begin(ServerId::ONLY, since, since, unavailable);
     let look = |now| f.acquirer.longest_sleep(now, Until::Forever, Some(&outage));
     let end = since.after(OUTAGE_TIMEOUT);
     assert_eq!(look(since), end);

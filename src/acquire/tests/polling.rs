@@ -17,13 +17,13 @@ impl Notifications for Silent {
 
     fn stop(&self) {}
 
-    fn request(&self) {}
+    fn request(&self, _: &Key) {}
 
     fn track(&self, _: Vec<TrackedKey>) -> bool {
         false
     }
 
-    fn queue_mode(&self) -> QueueMode {
+    fn queue_mode(&self, _: &Key) -> QueueMode {
         QueueMode::None
     }
 }

@@ -25,6 +25,7 @@ use crate::store::{
 use crate::util::clock::{Clock, MonotonicTime};
 use crate::util::fork::Process;
 use crate::util::id::HolderId;
+use crate::util::key::Key;
 use crate::util::key::KeyMap;
 use crate::util::threads::ThreadGroup;
 
@@ -168,7 +169,7 @@ impl MemoryServer {
 
     fn notify_all_changed(&self) {
         for listener in self.listeners() {
-            listener.all_changed(ServerId::ONLY);
+            listener.all_changed(ServerId::ONLY, &|_| true);
         }
     }
 
@@ -375,11 +376,11 @@ impl Notifications for MemoryNode {
         Ok(())
     }
 
-    fn queue_mode(&self) -> QueueMode {
+    fn queue_mode(&self, _: &Key) -> QueueMode {
         QueueMode::Notified
     }
 
-    fn request(&self) {}
+    fn request(&self, _: &Key) {}
 
     fn track(&self, keys: Vec<TrackedKey>) -> bool {
         if self.server.outage.is_on() {
@@ -396,7 +397,7 @@ impl Notifications for MemoryNode {
         true
     }
 
-    fn epoch(&self) -> u64 {
+    fn epoch(&self, _: &Key) -> u64 {
         self.server.notification_epoch.load(Ordering::Acquire)
     }
 

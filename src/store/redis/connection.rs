@@ -43,6 +43,8 @@ pub(crate) struct Endpoint {
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
     opening: Mutex<Opening>,
+    /// The server must be a node of a Cluster. Otherwise it must not be.
+    is_in_cluster: bool,
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
 }
@@ -103,8 +105,18 @@ impl Endpoint {
             last_error: Mutex::new(None),
             epoch: Arc::default(),
             opening: Mutex::default(),
+            is_in_cluster: false,
             holder: OnceLock::new(),
         }
+    }
+
+    /// Lets connections fail unless the server is a node of a Cluster.
+    pub(crate) fn expect_cluster(&mut self) {
+        self.is_in_cluster = true;
+    }
+
+    pub(super) fn is_in_cluster(&self) -> bool {
+        self.is_in_cluster
     }
 
     /// Prepares TLS, if the address has it. Must be called before the first connection to such an address.
@@ -348,6 +360,9 @@ impl r2d2::ManageConnection for Connector {
         // The replaced error may own a value of the user, so it is dropped after the unlock.
         let replaced = std::mem::replace(&mut *self.0.last_error.lock(), error);
         drop(replaced);
+        if opened.is_err() {
+            self.0.epoch.note_failure();
+        }
         opened
     }
 
@@ -439,6 +454,25 @@ impl Connection {
                 let accepted = self.accept(received).map(Some);
                 accepted.map_err(|error| no_reply(&self.address, error))
             }
+        }
+    }
+
+    /// Sends a command, and returns its reply, unless that is an error. Fails if it does not come by `deadline`.
+    pub(crate) fn ask(
+        &mut self,
+        command: &str,
+        words: &[&str],
+        deadline: MonotonicTime,
+        contents: ReplyContents,
+    ) -> Result<Value, Error> {
+        let mut bytes = Vec::new();
+        scripts::encode_words(&mut bytes, command, words.iter().copied());
+        self.send(&bytes, deadline)?;
+        match self.receive(deadline, contents)? {
+            Value::ServerError(error) => {
+                Err(error_reply(error.code(), error.details()).at(&self.address))
+            }
+            reply => Ok(reply),
         }
     }
 

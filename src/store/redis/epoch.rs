@@ -18,6 +18,7 @@ pub(crate) struct Epoch {
     breaks: AtomicU64,
     suspicions: AtomicU64,
     on_suspicion: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_failure: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The counts when a connection was made. Read before connecting, so that no suspicion is missed.
@@ -54,6 +55,20 @@ impl Epoch {
     /// Counts a broken connection. Connections made before may be dead, too.
     pub(crate) fn note_break(&self) {
         self.breaks.fetch_add(1, Ordering::SeqCst);
+        self.note_failure();
+    }
+
+    /// Calls the hook for failures, since the server may be away. Counts nothing.
+    pub(crate) fn note_failure(&self) {
+        if let Some(on_failure) = self.on_failure.get() {
+            on_failure();
+        }
+    }
+
+    /// Calls `hook` at each failed attempt to connect, broken connection and suspicion, on the thread that notices it.
+    /// A second hook is ignored.
+    pub(crate) fn on_failure(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_failure.set(Box::new(hook));
     }
 
     /// Counts a sign that a server is not the primary, and calls the hook. Connections made before may lead to that
@@ -63,6 +78,7 @@ impl Epoch {
         if let Some(on_suspicion) = self.on_suspicion.get() {
             on_suspicion();
         }
+        self.note_failure();
     }
 
     /// Calls `hook` at each suspicion, on the thread that raises it. A second hook is ignored.
@@ -159,9 +175,15 @@ mod tests {
         epoch.on_suspicion(move || {
             count.fetch_add(1, Ordering::SeqCst);
         });
+        let (failed, count) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&called));
+        let failures = Arc::clone(&failed);
+        epoch.on_failure(move || {
+            failures.fetch_add(1, Ordering::SeqCst);
+        });
         epoch.suspect();
         epoch.note_break();
         epoch.suspect();
-        assert_eq!(called.load(Ordering::SeqCst), 2);
+        assert_eq!(count.load(Ordering::SeqCst), 2);
+        assert_eq!(failed.load(Ordering::SeqCst), 3);
     }
 }

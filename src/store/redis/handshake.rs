@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint};
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, has_too_many_clients};
 use crate::store::redis::scripts::ScriptKind;
+use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 
 /// The commands of a login: `HELLO` (RESP3) or `AUTH` (RESP2), and `SELECT`, each only if it is needed.
@@ -111,9 +112,15 @@ impl Handshake<'_> {
     /// Fails if the reply to `HELLO` comes from a node of a Cluster, or from a Sentinel.
     fn check_mode(&self, server: &Value) -> Result<(), Error> {
         let what = match mode(server) {
+            Some(b"cluster") if self.endpoint.is_in_cluster() => return Ok(()),
+            Some(b"standalone") if self.endpoint.is_in_cluster() => {
+                "is no node of a Redis Cluster; use redis:// (with TLS rediss://) instead of \
+                 redis+cluster://"
+            }
             Some(b"cluster") => {
-                "is a node of a Redis Cluster, which this version does not support; use the URL of a \
-                 server with `cluster-enabled no`"
+                let url = url::cluster_url(self.attempted.info);
+                let what = format!("is a node of a Redis Cluster; use the URL {url}");
+                return Err(self.attempted.about(ErrorKind::InvalidConfig, what));
             }
             Some(b"sentinel") => {
                 "is a Sentinel, which this version does not support; use the URL of the primary \

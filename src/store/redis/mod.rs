@@ -23,8 +23,8 @@ mod tls;
 pub(crate) mod url;
 
 use std::cell::LazyCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -32,9 +32,11 @@ use parking_lot::Mutex;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
+use crate::store::completion::Outcome;
 use crate::store::redis::connection::Endpoint;
 use crate::store::redis::notifications::NotificationConnection;
-use crate::store::redis::pipeline::{Pipeline, Shared};
+use crate::store::redis::pipeline::request::Release;
+use crate::store::redis::pipeline::{Pipeline, ReleaseRouter, Shared};
 use crate::store::redis::scripts::ScriptContext;
 use crate::store::{
     Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, ServerId,
@@ -42,6 +44,8 @@ use crate::store::{
 };
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
+use crate::util::key::Key;
+use crate::util::slot::Slot;
 use crate::util::sync::park_timeout;
 use crate::util::threads::ThreadGroup;
 
@@ -74,6 +78,7 @@ impl Node {
         holder: HolderId,
         request_maintenance: MaintenanceHook,
         late_releases: Option<LateReleaseHook>,
+        router: Option<Weak<dyn ReleaseRouter>>,
     ) -> Self {
         endpoint.name_connections(&holder);
         let notifications = NotificationConnection::new(
@@ -106,6 +111,8 @@ impl Node {
             command_timeout: config.command_timeout,
             request_maintenance,
             late_releases,
+            server,
+            router,
         });
         let for_callers = (0..config.pipelines).map(|_| Pipeline::for_callers(Arc::clone(&shared)));
         let for_renewals =
@@ -117,6 +124,61 @@ impl Node {
             shared,
             pinging: Mutex::new(()),
         }
+    }
+
+    /// Sends all of `requests` and waits for their replies.
+    pub(crate) fn execute_all<'a>(&self, requests: impl IntoIterator<Item = &'a mut Request>) {
+        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
+        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
+            pipeline.execute(&mut requests);
+        }
+    }
+
+    /// Sends one command with `ASKING`, for a slot that is moving to this node.
+    pub(crate) fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        let pipeline = self.pipeline_of(&command, || self.pipeline_for_renewals());
+        self.pipelines[pipeline].ask_one(command, deadline)
+    }
+
+    fn pipeline_of_key(&self, key: &Key) -> &Pipeline {
+        &self.pipelines[key.shard(self.pipelines.len() - RENEWAL_PIPELINES)]
+    }
+
+    /// Queues a release that another node has refused.
+    pub(crate) fn adopt_release(&self, release: Release) {
+        self.pipeline_of_key(&release.key).adopt_release(release);
+    }
+
+    /// Reports a release that no node has carried out as late, and queues it.
+    pub(crate) fn keep_release(&self, release: Command, error: &Error) {
+        if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
+            pipeline.keep_release(release, error);
+        }
+    }
+
+    /// Takes out the queued releases of these keys.
+    pub(crate) fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+        let pipelines = self.pipelines.iter();
+        pipelines
+            .flat_map(|pipeline| pipeline.take_releases(&keys))
+            .collect()
+    }
+
+    /// Whether no request is queued or in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pipelines.iter().all(Pipeline::is_idle)
+    }
+
+    /// Sets the slot that names the shard channels of the server: see `ScriptContext::set_shard_slot`.
+    pub(crate) fn set_shard_slot(&self, slot: Option<Slot>) {
+        self.shared.context.set_shard_slot(slot);
+        let channel = self.shared.context.shard_channel();
+        self.notifications.set_shard_channel(channel);
+    }
+
+    /// `outcome` with the server's address in its error, if that came from the server or its connection.
+    pub(crate) fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+        self.pipelines[0].naming_the_server(outcome)
     }
 
     fn pipeline_of(&self, command: &Command, for_renewals: impl FnOnce() -> usize) -> usize {
@@ -169,10 +231,7 @@ impl Node {
 
 impl Store for Node {
     fn execute(&self, requests: &mut [Request]) {
-        let by_pipeline = self.by_pipeline(requests, |request| &request.command);
-        for (pipeline, mut requests) in self.pipelines.iter().zip(by_pipeline) {
-            pipeline.execute(&mut requests);
-        }
+        self.execute_all(requests);
     }
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
@@ -226,7 +285,7 @@ impl Store for Node {
         self.pipelines.iter().map(Pipeline::failed_releases).sum()
     }
 
-    fn suspect_connections(&self) {
+    fn suspect_connections(&self, _: &Key) {
         self.shared.endpoint.epoch().suspect();
     }
 
@@ -263,11 +322,11 @@ impl Notifications for Node {
         self.notifications.stop();
     }
 
-    fn queue_mode(&self) -> QueueMode {
+    fn queue_mode(&self, _: &Key) -> QueueMode {
         self.notifications.queue_mode()
     }
 
-    fn request(&self) {
+    fn request(&self, _: &Key) {
         self.notifications.request_connection();
     }
 
@@ -275,7 +334,7 @@ impl Notifications for Node {
         self.notifications.track(keys)
     }
 
-    fn epoch(&self) -> u64 {
+    fn epoch(&self, _: &Key) -> u64 {
         self.notifications.epoch()
     }
 
@@ -285,7 +344,7 @@ impl Notifications for Node {
 }
 
 impl Transactions for Node {
-    fn transaction_connection(&self) -> Result<TransactionConnection, Error> {
+    fn transaction_connection(&self, _: &Key) -> Result<TransactionConnection, Error> {
         let connection = self.shared.own_connection(self.shared.connect_timeout)?;
         Ok(TransactionConnection::new(
             connection,

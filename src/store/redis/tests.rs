@@ -75,6 +75,7 @@ fn node_with(url: &str, request_maintenance: MaintenanceHook) -> Node {
         holder,
         request_maintenance,
         None,
+        None,
     )
 }
 

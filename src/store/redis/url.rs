@@ -65,6 +65,62 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     }
 }
 
+/// Reads the addresses of several nodes of a Cluster, with the login of all of them, as [`parse`] does. `None` if `url`
+/// has another scheme.
+pub(crate) fn parse_cluster(url: &str) -> Option<Result<Vec<ConnectionInfo>, String>> {
+    let (scheme, rest) = url.split_once("://")?;
+    let scheme = scheme.to_ascii_lowercase();
+    let single = scheme.strip_suffix("+cluster")?;
+    if !matches!(single, "redis" | "rediss" | "valkey" | "valkeys") {
+        return None;
+    }
+    let infos = each_host(single, rest).map(|url| parse(&url));
+    let infos: Result<Vec<ConnectionInfo>, String> = infos.collect();
+    Some(infos.and_then(
+        |infos| match infos.iter().any(|info| info.redis_settings().db() != 0) {
+            true => {
+                Err("has a database behind the hosts, and a Cluster has only database 0".to_owned())
+            }
+            false => Ok(infos),
+        },
+    ))
+}
+
+/// A URL for each of the hosts in `rest`, the part of a URL behind `://`: with the same login and options.
+fn each_host(scheme: &str, rest: &str) -> impl Iterator<Item = String> {
+    let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (login, hosts) = match authority.rfind('@') {
+        Some(at) => authority.split_at(at + 1),
+        None => ("", authority),
+    };
+    hosts
+        .split(',')
+        .map(move |host| format!("{scheme}://{login}{host}{behind}"))
+}
+
+/// The URL of a Cluster with this node, without a login.
+pub(crate) fn cluster_url(info: &ConnectionInfo) -> String {
+    let scheme = match info.addr() {
+        ConnectionAddr::TcpTls { .. } => "rediss",
+        _ => "redis",
+    };
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            format!("{scheme}+cluster://{}", host_and_port(host, *port))
+        }
+        // The nodes of a Cluster have no sockets that their Cluster knows of.
+        _ => format!("{scheme}+cluster://host:port"),
+    }
+}
+
+/// `host:port`, with brackets around an address of IPv6.
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
 /// The schemes of URLs, with `memory` for a store without a server.
 const SCHEMES: &[&str] = &[
     "redis",
@@ -74,6 +130,8 @@ const SCHEMES: &[&str] = &[
     "unix",
     "redis+unix",
     "valkey+unix",
+    "redis+cluster",
+    "rediss+cluster",
     "memory",
 ];
 
@@ -149,7 +207,15 @@ pub(crate) fn redacted_info(info: &ConnectionInfo) -> String {
 
 /// The URL without user, password and options, for debug output.
 pub(crate) fn redacted(url: &str) -> String {
-    parse(url).map_or_else(|_| "***".to_owned(), |info| address(&info))
+    let infos = match parse_cluster(url) {
+        Some(infos) => infos,
+        None => parse(url).map(|info| vec![info]),
+    };
+    let addresses = |infos: Vec<ConnectionInfo>| {
+        let addresses: Vec<String> = infos.iter().map(address).collect();
+        addresses.join(",")
+    };
+    infos.map_or_else(|_| "***".to_owned(), addresses)
 }
 
 /// The address for messages: `host:port`, or the path of a socket up to the first character that may begin a
@@ -178,6 +244,33 @@ mod tests {
         assert_eq!(settings.db(), 3);
         assert!(parse("unix:///run/redis.sock?db=2&pass=x").is_ok());
         assert!(parse("valkey://host").is_ok());
+    }
+
+    #[test]
+    fn a_cluster_has_several_hosts() {
+        let infos = |url| parse_cluster(url).unwrap();
+        let two = infos("redis+cluster://user:pa%2Css@one,[::1]:7001").unwrap();
+        let addresses: Vec<String> = two.iter().map(address).collect();
+        assert_eq!(addresses, ["one:6379", "::1:7001"]);
+        for info in &two {
+            assert_eq!(info.redis_settings().username(), Some("user"));
+            assert_eq!(info.redis_settings().password(), Some("pa,ss"));
+        }
+        assert_eq!(infos("redis+cluster://h:7000/0").unwrap().len(), 1);
+        for (url, part) in [
+            ("redis+cluster://", "has no host"),
+            ("redis+cluster://a,,b", "has no host"),
+            ("redis+cluster://a:1,b:port", "has a port that is no number"),
+            ("redis+cluster://a,b/1", "a Cluster has only database 0"),
+            ("redis+cluster://:p/w@a,b", "has an @ behind a /"),
+            ("redis+cluster://a,b?protocol=9", "an unknown version"),
+        ] {
+            let error = infos(url).unwrap_err();
+            assert!(error.contains(part), "{url}: {error}");
+        }
+        assert!(parse_cluster("redis://a").is_none());
+        assert!(parse_cluster("http+cluster://a").is_none());
+        assert_eq!(redacted("redis+cluster://:secret@a:1,b:2"), "a:1,b:2");
     }
 
     #[test]

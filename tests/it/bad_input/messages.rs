@@ -199,12 +199,15 @@ fn a_database_that_does_not_exist_is_named() {
 fn a_node_of_a_cluster_is_named() {
     let server = Server::builder().arg("cluster-enabled", "yes").start();
     let server = server.unwrap();
-    let message = "invalid configuration: ADDR is a node of a Redis Cluster, which this version \
-         does not support; use the URL of a server with `cluster-enabled no`";
-    assert_opening_says(&server.url(), message);
+    let message = format!(
+        "invalid configuration: ADDR is a node of a Redis Cluster; use the URL \
+         redis+cluster://127.0.0.1:{}",
+        server.port()
+    );
+    assert_opening_says(&server.url(), &message);
     // With RESP3, the reply is a map.
     let error = Client::open(format!("{}?protocol=resp3", server.url()));
-    assert_says(&error.unwrap_err(), &server.url(), message);
+    assert_says(&error.unwrap_err(), &server.url(), &message);
 }
 
 /// A Sentinel that watches no primaries. Dropping it ends its process.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold::{Builder, Client};
 use leasehold_testbed::{Proxy, Server};
 
+use crate::cluster::pool::PooledCluster;
 use crate::steady::steady;
 use crate::support::{LONG_TTL, secs, server};
 #[cfg(feature = "tls")]
@@ -87,6 +88,33 @@ impl Backend for Redis {
 
     fn forget(&self) {
         crate::support::ask(&self.0, &["FLUSHALL"]);
+    }
+}
+
+/// A Redis Cluster of three masters and their replicas. Time passes by itself.
+pub struct RedisCluster(PooledCluster);
+
+impl RedisCluster {
+    pub fn start() -> Self {
+        Self(PooledCluster::take())
+    }
+}
+
+impl Backend for RedisCluster {
+    fn builder(&self) -> Builder {
+        steady(&self.0.get().url()).ttl(LONG_TTL)
+    }
+
+    fn ttl(&self) -> Duration {
+        secs(4)
+    }
+
+    fn pass(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn forget(&self) {
+        self.0.flush();
     }
 }
 

@@ -19,7 +19,7 @@ mod waiting;
 
 #[cfg(feature = "tls")]
 use backend::RedisWithTls;
-use backend::{Memory, Redis};
+use backend::{Memory, Redis, RedisCluster};
 
 macro_rules! shown {
     ($backend:expr; $($subject:ident: $($behaviour:ident)+;)+) => {
@@ -141,6 +141,10 @@ mod memory {
 mod redis {
     every_behaviour_on!(super::Redis::start());
     every_behaviour_of_a_server_on!(super::Redis::start());
+}
+
+mod redis_cluster {
+    every_behaviour_on!(super::RedisCluster::start());
 }
 
 #[cfg(feature = "tls")]

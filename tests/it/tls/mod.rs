@@ -6,7 +6,7 @@ mod traffic;
 mod trust;
 
 use leasehold::{Builder, Client, TlsConfig};
-use leasehold_testbed::{Proxy, Server};
+use leasehold_testbed::{Cluster, Proxy, Server};
 
 use crate::steady::steady;
 use crate::support::builder;
@@ -61,5 +61,28 @@ impl TlsServer {
         let proxy = Proxy::start(self.server.tls_port()).unwrap();
         let url = format!("rediss://127.0.0.1:{}", proxy.port());
         (proxy, url)
+    }
+}
+
+/// A Cluster of three masters with TLS, and the authority that has issued their certificate.
+pub struct TlsCluster {
+    pub cluster: Cluster,
+    authority: Authority,
+}
+
+impl TlsCluster {
+    pub fn start() -> Self {
+        let authority = Authority::new();
+        let certificate = authority.of_server("127.0.0.1", Validity::Now);
+        let files = authority.files(certificate, false);
+        let cluster = Cluster::builder().without_replicas().tls(files);
+        let cluster = cluster.start().unwrap();
+        Self { cluster, authority }
+    }
+
+    /// As `steady::steady`, for this Cluster.
+    pub fn steady(&self) -> Builder {
+        let trusted = TlsConfig::new().ca_pem(self.authority.pem.as_str());
+        steady(&self.cluster.url()).tls(trusted)
     }
 }

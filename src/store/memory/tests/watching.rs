@@ -31,7 +31,7 @@ impl Listener for TrackAll {
         Some(tracked_key(key))
     }
 
-    fn all_changed(&self, _: ServerId) {}
+    fn all_changed(&self, _: ServerId, _: &dyn Fn(&Key) -> bool) {}
 
     fn seen(&self, _: ServerId, _: &TrackedKey, state: KeyState<'_>) {
         self.0.lock().push(state.exists());

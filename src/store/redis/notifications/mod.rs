@@ -71,6 +71,8 @@ pub(crate) struct NotificationConnection {
     server: ServerId,
     endpoint: Arc<Endpoint>,
     channel: String,
+    /// The shard channel of the server, if it is a node of a Cluster: see `ScriptContext::set_shard_slot`.
+    shard_channel: Mutex<Option<String>>,
     prefix: String,
     timeout: Duration,
     /// One of the stages below. Read without the mutex of `state`.
@@ -131,6 +133,7 @@ impl ConnectionState {
                 Answered::Read(keys.pop_front()?)
             }
             SentCommand::Ping => Answered::Ping,
+            SentCommand::Subscribe => Answered::Subscribe,
         };
         if command.keys() == 0 {
             self.unanswered.pop_front();
@@ -169,19 +172,22 @@ enum SentCommand {
     /// Keys, each with a command of its own.
     Read(VecDeque<TrackedKey>),
     Ping,
+    /// A subscription to a shard channel, which the server may refuse.
+    Subscribe,
 }
 
 /// The command that a reply belongs to.
 enum Answered {
     Read(TrackedKey),
     Ping,
+    Subscribe,
 }
 
 impl SentCommand {
     fn keys(&self) -> usize {
         match self {
             Self::Read(keys) => keys.len(),
-            Self::Ping => 0,
+            Self::Ping | Self::Subscribe => 0,
         }
     }
 }
@@ -198,6 +204,7 @@ impl NotificationConnection {
             server,
             endpoint,
             channel: channel(prefix, holder),
+            shard_channel: Mutex::default(),
             prefix: prefix.to_owned(),
             timeout,
             stage: AtomicU8::new(NOT_CONNECTED_YET),
@@ -265,6 +272,27 @@ impl NotificationConnection {
         if trusted.is_ok() {
             // The reply wakes the thread, which then replaces the connection.
             self.ping(&mut self.state.lock());
+        }
+    }
+
+    /// Sets the shard channel of the server. Messages come on earlier shard channels, too, until their slots move away.
+    pub(crate) fn set_shard_channel(&self, channel: Option<String>) {
+        let mut state = self.state.lock();
+        let mut current = self.shard_channel.lock();
+        if *current != channel {
+            *current = channel;
+            drop(current);
+            self.subscribe_to_shard(&mut state);
+        }
+    }
+
+    /// Subscribes to the shard channel, if there is one. Without it, messages come on the plain channel.
+    fn subscribe_to_shard(&self, state: &mut ConnectionState) {
+        let channel = self.shard_channel.lock().clone();
+        if let Some(channel) = channel.filter(|_| state.sender.is_some()) {
+            let mut bytes = Vec::new();
+            scripts::encode_words(&mut bytes, "SSUBSCRIBE", [&*channel].into_iter());
+            self.send(state, &bytes, SentCommand::Subscribe);
         }
     }
 
@@ -385,7 +413,7 @@ impl NotificationConnection {
                 Ok((subscription, sender)) => {
                     if self.install(sender, &made_in) {
                         is_reported = false;
-                        listener.all_changed(self.server);
+                        listener.all_changed(self.server, &|_| true);
                         let ended = self.listen(subscription, &made_in, listener);
                         if self.state.lock().open_for() >= SHORTEST_LIFE {
                             pause = FIRST_PAUSE;
@@ -401,6 +429,7 @@ impl NotificationConnection {
                 }
                 Err(error) => {
                     self.disconnect(&mut self.state.lock());
+                    self.endpoint.epoch().note_failure();
                     if error.is_unavailable() {
                         self.sleep_and_double(&mut pause);
                     } else {
@@ -454,6 +483,7 @@ impl NotificationConnection {
         state.opened_at = Some(MonotonicTime::now());
         // The replaced connection gives no more replies. `all_changed` has the listener track its keys again.
         state.forget_commands();
+        self.subscribe_to_shard(&mut state);
         self.epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
         // LISTENING is set before the check: a suspicion after the check finds LISTENING, and sets AWAY (`suspect`).
@@ -520,7 +550,10 @@ impl NotificationConnection {
         match value {
             Value::Push { kind, data } => match kind {
                 PushKind::Invalidate => self.handle_invalidation(data, listener),
-                PushKind::Message => self.handle_message(&data, listener),
+                PushKind::Message | PushKind::SMessage => self.handle_message(&data, listener),
+                PushKind::SSubscribe => {
+                    matches!(self.state.lock().take_answered(), Some(Answered::Subscribe))
+                }
                 _ => true,
             },
             value => {
@@ -539,11 +572,16 @@ impl NotificationConnection {
                             }
                             // The value of this key stays unknown, but other keys can be read.
                             "NOPERM" => {}
+                            // The key's slot has moved to another node of the Cluster. Once the client knows which, it
+                            // reads the key there.
+                            "MOVED" | "ASK" => self.endpoint.epoch().note_failure(),
                             _ => return false,
                         }
                         true
                     }
                     (Some(Answered::Ping), Value::SimpleString(_) | Value::Okay) => true,
+                    // The server is too old, does not serve the channel's slot, or an ACL forbids it.
+                    (Some(Answered::Subscribe), Value::ServerError(_)) => true,
                     _ => false,
                 }
             }
@@ -570,7 +608,7 @@ impl NotificationConnection {
             }
             Some(Value::Nil) => {
                 self.epoch.fetch_add(1, Ordering::AcqRel);
-                listener.all_changed(self.server);
+                listener.all_changed(self.server, &|_| true);
                 true
             }
             _ => false,

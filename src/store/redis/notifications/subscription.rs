@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use redis::{Arg, Cmd, ProtocolVersion, Value};
+use redis::{Arg, Cmd, ProtocolVersion, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
-use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, no_reply};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, error_reply, no_reply};
 use crate::store::redis::handshake::Login;
 use crate::store::redis::socket::{Closer, Receiver, Sender};
 use crate::util::clock::MonotonicTime;
@@ -130,11 +130,17 @@ fn name_of(command: &Cmd) -> String {
     }
 }
 
+fn error_of(error: &ServerError) -> Error {
+    error_reply(error.code(), error.details())
+}
+
 /// Fails if the server refused `command`.
 fn check(attempted: Attempted<'_>, command: &str, reply: &Value) -> Result<(), Error> {
     match reply {
         // `any_key` may hold a value of any type.
         Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
+        // Another node of the Cluster has `any_key`. The user's rights were checked before.
+        Value::ServerError(error) if error_of(error).redirect().is_some() => Ok(()),
         Value::ServerError(error) => Err(attempted.refused(Step::Subscribe, command, error)),
         Value::BulkString(_) => Ok(()),
         Value::Push { .. } | Value::Map(_) | Value::Array(_) => Ok(()),

@@ -93,6 +93,8 @@ enum Call {
 struct InFlightBatch {
     call: Call,
     requests: Vec<PendingRequest>,
+    /// The reply to `ASKING` comes before the reply to the call.
+    is_asking: bool,
     /// The length of the call as it was written.
     bytes: usize,
 }
@@ -301,12 +303,17 @@ impl PipelinedConnection {
         } else {
             ScriptRef::Hash(kind.hash())
         };
+        let is_asking = requests.iter().any(|request| request.route.is_asking);
         let commands = requests.iter().map(|request| &request.command);
         let before = self.buffer.len();
+        if is_asking {
+            scripts::encode_words(&mut self.buffer, "ASKING", std::iter::empty());
+        }
         scripts::encode(&mut self.buffer, call, kind, context, commands);
         self.in_flight.push_back(InFlightBatch {
             call: Call::Script { kind, by_text },
             requests,
+            is_asking,
             bytes: self.buffer.len() - before,
         });
     }
@@ -321,6 +328,7 @@ impl PipelinedConnection {
         scripts::encode_words(&mut self.buffer, "WAIT", words.iter().map(String::as_str));
         self.in_flight.push_back(InFlightBatch {
             call: Call::Wait,
+            is_asking: false,
             requests: Vec::new(),
             bytes: self.buffer.len() - before,
         });
@@ -363,7 +371,7 @@ impl PipelinedConnection {
             if self.is_half_written() && !self.send(until, due)? {
                 return Ok(false);
             }
-            let batch = self.in_flight.front().expect("the loop found a batch");
+            let batch = self.in_flight.front_mut().expect("the loop found a batch");
             let leaves = until.filter(|until| until.after(GRACE) < due);
             let (call, n) = (batch.call, batch.requests.len());
             let contents = match call {
@@ -379,6 +387,10 @@ impl PipelinedConnection {
             let Some(value) = received else {
                 return Ok(false);
             };
+            if std::mem::take(&mut batch.is_asking) {
+                // If the node refused `ASKING`, it refuses the call, too.
+                continue;
+            }
             let Call::Script { kind, by_text } = call else {
                 self.decide_unacknowledged(value, deliver)?;
                 self.in_flight.pop_front();
@@ -510,6 +522,12 @@ impl PipelinedConnection {
         by_text: bool,
         mut requests: Vec<PendingRequest>,
     ) {
+        let asking = requests.extract_if(.., |request| request.route.is_asking);
+        // `ASKING` holds for one call, and few requests need it, so each has a call of its own.
+        let asking: Vec<PendingRequest> = asking.collect();
+        for request in asking {
+            self.enqueue(context, kind, by_text, vec![request]);
+        }
         if context.has_slots() && requests.len() > 1 {
             return self.enqueue_by_slot(context, kind, at_once, by_text, requests);
         }

@@ -23,7 +23,7 @@ mod state;
 mod tests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use r2d2::PooledConnection;
@@ -34,11 +34,13 @@ use crate::store::completion::{Caller, Completion, Outcome, WaitEnd};
 use crate::store::redis::connection::{Connector, Endpoint};
 use crate::store::redis::errors;
 use crate::store::redis::pipeline::connection::{CommandOutcome, PipelinedConnection, Pool};
-use crate::store::redis::pipeline::request::{Next, PendingRequest};
+use crate::store::redis::pipeline::request::{Next, PendingRequest, Release, Route};
 use crate::store::redis::pipeline::state::PipelineState;
 use crate::store::redis::scripts::ScriptContext;
-use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, Urgency};
+use crate::store::{LateReleaseHook, MaintenanceHook, RenewalLimits, ServerId, Urgency};
 use crate::util::clock::MonotonicTime;
+use crate::util::key::Key;
+use crate::util::slot::Redirect;
 use crate::util::sync::{self, Mutex, MutexGuard};
 
 /// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
@@ -60,6 +62,16 @@ pub(crate) struct Shared {
     pub(crate) command_timeout: Duration,
     pub(crate) request_maintenance: MaintenanceHook,
     pub(crate) late_releases: Option<LateReleaseHook>,
+    pub(crate) server: ServerId,
+    /// `None` if the store has one server.
+    pub(crate) router: Option<Weak<dyn ReleaseRouter>>,
+}
+
+/// Brings releases to the node that serves their slot.
+pub(crate) trait ReleaseRouter: Send + Sync {
+    /// Takes a release that the node `from` has refused. Returns the release if `from` should try it again later. Called
+    /// under no mutex. Neither blocks nor connects.
+    fn reroute(&self, from: ServerId, release: Release, redirect: &Redirect) -> Option<Release>;
 }
 
 impl Shared {
@@ -130,12 +142,21 @@ impl Pipeline {
 
     /// As [`execute`](Self::execute), for one command.
     pub(crate) fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
-        self.run_one(command, deadline, None)
+        self.run_one(command, deadline, None, Route::default())
+    }
+
+    /// As [`execute_one`](Self::execute_one), with `ASKING` before the call.
+    pub(crate) fn ask_one(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        let route = Route {
+            is_asking: true,
+            ..Route::default()
+        };
+        self.run_one(command, deadline, None, route)
     }
 
     /// Waits until all releases that were sent are done. At `deadline`, the pipeline gives up its connection.
     pub(crate) fn flush(&self, deadline: MonotonicTime) -> Outcome {
-        self.run_one(Command::Flush, deadline, Some(deadline))
+        self.run_one(Command::Flush, deadline, Some(deadline), Route::default())
     }
 
     fn run_one(
@@ -143,16 +164,18 @@ impl Pipeline {
         command: Command,
         deadline: MonotonicTime,
         shutdown_deadline: Option<MonotonicTime>,
+        route: Route,
     ) -> Outcome {
         let caller = Caller::new(1);
-        let request = self.new_request(command, Some(Completion::new(&caller, 0)));
+        let mut request = self.new_request(command, Some(Completion::new(&caller, 0)));
+        request.route = route;
         self.run([request], &caller, deadline, shutdown_deadline);
         let outcome = caller.take_outcomes().next();
         self.naming_the_server(outcome.expect("a caller has an outcome for each request"))
     }
 
     /// `outcome` with the server's address in its error, if that came from the server or its connection.
-    fn naming_the_server(&self, outcome: Outcome) -> Outcome {
+    pub(crate) fn naming_the_server(&self, outcome: Outcome) -> Outcome {
         outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address(), error))
     }
 
@@ -273,6 +296,63 @@ impl Pipeline {
             Ok(leadership) => drop(leadership),
             Err(urgency) => (self.shared.request_maintenance)(urgency),
         }
+    }
+
+    /// Queues a release that another node has refused, or that no node has carried out. The leader or the background
+    /// writes it.
+    pub(crate) fn adopt_release(&self, release: Release) {
+        let urgency = {
+            let mut state = self.state.lock();
+            state.enqueue_release(release);
+            (!state.is_led).then(|| urgency_of(&state))
+        };
+        if let Some(urgency) = urgency {
+            (self.shared.request_maintenance)(urgency);
+        }
+    }
+
+    /// Reports a release that no node has carried out as late, because of `error`, and queues it.
+    pub(crate) fn keep_release(&self, release: Command, error: &Error) {
+        let mut request = self.new_request(release, None);
+        request.report_late(error);
+        request.attempts = 1;
+        if let Some(release) = request.into_release(None) {
+            self.adopt_release(release);
+        }
+    }
+
+    /// Takes out the queued releases of these keys.
+    pub(crate) fn take_releases(&self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+        self.state.lock().take_releases(keys)
+    }
+
+    /// Whether no request is queued or in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        let connection = state.connection.as_ref();
+        let is_answered = connection.is_none_or(|connection| connection.unanswered() == 0);
+        !state.is_led && !state.has_work() && is_answered
+    }
+
+    /// Hands a release that has to go to another node to the store. Returns what is left to do here.
+    fn reroute(&self, next: Next) -> Next {
+        let Next::Elsewhere(request, redirect) = next else {
+            return next;
+        };
+        let shared = &*self.shared;
+        let router = shared.router.as_ref().and_then(Weak::upgrade);
+        let Some(release) = request.into_release(None) else {
+            return Next::Done;
+        };
+        let left = match router {
+            Some(router) => router.reroute(shared.server, release, &redirect),
+            None => Some(release),
+        };
+        left.map_or(Next::Done, |release| {
+            let mut request = release.into_request(shared.late_releases.as_ref());
+            request.attempts += 1;
+            Next::RetryLater(request)
+        })
     }
 
     /// Reads missing replies, and writes the releases that are due. Returns true if work is left.
@@ -639,6 +719,7 @@ impl<'a> Leadership<'a> {
                 CommandOutcome::Known(outcome) => request.on_reply(outcome),
                 CommandOutcome::Unknown(error) => request.on_connection_lost(&error, false),
             };
+            let next = self.pipeline.reroute(next);
             if !matches!(next, Next::Done) {
                 self.pipeline.state.lock().apply(next);
             }

@@ -76,6 +76,8 @@ impl World {
                 request_maintenance.changed.notify_one();
             }),
             late_releases: None,
+            server: ServerId::ONLY,
+            router: None,
         }));
         Self {
             pipeline,

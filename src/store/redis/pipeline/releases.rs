@@ -13,7 +13,7 @@ use std::mem;
 use std::time::Duration;
 
 use crate::store::command::Held;
-use crate::store::redis::pipeline::request::{Release, release_bytes};
+use crate::store::redis::pipeline::request::{Release, Route, release_bytes};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
@@ -37,6 +37,8 @@ struct Slot {
     origin: Origin,
     reported_late: bool,
     attempts: u8,
+    /// A packed [`Route`].
+    route: u8,
 }
 
 /// The kind of lease that a release ends.
@@ -73,6 +75,7 @@ impl Slot {
             },
             reported_late: release.reported_late,
             attempts: u8::try_from(release.attempts).unwrap_or(u8::MAX),
+            route: release.route.pack(),
         }
     }
 
@@ -95,6 +98,7 @@ impl Slot {
             attempts: u32::from(self.attempts),
             is_undo: self.origin == Origin::Undo,
             reported_late: self.reported_late,
+            route: Route::unpack(self.route),
         })
     }
 }
@@ -231,6 +235,7 @@ impl Releases {
                 let before = slot.attempts;
                 let is_over = change(&mut Swept {
                     key,
+                    is_copied: Route::unpack(slot.route).is_copied,
                     until: slot.until,
                     held: &mut held,
                     attempts: &mut slot.attempts,
@@ -324,6 +329,7 @@ impl Releases {
 /// The parts of a release that a sweep reads and changes.
 pub(super) struct Swept<'a> {
     pub(super) key: &'a Key,
+    pub(super) is_copied: bool,
     pub(super) until: MonotonicTime,
     /// The fencing token, if a guard held the lease. Taking this token stops the reports about the release.
     pub(super) held: &'a mut Option<u64>,

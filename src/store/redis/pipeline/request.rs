@@ -10,6 +10,7 @@ use crate::store::late_release::{LateReleaseHook, ReleaseTracker};
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
 use crate::util::key::Key;
+use crate::util::slot::Redirect;
 
 /// Half of the pause after the first failed attempt. The pause doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -17,6 +18,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// How many nodes may pass a release on one after another without a pause.
+const MOST_HOPS: u8 = 4;
 /// The most bytes of a release on the wire, beside its key and the name of the key's queue.
 const BESIDE_KEYS: usize = 192;
 
@@ -30,8 +33,37 @@ pub(crate) struct PendingRequest {
     /// The request is a release that undoes an acquire which may still arrive. It is repeated until it finds the lease,
     /// or until the lease's ttl has ended.
     is_undo: bool,
+    pub(crate) route: Route,
     /// Reports a guard's release that is late.
     tracker: Option<Box<ReleaseTracker>>,
+}
+
+/// How a request came to its node of a Cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// Another node said that this node has the key, although the slot is not its own yet: `ASKING` goes before the
+    /// call.
+    pub(crate) is_asking: bool,
+    /// How many nodes have refused a release one after another, without a pause.
+    pub(crate) hops: u8,
+    /// An undo is queued at the node that serves the slot now, too.
+    pub(crate) is_copied: bool,
+}
+
+impl Route {
+    /// The route in one byte.
+    pub(super) fn pack(self) -> u8 {
+        let hops = self.hops.min(0x3f);
+        u8::from(self.is_asking) << 7 | u8::from(self.is_copied) << 6 | hops
+    }
+
+    pub(super) fn unpack(packed: u8) -> Self {
+        Self {
+            is_asking: packed & 0x80 != 0,
+            is_copied: packed & 0x40 != 0,
+            hops: packed & 0x3f,
+        }
+    }
 }
 
 /// The next step of a request that had a reply or a failure.
@@ -41,9 +73,12 @@ pub(crate) enum Next {
     RetryNow(PendingRequest),
     /// Write this release after a pause: Redis has refused it, or the acquire that it undoes may arrive later.
     RetryLater(PendingRequest),
+    /// Hand this release to the store, since another node of the Cluster has its slot.
+    Elsewhere(PendingRequest, Redirect),
 }
 
 /// A queued release for which no caller waits.
+#[derive(Clone)]
 pub(crate) struct Release {
     pub(crate) key: Key,
     pub(crate) lease: LeaseId,
@@ -57,6 +92,7 @@ pub(crate) struct Release {
     pub(crate) is_undo: bool,
     /// The hook knows that the release is late.
     pub(crate) reported_late: bool,
+    pub(crate) route: Route,
 }
 
 /// The length of a release of `key` on the wire, at most.
@@ -97,6 +133,7 @@ impl Release {
             completion: None,
             attempts: self.attempts,
             is_undo: self.is_undo,
+            route: self.route,
             tracker,
         }
     }
@@ -109,6 +146,7 @@ impl PendingRequest {
             completion,
             attempts: 0,
             is_undo: false,
+            route: Route::default(),
             tracker: None,
         }
     }
@@ -149,6 +187,7 @@ impl PendingRequest {
             command,
             attempts,
             is_undo,
+            route,
             tracker,
             ..
         } = self;
@@ -171,6 +210,7 @@ impl PendingRequest {
             queued,
             attempts,
             is_undo,
+            route,
             reported_late: tracker.is_some_and(|tracker| tracker.suspend()),
         })
     }
@@ -190,6 +230,12 @@ impl PendingRequest {
             ) if self.attempts > 0 && !self.is_undo => Ok(Reply::Done),
             (_, outcome) => outcome,
         };
+        if let (Command::Release { .. }, Err(error)) = (&self.command, &outcome)
+            && let Some(redirect) = error.redirect()
+        {
+            let redirect = redirect.clone();
+            return self.on_redirect(outcome, redirect);
+        }
         match (&self.command, &outcome) {
             (Command::Release { until, .. }, Err(_)) if MonotonicTime::now() < *until => {
                 self.deliver(outcome);
@@ -217,7 +263,11 @@ impl PendingRequest {
                 }
                 // A caller that has left was granted the key, or was queued.
                 let undo = self.command.undo(MonotonicTime::now());
-                undo.map_or(Next::Done, |undo| Next::RetryNow(Self::new(undo, None)))
+                undo.map_or(Next::Done, |undo| {
+                    let mut undo = Self::new(undo, None);
+                    undo.route = self.route;
+                    Next::RetryNow(undo)
+                })
             }
             _ => {
                 let is_done = outcome.is_ok();
@@ -227,6 +277,42 @@ impl PendingRequest {
                 }
                 Next::Done
             }
+        }
+    }
+
+    /// Handles a release that a node of a Cluster has refused before it did anything. A caller that waits follows the
+    /// redirect itself.
+    fn on_redirect(mut self, outcome: Outcome, redirect: Redirect) -> Next {
+        if let Some(completion) = self.completion.take() {
+            if completion.complete(outcome).is_ok() {
+                // From now on the release is the caller's.
+                if let Some(tracker) = self.tracker.take() {
+                    tracker.suspend();
+                }
+                return Next::Done;
+            }
+            self.report_late(&Error::new(ErrorKind::Timeout, "no answer in time"));
+        }
+        let is_short = self.route.hops < MOST_HOPS;
+        if is_short && matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
+            self.route.hops += 1;
+            return Next::Elsewhere(self, redirect);
+        }
+        // The nodes do not agree, or the slot is moving or has no master.
+        self.route = Route::default();
+        self.attempts += 1;
+        match &self.command {
+            Command::Release { until, .. } if MonotonicTime::now() < *until => {
+                Next::RetryLater(self)
+            }
+            _ => Next::Done,
+        }
+    }
+
+    /// Reports the release as late.
+    pub(crate) fn report_late(&mut self, error: &Error) {
+        if let Some(tracker) = &mut self.tracker {
+            tracker.report_late(error);
         }
     }
 
@@ -243,6 +329,7 @@ impl PendingRequest {
                 undo.map_or(Next::Done, |undo| {
                     let mut undo = Self::new(undo, None);
                     undo.is_undo = true;
+                    undo.route = self.route;
                     Next::RetryNow(undo)
                 })
             }
@@ -307,4 +394,90 @@ pub(crate) fn keys_for_next_waiters<'a>(
     requests: impl Iterator<Item = &'a PendingRequest>,
 ) -> impl Iterator<Item = &'a Key> {
     requests.filter_map(|request| request.command.key_for_next_waiter())
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::store::completion::WaitEnd;
+    use crate::store::redis::errors::error_reply;
+
+    fn release() -> Command {
+        Command::Release {
+            key: Key::new("p:", "k", 16).unwrap(),
+            lease: LeaseId::random(),
+            until: MonotonicTime::now().after(Duration::from_secs(60)),
+            held: None,
+            queued: None,
+        }
+    }
+
+    fn refusal(code: &str) -> Outcome {
+        Err(error_reply(code, Some("7 host:1")))
+    }
+
+    #[test]
+    fn a_release_is_passed_on_four_times() {
+        let mut request = PendingRequest::new(release(), None);
+        for hop in 1..=MOST_HOPS {
+            let code = if hop % 2 == 0 { "ASK" } else { "MOVED" };
+            let Next::Elsewhere(passed, _) = request.on_reply(refusal(code)) else {
+                panic!("hop {hop}");
+            };
+            request = passed;
+            assert_eq!((request.route.hops, request.attempts), (hop, 0));
+        }
+        let Next::RetryLater(request) = request.on_reply(refusal("MOVED")) else {
+            panic!("the release goes on without a pause");
+        };
+        // After the pause it may be passed on again.
+        assert_eq!((request.route, request.attempts), (Route::default(), 1));
+    }
+
+    #[test]
+    fn a_release_stays_while_its_slot_moves() {
+        for code in ["TRYAGAIN", "CLUSTERDOWN"] {
+            let request = PendingRequest::new(release(), None);
+            assert!(
+                matches!(request.on_reply(refusal(code)), Next::RetryLater(_)),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_waiting_caller_gets_its_release_back() {
+        let caller = Caller::new(1);
+        let request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
+        assert!(matches!(request.on_reply(refusal("MOVED")), Next::Done));
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        assert_eq!(caller.wait(far), WaitEnd::Complete);
+        let error = caller.take_outcomes().next().unwrap().unwrap_err();
+        assert!(matches!(error.redirect(), Some(Redirect::Moved(_))));
+        // A caller that has left follows nothing.
+        let caller = Caller::new(1);
+        let request = PendingRequest::new(release(), Some(Completion::new(&caller, 0)));
+        caller.leave();
+        assert!(matches!(
+            request.on_reply(refusal("MOVED")),
+            Next::Elsewhere(..)
+        ));
+    }
+
+    #[test]
+    fn a_redirected_acquire_leaves_nothing_to_undo() {
+        let acquire = Command::Acquire {
+            key: Key::new("p:", "k", 16).unwrap(),
+            lease: LeaseId::random(),
+            ttl: Duration::from_secs(60),
+            queue_mode: crate::store::QueueMode::Notified,
+            above: None,
+            replicas: None,
+        };
+        let caller = Caller::new(1);
+        let request = PendingRequest::new(acquire, Some(Completion::new(&caller, 0)));
+        caller.leave();
+        assert!(matches!(request.on_reply(refusal("ASK")), Next::Done));
+    }
 }

@@ -290,6 +290,8 @@ impl PipelineState {
     pub(super) fn apply(&mut self, next: Next) {
         match next {
             Next::Done => {}
+            // The pipeline hands it to the store, or tries it again here.
+            Next::Elsewhere(request, _) => self.apply(Next::RetryLater(request)),
             Next::RetryNow(request) if request.completion.is_some() => {
                 self.awaited.push_back(request)
             }
@@ -310,6 +312,26 @@ impl PipelineState {
                 }
             }
         }
+    }
+
+    /// Takes out the queued releases of these keys. An undo stays, too, since its acquire may still arrive here; it is
+    /// copied once.
+    pub(super) fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
+        let mut taken = Vec::new();
+        let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
+        for queue in std::iter::once(&mut self.unawaited).chain(repeats) {
+            let first = taken.len();
+            queue.sweep(
+                |release| keys(release.key) && !release.is_copied,
+                |release| taken.push(release),
+            );
+            for undo in taken[first..].iter().filter(|release| release.is_undo) {
+                let mut stays = undo.clone();
+                stays.route.is_copied = true;
+                queue.push(stays);
+            }
+        }
+        taken
     }
 
     /// Reports each queued release as late, once, and gives up the releases whose ttl has ended. Called when there is
@@ -449,5 +471,51 @@ impl Extend<PendingRequest> for AwaitedQueue {
         requests
             .into_iter()
             .for_each(|request| self.push_back(request));
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+    use crate::util::id::LeaseId;
+
+    fn release(name: &str, is_undo: bool) -> Release {
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        Release {
+            key: Key::new("p:", name, 16).unwrap(),
+            lease: LeaseId::random(),
+            until: far,
+            due: far,
+            held: None,
+            queued: None,
+            attempts: 0,
+            is_undo,
+            reported_late: false,
+            route: request::Route::default(),
+        }
+    }
+
+    #[test]
+    fn moved_releases_are_taken_and_undos_copied_once() {
+        let mut state = PipelineState::new(None);
+        for name in ["a", "b", "a"] {
+            state.enqueue_release(release(name, false));
+        }
+        state.undo_repeats.push(release("a", true));
+        state.undo_repeats.push(release("b", true));
+        let moved = |key: &Key| key.name() == "a";
+        let taken = state.take_releases(moved);
+        assert!(
+            taken
+                .iter()
+                .all(|release| moved(&release.key) && !release.route.is_copied)
+        );
+        let undos = taken.iter().filter(|release| release.is_undo).count();
+        assert_eq!((taken.len(), undos), (3, 1));
+        // The undo is still here, too, and is not copied again.
+        assert!(state.take_releases(moved).is_empty());
+        assert_eq!(state.take_releases(|_| true).len(), 2);
+        assert!(state.unawaited.is_empty() && !state.undo_repeats.is_empty());
     }
 }

@@ -57,6 +57,8 @@ fn with_layout(layout: KeyLayout, server: Server, url: &str, timeout: Duration) 
             counter.fetch_add(1, Ordering::SeqCst);
         }),
         late_releases: None,
+        server: ServerId::ONLY,
+        router: None,
     }));
     Fixture {
         server,

@@ -171,9 +171,14 @@ impl ScriptContext {
     }
 
     /// Sets the slot whose shard channels the server's clients listen to. Later calls tell the scripts.
-    #[allow(dead_code, reason = "no Cluster can be opened yet")]
     pub(crate) fn set_shard_slot(&self, slot: Option<Slot>) {
         self.shard_slot.set(slot);
+    }
+
+    /// The server's shard channel for this client.
+    pub(crate) fn shard_channel(&self) -> Option<String> {
+        let start = self.shard_channel_start()?;
+        Some(start + self.holder.as_str())
     }
 
     /// The name of the server's shard channels up to the holder; `None` if the scripts are to use plain channels.

@@ -105,6 +105,7 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
         ttl,
         queue_mode,
         above,
+        replicas: None,
     };
     let release = Command::Release {
         key: key.clone(),

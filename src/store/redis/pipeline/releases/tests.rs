@@ -16,6 +16,24 @@ fn release(key: u8, attempts: u32) -> Release {
         attempts,
         is_undo: false,
         reported_late: false,
+        route: Route::default(),
+    }
+}
+
+#[test]
+fn the_route_of_a_release_takes_one_byte() {
+    for (is_asking, is_copied, hops) in [(false, false, 0), (true, false, 4), (false, true, 63)] {
+        let route = Route {
+            is_asking,
+            is_copied,
+            hops,
+        };
+        let mut releases = Releases::default();
+        releases.push(Release {
+            route,
+            ..release(1, 0)
+        });
+        assert_eq!(releases.pop().unwrap().route, route);
     }
 }
 

@@ -1,0 +1,128 @@
+//! The address of a Cluster: some of its nodes, and what connections to all nodes share.
+
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo};
+
+use crate::credentials::CredentialsCallback;
+use crate::error::{Error, ErrorKind};
+use crate::store::cluster::refresh;
+use crate::store::cluster::slot_map::Address;
+use crate::store::redis::connection::Endpoint;
+use crate::store::redis::url;
+#[cfg(feature = "tls")]
+use crate::tls::TlsConfig;
+
+/// Some nodes of a Cluster, and how to connect to its nodes.
+pub(crate) struct ClusterAddress {
+    seeds: Vec<Address>,
+    /// An address with the login of all nodes.
+    info: ConnectionInfo,
+    credentials: Option<CredentialsCallback>,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsConfig>,
+    connect_timeout: Duration,
+    command_timeout: Duration,
+    max_reply_bytes: usize,
+}
+
+impl ClusterAddress {
+    /// Reads a URL with several hosts. `None` if `url` has another scheme.
+    pub(crate) fn of_url(
+        url: &str,
+        (connect_timeout, command_timeout): (Duration, Duration),
+        max_reply_bytes: usize,
+    ) -> Option<Result<Self, Error>> {
+        let infos = url::parse_cluster(url)?;
+        let invalid = |why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}"));
+        Some(infos.map_err(invalid).map(|infos| Self {
+            seeds: infos.iter().filter_map(address_of).collect(),
+            info: infos[0].clone(),
+            credentials: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+            connect_timeout,
+            command_timeout,
+            max_reply_bytes,
+        }))
+    }
+
+    pub(crate) fn set_credentials(&mut self, callback: CredentialsCallback) {
+        self.credentials = Some(callback);
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn set_tls(&mut self, settings: Option<TlsConfig>) {
+        self.tls = settings;
+    }
+
+    /// Fails if the settings do not suit the address.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.seeds
+            .iter()
+            .try_for_each(|seed| self.endpoint(seed).map(drop))
+    }
+
+    /// Fails unless one of the seeds is a node of a Cluster that replies.
+    pub(crate) fn check_reachable(&self) -> Result<(), Error> {
+        let mut first_error = None;
+        for seed in &self.seeds {
+            let asked = self
+                .endpoint(seed)
+                .and_then(|endpoint| refresh::ask(&endpoint, seed, self.command_timeout));
+            match asked {
+                Ok(_) => return Ok(()),
+                Err(error) => _ = first_error.get_or_insert(error),
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    pub(super) fn seeds(&self) -> &[Address] {
+        &self.seeds
+    }
+
+    /// The endpoint of one node.
+    pub(super) fn endpoint(&self, node: &Address) -> Result<Endpoint, Error> {
+        let (host, port) = (node.host.clone(), node.port);
+        let addr = match self.info.addr() {
+            ConnectionAddr::TcpTls { .. } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let info = self.info.clone().set_addr(addr);
+        let (timeout, max_reply) = (self.connect_timeout, self.max_reply_bytes);
+        let mut endpoint = Endpoint::from_info(info, timeout, max_reply)?;
+        endpoint.expect_cluster();
+        if let Some(callback) = &self.credentials {
+            endpoint.set_credentials(callback.clone())?;
+        }
+        #[cfg(feature = "tls")]
+        endpoint.set_up_tls(self.tls.as_ref())?;
+        Ok(endpoint)
+    }
+
+    /// The addresses of the URL's nodes for messages.
+    pub(crate) fn text(&self) -> String {
+        let seeds = self.seeds.iter();
+        let seeds: Vec<String> = seeds
+            .map(|seed| url::host_and_port(&seed.host, seed.port))
+            .collect();
+        seeds.join(",")
+    }
+}
+
+/// The host and port of an address.
+fn address_of(info: &ConnectionInfo) -> Option<Address> {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            let (host, port) = (host.clone(), *port);
+            Some(Address { host, port })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,296 @@
+//! The masters of a Cluster that a client uses: which of them serves which slot, and the `Node` of each.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::{Error, ErrorKind};
+use crate::store::ServerId;
+use crate::store::cluster::member::Member;
+use crate::store::cluster::slot_map::{Address, MAX_KNOWN, MAX_MASTERS, SlotMap, SlotRange};
+use crate::util::slot::Slot;
+
+/// The masters and the slot map.
+#[derive(Default)]
+pub(super) struct Members {
+    table: RwLock<Table>,
+    /// The replicas of the last slot map, to ask for the next one.
+    replicas: Mutex<Vec<Address>>,
+}
+
+struct Table {
+    slots: SlotMap,
+    /// By `ServerId`. A master that serves no slot any more stays here until its releases are done.
+    masters: Vec<Option<Arc<Member>>>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            slots: SlotMap::new(),
+            masters: Vec::new(),
+        }
+    }
+}
+
+impl Table {
+    fn master(&self, id: ServerId) -> Option<&Arc<Member>> {
+        self.masters.get(usize::from(id.0))?.as_ref()
+    }
+
+    /// The master at `address`, which is added if it is new. `None` if there are too many.
+    fn master_at(&mut self, address: &Address) -> Option<ServerId> {
+        let is_it = |one: &Option<Arc<Member>>| {
+            one.as_ref()
+                .is_some_and(|master| master.address() == address)
+        };
+        let index = match self.masters.iter().position(is_it) {
+            Some(index) => index,
+            None => {
+                let free = self.masters.iter().position(Option::is_none);
+                let index = free.unwrap_or(self.masters.len());
+                if index >= MAX_MASTERS {
+                    return None;
+                }
+                if index == self.masters.len() {
+                    self.masters.push(None);
+                }
+                let id = ServerId(u8::try_from(index).ok()?);
+                self.masters[index] = Some(Arc::new(Member::new(id, address.clone())));
+                index
+            }
+        };
+        Some(ServerId(u8::try_from(index).ok()?))
+    }
+}
+
+impl Members {
+    /// The master that serves `slot`.
+    pub(super) fn owner(&self, slot: Slot) -> Option<Arc<Member>> {
+        let table = self.table.read();
+        let owner = table.slots.owner(slot)?;
+        table.master(owner).map(Arc::clone)
+    }
+
+    /// Whether `server` serves `slot`.
+    pub(super) fn is_owner(&self, server: ServerId, slot: Slot) -> bool {
+        self.table.read().slots.owner(slot) == Some(server)
+    }
+
+    /// All masters, including those that serve no slot any more.
+    pub(super) fn all(&self) -> Vec<Arc<Member>> {
+        self.table
+            .read()
+            .masters
+            .iter()
+            .flatten()
+            .map(Arc::clone)
+            .collect()
+    }
+
+    /// The master with this number.
+    pub(super) fn get(&self, server: ServerId) -> Option<Arc<Member>> {
+        self.table.read().master(server).map(Arc::clone)
+    }
+
+    /// Any master.
+    pub(super) fn any(&self) -> Option<Arc<Member>> {
+        self.table
+            .read()
+            .masters
+            .iter()
+            .flatten()
+            .next()
+            .map(Arc::clone)
+    }
+
+    /// The master at `address`, also if it serves no slot yet.
+    pub(super) fn at(&self, address: &Address) -> Result<Arc<Member>, Error> {
+        let mut table = self.table.write();
+        let master = table.master_at(address);
+        let master = master.and_then(|id| table.master(id).map(Arc::clone));
+        master.ok_or_else(too_many)
+    }
+
+    /// Notes that the master at `to` serves `slot`. Returns true if the map said something else.
+    pub(super) fn note_moved(&self, slot: Slot, to: &Address) -> Result<bool, Error> {
+        let mut table = self.table.write();
+        let owner = table.master_at(to).ok_or_else(too_many)?;
+        Ok(table.slots.set(slot, owner))
+    }
+
+    /// Replaces the slot map by `ranges`. A slot that is in none of them keeps its master. Returns the slots that have
+    /// another master now.
+    pub(super) fn replace(&self, ranges: &[SlotRange]) -> Vec<Slot> {
+        let replicas = ranges.iter().flat_map(|range| &range.replicas);
+        let mut known: Vec<Address> = Vec::new();
+        for replica in replicas {
+            if known.len() < MAX_KNOWN && !known.contains(replica) {
+                known.push(replica.clone());
+            }
+        }
+        *self.replicas.lock() = known;
+        let mut moved = Vec::new();
+        let mut table = self.table.write();
+        for range in ranges {
+            // A master beyond the bound is not used: its slots keep their last master, which replies `MOVED`.
+            if let Some(owner) = table.master_at(&range.master) {
+                moved.extend(range.slots().filter(|slot| table.slots.set(*slot, owner)));
+            }
+        }
+        moved
+    }
+
+    /// The addresses of all known nodes, masters first.
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        let masters = self
+            .all()
+            .into_iter()
+            .map(|master| master.address().clone());
+        let replicas = self.replicas.lock().clone();
+        masters.chain(replicas).collect()
+    }
+
+    /// The lowest slot that `server` serves; `None` if it serves none.
+    pub(super) fn lowest_slot_of(&self, server: ServerId) -> Option<Slot> {
+        self.table.read().slots.lowest_of(server)
+    }
+
+    /// Removes a master that serves no slot and that no other thread uses. Returns false if there is none such.
+    pub(super) fn remove(&self, master: &Arc<Member>) -> bool {
+        let mut table = self.table.write();
+        // One reference is the table's, and one the caller's.
+        let is_used = Arc::strong_count(master) > 2;
+        if is_used || table.slots.lowest_of(master.id()).is_some() {
+            return false;
+        }
+        if let Some(entry) = table.masters.get_mut(usize::from(master.id().0)) {
+            *entry = None;
+        }
+        true
+    }
+}
+
+fn too_many() -> Error {
+    let message =
+        format!("the Cluster has more than {MAX_MASTERS} masters, which is not supported");
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: usize) -> Address {
+        Address {
+            host: "h".to_owned(),
+            port: u16::try_from(port).unwrap(),
+        }
+    }
+
+    fn slot(number: usize) -> Slot {
+        Slot::new(u16::try_from(number).unwrap()).unwrap()
+    }
+
+    fn range(first: usize, last: usize, master: usize, replicas: &[usize]) -> SlotRange {
+        SlotRange {
+            first: slot(first),
+            last: slot(last),
+            master: address(master),
+            replicas: replicas.iter().map(|port| address(*port)).collect(),
+        }
+    }
+
+    fn port_of(members: &Members, number: usize) -> Option<u16> {
+        members
+            .owner(slot(number))
+            .map(|owner| owner.address().port)
+    }
+
+    #[test]
+    fn a_new_map_tells_which_slots_have_moved() {
+        let members = Members::default();
+        assert_eq!(
+            members
+                .replace(&[range(0, 9, 1, &[3]), range(10, 19, 2, &[4])])
+                .len(),
+            20
+        );
+        assert_eq!(
+            [0, 9, 10, 20].map(|slot| port_of(&members, slot)),
+            [Some(1), Some(1), Some(2), None]
+        );
+        assert_eq!(members.addresses(), [1, 2, 3, 4].map(address));
+        let first = members.owner(slot(0)).unwrap();
+        // A slot that the answer leaves out keeps its master.
+        assert_eq!(
+            members.replace(&[range(0, 4, 1, &[]), range(9, 19, 2, &[])]),
+            [slot(9)]
+        );
+        assert_eq!(
+            [4, 5, 9].map(|slot| port_of(&members, slot)),
+            [Some(1), Some(1), Some(2)]
+        );
+        assert!(
+            Arc::ptr_eq(&first, &members.owner(slot(0)).unwrap()),
+            "a master keeps its node"
+        );
+        assert_eq!(
+            members.lowest_slot_of(members.owner(slot(9)).unwrap().id()),
+            Some(slot(9))
+        );
+    }
+
+    #[test]
+    fn a_redirect_moves_one_slot() {
+        let members = Members::default();
+        members.replace(&[range(0, 9, 1, &[])]);
+        assert!(members.note_moved(slot(5), &address(2)).unwrap());
+        assert!(!members.note_moved(slot(5), &address(2)).unwrap());
+        assert_eq!(
+            [4, 5, 6].map(|slot| port_of(&members, slot)),
+            [Some(1), Some(2), Some(1)]
+        );
+    }
+
+    #[test]
+    fn only_an_unused_master_is_removed() {
+        let members = Members::default();
+        members.replace(&[range(0, 9, 1, &[])]);
+        let old = members.owner(slot(0)).unwrap();
+        assert!(!members.remove(&old), "it serves slots");
+        members.replace(&[range(0, 9, 2, &[])]);
+        let used = Arc::clone(&old);
+        assert!(!members.remove(&old), "another thread uses it");
+        drop(used);
+        assert!(members.remove(&old));
+        assert_eq!(members.addresses(), [address(2)]);
+        // Its number is free again.
+        let next = members.at(&address(3)).unwrap();
+        assert_eq!(next.id(), old.id());
+        assert_ne!(next.notification_epoch(0), old.notification_epoch(0));
+    }
+
+    #[test]
+    fn masters_beyond_the_bound_are_not_used() {
+        let members = Members::default();
+        let ranges: Vec<SlotRange> = (0..MAX_MASTERS + 1)
+            .map(|master| range(master, master, master + 1, &[]))
+            .collect();
+        members.replace(&ranges);
+        assert_eq!(members.all().len(), MAX_MASTERS);
+        assert_eq!(port_of(&members, MAX_MASTERS), None);
+        let error = members.at(&address(9_999)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(members.note_moved(slot(0), &address(9_999)).is_err());
+        assert_eq!(port_of(&members, 0), Some(1));
+    }
+
+    #[test]
+    fn addresses_of_replicas_are_bounded() {
+        let members = Members::default();
+        let replicas: Vec<usize> = (1_000..2_000).collect();
+        members.replace(&[range(0, 9, 1, &replicas)]);
+        assert_eq!(members.addresses().len(), 1 + MAX_KNOWN);
+    }
+}

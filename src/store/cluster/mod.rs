@@ -1,0 +1,792 @@
+//! The store of a Redis Cluster: a [`Node`] for each master that the client uses, the slot map that chooses among them,
+//! and redirects. A request of one node goes straight to that node, as on a single server. Requests of several nodes
+//! are submitted to all of them, so that a node that does not answer delays no other node's requests.
+//!
+//! A node refuses a request for a slot that it does not serve, before it does anything (`MOVED`, `ASK`, `TRYAGAIN`,
+//! `CLUSTERDOWN`). So such a request may be sent again as it is, an acquire also under its lease id. The caller's
+//! thread does that for its own requests. A release that no caller awaits leaves its pipeline and enters that of the
+//! other node.
+
+mod address;
+mod member;
+mod members;
+mod redirects;
+mod refresh;
+mod slot_map;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::error::{Error, ErrorKind};
+use crate::store::cluster::member::{Bell, Member};
+use crate::store::cluster::members::Members;
+use crate::store::cluster::redirects::Attempts;
+use crate::store::cluster::refresh::Refresher;
+use crate::store::cluster::slot_map::{Address, SLOTS, resolved};
+use crate::store::command::{Command, QueueMode, Reply, Request};
+use crate::store::completion::{Outcome, Submitted};
+use crate::store::redis::Node;
+use crate::store::redis::pipeline::ReleaseRouter;
+use crate::store::redis::pipeline::request::Release;
+use crate::store::{
+    Completion, GrantMessage, KeyState, LateReleaseHook, Listener, Notifications, ServerId, Store,
+    TrackedKey, TransactionConnection, Transactions,
+};
+use crate::util::clock::MonotonicTime;
+use crate::util::id::{HolderId, LeaseId, LeaseStart};
+use crate::util::key::{Key, KeyLayout};
+use crate::util::slot::{Place, Redirect, Slot};
+use crate::util::threads::ThreadGroup;
+
+pub(crate) use address::ClusterAddress;
+
+/// How much longer than for all other nodes renewals wait for a node that has not replied to the last request in time.
+/// A renewal worker then has time for the leases on the other nodes.
+const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The nodes of a client on a Redis Cluster.
+pub(crate) struct ClusterStore {
+    me: Weak<Self>,
+    address: ClusterAddress,
+    config: Config,
+    holder: HolderId,
+    late_releases: Option<LateReleaseHook>,
+    members: Members,
+    refresher: Refresher,
+    /// Set by [`Notifications::start`]. Nodes that are opened later start their threads with it.
+    started: OnceLock<Started>,
+    /// How many releases have left a node for another one.
+    rerouted: AtomicU64,
+}
+
+struct Started {
+    threads: ThreadGroup,
+    /// Gets the reports of nodes.
+    of_nodes: Arc<OfOwnSlots>,
+}
+
+/// What a caller does about an error.
+enum Next {
+    /// Send the request again, to the master of its slot.
+    Again,
+    /// Send the request once to this node, which is about to become the master of its slot.
+    Ask(Arc<Member>),
+    End(Error),
+}
+
+impl ClusterStore {
+    /// Does not connect: the first request asks for the slot map.
+    pub(crate) fn new(
+        address: ClusterAddress,
+        config: &Config,
+        holder: HolderId,
+        late_releases: Option<LateReleaseHook>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            address,
+            config: config.clone(),
+            holder,
+            late_releases,
+            members: Members::default(),
+            refresher: Refresher::default(),
+            started: OnceLock::new(),
+            rerouted: AtomicU64::new(0),
+        })
+    }
+
+    /// The master that serves `slot`. Asks for the slot map if that is not known, and waits for it until `deadline`.
+    fn owner(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
+        if let Some(owner) = self.members.owner(slot) {
+            return Ok(owner);
+        }
+        let failed = self.refresher.refresh_by(deadline);
+        self.members.owner(slot).ok_or_else(|| {
+            failed.unwrap_or_else(|| {
+                let slot = slot.number();
+                let message = format!("no node of the Cluster serves slot {slot}");
+                Error::new(ErrorKind::Unavailable, message)
+            })
+        })
+    }
+
+    /// The node of a master, which is opened if it was not used before. Does not connect.
+    fn node<'a>(&self, member: &'a Member) -> Result<&'a Arc<Node>, Error> {
+        member.node_or_open(|| self.open(member))
+    }
+
+    fn open(&self, member: &Member) -> Result<(Arc<Node>, Arc<Bell>), Error> {
+        let endpoint = Arc::new(self.address.endpoint(member.address())?);
+        let store = Weak::clone(&self.me);
+        endpoint.epoch().on_failure(move || {
+            if let Some(store) = store.upgrade() {
+                store.refresher.request();
+            }
+        });
+        let bell = Arc::new(Bell::default());
+        let rung = Arc::clone(&bell);
+        let node = Node::new(
+            member.id(),
+            endpoint,
+            &self.config,
+            self.holder.clone(),
+            Box::new(move |urgency| rung.ring(urgency)),
+            self.late_releases.clone(),
+            Some(Weak::clone(&self.me) as Weak<dyn ReleaseRouter>),
+        );
+        let node = Arc::new(node);
+        node.set_shard_slot(self.shard_slot_of(member.id()));
+        if let Some(Started { threads, of_nodes }) = self.started.get() {
+            let (maintained, rung) = (Arc::downgrade(&node), Arc::clone(&bell));
+            threads.spawn("leasehold-node", move || rung.run(&maintained))?;
+            let listener = Arc::clone(of_nodes) as Arc<dyn Listener>;
+            node.start(threads, listener).inspect_err(|_| bell.stop())?;
+        }
+        Ok((node, bell))
+    }
+
+    /// The slot that names the shard channels of a node: all clients with the same slot map choose the same one.
+    fn shard_slot_of(&self, server: ServerId) -> Option<Slot> {
+        match self.config.layout {
+            // All keys and channels have the slot of the prefix.
+            KeyLayout::OneSlot => {
+                let slot = Slot::of(&self.config.prefix);
+                self.members.is_owner(server, slot).then_some(slot)
+            }
+            _ => self.members.lowest_slot_of(server),
+        }
+    }
+
+    /// All nodes that are open.
+    fn open_nodes(&self) -> Vec<Arc<Node>> {
+        let members = self.members.all().into_iter();
+        members
+            .filter_map(|member| member.node().map(Arc::clone))
+            .collect()
+    }
+
+    /// Decides what to do about the error of a request to `member`. Waits before a request that is not sent at once.
+    fn after(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> Next {
+        let Some(redirect) = error.redirect() else {
+            if error.is_unavailable() {
+                // The master may have failed, and a replica may take over.
+                self.refresher.request();
+            }
+            return Next::End(error);
+        };
+        self.learn(member, redirect);
+        if let Err(error) = attempts.wait(redirect) {
+            return Next::End(error);
+        }
+        match redirect {
+            Redirect::Ask(place) => match self.members.at(&address_of(place, member)) {
+                Ok(target) => Next::Ask(target),
+                Err(error) => Next::End(error),
+            },
+            _ => Next::Again,
+        }
+    }
+
+    /// Corrects the slot map by a redirect of `member`, and asks for a new one.
+    fn learn(&self, member: &Member, redirect: &Redirect) {
+        match redirect {
+            Redirect::Moved(place) => {
+                let to = address_of(place, member);
+                if self.members.note_moved(place.slot, &to).unwrap_or(false) {
+                    self.refresher.note_moved(place.slot);
+                }
+                self.refresher.request();
+            }
+            Redirect::ClusterDown => self.refresher.request(),
+            Redirect::Ask(_) | Redirect::TryAgain => {}
+        }
+    }
+
+    /// Sends one command to the node that serves its slot, and follows redirects. Sets `is_taken` if the command, a
+    /// release, is left with the node that has failed, which tries it again.
+    fn send(
+        &self,
+        command: &Command,
+        slot: Slot,
+        deadline: MonotonicTime,
+        is_taken: &mut bool,
+    ) -> Outcome {
+        let mut attempts = Attempts::until(deadline);
+        let mut asked = None;
+        loop {
+            let is_asked = asked.is_some();
+            let member = match asked.take() {
+                Some(target) => target,
+                None => self.owner(slot, deadline)?,
+            };
+            *is_taken = false;
+            let node = self.node(&member)?;
+            let outcome = match is_asked {
+                false => node.execute_one(command.clone(), deadline),
+                true => node.ask_one(command.clone(), deadline),
+            };
+            let error = match outcome {
+                Ok(reply) => {
+                    member.note_reply(true);
+                    return Ok(reply);
+                }
+                Err(error) => error,
+            };
+            if error.kind() == ErrorKind::Timeout {
+                member.note_reply(false);
+            }
+            *is_taken = error.redirect().is_none();
+            match self.after(&member, error, &mut attempts) {
+                Next::Again => {}
+                Next::Ask(target) => asked = Some(target),
+                Next::End(error) => return Err(error),
+            }
+        }
+    }
+
+    /// As [`send`](Self::send). A release that no node has carried out is queued, for the background to try it again.
+    fn send_or_keep(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+        let Some(slot) = command.key().map(Key::slot) else {
+            return self.flush(deadline).map(|()| Reply::Done);
+        };
+        let mut is_taken = false;
+        let outcome = self.send(&command, slot, deadline, &mut is_taken);
+        if let (Command::Release { .. }, Err(error)) = (&command, &outcome)
+            && !is_taken
+        {
+            self.keep_release(command, error);
+        }
+        outcome
+    }
+
+    /// Queues a release at the node of its slot, or at any node, which redirects it.
+    fn keep_release(&self, release: Command, error: &Error) {
+        let owner = release.key().and_then(|key| self.members.owner(key.slot()));
+        let Some(member) = owner.or_else(|| self.members.any()) else {
+            // Without any master, no lease was granted.
+            return;
+        };
+        if let Ok(node) = self.node(&member) {
+            node.keep_release(release, error);
+        }
+    }
+
+    /// Sends `requests` to their nodes, and sets their outcomes. Follows no redirects.
+    fn send_round(&self, requests: &mut [&mut Request]) {
+        let mut groups: Vec<(Arc<Member>, Vec<usize>)> = Vec::new();
+        for (index, request) in requests.iter_mut().enumerate() {
+            let owner = match request.command.key() {
+                Some(key) => self.owner(key.slot(), request.deadline),
+                None => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "a flush is a call of its own",
+                )),
+            };
+            match owner.and_then(|owner| self.node(&owner).map(drop).map(|()| owner)) {
+                Ok(owner) => {
+                    let group = groups
+                        .iter_mut()
+                        .find(|(member, _)| member.id() == owner.id());
+                    match group {
+                        Some((_, indices)) => indices.push(index),
+                        None => groups.push((owner, vec![index])),
+                    }
+                }
+                Err(error) => request.outcome = Some(Err(error)),
+            }
+        }
+        if let [(member, indices)] = groups.as_slice()
+            && !member.is_silent()
+            && indices.len() == requests.len()
+            && let Some(node) = member.node()
+        {
+            node.execute_all(requests.iter_mut().map(|request| &mut **request));
+            let outcomes = requests.iter().map(|request| request.outcome.as_ref());
+            note_replies(member, outcomes);
+            return;
+        }
+        self.submit_groups(requests, &groups);
+    }
+
+    /// Submits requests to several nodes, and waits for all outcomes.
+    fn submit_groups(&self, requests: &mut [&mut Request], groups: &[(Arc<Member>, Vec<usize>)]) {
+        let count = groups.iter().map(|(_, indices)| indices.len()).sum();
+        let (submitted, completions) = Submitted::new(count);
+        let mut completions = completions.into_iter();
+        let mut deadline = MonotonicTime::now();
+        // Which outcomes are waited for until the deadline: not those of renewals on silent nodes.
+        let mut is_patient = Vec::with_capacity(count);
+        for (member, indices) in groups {
+            let Some(node) = member.node() else { continue };
+            let mut commands = Vec::with_capacity(indices.len());
+            for index in indices {
+                let request = &requests[*index];
+                let is_renewal = matches!(request.command, Command::Renew { .. });
+                is_patient.push(!(is_renewal && member.is_silent()));
+                deadline = deadline.max(request.deadline);
+                commands.extend(completions.next().map(|one| (request.command.clone(), one)));
+            }
+            node.submit(commands);
+        }
+        let are_there = |outcomes: &[Option<Outcome>]| {
+            let mut awaited = outcomes.iter().zip(&is_patient);
+            awaited.all(|(outcome, is_patient)| outcome.is_some() || !is_patient)
+        };
+        if submitted.wait(deadline, are_there) && !is_patient.iter().all(|patient| *patient) {
+            let soon = MonotonicTime::now().after(SILENT_TIMEOUT).min(deadline);
+            let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
+        }
+        let mut outcomes = submitted.leave().into_iter();
+        for (member, indices) in groups {
+            let of_node: Vec<Option<Outcome>> = outcomes.by_ref().take(indices.len()).collect();
+            let timed_out = || Err(Error::new(ErrorKind::Timeout, ""));
+            for (index, outcome) in indices.iter().zip(of_node) {
+                let outcome = outcome.unwrap_or_else(timed_out);
+                let outcome = match member.node() {
+                    Some(node) => node.naming_the_server(outcome),
+                    None => outcome,
+                };
+                requests[*index].outcome = Some(outcome);
+            }
+            let of_node = indices
+                .iter()
+                .map(|index| requests[*index].outcome.as_ref());
+            note_replies(member, of_node);
+        }
+    }
+
+    /// Handles a change of the slot map: brings queued releases to the nodes that serve their slots now, and reports
+    /// the keys of `moved` as changed, so that they are read and tracked there.
+    fn after_changes(&self, moved: &[Slot]) {
+        if moved.is_empty() {
+            return;
+        }
+        for member in self.members.all() {
+            let Some(node) = member.node() else { continue };
+            node.set_shard_slot(self.shard_slot_of(member.id()));
+            self.reroute_releases(&member, node);
+        }
+        if let Some(started) = self.started.get() {
+            let mut is_moved = vec![false; SLOTS];
+            for slot in moved {
+                is_moved[usize::from(slot.number())] = true;
+            }
+            let listener = &started.of_nodes.listener;
+            listener.all_changed(ServerId::ONLY, &|key| {
+                is_moved[usize::from(key.slot().number())]
+            });
+        }
+    }
+
+    /// Brings the queued releases of slots that `member` does not serve to the nodes that serve them.
+    fn reroute_releases(&self, member: &Member, node: &Node) {
+        let is_moved = |key: &Key| !self.members.is_owner(member.id(), key.slot());
+        for release in node.take_releases(is_moved) {
+            self.reroute_release(member, release);
+        }
+    }
+
+    /// Queues a release that left the node of `from` at the node of its slot.
+    fn reroute_release(&self, from: &Member, release: Release) {
+        let owner = self.members.owner(release.key.slot());
+        let target = owner.and_then(|owner| self.node(&owner).ok().map(Arc::clone));
+        match target.or_else(|| from.node().map(Arc::clone)) {
+            Some(node) => {
+                self.rerouted.fetch_add(1, Ordering::SeqCst);
+                node.adopt_release(release);
+            }
+            None => drop(release),
+        }
+    }
+
+    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if some have work.
+    fn close_unused(&self) -> bool {
+        let mut are_left = false;
+        for member in self.members.all() {
+            if self.members.lowest_slot_of(member.id()).is_some() {
+                continue;
+            }
+            if let Some(node) = member.node() {
+                // Some may have been queued since the slots moved, and the node may be gone.
+                self.reroute_releases(&member, node);
+            }
+            let is_idle = member.node().is_none_or(|node| node.is_idle());
+            if is_idle && self.members.remove(&member) {
+                member.stop();
+                if let Some(node) = member.node() {
+                    node.stop();
+                    node.close();
+                }
+            } else {
+                are_left = true;
+            }
+        }
+        are_left
+    }
+
+    /// The master of `key`, if its node is open.
+    fn opened(&self, key: &Key) -> Option<Arc<Member>> {
+        let owner = self.members.owner(key.slot())?;
+        owner.node().is_some().then_some(owner)
+    }
+}
+
+/// The address that `member` gave in a redirect.
+fn address_of(place: &Place, member: &Member) -> Address {
+    resolved(&place.host, place.port, member.address())
+}
+
+/// Notes whether a node has replied to any of its requests.
+fn note_replies<'a>(
+    member: &Member,
+    mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
+) {
+    let is_timeout = |outcome: Option<&Outcome>| matches!(outcome, Some(Err(error)) if error.kind() == ErrorKind::Timeout);
+    if outcomes
+        .clone()
+        .any(|outcome| matches!(outcome, Some(Ok(_))))
+    {
+        member.note_reply(true);
+    } else if outcomes.any(is_timeout) {
+        member.note_reply(false);
+    }
+}
+
+impl Store for ClusterStore {
+    fn execute(&self, requests: &mut [Request]) {
+        if let [request] = requests {
+            let (command, deadline) = (request.command.clone(), request.deadline);
+            request.outcome = Some(self.send_or_keep(command, deadline));
+            return;
+        }
+        let mut all: Vec<&mut Request> = requests.iter_mut().collect();
+        self.send_round(&mut all);
+        // The slot map is right now for all slots that have moved, unless they move on. So the second round sends the
+        // redirected requests together.
+        let mut again: Vec<&mut Request> = Vec::new();
+        for request in all {
+            let Some(Err(error)) = &request.outcome else {
+                continue;
+            };
+            match (error.redirect(), request.command.key()) {
+                (Some(redirect), Some(key)) => {
+                    if let Some(member) = self.members.owner(key.slot()) {
+                        self.learn(&member, redirect);
+                    }
+                    again.push(request);
+                }
+                _ if error.is_unavailable() => self.refresher.request(),
+                _ => {}
+            }
+        }
+        if again.len() > 1 {
+            self.send_round(&mut again);
+        }
+        for request in again {
+            if !matches!(&request.outcome, Some(Err(error)) if error.redirect().is_some()) {
+                continue;
+            }
+            let (command, deadline) = (request.command.clone(), request.deadline);
+            request.outcome = Some(self.send_or_keep(command, deadline));
+        }
+    }
+
+    fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
+        self.send_or_keep(command, deadline)
+    }
+
+    /// Follows no redirects: a caller that asks several stores may ask again.
+    fn submit(&self, requests: Vec<(Command, Completion)>) {
+        for (command, completion) in requests {
+            let owner = command.key().and_then(|key| self.members.owner(key.slot()));
+            let node = owner.as_ref().and_then(|owner| self.node(owner).ok());
+            match node {
+                Some(node) => node.submit(vec![(command, completion)]),
+                None => {
+                    self.refresher.request();
+                    let message = "no node of the Cluster is known for the key's slot yet";
+                    completion.give_up(Error::new(ErrorKind::Unavailable, message));
+                }
+            }
+        }
+    }
+
+    fn server_of(&self, key: &Key) -> ServerId {
+        let owner = self.members.owner(key.slot());
+        owner.map_or(ServerId::ONLY, |owner| owner.id())
+    }
+
+    /// Pings each master that this client uses, or one master if it uses none. Returns the longest time.
+    fn ping(&self) -> Result<Duration, Error> {
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        for member in self.members.all() {
+            if self.members.lowest_slot_of(member.id()).is_some() {
+                nodes.extend(member.node().map(Arc::clone));
+            }
+        }
+        if nodes.is_empty() {
+            let timeout = self.config.connect_timeout + self.config.command_timeout;
+            let deadline = MonotonicTime::now().after(timeout);
+            let slot = Slot::of("");
+            let owner = self.owner(slot, deadline)?;
+            nodes.push(Arc::clone(self.node(&owner)?));
+        }
+        let mut longest = Duration::ZERO;
+        for node in nodes {
+            let took = node.ping().inspect_err(|_| self.refresher.request())?;
+            longest = longest.max(took);
+        }
+        Ok(longest)
+    }
+
+    fn send_release(&self, release: Command) {
+        let owner = release.key().and_then(|key| self.members.owner(key.slot()));
+        match owner.as_ref().and_then(|owner| owner.node()) {
+            Some(node) => node.send_release(release),
+            None => {
+                let message = "the node of the lock's slot is not known";
+                self.keep_release(release, &Error::new(ErrorKind::Unavailable, message));
+            }
+        }
+    }
+
+    /// Each node has a thread for that.
+    fn run_maintenance(&self) -> bool {
+        false
+    }
+
+    fn failed_releases(&self) -> usize {
+        self.open_nodes()
+            .iter()
+            .map(|node| node.failed_releases())
+            .sum()
+    }
+
+    fn suspect_connections(&self, key: &Key) {
+        if let Some(member) = self.opened(key)
+            && let Some(node) = member.node()
+        {
+            node.suspect_connections(key);
+        }
+        self.refresher.request();
+    }
+
+    fn end(&self) {
+        self.open_nodes().iter().for_each(|node| node.end());
+    }
+
+    /// Flushes all nodes at the same time, so that one that does not answer takes no time from the others. Begins again
+    /// if a release went from one node to another meanwhile.
+    fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
+        loop {
+            let rerouted = self.rerouted.load(Ordering::SeqCst);
+            let nodes = self.open_nodes();
+            let flushed = match nodes.as_slice() {
+                [] => Ok(()),
+                [node] => node.flush(deadline),
+                nodes => flush_all(nodes, deadline),
+            };
+            if flushed.is_err() || self.rerouted.load(Ordering::SeqCst) == rerouted {
+                return flushed;
+            }
+        }
+    }
+
+    fn close(&self) {
+        self.refresher.close();
+        for member in self.members.all() {
+            member.stop();
+            if let Some(node) = member.node() {
+                node.close();
+            }
+        }
+    }
+}
+
+/// Flushes each node on a thread of its own. Returns the first error.
+fn flush_all(nodes: &[Arc<Node>], deadline: MonotonicTime) -> Result<(), Error> {
+    std::thread::scope(|scope| {
+        let flush = |node: &Arc<Node>| {
+            let node = Arc::clone(node);
+            let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
+            let flushed = Arc::clone(&node);
+            let spawned = thread.spawn_scoped(scope, move || node.flush(deadline));
+            // Without a thread, one node after another is flushed.
+            spawned.map_err(|_| flushed.flush(deadline))
+        };
+        let flushes: Vec<_> = nodes.iter().map(flush).collect();
+        let outcome = |flush| match flush {
+            Ok(thread) => std::thread::ScopedJoinHandle::join(thread)
+                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "the flush has failed"))),
+            Err(flushed) => flushed,
+        };
+        flushes.into_iter().map(outcome).fold(Ok(()), Result::and)
+    })
+}
+
+impl Notifications for ClusterStore {
+    fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
+        let of_nodes = Arc::new(OfOwnSlots {
+            store: Weak::clone(&self.me),
+            listener,
+        });
+        let started = Started {
+            threads: threads.clone(),
+            of_nodes,
+        };
+        let _ = self.started.set(started);
+        let Some(store) = self.me.upgrade() else {
+            return Ok(());
+        };
+        threads.spawn("leasehold-cluster", move || refresh::run(&store))
+    }
+
+    fn stop(&self) {
+        self.refresher.stop();
+        for member in self.members.all() {
+            member.stop();
+            if let Some(node) = member.node() {
+                node.stop();
+            }
+        }
+    }
+
+    fn request(&self, key: &Key) {
+        if let Some(member) = self.opened(key)
+            && let Some(node) = member.node()
+        {
+            node.request(key);
+        }
+    }
+
+    fn track(&self, keys: Vec<TrackedKey>) -> bool {
+        let mut groups: Vec<(Arc<Member>, Vec<TrackedKey>)> = Vec::new();
+        let mut are_tracked = true;
+        for tracked in keys {
+            let Some(owner) = self.members.owner(tracked.key.slot()) else {
+                are_tracked = false;
+                continue;
+            };
+            match groups
+                .iter_mut()
+                .find(|(member, _)| member.id() == owner.id())
+            {
+                Some((_, keys)) => keys.push(tracked),
+                None => groups.push((owner, vec![tracked])),
+            }
+        }
+        for (member, keys) in groups {
+            are_tracked &= self.node(&member).is_ok_and(|node| node.track(keys));
+        }
+        are_tracked
+    }
+
+    fn queue_mode(&self, key: &Key) -> QueueMode {
+        let member = self.opened(key);
+        let node = member.as_ref().and_then(|member| member.node());
+        node.map_or(QueueMode::None, |node| node.queue_mode(key))
+    }
+
+    /// The number contains the master, so it changes when the key's slot moves.
+    fn epoch(&self, key: &Key) -> u64 {
+        let member = self.opened(key);
+        member.map_or(0, |member| {
+            let epoch = member.node().map_or(0, |node| node.epoch(key));
+            member.notification_epoch(epoch)
+        })
+    }
+
+    fn must_confirm_losses(&self) -> bool {
+        true
+    }
+}
+
+impl Transactions for ClusterStore {
+    fn transaction_connection(&self, key: &Key) -> Result<TransactionConnection, Error> {
+        let deadline = MonotonicTime::now().after(self.config.connect_timeout);
+        let owner = self.owner(key.slot(), deadline)?;
+        let connection = self.node(&owner)?.transaction_connection(key);
+        connection.inspect_err(|_| self.refresher.request())
+    }
+
+    fn note_failure(&self, key: &Key, error: &Error) {
+        match (error.redirect(), self.members.owner(key.slot())) {
+            (Some(redirect), Some(owner)) => self.learn(&owner, redirect),
+            _ => self.refresher.request(),
+        }
+    }
+}
+
+impl ReleaseRouter for ClusterStore {
+    fn reroute(
+        &self,
+        from: ServerId,
+        mut release: Release,
+        redirect: &Redirect,
+    ) -> Option<Release> {
+        let Some(member) = self.members.get(from) else {
+            return Some(release);
+        };
+        self.learn(&member, redirect);
+        let (Redirect::Moved(place) | Redirect::Ask(place)) = redirect else {
+            return Some(release);
+        };
+        release.route.is_asking = matches!(redirect, Redirect::Ask(_));
+        let target = self.members.at(&address_of(place, &member));
+        match target.as_ref().map(|target| self.node(target)) {
+            Ok(Ok(node)) => {
+                self.rerouted.fetch_add(1, Ordering::SeqCst);
+                node.adopt_release(release);
+                None
+            }
+            _ => Some(release),
+        }
+    }
+}
+
+/// Passes the reports of nodes on. What a node reports of all keys concerns the keys in its slots only.
+struct OfOwnSlots {
+    store: Weak<ClusterStore>,
+    listener: Arc<dyn Listener>,
+}
+
+impl Listener for OfOwnSlots {
+    fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
+        self.listener.granted(server, key, lease, grant);
+    }
+
+    fn near(&self, server: ServerId, key: &Key, lease: LeaseStart) {
+        self.listener.near(server, key, lease);
+    }
+
+    fn forced(&self, server: ServerId, key: &Key, lease: LeaseStart, by: HolderId) {
+        self.listener.forced(server, key, lease, by);
+    }
+
+    /// A node reports a key as deleted when its slot moves away. The new node reads the key then.
+    fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
+        self.listener.changed(server, key)
+    }
+
+    fn all_changed(&self, server: ServerId, keys: &dyn Fn(&Key) -> bool) {
+        let Some(store) = self.store.upgrade() else {
+            return;
+        };
+        let is_own = |key: &Key| keys(key) && store.members.is_owner(server, key.slot());
+        self.listener.all_changed(server, &is_own);
+    }
+
+    fn seen(&self, server: ServerId, tracked: &TrackedKey, state: KeyState<'_>) {
+        self.listener.seen(server, tracked, state);
+    }
+
+    fn clock_moved(&self) {
+        self.listener.clock_moved();
+    }
+
+    fn refused(&self, server: ServerId, error: &Error) {
+        self.listener.refused(server, error);
+    }
+}

@@ -1,0 +1,108 @@
+//! The attempts of one request that nodes redirect: how many there may be, and the pauses between them.
+
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+use crate::util::clock::MonotonicTime;
+use crate::util::slot::Redirect;
+use crate::util::sync::park_timeout;
+
+/// How many redirects a request follows without a pause. More mean that the nodes do not agree.
+const WITHOUT_PAUSE: u32 = 3;
+/// The pause while a slot moves or has no master, or nodes do not agree. It doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// The attempts of a request until its deadline.
+pub(super) struct Attempts {
+    deadline: MonotonicTime,
+    redirects: u32,
+    pauses: u32,
+}
+
+impl Attempts {
+    pub(super) fn until(deadline: MonotonicTime) -> Self {
+        Self {
+            deadline,
+            redirects: 0,
+            pauses: 0,
+        }
+    }
+
+    /// Waits before the next attempt, as long as `redirect` asks for. Returns the error for the caller if the deadline
+    /// comes first.
+    pub(super) fn wait(&mut self, redirect: &Redirect) -> Result<(), Error> {
+        if matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
+            self.redirects += 1;
+            if self.redirects <= WITHOUT_PAUSE && MonotonicTime::now() < self.deadline {
+                return Ok(());
+            }
+        }
+        let pause = (FIRST_PAUSE * (1 << self.pauses.min(8))).min(LONGEST_PAUSE);
+        self.pauses += 1;
+        let left = self.deadline.since(MonotonicTime::now());
+        if left <= pause {
+            park_timeout(left);
+            return Err(given_up(redirect));
+        }
+        park_timeout(pause);
+        Ok(())
+    }
+}
+
+/// The error of a request that no node has carried out by its deadline.
+pub(super) fn given_up(redirect: &Redirect) -> Error {
+    let what = match redirect {
+        Redirect::Moved(place) | Redirect::Ask(place) => {
+            let slot = place.slot.number();
+            format!("the nodes of the Cluster do not agree who serves slot {slot} (MOVED); nothing was done")
+        }
+        Redirect::TryAgain => {
+            "the slot of the key is moving to another node of the Cluster (TRYAGAIN); nothing was done"
+                .to_owned()
+        }
+        Redirect::ClusterDown => {
+            "the Cluster is down, or has no master for the slot of the key (CLUSTERDOWN); nothing was done"
+                .to_owned()
+        }
+    };
+    Error::new(ErrorKind::Unavailable, what)
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use super::*;
+
+    fn moved() -> Redirect {
+        Redirect::parse("MOVED", "7 h:1").unwrap()
+    }
+
+    #[test]
+    fn a_circle_of_redirects_ends_at_the_deadline() {
+        let started = MonotonicTime::now();
+        let timeout = Duration::from_millis(100);
+        let mut attempts = Attempts::until(started.after(timeout));
+        let error = (0..).find_map(|_| attempts.wait(&moved()).err()).unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(MonotonicTime::now().since(started) >= timeout);
+        // 5, 10, 20 and 40 ms of pauses: the next would end after the deadline.
+        assert_eq!(attempts.redirects, WITHOUT_PAUSE + 5);
+        assert!(error.to_string().contains("slot 7"), "{error}");
+    }
+
+    #[test]
+    fn a_slot_without_a_master_is_asked_for_with_pauses() {
+        let mut attempts = Attempts::until(MonotonicTime::now().after(Duration::from_secs(60)));
+        for redirect in [Redirect::TryAgain, Redirect::ClusterDown] {
+            attempts.wait(&redirect).unwrap();
+        }
+        assert_eq!((attempts.redirects, attempts.pauses), (0, 2));
+        for (redirect, code) in [
+            (Redirect::TryAgain, "TRYAGAIN"),
+            (Redirect::ClusterDown, "CLUSTERDOWN"),
+        ] {
+            assert!(given_up(&redirect).to_string().contains(code));
+        }
+    }
+}

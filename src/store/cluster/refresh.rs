@@ -1,0 +1,303 @@
+//! Keeps the slot map up to date: one thread asks a node for it when a request was redirected or failed, one node after
+//! another, at bounded intervals. It also closes nodes that are not used any more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, ErrorKind};
+use crate::store::cluster::ClusterStore;
+use crate::store::cluster::slot_map::{Address, SLOTS, SlotRange, read_ranges};
+use crate::store::redis::connection::{Endpoint, ReplyContents};
+use crate::util::clock::MonotonicTime;
+use crate::util::slot::Slot;
+
+/// The least time between two questions for the slot map. It doubles while the answers bring nothing new.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
+const QUIET: Duration = Duration::from_secs(2);
+/// How often it is checked whether a node that serves no slot has finished its work.
+const CHECK_UNUSED: Duration = Duration::from_millis(500);
+
+/// Wakes the thread that asks for the slot map, and the callers that wait for the answer.
+#[derive(Default)]
+pub(super) struct Refresher {
+    state: Mutex<RefreshState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct RefreshState {
+    is_wanted: bool,
+    is_stopped: bool,
+    is_closed: bool,
+    /// How many answers, or failures of all nodes, there were.
+    rounds: u64,
+    /// The error of the last round.
+    error: Option<Error>,
+    /// Slots that redirects have moved in the map. Each is noted once for each change, and all are taken at once.
+    moved: Vec<Slot>,
+    /// The node that is being asked.
+    asked: Option<Arc<Endpoint>>,
+}
+
+/// What the thread has to do.
+struct Work {
+    moved: Vec<Slot>,
+    refreshes: bool,
+}
+
+impl Refresher {
+    /// Asks for a new slot map soon.
+    pub(super) fn request(&self) {
+        let mut state = self.state.lock();
+        if !state.is_wanted {
+            state.is_wanted = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Notes that a redirect has moved `slot` in the map.
+    pub(super) fn note_moved(&self, slot: Slot) {
+        let mut state = self.state.lock();
+        if state.moved.len() < SLOTS {
+            state.moved.push(slot);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Asks for a new slot map, and waits for it until `deadline`. Returns the error if no node gave one.
+    pub(super) fn refresh_by(&self, deadline: MonotonicTime) -> Option<Error> {
+        let mut state = self.state.lock();
+        let before = state.rounds;
+        state.is_wanted = true;
+        self.changed.notify_all();
+        while state.rounds == before && !state.is_stopped {
+            let left = deadline.since(MonotonicTime::now());
+            if left.is_zero() {
+                let message = "no node of the Cluster has sent the slot map in time";
+                let known = state.error.clone();
+                return Some(known.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, message)));
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        state.error.clone()
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        let mut state = self.state.lock();
+        state.is_stopped = true;
+        self.changed.notify_all();
+        if let Some(asked) = state.asked.take() {
+            asked.close();
+        }
+    }
+
+    /// Makes no connection from now on.
+    pub(super) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.stop();
+    }
+
+    /// Waits for work. `not_before`: when the next question may be sent. `until`: when to return without work.
+    fn wait(&self, not_before: MonotonicTime, until: Option<MonotonicTime>) -> Option<Work> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_stopped {
+                return None;
+            }
+            let now = MonotonicTime::now();
+            let refreshes = state.is_wanted && not_before <= now;
+            if refreshes || !state.moved.is_empty() || until.is_some_and(|until| until <= now) {
+                state.is_wanted &= !refreshes;
+                let moved = std::mem::take(&mut state.moved);
+                return Some(Work { moved, refreshes });
+            }
+            let next = state.is_wanted.then_some(not_before);
+            match next.into_iter().chain(until).min() {
+                Some(next) => drop(self.changed.wait_for(&mut state, next.since(now))),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Notes the node that is being asked, for `stop`. Fails once stopped.
+    fn begin(&self, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if state.is_stopped {
+            return Err(Error::new(ErrorKind::Unavailable, "the client has ended"));
+        }
+        state.asked = Some(Arc::clone(endpoint));
+        Ok(())
+    }
+
+    fn end_round(&self, error: Option<Error>) {
+        let mut state = self.state.lock();
+        state.asked = None;
+        state.rounds += 1;
+        state.error = error;
+        self.changed.notify_all();
+    }
+}
+
+/// Runs until the refresher is stopped.
+pub(super) fn run(store: &ClusterStore) {
+    let mut endpoints = HashMap::new();
+    let (mut pause, mut turn) = (Duration::ZERO, 0);
+    let mut asked_at = MonotonicTime::now();
+    let mut check_at = None;
+    while let Some(work) = store.refresher.wait(asked_at.after(pause), check_at) {
+        store.after_changes(&work.moved);
+        if work.refreshes {
+            let now = MonotonicTime::now();
+            let was_quiet = now.since(asked_at) > QUIET;
+            let ranges = ask_nodes(store, &mut endpoints, turn);
+            turn += 1;
+            asked_at = MonotonicTime::now();
+            let (moved, error) = match ranges {
+                Ok(ranges) => (store.members.replace(&ranges), None),
+                Err(error) => (Vec::new(), Some(error)),
+            };
+            pause = match was_quiet || !moved.is_empty() {
+                true => FIRST_PAUSE,
+                false => (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            };
+            store.refresher.end_round(error);
+            store.after_changes(&moved);
+        }
+        let are_left = store.close_unused();
+        check_at = are_left.then(|| MonotonicTime::now().after(CHECK_UNUSED));
+    }
+}
+
+/// Asks one node after another for the slot map, another one first in each round. Nodes that have not replied to their
+/// last request come last.
+fn ask_nodes(
+    store: &ClusterStore,
+    endpoints: &mut HashMap<Address, Arc<Endpoint>>,
+    turn: usize,
+) -> Result<Vec<SlotRange>, Error> {
+    let mut addresses = store.members.addresses();
+    for seed in store.address.seeds() {
+        if !addresses.contains(seed) {
+            addresses.push(seed.clone());
+        }
+    }
+    let count = addresses.len().max(1);
+    addresses.rotate_left(turn % count);
+    let members = store.members.all();
+    let is_silent = |address: &Address| {
+        let mut members = members.iter();
+        members.any(|member| member.address() == address && member.is_silent())
+    };
+    addresses.sort_by_key(is_silent);
+    endpoints.retain(|address, _| addresses.contains(address));
+    let mut first_error = None;
+    for address in addresses {
+        let endpoint = match endpoints.get(&address) {
+            Some(endpoint) => Arc::clone(endpoint),
+            None => {
+                let endpoint = Arc::new(store.address.endpoint(&address)?);
+                endpoint.name_connections(&store.holder);
+                endpoints.insert(address.clone(), Arc::clone(&endpoint));
+                endpoint
+            }
+        };
+        store.refresher.begin(&endpoint)?;
+        match ask(&endpoint, &address, store.config.command_timeout) {
+            Ok(ranges) => return Ok(ranges),
+            Err(error) => _ = first_error.get_or_insert(error),
+        }
+    }
+    let none = || Error::new(ErrorKind::Unavailable, "no node of the Cluster is known");
+    Err(first_error.unwrap_or_else(none))
+}
+
+/// Asks the node at `address` for the slot map.
+pub(super) fn ask(
+    endpoint: &Endpoint,
+    address: &Address,
+    timeout: Duration,
+) -> Result<Vec<SlotRange>, Error> {
+    let mut connection = endpoint.open()?;
+    let deadline = MonotonicTime::now().after(timeout);
+    let reply = connection.ask("CLUSTER", &["SLOTS"], deadline, ReplyContents::Values(1))?;
+    let about = |kind, what: &str| Error::new(kind, format!("{}: {what}", endpoint.address()));
+    match read_ranges(reply, address) {
+        Some(ranges) if ranges.is_empty() => {
+            let what = "no slot of the Cluster has a master yet";
+            Err(about(ErrorKind::Unavailable, what))
+        }
+        Some(ranges) => Ok(ranges),
+        None => {
+            let what = "the reply to CLUSTER SLOTS is none of a Redis Cluster";
+            Err(about(ErrorKind::Protocol, what))
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn callers_share_one_question() {
+        let refresher = Refresher::default();
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        thread::scope(|scope| {
+            let callers = [(); 3].map(|()| scope.spawn(|| refresher.refresh_by(far)));
+            while !refresher.state.lock().is_wanted {
+                thread::yield_now();
+            }
+            let work = refresher.wait(MonotonicTime::now(), None).unwrap();
+            assert!(work.refreshes && work.moved.is_empty());
+            // A caller that comes late asks again, so this answers until all are done.
+            while callers.iter().any(|caller| !caller.is_finished()) {
+                refresher.end_round(None);
+                thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn a_question_waits_for_its_time() {
+        let refresher = Refresher::default();
+        let begun = MonotonicTime::now();
+        let not_before = begun.after(Duration::from_millis(50));
+        refresher.request();
+        assert!(refresher.wait(not_before, None).unwrap().refreshes);
+        assert!(MonotonicTime::now() >= not_before);
+        // Moved slots do not wait.
+        refresher.request();
+        refresher.note_moved(Slot::new(7).unwrap());
+        let far = begun.after(Duration::from_secs(60));
+        let work = refresher.wait(far, None).unwrap();
+        assert!(!work.refreshes && work.moved == [Slot::new(7).unwrap()]);
+        refresher.stop();
+        assert!(refresher.wait(far, None).is_none());
+    }
+
+    #[test]
+    fn a_caller_gets_the_error_of_its_round() {
+        let refresher = Refresher::default();
+        let soon = MonotonicTime::now().after(Duration::from_millis(20));
+        let error = refresher.refresh_by(soon).unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let far = MonotonicTime::now().after(Duration::from_secs(60));
+        thread::scope(|scope| {
+            let caller = scope.spawn(|| refresher.refresh_by(far));
+            while !caller.is_finished() {
+                refresher.end_round(Some(Error::new(ErrorKind::Denied, "no")));
+                thread::yield_now();
+            }
+            assert_eq!(caller.join().unwrap().unwrap().kind(), ErrorKind::Denied);
+        });
+    }
+}

@@ -1,0 +1,218 @@
+//! The slot map of a Cluster as pure data: which master serves each slot, and which other nodes are known.
+
+use redis::Value;
+
+use crate::store::ServerId;
+use crate::util::slot::Slot;
+
+/// The number of slots.
+pub(super) const SLOTS: usize = 16_384;
+/// The most masters that a client uses at a time.
+pub(super) const MAX_MASTERS: usize = 128;
+/// The most addresses that are kept to ask for the slot map, beside those of the URL.
+pub(super) const MAX_KNOWN: usize = 256;
+/// The address of a node, as the URL or another node has it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+/// Marks a slot without a known master.
+const NONE: u8 = u8::MAX;
+
+/// The master of each slot, by its index among the servers of the store.
+pub(super) struct SlotMap(Box<[u8]>);
+
+impl SlotMap {
+    pub(super) fn new() -> Self {
+        Self(vec![NONE; SLOTS].into_boxed_slice())
+    }
+
+    pub(super) fn owner(&self, slot: Slot) -> Option<ServerId> {
+        let owner = self.0[usize::from(slot.number())];
+        (owner != NONE).then_some(ServerId(owner))
+    }
+
+    /// Makes `owner` the master of `slot`. Returns false if it was so before.
+    pub(super) fn set(&mut self, slot: Slot, owner: ServerId) -> bool {
+        let before = std::mem::replace(&mut self.0[usize::from(slot.number())], owner.0);
+        before != owner.0
+    }
+
+    /// The lowest slot that `server` serves.
+    pub(super) fn lowest_of(&self, server: ServerId) -> Option<Slot> {
+        let lowest = self.0.iter().position(|owner| *owner == server.0)?;
+        Slot::new(u16::try_from(lowest).ok()?)
+    }
+}
+
+/// Slots in a row that one master serves.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SlotRange {
+    pub(super) first: Slot,
+    pub(super) last: Slot,
+    pub(super) master: Address,
+    pub(super) replicas: Vec<Address>,
+}
+
+impl SlotRange {
+    pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        (self.first.number()..=self.last.number()).filter_map(Slot::new)
+    }
+}
+
+/// Reads the reply to `CLUSTER SLOTS` of the node at `asked`. `None` if it is no such reply.
+pub(super) fn read_ranges(reply: Value, asked: &Address) -> Option<Vec<SlotRange>> {
+    let Value::Array(ranges) = reply else {
+        return None;
+    };
+    ranges
+        .iter()
+        .map(|range| read_range(range, asked))
+        .collect()
+}
+
+fn read_range(range: &Value, asked: &Address) -> Option<SlotRange> {
+    let Value::Array(parts) = range else {
+        return None;
+    };
+    let [first, last, master, replicas @ ..] = parts.as_slice() else {
+        return None;
+    };
+    let (first, last) = (slot(first)?, slot(last)?);
+    Some(SlotRange {
+        first,
+        last,
+        master: read_node(master, asked)?,
+        // A replica whose address is not known yet is left out.
+        replicas: replicas
+            .iter()
+            .filter_map(|node| read_node(node, asked))
+            .collect(),
+    })
+}
+
+fn slot(value: &Value) -> Option<Slot> {
+    let Value::Int(number) = value else {
+        return None;
+    };
+    Slot::new(u16::try_from(*number).ok()?)
+}
+
+/// Reads `[host, port, ..]`. Without a host (`nil`, `""` or `?`), the node has the host of the node that was asked.
+fn read_node(node: &Value, asked: &Address) -> Option<Address> {
+    let Value::Array(parts) = node else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = parts.as_slice() else {
+        return None;
+    };
+    let host = match host {
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::SimpleString(host) => host,
+        Value::Nil => "",
+        _ => return None,
+    };
+    let port = u16::try_from(*port).ok().filter(|port| *port > 0)?;
+    Some(resolved(host, port, asked))
+}
+
+/// The address of a node that another node announced.
+pub(super) fn resolved(host: &str, port: u16, asked: &Address) -> Address {
+    let host = match host {
+        "" | "?" => &asked.host,
+        host => host,
+    };
+    Address {
+        host: host.to_owned(),
+        port,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(host: &str, port: u16) -> Address {
+        let host = host.to_owned();
+        Address { host, port }
+    }
+
+    fn node(host: Value, port: i64) -> Value {
+        let id = Value::BulkString(vec![b'a'; 40]);
+        Value::Array(vec![host, Value::Int(port), id, Value::Array(Vec::new())])
+    }
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    fn slot(number: u16) -> Slot {
+        Slot::new(number).unwrap()
+    }
+
+    fn range(first: i64, last: i64, nodes: Vec<Value>) -> Value {
+        Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
+    }
+
+    #[test]
+    fn ranges_name_their_master_and_replicas() {
+        let asked = address("asked", 1);
+        let reply = Value::Array(vec![
+            range(
+                0,
+                99,
+                vec![node(text("10.0.0.1"), 7000), node(text("::1"), 7001)],
+            ),
+            range(
+                100,
+                16_383,
+                vec![node(text("two.example"), 7002), node(text("x"), 0)],
+            ),
+        ]);
+        let ranges = read_ranges(reply, &asked).unwrap();
+        assert_eq!(ranges[0].master, address("10.0.0.1", 7000));
+        assert_eq!(ranges[0].replicas, [address("::1", 7001)]);
+        assert_eq!(ranges[0].slots().count(), 100);
+        assert_eq!(ranges[1].last, slot(16_383));
+        assert!(ranges[1].replicas.is_empty());
+    }
+
+    #[test]
+    fn a_node_without_a_host_has_that_of_the_node_asked() {
+        let asked = address("asked", 1);
+        for host in [text(""), text("?"), Value::Nil] {
+            let reply = Value::Array(vec![range(0, 1, vec![node(host, 7000)])]);
+            let ranges = read_ranges(reply, &asked).unwrap();
+            assert_eq!(ranges[0].master, address("asked", 7000));
+        }
+    }
+
+    #[test]
+    fn other_replies_are_refused() {
+        let asked = address("asked", 1);
+        for bad in [
+            Value::Nil,
+            Value::Array(vec![Value::Nil]),
+            Value::Array(vec![range(0, 16_384, vec![node(text("a"), 1)])]),
+            Value::Array(vec![range(0, 1, Vec::new())]),
+            Value::Array(vec![range(0, 1, vec![node(text("a"), 65_536)])]),
+            Value::Array(vec![range(0, 1, vec![node(Value::Int(1), 1)])]),
+        ] {
+            assert_eq!(read_ranges(bad.clone(), &asked), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_slot_keeps_its_last_master() {
+        let mut map = SlotMap::new();
+        assert!(map.owner(slot(7)).is_none());
+        assert!(map.set(slot(7), ServerId(3)));
+        assert!(!map.set(slot(7), ServerId(3)));
+        assert!(map.set(slot(5), ServerId(3)) && map.set(slot(9), ServerId(0)));
+        assert_eq!(map.owner(slot(7)), Some(ServerId(3)));
+        assert_eq!(map.lowest_of(ServerId(3)), Some(slot(5)));
+        assert_eq!(map.lowest_of(ServerId(1)), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! The URLs of a Cluster, and the errors of wrong ones.
+
+use leasehold::{Client, Error, ErrorKind};
+
+use super::pool::PooledCluster;
+use crate::support::{builder, lock, server};
+
+fn open(url: &str) -> Error {
+    builder(url).build().unwrap_err()
+}
+
+#[test]
+fn a_client_finds_all_nodes_from_one() {
+    let cluster = PooledCluster::take();
+    for node in cluster.get().nodes() {
+        let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+        let client = Client::open(&url).unwrap();
+        for n in 0..20 {
+            lock(&client, &format!("k{n}")).unlock().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_seed_that_is_away_is_skipped() {
+    let cluster = PooledCluster::take();
+    let port = cluster.get().nodes()[2].port();
+    let url = format!("redis+cluster://127.0.0.1:1,127.0.0.1:{port}/0");
+    let client = Client::open(&url).unwrap();
+    lock(&client, "k").unlock().unwrap();
+    let shown = format!("{client:?}");
+    assert!(shown.contains("127.0.0.1:1,127.0.0.1:"), "{shown}");
+}
+
+#[test]
+fn the_url_of_one_server_is_refused() {
+    let cluster = PooledCluster::take();
+    let port = cluster.get().nodes()[0].port();
+    let error = open(&format!("redis://127.0.0.1:{port}"));
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    let wanted = format!("use the URL redis+cluster://127.0.0.1:{port}");
+    assert!(error.to_string().contains(&wanted), "{error}");
+}
+
+#[test]
+fn one_server_is_no_cluster() {
+    let server = server();
+    let error = open(&format!("redis+cluster://127.0.0.1:{}", server.port()));
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    assert!(
+        error.to_string().contains("is no node of a Redis Cluster"),
+        "{error}"
+    );
+}
+
+#[test]
+fn wrong_parts_of_a_url_are_named() {
+    for (url, part) in [
+        ("redis+cluster://a,b/3", "a Cluster has only database 0"),
+        ("redis+cluster://a,b:99999", "a port that is no number"),
+        ("redis+cluster://a,,b", "has no host"),
+    ] {
+        let error = open(url);
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains(part), "{url}: {error}");
+    }
+    #[cfg(not(feature = "tls"))]
+    assert!(
+        open("rediss+cluster://a")
+            .to_string()
+            .contains("feature `tls`")
+    );
+}
+
+#[test]
+fn a_cluster_that_is_away_is_an_error() {
+    let error = open("redis+cluster://127.0.0.1:1,127.0.0.1:2");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}

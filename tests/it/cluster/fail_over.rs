@@ -1,0 +1,163 @@
+//! A replica takes over while locks are held, acquired, waited for and released.
+
+use std::thread;
+
+use leasehold_testbed::{Cluster, Server, eventually};
+
+use super::{client, cluster, key_on, keys};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, builder, connections, in_redis, kill_connections, lock, secs,
+};
+
+/// Waits until the replica of `master` has the lock's key. Returns the replica.
+fn replicated(cluster: &Cluster, master: usize, key: &str) -> usize {
+    let replica = cluster.replica_of(master);
+    let slot = cluster.slot_of(&in_redis(key)).to_string();
+    let has_key = || {
+        let count = ask(
+            &cluster.nodes()[replica],
+            &["CLUSTER", "COUNTKEYSINSLOT", &slot],
+        );
+        // The lock, and its fence counter.
+        count.as_int() >= Some(2)
+    };
+    assert!(eventually(SOON, has_key), "the key is not replicated");
+    replica
+}
+
+#[track_caller]
+fn assert_free(server: &Server, key: &str) {
+    let is_free = || !keys(server).contains(&in_redis(key));
+    assert!(eventually(3 * SOON, is_free), "{:?}", keys(server));
+}
+
+#[test]
+fn a_lock_outlives_a_planned_fail_over() {
+    let cluster = cluster();
+    let key = key_on(&cluster, 0);
+    let client = steady(&cluster.url()).ttl(secs(4)).build().unwrap();
+    let guard = lock(&client, &key);
+    replicated(&cluster, 0, &key);
+    let new = cluster.fail_over(0).unwrap();
+    thread::sleep(secs(6));
+    guard.check().unwrap();
+    let old = &cluster.nodes()[0];
+    assert!(keys(&cluster.nodes()[new]).contains(&in_redis(&key)));
+    assert!(guard.unlock().unwrap().is_confirmed());
+    assert_free(&cluster.nodes()[new], &key);
+    // The old master serves no slot any more, so its connections are closed.
+    let named = || {
+        let list = ask(old, &["CLIENT", "LIST"]);
+        list.as_text().unwrap().contains("name=leasehold")
+    };
+    assert!(eventually(3 * SOON, || !named()), "{}", connections(old));
+}
+
+#[test]
+fn a_killed_master_is_replaced_during_a_hold() {
+    let mut cluster = cluster();
+    let key = key_on(&cluster, 1);
+    let client = builder(&cluster.url()).ttl(secs(30)).build().unwrap();
+    let guard = lock(&client, &key);
+    let replica = replicated(&cluster, 1, &key);
+    cluster.node(1).kill();
+    cluster.wait_until_master(replica).unwrap();
+    let next = lock(
+        &client,
+        &format!("{{{}}}", in_redis("x")).replace("leasehold:", ""),
+    );
+    drop(next);
+    guard.check().unwrap();
+    // The release may be delayed until the client has found the new master.
+    guard.unlock().unwrap();
+    assert_free(&cluster.nodes()[replica], &key);
+}
+
+#[test]
+fn a_lock_is_granted_after_its_master_was_killed() {
+    let mut cluster = cluster();
+    let key = key_on(&cluster, 2);
+    let client = builder(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    lock(&client, &key).unlock().unwrap();
+    let replica = cluster.replica_of(2);
+    cluster.node(2).kill();
+    let mutex = client.mutex(&key);
+    let granted = Task::start(move || mutex.lock().unwrap());
+    let guard = granted.within(3 * SOON, "a grant by the new master");
+    assert_eq!(cluster.master_of_key(&in_redis(&key)), replica);
+    guard.unlock().unwrap();
+    assert_free(&cluster.nodes()[replica], &key);
+}
+
+#[test]
+fn a_lock_is_granted_after_its_master_was_stopped() {
+    let mut cluster = cluster();
+    let key = key_on(&cluster, 0);
+    let client = builder(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    lock(&client, &key).unlock().unwrap();
+    let replica = cluster.replica_of(0);
+    cluster.node(0).stop();
+    let mutex = client.mutex(&key);
+    let granted = Task::start(move || mutex.lock().unwrap());
+    let guard = granted.within(3 * SOON, "a grant by the new master");
+    cluster.node(0).resume();
+    assert!(keys(&cluster.nodes()[replica]).contains(&in_redis(&key)));
+    guard.unlock().unwrap();
+    cluster.wait_until_ok().unwrap();
+    assert_free(&cluster.nodes()[replica], &key);
+    assert_free(&cluster.nodes()[0], &key);
+}
+
+#[test]
+fn a_release_reaches_the_new_master() {
+    let mut cluster = cluster();
+    let key = key_on(&cluster, 0);
+    let client = builder(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    let guard = lock(&client, &key);
+    let replica = replicated(&cluster, 0, &key);
+    cluster.node(0).kill();
+    drop(guard);
+    cluster.wait_until_master(replica).unwrap();
+    // Nothing but the failed release makes the client ask for the new master.
+    assert_free(&cluster.nodes()[replica], &key);
+}
+
+#[test]
+fn a_waiter_follows_its_lock_to_the_new_master() {
+    let cluster = cluster();
+    let key = key_on(&cluster, 1);
+    let (holder, waiter) = (client(&cluster), client(&cluster));
+    let guard = lock(&holder, &key);
+    let mutex = waiter.mutex(&key);
+    let waiting = Task::start(move || mutex.lock().unwrap());
+    let is_queued = || {
+        keys(&cluster.nodes()[1])
+            .iter()
+            .any(|key| key.contains("~queue"))
+    };
+    assert!(eventually(SOON, is_queued));
+    replicated(&cluster, 1, &key);
+    let new = cluster.fail_over(1).unwrap();
+    guard.unlock().unwrap();
+    let guard = waiting.within(3 * SOON, "the waiter");
+    assert!(keys(&cluster.nodes()[new]).contains(&in_redis(&key)));
+    guard.unlock().unwrap();
+}
+
+#[test]
+fn closed_connections_are_made_again_on_each_node() {
+    let cluster = cluster();
+    let client = client(&cluster);
+    let names = super::key_on_each(&cluster);
+    let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
+    for node in &cluster.nodes()[..3] {
+        kill_connections(node);
+    }
+    for guard in guards {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }
+    for name in &names {
+        lock(&client, name).unlock().unwrap();
+    }
+}

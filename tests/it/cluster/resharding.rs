@@ -1,0 +1,213 @@
+//! The slot of a lock moves to another master while the lock is held, acquired, waited for and released.
+
+use std::thread;
+
+use leasehold::{Client, ErrorKind, MutexGuard};
+use leasehold_testbed::{Cluster, eventually};
+
+use super::{client, key_on, keys, server_of};
+use crate::steady::steady;
+use crate::support::{SOON, Task, builder, in_redis, lock, millis, secs};
+
+/// The slot of key `k` of a Cluster, which node 0 serves, and which moves to node 1.
+struct Move {
+    cluster: Cluster,
+    key: String,
+    slot: u16,
+}
+
+impl Move {
+    fn prepare() -> Self {
+        let cluster = Cluster::builder().without_replicas().start().unwrap();
+        let key = key_on(&cluster, 0);
+        let slot = cluster.slot_of(&in_redis(&key));
+        Self { cluster, key, slot }
+    }
+
+    /// Moves the lock's key only: its node answers `ASK`, or `TRYAGAIN` for calls with more keys.
+    fn begin(&self) {
+        let lock = in_redis(&self.key);
+        self.cluster.begin_move(self.slot, 1).unwrap();
+        self.cluster
+            .move_keys(self.slot, 1, |key| key == lock)
+            .unwrap();
+    }
+
+    fn end(&self) {
+        self.cluster.move_keys(self.slot, 1, |_| true).unwrap();
+        self.cluster.end_move(self.slot, 1).unwrap();
+    }
+
+    /// A client, and its lock.
+    fn hold(&self, ttl: std::time::Duration) -> (Client, MutexGuard) {
+        let client = steady(&self.cluster.url()).ttl(ttl).build().unwrap();
+        let guard = lock(&client, &self.key);
+        (client, guard)
+    }
+
+    #[track_caller]
+    fn assert_free(&self) {
+        let lock = in_redis(&self.key);
+        let is_free = || {
+            !self
+                .cluster
+                .nodes()
+                .iter()
+                .any(|node| keys(node).contains(&lock))
+        };
+        assert!(eventually(SOON, is_free), "the lock stays");
+    }
+}
+
+#[test]
+fn a_held_lock_moves_with_its_slot() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(3));
+    moving.cluster.move_slot(moving.slot, 1).unwrap();
+    thread::sleep(secs(5));
+    guard.check().unwrap();
+    assert!(guard.unlock().unwrap().is_confirmed());
+    moving.assert_free();
+}
+
+#[test]
+fn a_lock_is_renewed_while_its_slot_moves() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(3));
+    moving.begin();
+    thread::sleep(secs(5));
+    guard.check().unwrap();
+    moving.end();
+    assert!(guard.unlock().unwrap().is_confirmed());
+    moving.assert_free();
+}
+
+#[test]
+fn an_acquire_follows_its_slot() {
+    let moving = Move::prepare();
+    let client = client(&moving.cluster);
+    let first = lock(&client, &moving.key);
+    let token = first.fencing_token();
+    first.unlock().unwrap();
+    moving.cluster.move_slot(moving.slot, 1).unwrap();
+    let guard = client.mutex(&moving.key).try_lock().unwrap().unwrap();
+    assert!(guard.fencing_token() > token);
+    assert!(guard.unlock().unwrap().is_confirmed());
+}
+
+#[test]
+fn an_acquire_waits_while_its_slot_moves() {
+    let moving = Move::prepare();
+    let client = client(&moving.cluster);
+    lock(&client, &moving.key).unlock().unwrap();
+    moving.begin();
+    let mutex = client.mutex(&moving.key);
+    let task = Task::start(move || mutex.lock().unwrap());
+    thread::sleep(millis(300));
+    moving.end();
+    task.within(SOON, "the acquire").unlock().unwrap();
+    moving.assert_free();
+}
+
+#[test]
+fn an_acquire_whose_slot_moves_for_long_is_an_error() {
+    let moving = Move::prepare();
+    let client = builder(&moving.cluster.url()).build().unwrap();
+    lock(&client, &moving.key).unlock().unwrap();
+    moving.begin();
+    let error = client.mutex(&moving.key).try_lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("(TRYAGAIN)"), "{error}");
+    moving.end();
+    lock(&client, &moving.key).unlock().unwrap();
+}
+
+#[test]
+fn an_unlock_waits_while_the_slot_moves() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(60));
+    moving.begin();
+    let task = Task::start(move || guard.unlock().unwrap());
+    thread::sleep(millis(300));
+    moving.end();
+    assert!(task.within(SOON, "the unlock").is_confirmed());
+    moving.assert_free();
+}
+
+#[test]
+fn a_dropped_guard_is_released_at_the_new_node() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(60));
+    moving.cluster.move_slot(moving.slot, 1).unwrap();
+    drop(guard);
+    moving.assert_free();
+}
+
+#[test]
+fn a_guard_dropped_while_its_slot_moves_is_released() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(60));
+    moving.begin();
+    drop(guard);
+    thread::sleep(millis(300));
+    moving.end();
+    moving.assert_free();
+}
+
+#[test]
+fn a_waiter_follows_its_slot() {
+    let moving = Move::prepare();
+    let (_holder, guard) = moving.hold(secs(60));
+    let other = client(&moving.cluster);
+    let mutex = other.mutex(&moving.key);
+    let waiting = Task::start(move || mutex.lock().unwrap());
+    let queued = || {
+        keys(server_of(&moving.cluster, &moving.key))
+            .iter()
+            .any(|key| key.contains("~queue"))
+    };
+    assert!(eventually(SOON, queued));
+    moving.cluster.move_slot(moving.slot, 1).unwrap();
+    guard.unlock().unwrap();
+    waiting.within(SOON, "the waiter").unlock().unwrap();
+    moving.assert_free();
+}
+
+#[test]
+fn a_loss_is_noticed_at_the_new_node() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(60));
+    let lost = guard.lost_signal();
+    moving.cluster.move_slot(moving.slot, 1).unwrap();
+    let target = &moving.cluster.nodes()[1];
+    let tracked = || {
+        let info = crate::support::ask(target, &["INFO", "stats"]);
+        !info
+            .as_text()
+            .unwrap()
+            .contains("tracking_total_keys:0\r\n")
+    };
+    assert!(
+        eventually(3 * SOON, tracked),
+        "the key is tracked at the new node"
+    );
+    crate::support::ask(target, &["DEL", &in_redis(&moving.key)]);
+    crate::support::lost_within(SOON, &lost);
+}
+
+#[test]
+fn a_transaction_follows_its_slot() {
+    let moving = Move::prepare();
+    let (_client, guard) = moving.hold(secs(60));
+    let write = || {
+        guard.transaction(|_, pipe| {
+            pipe.set(format!("{{{}}}x", in_redis(&moving.key)), "1")
+                .ignore();
+            Ok::<_, leasehold::redis::RedisError>(())
+        })
+    };
+    write().unwrap();
+    moving.cluster.move_slot(moving.slot, 1).unwrap();
+    write().unwrap();
+    assert!(guard.unlock().unwrap().is_confirmed());
+}

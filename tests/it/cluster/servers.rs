@@ -1,0 +1,275 @@
+//! Which servers a client uses, and what it keeps on each.
+
+use std::collections::BTreeSet;
+
+use leasehold::redis;
+use leasehold_testbed::{Cluster, Reply, Server, eventually};
+
+use super::pool::PooledCluster;
+use super::{cluster, key_on, key_on_each, keys, node_of, script_calls};
+use crate::steady::steady;
+use crate::support::{LONG_TTL, SOON, Task, ask, connections, in_redis, lock, millis, within};
+
+fn client(cluster: &PooledCluster) -> leasehold::Client {
+    super::client(cluster.get())
+}
+
+#[test]
+fn connections_are_made_where_keys_are_used() {
+    let cluster = PooledCluster::take();
+    let own = key_on(cluster.get(), 0);
+    let before = cluster
+        .get()
+        .nodes()
+        .iter()
+        .map(connections)
+        .collect::<Vec<_>>();
+    let client = client(&cluster);
+    for _ in 0..10 {
+        lock(&client, &own).unlock().unwrap();
+    }
+    let after = cluster
+        .get()
+        .nodes()
+        .iter()
+        .map(connections)
+        .collect::<Vec<_>>();
+    let made: Vec<usize> = after
+        .iter()
+        .zip(&before)
+        .map(|(after, before)| after - before)
+        .collect();
+    // One pipeline for the key. The connections that asked for the slot map are closed.
+    assert_eq!(made, [1, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_batch_of_many_slots_is_split_by_server() {
+    let cluster = PooledCluster::take();
+    let client = steady(&cluster.get().url())
+        .ttl(millis(900))
+        .build()
+        .unwrap();
+    let names: Vec<String> = (0..300).map(|number| format!("k{number}")).collect();
+    let guards: Vec<_> = names.iter().map(|name| lock(&client, name)).collect();
+    let used: BTreeSet<usize> = names
+        .iter()
+        .map(|name| node_of(cluster.get(), name))
+        .collect();
+    assert_eq!(used.len(), 3);
+    std::thread::sleep(millis(2_000));
+    for guard in guards {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }
+}
+
+#[test]
+fn tokens_rise_in_each_slot() {
+    let cluster = PooledCluster::take();
+    let client = client(&cluster);
+    for name in key_on_each(cluster.get()) {
+        let tokens: Vec<u64> = (0..5)
+            .map(|_| {
+                let guard = lock(&client, &name);
+                let token = guard.fencing_token();
+                guard.unlock().unwrap();
+                token
+            })
+            .collect();
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    }
+}
+
+#[test]
+fn each_slot_in_use_has_one_fence_counter() {
+    let cluster = PooledCluster::take();
+    let client = client(&cluster);
+    let names = ["a", "b", "c", "{a}x", "{a}y"];
+    let slots: BTreeSet<u16> = names
+        .iter()
+        .map(|name| cluster.get().slot_of(&in_redis(name)))
+        .collect();
+    for _ in 0..3 {
+        for name in names {
+            lock(&client, name).unlock().unwrap();
+        }
+    }
+    let left: Vec<String> = cluster.get().nodes()[..3].iter().flat_map(keys).collect();
+    let counters = left.iter().filter(|key| key.contains("~fence")).count();
+    assert_eq!(counters, slots.len(), "{left:?}");
+    assert_eq!(left.len(), counters, "{left:?}");
+}
+
+/// The requests of a stopped node wait. Those of the other nodes go on: this counts them meanwhile.
+#[test]
+fn a_stopped_node_delays_no_other_nodes_keys() {
+    let mut cluster = Cluster::builder()
+        .arg("cluster-require-full-coverage", "no")
+        .without_replicas()
+        .start()
+        .unwrap();
+    let [stopped, second, third] = key_on_each(&cluster);
+    let client = steady(&cluster.url()).ttl(LONG_TTL).build().unwrap();
+    for key in [&stopped, &second, &third] {
+        lock(&client, key).unlock().unwrap();
+    }
+    cluster.node(0).stop();
+    let waiting: Vec<_> = (0..4)
+        .map(|number| {
+            let mutex = client.mutex(format!("{{{stopped}}}{number}"));
+            Task::start(move || mutex.try_lock().map(drop))
+        })
+        .collect();
+    let others = client.clone();
+    within(SOON, "locks on the other nodes", move || {
+        for _ in 0..50 {
+            for key in [&second, &third] {
+                others.mutex(key).lock().unwrap().unlock().unwrap();
+            }
+        }
+    });
+    cluster.node(0).resume();
+    for task in waiting {
+        // The steady client's time-outs are long: the requests are answered in the end.
+        let _ = task.within(SOON, "a request of the stopped node");
+    }
+}
+
+#[test]
+fn waiters_are_notified_on_every_node() {
+    let cluster = PooledCluster::take();
+    let (holder, waiter) = (client(&cluster), client(&cluster));
+    for name in key_on_each(cluster.get()) {
+        let server = &cluster.get().nodes()[node_of(cluster.get(), &name)];
+        let guard = lock(&holder, &name);
+        let mutex = waiter.mutex(&name);
+        let waiting = Task::start(move || mutex.lock().unwrap());
+        // Once its connection for notifications is open, the waiter asks to be notified.
+        let is_notified = || {
+            queue_entries(server)
+                .iter()
+                .any(|entry| !entry.contains(",0,"))
+        };
+        assert!(eventually(SOON, is_notified), "{:?}", queue_entries(server));
+        let has_shards = has_shard_channels(server);
+        let subscribed = || subscribers(server, "SHARDCHANNELS") > 0;
+        assert!(!has_shards || eventually(SOON, subscribed));
+        let published = || ["spublish", "publish"].map(|command| server.calls(command).unwrap());
+        let before = published();
+        guard.unlock().unwrap();
+        waiting.within(SOON, "the waiter").unlock().unwrap();
+        // A message on a shard channel reaches this node only. All nodes pass on a plain one.
+        let kind = usize::from(!has_shards);
+        assert!(
+            published()[kind] > before[kind],
+            "{before:?}, {:?}",
+            published()
+        );
+    }
+}
+
+fn queue_entries(server: &Server) -> Vec<String> {
+    let queues = keys(server)
+        .into_iter()
+        .filter(|key| key.contains("~queue"));
+    let entries = queues.flat_map(|queue| match ask(server, &["ZRANGE", &queue, "0", "-1"]) {
+        Reply::Array(entries) => entries,
+        other => panic!("{other}"),
+    });
+    entries
+        .filter_map(|entry| entry.as_text().map(str::to_owned))
+        .collect()
+}
+
+/// From Redis 7 on.
+fn has_shard_channels(server: &Server) -> bool {
+    !matches!(
+        server.command(&["PUBSUB", "SHARDCHANNELS", "*"]).unwrap(),
+        Reply::Error(_)
+    )
+}
+
+fn subscribers(server: &Server, kind: &str) -> usize {
+    match ask(server, &["PUBSUB", kind, "*"]) {
+        Reply::Array(channels) => channels.len(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_loss_is_reported_by_each_node() {
+    let cluster = PooledCluster::take();
+    let client = client(&cluster);
+    for name in key_on_each(cluster.get()) {
+        let server = &cluster.get().nodes()[node_of(cluster.get(), &name)];
+        let guard = lock(&client, &name);
+        let lost = guard.lost_signal();
+        let tracked = || {
+            let info = ask(server, &["INFO", "stats"]);
+            let text = info.as_text().unwrap().to_owned();
+            !text.contains("tracking_total_keys:0\r\n")
+        };
+        assert!(eventually(SOON, tracked), "the key is tracked");
+        ask(server, &["DEL", &in_redis(&name)]);
+        assert_eq!(
+            crate::support::lost_within(SOON, &lost),
+            leasehold::LossReason::Deleted
+        );
+    }
+}
+
+#[test]
+fn operators_reach_the_locks_of_all_nodes() {
+    let cluster = PooledCluster::take();
+    let (client, operator) = (client(&cluster), client_of(&cluster));
+    for name in key_on_each(cluster.get()) {
+        let guard = lock(&client, &name);
+        let held = operator.mutex(&name).inspect().unwrap().unwrap();
+        assert_eq!(held.holder(), client.holder_id());
+        assert!(operator.mutex(&name).force_unlock().unwrap().is_some());
+        crate::support::lost_within(SOON, &guard.lost_signal());
+        let value = client.fenced_value(&name);
+        value.write(guard.fencing_token(), "x").unwrap();
+        assert_eq!(value.read().unwrap().as_deref(), Some(b"x".as_slice()));
+        let ticket = lock(&client, &name).into_ticket().unwrap();
+        operator.adopt(&ticket).unwrap().unlock().unwrap();
+    }
+    assert!(operator.ping().unwrap() < SOON);
+    assert_eq!(client.held_locks().len(), 0);
+    client.shutdown(SOON).unwrap();
+}
+
+fn client_of(cluster: &PooledCluster) -> leasehold::Client {
+    super::client(cluster.get())
+}
+
+#[test]
+fn transactions_run_on_the_locks_node() {
+    let cluster = PooledCluster::take();
+    let client = client(&cluster);
+    for name in key_on_each(cluster.get()) {
+        let guard = lock(&client, &name);
+        let data = format!("{{{}}}data", in_redis(&name));
+        let written = guard.transaction(|_, pipe| {
+            pipe.set(&data, "x").ignore();
+            Ok::<_, redis::RedisError>(())
+        });
+        written.unwrap();
+        let server = &cluster.get().nodes()[node_of(cluster.get(), &name)];
+        assert_eq!(ask(server, &["GET", &data]).as_text(), Some("x"));
+        guard.unlock().unwrap();
+    }
+}
+
+#[test]
+fn a_dropped_guard_is_released_on_its_node() {
+    let cluster = cluster();
+    let client = super::client(&cluster);
+    for name in key_on_each(&cluster) {
+        drop(lock(&client, &name));
+        let server = &cluster.nodes()[node_of(&cluster, &name)];
+        let is_free = || !keys(server).contains(&in_redis(&name));
+        assert!(eventually(SOON, is_free), "{name}");
+        assert!(script_calls(server) > 0);
+    }
+}
