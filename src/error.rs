@@ -56,6 +56,9 @@ pub enum ErrorKind {
     /// dropped, or call `exec`. (A fork copies parking_lot's table of the parent's sleeping threads, which would break
     /// a new client.)
     Forked,
+    /// On a Cluster, a key of a transaction has another slot than the lock's key. Nothing was written. Give both keys the
+    /// same hash tag: `{user1}:cart` and `{user1}:orders`.
+    CrossSlot,
     /// The operation is not supported: a transaction on a memory store, or a transaction with a command that would end
     /// it, or [`Builder::replicas`](crate::Builder::replicas) behind a proxy that refuses `WAIT`. Nothing was written, or
     /// it is undone.
@@ -88,6 +91,7 @@ impl ErrorKind {
             Self::Conflict => "other clients keep changing the watched keys",
             Self::Shutdown => "the client is shut down",
             Self::Forked => "the client belongs to another process",
+            Self::CrossSlot => "keys of several slots",
             Self::Unsupported => "not supported",
             Self::InvalidConfig => "invalid configuration",
             Self::InvalidKey => "invalid key",

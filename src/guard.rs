@@ -346,7 +346,8 @@ impl MutexGuard {
     /// - `Conflict` if watched keys changed in each of 100 tries.
     /// - `Unavailable` if Redis cannot be reached or refuses all writes, or if all transactions of the client are busy
     ///   for longer than [`connect_timeout`](crate::Builder::connect_timeout).
-    /// - `Denied` if the user may not use one of the commands; `Unsupported` if a command would end the transaction.
+    /// - `Denied` if the user may not use one of the commands; `Unsupported` if a command would end the transaction;
+    ///   on a Cluster, `CrossSlot` if a key has another slot than the lock's key.
     /// - `TooLarge` if the reply to a command or pipeline of `body` is larger than
     ///   [`max_reply_bytes`](crate::Builder::max_reply_bytes).
     /// - `Timeout` if all commands were sent and no reply came. Either Redis executes all of them or none. Redis may

@@ -349,6 +349,7 @@ impl Transactions for Node {
         Ok(TransactionConnection::new(
             connection,
             self.shared.command_timeout,
+            self.shared.context.layout(),
         ))
     }
 }

@@ -15,7 +15,8 @@ use crate::store::redis::scripts::encode_words;
 use crate::store::value::is_held_by;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
+use crate::util::key::{Key, KeyLayout};
+use crate::util::slot::Redirect;
 
 /// Commands that would end the `WATCH`, or change the state of the connection for its next user.
 const NOT_ALLOWED: [&str; 19] = [
@@ -71,6 +72,9 @@ pub struct TransactionConnection {
     timeout: Duration,
     /// No key is watched and no reply is missing, so the connection may go back to the pool.
     is_clean: bool,
+    is_in_cluster: bool,
+    /// The lock's key, if the server is a node of a Cluster: all keys of the transaction must have its slot.
+    slot_of: Option<Key>,
 }
 
 /// The outcome of a transaction whose reply came.
@@ -82,17 +86,24 @@ pub(crate) enum TransactionOutcome {
 }
 
 impl TransactionConnection {
-    pub(crate) fn new(connection: PooledConnection<Connector>, timeout: Duration) -> Self {
+    pub(crate) fn new(
+        connection: PooledConnection<Connector>,
+        timeout: Duration,
+        layout: KeyLayout,
+    ) -> Self {
         Self {
             connection,
             timeout,
             is_clean: true,
+            is_in_cluster: layout != KeyLayout::Single,
+            slot_of: None,
         }
     }
 
     /// Sends `WATCH` and `GET` for `key`. Returns true if `lease` holds the key.
     pub(crate) fn watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
         self.is_clean = false;
+        self.slot_of = self.is_in_cluster.then(|| key.clone());
         let key = key.in_redis();
         let mut bytes = Vec::with_capacity(128);
         // An empty transaction comes first, to find out whether the server refuses MULTI. A server that refuses MULTI
@@ -141,8 +152,11 @@ impl TransactionConnection {
         if let Some(name) = own.iter().find_map(|name| forbidden_command(name)) {
             return Err(not_allowed_error(name));
         }
+        let with_key = self.slot_of.as_ref().map(|key| with_key(&bytes, key));
         let deadline = self.reply_deadline();
-        let sent = self.connection.send(&bytes, deadline);
+        let sent = self
+            .connection
+            .send(with_key.as_ref().unwrap_or(&bytes), deadline);
         sent.and_then(|()| self.receive_all(pipe, deadline))
             .map_err(outcome_unknown)?
     }
@@ -154,7 +168,8 @@ impl TransactionConnection {
         pipe: &Pipeline,
         deadline: MonotonicTime,
     ) -> Result<Result<TransactionOutcome, Error>, Error> {
-        let commands = pipe.len();
+        let own = usize::from(self.slot_of.is_some());
+        let commands = own + pipe.len();
         let begun = self.connection.receive(deadline, ReplyContents::Internal)?;
         let mut first_error = None;
         for _ in 0..commands {
@@ -175,8 +190,17 @@ impl TransactionConnection {
         self.is_clean = true;
         Ok(match done {
             Value::Nil => Ok(TransactionOutcome::Aborted),
-            Value::Array(replies) if replies.len() == commands => command_outcomes(pipe, replies),
-            Value::ServerError(error) => Err(error_of(first_error.as_ref().unwrap_or(&error))),
+            Value::Array(mut replies) if replies.len() == commands => {
+                replies.drain(..own);
+                command_outcomes(pipe, replies)
+            }
+            Value::ServerError(error) => {
+                let error = first_error.as_ref().unwrap_or(&error);
+                Err(match &self.slot_of {
+                    Some(key) if is_of_other_slot(error, key) => cross_slot(key),
+                    _ => error_of(error),
+                })
+            }
             other => Err(self.unexpected("EXEC", &other)),
         })
     }
@@ -239,10 +263,23 @@ impl TransactionConnection {
                 .receive_raw(deadline, ReplyContents::PartOfValue { so_far })?;
             so_far += self.connection.last_size();
             if index >= skip {
-                replies.push(reply);
+                replies.push(self.with_slot_rule(reply));
             }
         }
         Ok(replies)
+    }
+}
+
+impl TransactionConnection {
+    /// Replaces the error of a read whose key is on another node by one that names the rule.
+    fn with_slot_rule(&self, reply: Value) -> Value {
+        match (&reply, &self.slot_of) {
+            (Value::ServerError(error), Some(key)) if is_of_other_slot(error, key) => {
+                let line = format!("-{CROSSSLOT} {}\r\n", slot_rule(key));
+                redis::parse_redis_value(line.as_bytes()).unwrap_or(reply)
+            }
+            _ => reply,
+        }
     }
 }
 
@@ -295,12 +332,16 @@ impl ConnectionLike for TransactionConnection {
 pub(crate) fn read_failed(error: RedisError) -> Error {
     let kind = match classify(&error) {
         ErrorKind::Timeout => ErrorKind::Unavailable,
+        // `with_slot_rule` has replaced the errors for keys of other slots.
+        _ if matches!(error.code(), Some("MOVED" | "ASK")) => ErrorKind::Unavailable,
+        _ if error.code() == Some(CROSSSLOT) => ErrorKind::CrossSlot,
         _ if error.kind() == redis::ErrorKind::Client => ErrorKind::Unsupported,
         kind => kind,
     };
     let error = sanitized(error);
     let message = match (kind, error.detail()) {
         (ErrorKind::Unsupported, Some(what)) => format!("not allowed in a transaction: {what}"),
+        (ErrorKind::CrossSlot, Some(rule)) => format!("the closure has failed: {rule}"),
         (ErrorKind::TooLarge, what) => match what {
             Some(what) => format!("the closure has failed: {what}"),
             // Several errors of a pipeline: the source is their text again.
@@ -329,6 +370,41 @@ pub(crate) fn reply_unread(error: RedisError) -> Error {
         ),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// The code of the error for keys of several slots.
+const CROSSSLOT: &str = "CROSSSLOT";
+
+/// Whether a node of a Cluster refused a command since its key has another slot than `key`. If the slot of `key` itself
+/// has moved, the answer is no.
+fn is_of_other_slot(error: &ServerError, key: &Key) -> bool {
+    match Redirect::parse(error.code(), error.details().unwrap_or_default()) {
+        Some(Redirect::Moved(place) | Redirect::Ask(place)) => place.slot != key.slot(),
+        _ => error.code() == CROSSSLOT,
+    }
+}
+
+fn slot_rule(key: &Key) -> String {
+    format!(
+        "a key of the transaction is not in slot {} of the lock's key; give both the same hash tag, such as \
+         {{user1}}:cart and {{user1}}:orders",
+        key.slot().number()
+    )
+}
+
+fn cross_slot(key: &Key) -> Error {
+    Error::new(ErrorKind::CrossSlot, slot_rule(key))
+}
+
+/// Adds a command with `key` to a packed transaction, behind its `MULTI`. So a node of a Cluster refuses the transaction
+/// if a key has another slot, also if it serves both slots now.
+fn with_key(transaction: &[u8], key: &Key) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(transaction.len() + key.in_redis().len() + 64);
+    encode_words(&mut bytes, "MULTI", std::iter::empty());
+    let multi = bytes.len();
+    encode_words(&mut bytes, "EXISTS", std::iter::once(key.in_redis()));
+    bytes.extend_from_slice(&transaction[multi..]);
+    bytes
 }
 
 fn error_of(error: &ServerError) -> Error {

@@ -16,9 +16,10 @@ use crate::store::Urgency;
 use crate::store::completion::{Outcome, Submitted};
 use crate::store::redis::connection::ReplyContents;
 use crate::store::redis::pipeline::MAX_BATCH;
+use crate::store::redis::session::TransactionOutcome;
 use crate::util::id::LeaseId;
-use crate::util::key::Key;
-use crate::util::slot::{self, Slot};
+use crate::util::key::{Key, KeyLayout};
+use crate::util::slot::{self, Redirect, Slot};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -40,6 +41,89 @@ fn slots_are_those_of_a_cluster() {
     let slots: Vec<u16> = ask.query(&mut redis).unwrap();
     for (name, slot) in names.iter().zip(slots) {
         assert_eq!(Slot::of(name).number(), slot, "{name}");
+    }
+}
+
+/// A connection for a transaction under `lease`, which holds `lock`.
+fn transaction(url: &str, lock: &Key, lease: LeaseId) -> TransactionConnection {
+    let endpoint = Arc::new(Endpoint::new(url, LONG, DEFAULT_MAX_REPLY).unwrap());
+    let pool = pipeline::connection::pool(&endpoint, 1);
+    let connection = pipeline::connection::transaction_connection(&pool, &endpoint, LONG);
+    let mut transaction = TransactionConnection::new(connection.unwrap(), LONG, KeyLayout::Slots);
+    assert!(transaction.watch_and_check(lock, lease).unwrap());
+    transaction
+}
+
+#[test]
+fn a_transaction_on_a_cluster_has_the_slot_of_its_lock() {
+    let cluster = Cluster::builder().masters(2).without_replicas();
+    // Without HELLO the client does not see that the server is a node of a Cluster.
+    let cluster = cluster.arg("rename-command", "HELLO \"\"").start().unwrap();
+    let url = cluster.nodes()[0].url();
+    let ask = |words: &[&str]| cluster.nodes()[0].command(words).unwrap();
+    let keys_of = |node: usize| -> Vec<String> {
+        let keys = (0..20).map(|n| format!("p:{n}"));
+        keys.filter(|key| cluster.master_of_key(key) == node)
+            .collect()
+    };
+    let [lock, same_node, ..] = &keys_of(0)[..] else {
+        panic!("20 keys are in both halves of the slots");
+    };
+    let other_node = &keys_of(1)[0];
+    let lock = Key::of_redis("p:", lock).unwrap();
+    let lease = LeaseId::random();
+    let value = format!("lh1 {lease} 1795263780943818 host/1/a");
+    ask(&["SET", lock.in_redis(), &value]);
+
+    let same_slot = format!("{{{}}}", lock.in_redis());
+    let mut written = redis::pipe();
+    written.set(&same_slot, 7).ignore().get(&same_slot);
+    let done = transaction(&url, &lock, lease).exec(&mut written).unwrap();
+    let TransactionOutcome::Committed(replies) = done else {
+        panic!("nobody has changed the lock");
+    };
+    let (found,): (i64,) = redis::from_redis_value(replies.unwrap()).unwrap();
+    assert_eq!(
+        found, 7,
+        "the reply to the command of the library is left out"
+    );
+
+    let rule = format!("is not in slot {} of the lock's key", lock.slot().number());
+    let refused = |commands: &mut redis::Pipeline| {
+        let mut transaction = transaction(&url, &lock, lease);
+        let error = transaction.exec(commands).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::CrossSlot, "{error}");
+        assert!(error.to_string().contains(&rule), "{error}");
+        assert!(error.redirect().is_none(), "{error}");
+        assert!(!transaction.is_broken());
+    };
+    for key in [same_node, other_node] {
+        refused(redis::pipe().set(&same_slot, 8).set(key, 8));
+        // The node serves this key, and the transaction has no other.
+        refused(redis::pipe().set(key, 8));
+    }
+    assert_eq!(ask(&["GET", &same_slot]).as_text(), Some("7"));
+    assert_eq!(ask(&["EXISTS", same_node]).as_int(), Some(0));
+    let mut reads = transaction(&url, &lock, lease);
+    let error = redis::Commands::get::<_, Option<i64>>(&mut reads, other_node).unwrap_err();
+    let error = session::read_failed(error);
+    assert_eq!(error.kind(), ErrorKind::CrossSlot, "{error}");
+    assert!(error.to_string().contains(&rule), "{error}");
+
+    // If the lock's slot itself moves, the keys are right.
+    let mut late = transaction(&url, &lock, lease);
+    cluster.move_slot(lock.slot().number(), 1).unwrap();
+    let error = redis::Commands::get::<_, Option<i64>>(&mut reads, &same_slot).unwrap_err();
+    assert_eq!(session::read_failed(error).kind(), ErrorKind::Unavailable);
+    let mut written = redis::pipe();
+    written.set(&same_slot, 9);
+    let error = late.exec(&mut written).err().unwrap();
+    match error.redirect() {
+        Some(Redirect::Moved(place)) => {
+            assert_eq!(place.slot, lock.slot());
+            assert_eq!(place.port, cluster.nodes()[1].port());
+        }
+        other => panic!("{other:?}: {error}"),
     }
 }
 

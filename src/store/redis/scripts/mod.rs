@@ -165,6 +165,10 @@ impl ScriptContext {
         }
     }
 
+    pub(crate) fn layout(&self) -> KeyLayout {
+        self.layout
+    }
+
     /// Whether each script call must have the keys of one slot only.
     pub(crate) fn has_slots(&self) -> bool {
         self.layout == KeyLayout::Slots
