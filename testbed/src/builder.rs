@@ -20,6 +20,7 @@ pub struct ServerBuilder {
     unix_socket: bool,
     tls: Option<TlsFiles>,
     is_in_cluster: bool,
+    is_sentinel: bool,
 }
 
 /// The contents of the files of a server with TLS, each as PEM.
@@ -79,6 +80,16 @@ impl ServerBuilder {
     pub(crate) fn in_cluster(mut self) -> Self {
         self.is_in_cluster = true;
         self
+    }
+
+    /// Makes the server a sentinel, which watches no group.
+    pub(crate) fn for_sentinel(mut self) -> Self {
+        self.is_sentinel = true;
+        self
+    }
+
+    pub(crate) fn is_sentinel(&self) -> bool {
+        self.is_sentinel
     }
 
     pub(crate) fn is_in_cluster(&self) -> bool {

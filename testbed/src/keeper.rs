@@ -44,14 +44,19 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts `program` with `argument`; its output goes to `server.log` in `directory`.
-    pub(crate) fn start(directory: &Path, program: &Path, argument: &OsStr) -> io::Result<Keeper> {
+    /// Starts `program` with `arguments`; its output goes to `server.log` in `directory`.
+    pub(crate) fn start(
+        directory: &Path,
+        program: &Path,
+        arguments: &[&OsStr],
+    ) -> io::Result<Keeper> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let mut child = Command::new("/bin/sh")
             .arg("-c")
             .arg(SCRIPT)
             .arg("leasehold-keeper")
-            .args([directory.as_os_str(), program.as_os_str(), argument])
+            .args([directory.as_os_str(), program.as_os_str()])
+            .args(arguments)
             .current_dir("/")
             // The program gets a terminal's Ctrl-C, and ends its servers in its own order.
             .process_group(0)

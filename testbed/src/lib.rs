@@ -15,6 +15,7 @@ mod provide;
 mod proxy;
 mod relay;
 mod reply;
+mod sentinel;
 mod server;
 mod wait;
 
@@ -25,5 +26,6 @@ pub use process::Process;
 pub use provide::{Install, find_server, provide_server};
 pub use proxy::Proxy;
 pub use reply::Reply;
+pub use sentinel::{SentinelGroup, SentinelGroupBuilder};
 pub use server::Server;
 pub use wait::eventually;

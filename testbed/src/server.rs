@@ -253,7 +253,11 @@ impl Server {
             .config
             .write(directory, self.port, self.tls_port)
             .map_err(Failure::Other)?;
-        let mut keeper = Keeper::start(directory, &self.program, config.as_os_str())
+        let mut arguments = vec![config.as_os_str()];
+        if self.config.is_sentinel() {
+            arguments.push("--sentinel".as_ref());
+        }
+        let mut keeper = Keeper::start(directory, &self.program, &arguments)
             .map_err(|error| Failure::Other(Error::io("/bin/sh cannot be started", error)))?;
         let (mut answers, mut ended) = (false, false);
         let _ = eventually(START_LIMIT, || {

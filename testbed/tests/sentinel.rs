@@ -1,0 +1,23 @@
+//! Groups under sentinels are really started, and fail over.
+
+#![allow(clippy::unwrap_used)]
+
+use leasehold_testbed::{Reply, SentinelGroup};
+
+#[test]
+fn a_group_fails_over_and_takes_the_old_primary_back() {
+    let mut group = SentinelGroup::start().unwrap();
+    assert_eq!(group.primary(), Some(0));
+    group.servers()[0].command(&["SET", "k", "v"]).unwrap();
+    group.fail_over().unwrap();
+    let second = group.wait_for_switch(0).unwrap();
+    group.wait_until_whole().unwrap();
+    let value = group.servers()[second].command(&["GET", "k"]).unwrap();
+    assert_eq!(value, Reply::Text("v".to_owned()));
+    group.server_mut(second).kill();
+    let third = group.wait_for_switch(second).unwrap();
+    group.server_mut(second).restart().unwrap();
+    group.wait_until_whole().unwrap();
+    assert_eq!(group.primary(), Some(third));
+    assert_ne!(third, second);
+}
