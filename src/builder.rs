@@ -66,6 +66,7 @@ pub struct Builder {
     address: Address,
     config: Config,
     credentials: Option<CredentialsCallback>,
+    sentinel_login: Option<Credentials>,
     #[cfg(feature = "tls")]
     tls: Option<TlsConfig>,
 }
@@ -175,6 +176,7 @@ impl Builder {
             address,
             config: Config::default(),
             credentials: None,
+            sentinel_login: None,
             #[cfg(feature = "tls")]
             tls: None,
         }
@@ -358,6 +360,22 @@ impl Builder {
         self
     }
 
+    /// Sets the login at the sentinels of a `redis+sentinel://` address. The login of the URL and of
+    /// [`credentials`](Self::credentials) is that of the servers. Defaults to none: sentinels are asked without a login.
+    ///
+    /// ```
+    /// use leasehold::{Client, Credentials};
+    ///
+    /// let client = Client::builder("redis+sentinel://:s3cret@10.0.0.7,10.0.0.8/mymaster")
+    ///     .sentinel_credentials(Credentials::password("t0ken"))
+    ///     .build_lazy()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn sentinel_credentials(mut self, credentials: Credentials) -> Self {
+        self.sentinel_login = Some(credentials);
+        self
+    }
+
     /// Sets how connections to a `rediss://` address use TLS. Defaults to the authorities that the system trusts,
     /// without a client certificate. Building the client fails with `InvalidConfig` if the address has no TLS.
     ///
@@ -409,14 +427,16 @@ impl Builder {
         config.validate()?;
         let (connect_timeout, max_reply) = (config.connect_timeout, config.max_reply_bytes);
         let has_login = self.credentials.is_some();
+        let has_sentinel_login = self.sentinel_login.is_some();
         #[cfg(feature = "tls")]
         let has_tls = self.tls.is_some();
         #[cfg(not(feature = "tls"))]
         let has_tls = false;
         let memory = |server| {
-            let setting = match (has_login, has_tls) {
-                (true, _) => "credentials",
-                (_, true) => "tls",
+            let setting = match (has_login, has_sentinel_login, has_tls) {
+                (true, _, _) => "credentials",
+                (_, true, _) => "sentinel_credentials",
+                (_, _, true) => "tls",
                 _ => return Ok(Server::Memory(server)),
             };
             let message = format!("{setting}: a memory store has no connections");
@@ -426,6 +446,9 @@ impl Builder {
         let redis = |mut endpoint: Endpoint| {
             if let Some(callback) = credentials {
                 endpoint.set_credentials(callback)?;
+            }
+            if let Some(login) = self.sentinel_login {
+                endpoint.set_sentinel_login(login)?;
             }
             #[cfg(feature = "tls")]
             endpoint.set_up_tls(self.tls.as_ref())?;

@@ -29,13 +29,15 @@ use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 
-/// A client of a Redis server, or of a Redis Cluster. Make one per process and clone it freely.
+/// A client of a Redis server, of a group of servers under Sentinel, or of a Redis Cluster. Make one per process and
+/// clone it freely.
 ///
 /// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
 /// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
 /// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
-/// [`renew_while`](Mutex::renew_while) starts a tenth thread. A client of a Redis Cluster has six threads, and five for
-/// each master that it uses. A client of a [`MemoryStore`](crate::MemoryStore) has five threads.
+/// [`renew_while`](Mutex::renew_while) starts one more, and a `redis+sentinel://` address has one more. A client of a
+/// Redis Cluster has six threads, and five for each master that it uses. A client of a
+/// [`MemoryStore`](crate::MemoryStore) has five threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -100,9 +102,10 @@ impl Client {
     /// `redis::ConnectionInfo` or a `redis::Client`.
     ///
     /// URLs have the form of redis-rs: `redis://[user][:password@]host[:port][/db]` or
-    /// `unix:///path[?db=..&user=..&pass=..]`. `redis+cluster://[user][:password@]host[:port],host[:port]..` is a Redis
-    /// Cluster, of which the URL names some nodes. `memory://[name]` is a [`MemoryStore`](crate::MemoryStore), for
-    /// tests.
+    /// `unix:///path[?db=..&user=..&pass=..]`. `redis+sentinel://[user:password@]host[:port],host[:port]../name[/db]` is
+    /// the primary of the group `name` under these sentinels. `redis+cluster://[user][:password@]host[:port],host..` is
+    /// a Redis Cluster, of which the URL names some nodes. `memory://[name]` is a
+    /// [`MemoryStore`](crate::MemoryStore), for tests.
     ///
     /// # Errors
     /// `InvalidConfig` for a bad URL, `Unavailable` if no server answers within the connect time-out, `Denied` for a

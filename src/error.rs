@@ -197,6 +197,11 @@ impl Error {
         error
     }
 
+    /// The text behind the kind, without the key.
+    pub(crate) fn message(&self) -> &str {
+        &self.0.message
+    }
+
     /// Whether the message names the server at this address.
     pub(crate) fn names(&self, address: &str) -> bool {
         self.0.message.contains(address)

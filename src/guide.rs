@@ -4,7 +4,7 @@
 //! - [`choosing_a_ttl`]: the ttl, and the settings that go with it.
 //! - [`settings`]: every setting with its default and its bounds.
 //! - [`failures`]: every error and every reason for a loss, and what to do then.
-//! - [`topologies`]: one server or a Cluster: the URL, what each guarantees, and what it costs.
+//! - [`topologies`]: one server, Sentinel or a Cluster: the URL, what each guarantees, and what it costs.
 //! - [`in_your_redis`]: which servers work, what is stored in them, and which rights the user needs.
 //! - [`security`]: what other users of the same Redis can do with each right.
 //! - [`observability`]: events, spans and metrics, and what to alert on.

@@ -41,6 +41,7 @@ mod renewal_checks;
 mod replicas;
 mod scale;
 mod scripts;
+mod sentinel;
 mod shutdown;
 mod steady;
 mod support;
@@ -78,6 +79,7 @@ fn a_child_process_runs_the_named_body() {
         renewal_checks::count_threads,
         scale::hold_ten_thousand,
         scale::wait_by_the_hundred,
+        sentinel::sentinels::count_threads_of_clients,
         transactions::money::move_money_in_a_process_of_its_own,
         transfer::processes::adopt_and_hand_over,
         transfer::processes::adopt_and_hold,

@@ -16,6 +16,7 @@ use crate::store::redis::epoch::{Epoch, MadeIn};
 use crate::store::redis::errors::{Attempted, error_reply, hide_password, no_reply, type_name};
 use crate::store::redis::handshake::Handshake;
 use crate::store::redis::replies::Limit;
+use crate::store::redis::sentinel::{HostPort, SentinelUrl, Sentinels};
 use crate::store::redis::socket::{self, Closer, Receiver, Sender};
 #[cfg(feature = "tls")]
 use crate::store::redis::tls::Tls;
@@ -24,6 +25,7 @@ use crate::store::redis::{scripts, url};
 use crate::tls::TlsConfig;
 use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
+use crate::util::sync::park_timeout;
 
 /// The largest size of a reply without values of the caller. The replies to a batch of 128 commands fit into it, with a
 /// few hundred bytes each.
@@ -32,6 +34,8 @@ pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
+    /// The sentinels that name the server. If there are some, the address of `info` is not used.
+    sentinels: Option<Sentinels>,
     /// Set by [`set_up_tls`](Self::set_up_tls) if the address has TLS.
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
@@ -47,6 +51,16 @@ pub(crate) struct Endpoint {
     is_in_cluster: bool,
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
+}
+
+/// How long an attempt to connect waits before it asks the sentinels again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+/// The server to connect to.
+pub(super) struct FoundServer<'a> {
+    pub(super) info: Cow<'a, ConnectionInfo>,
+    /// The sentinel that has named the server.
+    pub(super) named_by: Option<HostPort>,
 }
 
 /// The attempts to connect that are under way.
@@ -78,8 +92,17 @@ impl Endpoint {
         connect_timeout: Duration,
         max_reply_bytes: usize,
     ) -> Result<Self, Error> {
-        let info = url::parse(url)
-            .map_err(|why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}")))?;
+        let invalid = |why| Error::new(ErrorKind::InvalidConfig, format!("url: {why}"));
+        if let Some(group) = SentinelUrl::parse(url) {
+            let group = group.map_err(invalid)?;
+            let sentinels = Sentinels::new(&group);
+            let endpoint = Self::with(group.info, connect_timeout, max_reply_bytes);
+            return Ok(Self {
+                sentinels: Some(sentinels),
+                ..endpoint
+            });
+        }
+        let info = url::parse(url).map_err(invalid)?;
         Ok(Self::with(info, connect_timeout, max_reply_bytes))
     }
 
@@ -97,6 +120,7 @@ impl Endpoint {
     fn with(info: ConnectionInfo, connect_timeout: Duration, max_reply_bytes: usize) -> Self {
         Self {
             info,
+            sentinels: None,
             #[cfg(feature = "tls")]
             tls: None,
             credentials: None,
@@ -161,25 +185,84 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The address with the login for a new connection, and `deadline`, later by the time that the user's callback
-    /// took. The socket must be connected before: while a server is away, no callback is called. The caller must hold
-    /// no mutex.
-    pub(super) fn info_with_login(
+    /// Sets the login at the sentinels.
+    pub(crate) fn set_sentinel_login(&mut self, login: Credentials) -> Result<(), Error> {
+        let Some(sentinels) = &mut self.sentinels else {
+            let why = "sentinel_credentials: the address has no sentinels; use redis+sentinel://";
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        };
+        sentinels.set_login(login);
+        Ok(())
+    }
+
+    /// The sentinels that name the server. `None` for a fixed address.
+    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
+        self.sentinels.as_ref()
+    }
+
+    /// `info` with the login for a new connection, and `deadline`, later by the time that the user's callback took. The
+    /// socket must be connected before: while a server is away, no callback is called. The caller must hold no mutex.
+    pub(super) fn with_login<'a>(
         &self,
+        info: Cow<'a, ConnectionInfo>,
         deadline: MonotonicTime,
-    ) -> Result<(Cow<'_, ConnectionInfo>, MonotonicTime), Error> {
+    ) -> Result<(Cow<'a, ConnectionInfo>, MonotonicTime), Error> {
         let Some(callback) = &self.credentials else {
-            return Ok((Cow::Borrowed(&self.info), deadline));
+            return Ok((info, deadline));
         };
         let called_at = MonotonicTime::now();
-        let Credentials { user, password } = callback.call(&self.address())?;
+        let Credentials { user, password } = callback.call(&url::address(&info))?;
         let deadline = deadline.after(MonotonicTime::now().since(called_at));
-        let mut settings = self.info.redis_settings().clone().set_password(password);
+        let mut settings = info.redis_settings().clone().set_password(password);
         if let Some(user) = user {
             settings = settings.set_username(user);
         }
-        let info = self.info.clone().set_redis_settings(settings);
+        let info = info.into_owned().set_redis_settings(settings);
         Ok((Cow::Owned(info), deadline))
+    }
+
+    /// The address to connect to, and the sentinel that has named it, if there are sentinels. Asks them by `deadline`.
+    pub(super) fn find_server(&self, deadline: MonotonicTime) -> Result<FoundServer<'_>, Error> {
+        let Some(sentinels) = &self.sentinels else {
+            let info = Cow::Borrowed(&self.info);
+            let named_by = None;
+            return Ok(FoundServer { info, named_by });
+        };
+        let named = sentinels.find_primary(self, deadline)?;
+        if named.has_changed {
+            self.follow_switch();
+        }
+        let addr = named.primary.to_addr(sentinels.has_tls());
+        Ok(FoundServer {
+            info: Cow::Owned(self.info.clone().set_addr(addr)),
+            named_by: Some(named.by),
+        })
+    }
+
+    /// Makes all connections suspect, and ends the attempts to connect: the server is no longer the primary.
+    pub(super) fn follow_switch(&self) {
+        self.epoch.suspect();
+        let opening = self.opening.lock();
+        opening.sockets.iter().for_each(Closer::close);
+    }
+
+    /// Fails unless `role` is that of a primary. Then the sentinel `by` is asked last.
+    pub(super) fn check_role(
+        &self,
+        attempted: Attempted<'_>,
+        by: &HostPort,
+        role: &[u8],
+    ) -> Result<(), Error> {
+        if role == b"master" {
+            return Ok(());
+        }
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.doubt(by);
+        }
+        let what = format!(
+            "is no primary, although the sentinel {by} names it; a fail-over may be under way"
+        );
+        Err(attempted.about(ErrorKind::Unavailable, what))
     }
 
     /// Names connections after `holder` from now on.
@@ -199,7 +282,16 @@ impl Endpoint {
 
     /// The address for debug output, without user and password.
     pub(crate) fn address(&self) -> String {
-        url::address(&self.info)
+        match &self.sentinels {
+            Some(sentinels) => sentinels.redacted(),
+            None => url::address(&self.info),
+        }
+    }
+
+    /// The address for errors of requests: with sentinels, that of the server that they named last.
+    pub(crate) fn address_of_server(&self) -> String {
+        let last = self.sentinels.as_ref().and_then(Sentinels::last_primary);
+        last.map_or_else(|| self.address(), |server| server.to_string())
     }
 
     /// Connects by `deadline`, with a TLS handshake if the address has TLS. The resolver of host names has time-outs of
@@ -224,9 +316,9 @@ impl Endpoint {
         deadline: MonotonicTime,
     ) -> Result<(Sender, Receiver), Error> {
         match (&self.tls, attempted.info.addr()) {
-            (Some(tls), ConnectionAddr::TcpTls { .. }) => {
-                let started = tls.start(&mut sender, &mut receiver, deadline);
-                started.map_err(|error| attempted.handshake(&tls.server_name(), error))?;
+            (Some(tls), ConnectionAddr::TcpTls { host, .. }) => {
+                let started = tls.start(host, &mut sender, &mut receiver, deadline);
+                started.map_err(|error| attempted.handshake(&tls.server_name(host), error))?;
             }
             (None, ConnectionAddr::TcpTls { .. }) => {
                 let message = "TLS was not set up";
@@ -252,47 +344,70 @@ impl Endpoint {
     /// the handshake, so the failure may come with a later read.
     pub(super) fn tls_error(&self, attempted: Attempted<'_>, receiver: &Receiver) -> Option<Error> {
         #[cfg(feature = "tls")]
-        if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure()) {
-            return Some(attempted.tls_refused(&tls.server_name(), failure));
+        if let (Some(tls), Some(failure)) = (&self.tls, receiver.tls_failure())
+            && let ConnectionAddr::TcpTls { host, .. } = attempted.info.addr()
+        {
+            return Some(attempted.tls_refused(&tls.server_name(host), failure));
         }
         let _ = (attempted, receiver);
         None
     }
 
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The time
-    /// that the callback for credentials takes does not count. Fails at once after [`close`](Self::close).
+    /// that the callback for credentials takes does not count. If a sentinel has named a server that is no primary, or
+    /// names another server meanwhile, begins again. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
-        self.check_open()?;
-        let mut closer = None;
-        let opened = self.open_and_note(&mut closer);
-        if let Some(closer) = closer {
-            let mut opening = self.opening.lock();
-            opening.sockets.retain(|other| !other.is_same(&closer));
+        let deadline = MonotonicTime::now().after(self.connect_timeout);
+        loop {
+            self.check_open()?;
+            let doubts = self.doubts();
+            let mut closer = None;
+            let opened = self.open_and_note(deadline, &mut closer);
+            if let Some(closer) = closer {
+                let mut opening = self.opening.lock();
+                opening.sockets.retain(|other| !other.is_same(&closer));
+            }
+            let again_at = MonotonicTime::now().after(ASK_AGAIN_AFTER);
+            if opened.is_ok() || doubts == self.doubts() || deadline <= again_at {
+                return opened;
+            }
+            park_timeout(ASK_AGAIN_AFTER);
         }
-        opened
     }
 
-    /// As [`open`](Self::open). Sets `closer` once the socket is connected, and leaves it in `opening`.
-    fn open_and_note(&self, closer: &mut Option<Closer>) -> Result<Connection, Error> {
-        let mut made_in = self.epoch.now();
-        let deadline = MonotonicTime::now().after(self.connect_timeout);
-        let attempted = |info| Attempted {
+    fn attempted<'a>(&self, info: &'a ConnectionInfo) -> Attempted<'a> {
+        Attempted {
             info,
             timeout: self.connect_timeout,
             setting: "connect_timeout",
-        };
-        let (sender, receiver) = self.connect(attempted(&self.info), deadline, |socket| {
+        }
+    }
+
+    fn doubts(&self) -> u64 {
+        self.sentinels.as_ref().map_or(0, Sentinels::doubts)
+    }
+
+    /// As [`open`](Self::open), once. Sets `closer` once the socket is connected, and leaves it in `opening`.
+    fn open_and_note(
+        &self,
+        deadline: MonotonicTime,
+        closer: &mut Option<Closer>,
+    ) -> Result<Connection, Error> {
+        let FoundServer { info, named_by } = self.find_server(deadline)?;
+        let mut made_in = self.epoch.now();
+        let attempted = self.attempted(&info);
+        let (sender, receiver) = self.connect(attempted, deadline, |socket| {
             *closer = Some(socket.clone());
             self.opening.lock().begin(socket)
         })?;
-        let (info, deadline) = self.info_with_login(deadline)?;
+        let (info, deadline) = self.with_login(info, deadline)?;
         // The login shows that this connection outlived the breaks so far.
         made_in.forget_breaks(&self.epoch);
         let mut connection = Connection {
             sender,
             receiver,
-            address: self.address().into(),
-            database: self.info.redis_settings().db(),
+            address: url::address(&info).into(),
+            database: info.redis_settings().db(),
             max_reply_bytes: self.max_reply_bytes,
             password: password_to_hide(&info),
             broken: false,
@@ -301,8 +416,9 @@ impl Endpoint {
         };
         let mut handshake = Handshake {
             endpoint: self,
-            attempted: attempted(&info),
+            attempted: self.attempted(&info),
             connection: &mut connection,
+            named_by: named_by.as_ref(),
             deadline,
         };
         handshake.log_in()?;
@@ -329,7 +445,7 @@ impl Endpoint {
         &self.epoch
     }
 
-    /// The address, with the login that it has.
+    #[cfg(test)]
     pub(crate) fn info(&self) -> &ConnectionInfo {
         &self.info
     }

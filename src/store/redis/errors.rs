@@ -266,6 +266,7 @@ pub(super) enum Step {
     LogIn,
     LoadScripts,
     Subscribe,
+    AskSentinel,
 }
 
 impl fmt::Display for Step {
@@ -274,6 +275,7 @@ impl fmt::Display for Step {
             Self::LogIn => "the login",
             Self::LoadScripts => "the loading of scripts",
             Self::Subscribe => "the subscription to notifications",
+            Self::AskSentinel => "the question for the primary",
         })
     }
 }
@@ -458,6 +460,31 @@ impl Attempted<'_> {
         };
         self.about(kind, what)
             .with_source(sanitized(error.clone().into()))
+    }
+}
+
+impl Attempted<'_> {
+    /// The error for the error reply of a sentinel to `command`.
+    pub(super) fn refused_by_sentinel(&self, command: &str, error: &ServerError) -> Error {
+        let about = |kind, what: &str| {
+            let error = sanitized(error.clone().into());
+            self.about(kind, what).with_source(error)
+        };
+        match error.code() {
+            "NOAUTH" => about(
+                ErrorKind::Denied,
+                "requires a password; give it with `Builder::sentinel_credentials`",
+            ),
+            "WRONGPASS" => about(
+                ErrorKind::Denied,
+                "refuses the user or the password of `Builder::sentinel_credentials`; check both",
+            ),
+            "ERR" if command != "AUTH" => about(
+                ErrorKind::InvalidConfig,
+                "is no sentinel; use the ports of the sentinels, or redis:// for a single server",
+            ),
+            _ => self.refused(Step::AskSentinel, command, error),
+        }
     }
 }
 

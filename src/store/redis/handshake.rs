@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Connection, Endpoint};
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, has_too_many_clients};
 use crate::store::redis::scripts::ScriptKind;
+use crate::store::redis::sentinel::{HostPort, field};
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 
@@ -59,6 +60,8 @@ pub(super) struct Handshake<'a> {
     pub(super) endpoint: &'a Endpoint,
     pub(super) attempted: Attempted<'a>,
     pub(super) connection: &'a mut Connection,
+    /// The sentinel that has named the server. `None` for a fixed address.
+    pub(super) named_by: Option<&'a HostPort>,
     pub(super) deadline: MonotonicTime,
 }
 
@@ -105,13 +108,38 @@ impl Handshake<'_> {
             Value::ServerError(error) if error.code() == "NOAUTH" => {
                 Err(self.attempted.refused(Step::LogIn, "HELLO", &error))
             }
-            _ => Ok(()),
+            server => self.check_role(&server),
+        }
+    }
+
+    /// Fails if a sentinel has named this server, and it is not a primary.
+    fn check_role(&mut self, server: &Value) -> Result<(), Error> {
+        let Some(by) = self.named_by else {
+            return Ok(());
+        };
+        if let Some(role) = field(server, b"role") {
+            return self.endpoint.check_role(self.attempted, by, role);
+        }
+        // A proxy, or an ACL, may refuse `HELLO`.
+        let mut commands = redis::pipe();
+        commands.cmd("ROLE");
+        match self.send_and_receive(Step::LogIn, &commands)?.pop() {
+            Some(Value::ServerError(error)) => {
+                Err(self.attempted.refused(Step::LogIn, "ROLE", &error))
+            }
+            Some(Value::Array(parts)) if matches!(&parts[..], [Value::BulkString(_), ..]) => {
+                let [Value::BulkString(role), ..] = &parts[..] else {
+                    return Ok(());
+                };
+                self.endpoint.check_role(self.attempted, by, role)
+            }
+            _ => Err(self.attempted.about(ErrorKind::Protocol, NOT_REDIS)),
         }
     }
 
     /// Fails if the reply to `HELLO` comes from a node of a Cluster, or from a Sentinel.
     fn check_mode(&self, server: &Value) -> Result<(), Error> {
-        let what = match mode(server) {
+        let what = match field(server, b"mode") {
             Some(b"cluster") if self.endpoint.is_in_cluster() => return Ok(()),
             Some(b"standalone") if self.endpoint.is_in_cluster() => {
                 "is no node of a Redis Cluster; use redis:// (with TLS rediss://) instead of \
@@ -123,8 +151,8 @@ impl Handshake<'_> {
                 return Err(self.attempted.about(ErrorKind::InvalidConfig, what));
             }
             Some(b"sentinel") => {
-                "is a Sentinel, which this version does not support; use the URL of the primary \
-                 (SENTINEL GET-MASTER-ADDR-BY-NAME returns its address)"
+                "is a sentinel; use redis+sentinel://host:port/name, with the name of the group that \
+                 it watches"
             }
             _ => return Ok(()),
         };
@@ -216,22 +244,5 @@ impl Handshake<'_> {
         let receiver = self.connection.receiver();
         let tls = self.endpoint.tls_error(self.attempted, receiver);
         tls.unwrap_or_else(|| self.attempted.no_reply(step, error, receiver.unparsed()))
-    }
-}
-
-/// The mode that a server names in its reply to `HELLO`, an array (RESP2) or a map (RESP3).
-fn mode(reply: &Value) -> Option<&[u8]> {
-    let is_mode = |key: &Value| matches!(key, Value::BulkString(key) if key == b"mode");
-    let mode = match reply {
-        Value::Array(fields) => {
-            let mut pairs = fields.chunks_exact(2);
-            &pairs.find(|pair| is_mode(&pair[0]))?[1]
-        }
-        Value::Map(pairs) => &pairs.iter().find(|(key, _)| is_mode(key))?.1,
-        _ => return None,
-    };
-    match mode {
-        Value::BulkString(mode) => Some(mode),
-        _ => None,
     }
 }

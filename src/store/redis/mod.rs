@@ -12,6 +12,7 @@ pub(crate) mod notifications;
 pub(crate) mod pipeline;
 pub(crate) mod replies;
 pub(crate) mod scripts;
+mod sentinel;
 pub(crate) mod session;
 mod socket;
 #[cfg(test)]
@@ -38,6 +39,7 @@ use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::request::Release;
 use crate::store::redis::pipeline::{Pipeline, ReleaseRouter, Shared};
 use crate::store::redis::scripts::ScriptContext;
+use crate::store::redis::sentinel::SentinelWatcher;
 use crate::store::{
     Completion, LateReleaseHook, Listener, MaintenanceHook, Notifications, RenewalLimits, ServerId,
     Store, TrackedKey, TransactionConnection, Transactions,
@@ -64,6 +66,7 @@ pub(crate) struct Node {
     /// a dead connection is noticed.
     turn: AtomicUsize,
     notifications: Arc<NotificationConnection>,
+    sentinels: Arc<SentinelWatcher>,
     shared: Arc<Shared>,
     /// Locked by a ping: the pool has one connection for all pings.
     pinging: Mutex<()>,
@@ -95,6 +98,7 @@ impl Node {
                 notifications.suspect();
             }
         });
+        let sentinels = SentinelWatcher::new(Arc::clone(&endpoint), config.command_timeout);
         let shared = Arc::new(Shared {
             pool: pipeline::connection::pool(
                 &endpoint,
@@ -121,6 +125,7 @@ impl Node {
             pipelines: for_callers.chain(for_renewals).collect(),
             turn: AtomicUsize::new(0),
             notifications,
+            sentinels: Arc::new(sentinels),
             shared,
             pinging: Mutex::new(()),
         }
@@ -253,7 +258,8 @@ impl Store for Node {
         let deadline = MonotonicTime::now().after(shared.connect_timeout + shared.command_timeout);
         let left = || deadline.since(MonotonicTime::now());
         let Some(_alone) = self.pinging.try_lock_for(left()) else {
-            let message = format!("{}: other pings take too long", shared.endpoint.address());
+            let address = shared.endpoint.address_of_server();
+            let message = format!("{address}: other pings take too long");
             return Err(Error::new(ErrorKind::Unavailable, message));
         };
         let connect = || shared.own_connection(left().min(shared.connect_timeout));
@@ -315,10 +321,13 @@ impl Store for Node {
 
 impl Notifications for Node {
     fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
-        self.notifications.start(threads, listener)
+        self.sentinels.start(threads)?;
+        let started = self.notifications.start(threads, listener);
+        started.inspect_err(|_| self.sentinels.stop())
     }
 
     fn stop(&self) {
+        self.sentinels.stop();
         self.notifications.stop();
     }
 

@@ -11,6 +11,7 @@
 //! The deadlines of `socket.rs` apply. A connection is closed without `close_notify`: a reply of Redis shows its own
 //! end, so a cut reply is noticed without it.
 
+use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -35,14 +36,15 @@ const BUFFER: usize = 17 * 1024;
 /// The settings of an endpoint's TLS connections.
 pub(crate) struct Tls {
     config: Arc<ClientConfig>,
-    server_name: ServerName<'static>,
+    /// The name in the certificates, if it is not the host of each connection.
+    server_name: Option<ServerName<'static>>,
 }
 
 impl Tls {
     /// Reads the certificates of `settings`, or those of the system. `host` is the host of the URL.
     pub(crate) fn new(settings: &TlsConfig, host: &str) -> Result<Self, String> {
         let name = settings.server_name.as_deref();
-        let server_name = ServerName::try_from(name.unwrap_or(host).to_owned()).map_err(|_| {
+        let checked = ServerName::try_from(name.unwrap_or(host).to_owned()).map_err(|_| {
             let what = if name.is_some() {
                 "tls: server_name"
             } else {
@@ -72,19 +74,27 @@ impl Tls {
         };
         Ok(Self {
             config: Arc::new(config),
-            server_name,
+            server_name: name.is_some().then_some(checked),
         })
     }
 
-    /// Does the handshake on a new socket, by `deadline`. From then on, `sender` encrypts and `receiver` decrypts.
+    /// Does the handshake on a new socket to `host`, by `deadline`. From then on, `sender` encrypts and `receiver`
+    /// decrypts.
     pub(super) fn start(
         &self,
+        host: &str,
         sender: &mut Sender,
         receiver: &mut Receiver,
         deadline: MonotonicTime,
     ) -> Result<(), TlsError> {
         let config = Arc::clone(&self.config);
-        let mut session = ClientConnection::new(config, self.server_name.clone())?;
+        let server_name = match &self.server_name {
+            Some(name) => name.clone(),
+            // A sentinel may have told a host that is none.
+            None => ServerName::try_from(host.to_owned())
+                .map_err(|_| rustls::Error::General(format!("{host:?} is no name of a server")))?,
+        };
+        let mut session = ClientConnection::new(config, server_name)?;
         let mut bytes = vec![0; BUFFER];
         let mut has_received = false;
         loop {
@@ -135,9 +145,12 @@ impl Tls {
         Ok(())
     }
 
-    /// The name that the server's certificate must have.
-    pub(crate) fn server_name(&self) -> String {
-        self.server_name.to_str().into_owned()
+    /// The name that the certificate of a server at `host` must have.
+    pub(crate) fn server_name<'a>(&'a self, host: &'a str) -> Cow<'a, str> {
+        match &self.server_name {
+            Some(name) => name.to_str(),
+            None => host.into(),
+        }
     }
 }
 

@@ -2,16 +2,51 @@
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
+use crate::store::redis::sentinel::SentinelUrl;
+
 /// Query parameters that redis-rs reads. redis-rs ignores all other parameters; this library refuses them.
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
-/// Reads the address and the login from `url`. The errors quote nothing of `url`: in a malformed URL, any part may
-/// belong to the password.
+/// What is wrong with a URL.
+pub(super) struct Fault {
+    pub(super) what: String,
+    /// Whether the message should say which form a URL has.
+    shows_form: bool,
+}
+
+impl Fault {
+    fn of_form(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            shows_form: true,
+        }
+    }
+}
+
+impl From<&str> for Fault {
+    fn from(what: &str) -> Self {
+        Self {
+            what: what.to_owned(),
+            shows_form: false,
+        }
+    }
+}
+
+/// Reads the address and the login from the URL of one server. The errors quote nothing of `url`: in a malformed URL,
+/// any part may belong to the password.
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     const SHAPE: &str = "must be redis://user:password@host:port/database or unix:///path, with other characters \
         than letters, digits and -._~ percent-encoded in user and password";
-    let fault = || format!("{}; it {SHAPE}", fault(url));
+    parse_single(url).map_err(|fault| match fault.shows_form {
+        true => format!("{}; it {SHAPE}", fault.what),
+        false => fault.what,
+    })
+}
+
+/// As [`parse`], with errors that do not say which form a URL has.
+pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
+    let fault = || Fault::of_form(fault(url));
     let mut parsed = redis::parse_redis_url(url).ok_or_else(fault)?;
     let has_tls = matches!(parsed.scheme(), "rediss" | "valkeys");
     let known = match parsed.scheme() {
@@ -20,14 +55,14 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     };
     if has_tls {
         if !cfg!(feature = "tls") {
-            return Err(NO_TLS.to_owned());
+            return Err(NO_TLS.into());
         }
         if parsed.fragment() == Some("insecure") {
-            return Err(INSECURE.to_owned());
+            return Err(INSECURE.into());
         }
         // redis-rs reads `rediss` only with a feature of its own.
         let changed = parsed.set_scheme("redis");
-        changed.map_err(|()| SHAPE)?;
+        changed.map_err(|()| fault())?;
     }
     if parsed.fragment().is_some() {
         return Err(fault());
@@ -36,21 +71,19 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
         .query_pairs()
         .any(|(name, _)| !known.contains(&&*name))
     {
-        return Err(format!(
-            "has an unknown option; known are {}",
-            known.join(", ")
-        ));
+        let what = format!("has an unknown option; known are {}", known.join(", "));
+        return Err(what.as_str().into());
     }
     let info = parsed
         .into_connection_info()
         .map_err(|error| match error.detail() {
-            Some(_) => "has an unknown version in its option protocol".to_owned(),
+            Some(_) => "has an unknown version in its option protocol".into(),
             None => fault(),
         })?;
     match info.addr() {
         // In `redis://user:password%40host`, the password is a part of the host, which errors show.
         ConnectionAddr::Tcp(host, _) if host.contains('%') => {
-            Err(format!("has a % in the host; it {SHAPE}"))
+            Err(Fault::of_form("has a % in the host"))
         }
         ConnectionAddr::Tcp(host, port) if has_tls => {
             let addr = ConnectionAddr::TcpTls {
@@ -132,6 +165,8 @@ const SCHEMES: &[&str] = &[
     "valkey+unix",
     "redis+cluster",
     "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
     "memory",
 ];
 
@@ -159,7 +194,7 @@ fn fault(url: &str) -> String {
     let path = behind.split(['?', '#']).next().unwrap_or_default();
     let database = path.trim_start_matches('/');
     if behind.contains('@') {
-        "has an @ behind a /, ? or #; in user and password, write these as %2F, %3F and %23"
+        MISPLACED_AT
     } else if name.is_empty() {
         "has no host"
     } else if !port.is_empty() && port.parse::<u16>().is_err() {
@@ -174,7 +209,9 @@ fn fault(url: &str) -> String {
     .to_owned()
 }
 
-const NO_TLS: &str =
+pub(super) const MISPLACED_AT: &str =
+    "has an @ behind a /, ? or #; in user and password, write these as %2F, %3F and %23";
+pub(super) const NO_TLS: &str =
     "asks for TLS, which needs leasehold's cargo feature `tls`; enable it in Cargo.toml";
 const INSECURE: &str = "asks for TLS without a check of certificates, which is not supported; give the issuer's \
      certificate with TlsConfig::ca_pem instead";
@@ -207,6 +244,9 @@ pub(crate) fn redacted_info(info: &ConnectionInfo) -> String {
 
 /// The URL without user, password and options, for debug output.
 pub(crate) fn redacted(url: &str) -> String {
+    if let Some(group) = SentinelUrl::parse(url) {
+        return group.map_or_else(|_| "***".to_owned(), |group| group.redacted());
+    }
     let infos = match parse_cluster(url) {
         Some(infos) => infos,
         None => parse(url).map(|info| vec![info]),

@@ -1,14 +1,11 @@
 //! The whole messages of errors that a wrong address or setting causes: the server, the fault, and the next step.
 
 use std::error::Error as _;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 
 use leasehold::{Client, Error};
-use leasehold_testbed::{Server, eventually, find_server};
-use tempfile::TempDir;
+use leasehold_testbed::{SentinelGroup, Server, eventually};
 
 use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
@@ -210,53 +207,14 @@ fn a_node_of_a_cluster_is_named() {
     assert_says(&error.unwrap_err(), &server.url(), &message);
 }
 
-/// A Sentinel that watches no primaries. Dropping it ends its process.
-struct Sentinel {
-    process: Child,
-    port: u16,
-    _folder: TempDir,
-}
-
-impl Sentinel {
-    fn start() -> Self {
-        let folder = TempDir::new().unwrap();
-        // Lower than the ports that the system assigns.
-        let port = 9_000 + u16::try_from(std::process::id() % 900).unwrap();
-        let file = folder.path().join("sentinel.conf");
-        fs::write(&file, format!("port {port}\nbind 127.0.0.1\n")).unwrap();
-        let mut command = Command::new(find_server().expect("Redis is installed"));
-        command.arg(&file).arg("--sentinel").stdout(Stdio::null());
-        let process = command.spawn().unwrap();
-        Self {
-            process,
-            port,
-            _folder: folder,
-        }
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
 #[test]
 fn a_sentinel_is_named() {
-    let sentinel = Sentinel::start();
-    let url = format!("redis://127.0.0.1:{}", sentinel.port);
-    let mut error = steady(&url).build().unwrap_err();
-    let started = eventually(SOON, || {
-        error = steady(&url).build().unwrap_err();
-        !error.is_unavailable()
-    });
-    assert!(started, "{error}");
-    assert_says(
-        &error,
-        &url,
-        "invalid configuration: ADDR is a Sentinel, which this version does not support; use the \
-         URL of the primary (SENTINEL GET-MASTER-ADDR-BY-NAME returns its address)",
+    let group = SentinelGroup::builder().replicas(0).sentinels(1);
+    let group = group.start().unwrap();
+    assert_opening_says(
+        &group.sentinels()[0].url(),
+        "invalid configuration: ADDR is a sentinel; use redis+sentinel://host:port/name, with the \
+         name of the group that it watches",
     );
 }
 

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Builder, Client};
-use leasehold_testbed::{Proxy, Server};
+use leasehold_testbed::{Proxy, SentinelGroup, Server};
 
 use crate::cluster::pool::PooledCluster;
 use crate::steady::steady;
@@ -136,6 +136,47 @@ impl Serving for Redis {
         let proxy = Proxy::start(self.0.port()).unwrap();
         let builder = steady(&proxy.url());
         (proxy, builder)
+    }
+}
+
+/// One Redis under a sentinel.
+pub struct RedisUnderSentinel(SentinelGroup);
+
+impl RedisUnderSentinel {
+    pub fn start() -> Self {
+        let group = SentinelGroup::builder().replicas(0).sentinels(1);
+        Self(group.start().unwrap())
+    }
+}
+
+impl Backend for RedisUnderSentinel {
+    fn builder(&self) -> Builder {
+        steady(&self.0.url()).ttl(LONG_TTL)
+    }
+
+    fn ttl(&self) -> Duration {
+        secs(4)
+    }
+
+    fn pass(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn forget(&self) {
+        crate::support::ask(&self.0.servers()[0], &["FLUSHALL"]);
+    }
+}
+
+impl Serving for RedisUnderSentinel {
+    fn server(&mut self) -> &mut Server {
+        self.0.server_mut(0)
+    }
+
+    /// The sentinel watches the server through the proxy, too, and names the proxy's address to this client.
+    fn proxied(&mut self) -> (Proxy, Builder) {
+        let proxy = Proxy::start(self.0.servers()[0].port()).unwrap();
+        let url = self.0.watch_also("proxied", proxy.port()).unwrap();
+        (proxy, steady(&url))
     }
 }
 

@@ -19,7 +19,7 @@ mod waiting;
 
 #[cfg(feature = "tls")]
 use backend::RedisWithTls;
-use backend::{Memory, Redis, RedisCluster};
+use backend::{Memory, Redis, RedisCluster, RedisUnderSentinel};
 
 macro_rules! shown {
     ($backend:expr; $($subject:ident: $($behaviour:ident)+;)+) => {
@@ -145,6 +145,11 @@ mod redis {
 
 mod redis_cluster {
     every_behaviour_on!(super::RedisCluster::start());
+}
+
+mod redis_under_a_sentinel {
+    every_behaviour_on!(super::RedisUnderSentinel::start());
+    every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start());
 }
 
 #[cfg(feature = "tls")]

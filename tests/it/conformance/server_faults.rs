@@ -190,6 +190,6 @@ pub fn nothing_is_left_in_redis(backend: &mut dyn Serving) {
     };
     let keys: Vec<_> = keys.iter().filter_map(Reply::as_text).collect();
     assert_eq!(keys, ["leasehold:~fence"]);
-    let channels = ask(server, &["PUBSUB", "CHANNELS"]);
+    let channels = ask(server, &["PUBSUB", "CHANNELS", "leasehold:*"]);
     assert_eq!(channels, Reply::Array(Vec::new()));
 }

@@ -96,10 +96,12 @@ fn clients_with(server: &Server, mark: &str) -> usize {
     of_notifications.filter(|line| line.contains(mark)).count()
 }
 
-/// All connections, without that of this request.
+/// All connections, without that of this request and those of sentinels.
 pub fn connections(server: &Server) -> usize {
     let list = ask(server, &["CLIENT", "LIST"]);
-    list.as_text().expect("CLIENT LIST is text").lines().count() - 1
+    let lines = list.as_text().expect("CLIENT LIST is text").lines();
+    let of_clients = lines.filter(|line| !line.contains(" name=sentinel-"));
+    of_clients.count() - 1
 }
 
 /// The number of connections that the server has accepted, with that of this request.

@@ -6,12 +6,19 @@ mod traffic;
 mod trust;
 
 use leasehold::{Builder, Client, TlsConfig};
-use leasehold_testbed::{Cluster, Proxy, Server};
+use leasehold_testbed::{Cluster, Proxy, Server, TlsFiles};
 
 use crate::steady::steady;
 use crate::support::builder;
 
 use certificates::{Authority, Validity};
+
+/// The files of servers for `name`, and the authority that clients must trust.
+pub fn certificates_for(name: &str) -> (TlsFiles, String) {
+    let authority = Authority::new();
+    let certificate = authority.of_server(name, Validity::Now);
+    (authority.files(certificate, false), authority.pem)
+}
 
 /// A server with TLS, and the authority that has issued its certificate for 127.0.0.1.
 pub struct TlsServer {

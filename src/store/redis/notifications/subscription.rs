@@ -6,10 +6,12 @@ use std::time::Duration;
 use redis::{Arg, Cmd, ProtocolVersion, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
+use crate::store::redis::connection::{Endpoint, FoundServer, LONGEST_REPLY};
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, error_reply, no_reply};
 use crate::store::redis::handshake::Login;
+use crate::store::redis::sentinel::field;
 use crate::store::redis::socket::{Closer, Receiver, Sender};
+use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 
 /// The reading half of the notification connection.
@@ -35,19 +37,24 @@ impl Subscription {
         timeout: Duration,
         connected: impl FnOnce(Closer),
     ) -> Result<(Self, Sender), Error> {
-        let attempted = |info| Attempted {
-            info,
-            timeout,
-            setting: "command_timeout",
-        };
         let deadline = MonotonicTime::now().after(timeout);
-        let to_connect = attempted(endpoint.info());
-        let (mut sender, mut receiver) = endpoint.connect(to_connect, deadline, |closer| {
+        let FoundServer { info, named_by } = endpoint.find_server(deadline)?;
+        let setting = "command_timeout";
+        let attempted = Attempted {
+            info: &info,
+            timeout,
+            setting,
+        };
+        let (mut sender, mut receiver) = endpoint.connect(attempted, deadline, |closer| {
             connected(closer);
             Ok(())
         })?;
-        let (info, deadline) = endpoint.info_with_login(deadline)?;
-        let attempted = attempted(&info);
+        let (info, deadline) = endpoint.with_login(info, deadline)?;
+        let attempted = Attempted {
+            info: &info,
+            timeout,
+            setting,
+        };
         let name = endpoint.connection_name("leasehold-notifications");
         let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
@@ -72,11 +79,15 @@ impl Subscription {
                     tls.unwrap_or_else(|| attempted.no_reply(step, error, receiver.unparsed()))
                 })?;
                 check(attempted, &name_of(command), &reply)?;
+                // Only the reply to `HELLO` has a role.
+                if let (Some(by), Some(role)) = (&named_by, field(&reply, b"role")) {
+                    endpoint.check_role(attempted, by, role)?;
+                }
             }
         }
         let subscription = Self {
             receiver,
-            address: endpoint.address(),
+            address: url::address(&info),
             timeout,
             begun: None,
         };

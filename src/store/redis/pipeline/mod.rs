@@ -176,7 +176,7 @@ impl Pipeline {
 
     /// `outcome` with the server's address in its error, if that came from the server or its connection.
     pub(crate) fn naming_the_server(&self, outcome: Outcome) -> Outcome {
-        outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address(), error))
+        outcome.map_err(|error| errors::at_server(&self.shared.endpoint.address_of_server(), error))
     }
 
     fn new_request(&self, command: Command, completion: Option<Completion>) -> PendingRequest {

@@ -1,0 +1,238 @@
+//! Reads URLs of groups of servers that sentinels watch.
+
+use std::fmt;
+
+use redis::{ConnectionAddr, ConnectionInfo};
+
+use crate::store::redis::url;
+
+/// The most sentinels of a URL, and the most that a client knows.
+pub(crate) const MAX_SENTINELS: usize = 64;
+const DEFAULT_PORT: u16 = 26379;
+/// Sentinel's own limit is the length of a line. A longer name of a host is no name.
+const LONGEST_HOST: usize = 255;
+
+/// The host and the port of a sentinel or a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPort {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl HostPort {
+    /// `None` if this cannot be an address. What sentinels say is checked, too.
+    pub(crate) fn new(host: &[u8], port: &[u8]) -> Option<Self> {
+        let host = std::str::from_utf8(host).ok()?;
+        let is_bad = |c: char| c.is_whitespace() || c.is_control() || "%@/?#".contains(c);
+        if host.is_empty() || host.len() > LONGEST_HOST || host.contains(is_bad) {
+            return None;
+        }
+        let port = std::str::from_utf8(port).ok()?.parse().ok()?;
+        let host = host.to_owned();
+        (port != 0).then_some(Self { host, port })
+    }
+
+    /// The address in the form of redis-rs, with TLS if `has_tls`.
+    pub(crate) fn to_addr(&self, has_tls: bool) -> ConnectionAddr {
+        let (host, port) = (self.host.clone(), self.port);
+        match has_tls {
+            false => ConnectionAddr::Tcp(host, port),
+            true => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+        }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host, port) = (&self.host, self.port);
+        match host.contains(':') {
+            true => write!(f, "[{host}]:{port}"),
+            false => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+/// `redis+sentinel://[user:password@]host[:port][,host..]/group[/database]`, or `rediss+sentinel://..`.
+#[derive(Debug)]
+pub(crate) struct SentinelUrl {
+    /// The login, the database and the protocol for the servers. Its address is that of the first sentinel.
+    pub(crate) info: ConnectionInfo,
+    pub(crate) hosts: Vec<HostPort>,
+    /// The name in `sentinel monitor <name> ..`.
+    pub(crate) group: String,
+    pub(crate) has_tls: bool,
+}
+
+const SHAPE: &str = "it must be redis+sentinel://user:password@host:26379,host:26379/name/database, with other \
+    characters than letters, digits and -._~ percent-encoded in user and password";
+
+impl SentinelUrl {
+    /// Returns `None` for a URL of another scheme. The errors quote nothing of `url`: in a malformed URL, any part may
+    /// belong to the password.
+    pub(crate) fn parse(url: &str) -> Option<Result<Self, String>> {
+        let (scheme, rest) = url.split_once("://")?;
+        let has_tls = match scheme.to_ascii_lowercase().as_str() {
+            "redis+sentinel" | "valkey+sentinel" => false,
+            "rediss+sentinel" | "valkeys+sentinel" => true,
+            _ => return None,
+        };
+        if has_tls && !cfg!(feature = "tls") {
+            return Some(Err(url::NO_TLS.to_owned()));
+        }
+        Some(Self::read(rest, has_tls).map_err(|fault| format!("{fault}; {SHAPE}")))
+    }
+
+    /// Reads the part behind `://`.
+    fn read(rest: &str, has_tls: bool) -> Result<Self, String> {
+        let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        if behind.contains('@') {
+            return Err(url::MISPLACED_AT.to_owned());
+        }
+        if behind.contains('#') {
+            return Err("has a part behind a #".to_owned());
+        }
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let (path, query) = match behind.split_once('?') {
+            Some((path, query)) => (path, format!("?{query}")),
+            None => (behind, String::new()),
+        };
+        let mut parts = path.strip_prefix('/').unwrap_or(path).splitn(2, '/');
+        let group = parts.next().unwrap_or_default();
+        let database = parts.next().unwrap_or_default();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        if group.is_empty() {
+            return Err(
+                "has no name of a group behind the hosts, as in `sentinel monitor <name>`"
+                    .to_owned(),
+            );
+        }
+        if !group.chars().all(is_name) {
+            return Err(
+                "has a name of a group with other characters than letters, digits and -._"
+                    .to_owned(),
+            );
+        }
+        if hosts.matches(',').count() >= MAX_SENTINELS {
+            return Err(format!("has more than {MAX_SENTINELS} hosts"));
+        }
+        let mut infos = Vec::new();
+        for host in hosts.split(',') {
+            // redis-rs reads each host as one of a URL of a single server.
+            let port = match host.rsplit_once(':') {
+                Some((_, port)) if !port.contains(']') => String::new(),
+                _ => format!(":{DEFAULT_PORT}"),
+            };
+            if host.is_empty() {
+                return Err("has an empty host".to_owned());
+            }
+            let single = format!("redis://{login}{host}{port}/{database}{query}");
+            let info = url::parse_single(&single).map_err(|fault| fault.what)?;
+            infos.push(info);
+        }
+        let mut hosts = Vec::new();
+        for info in &infos {
+            let ConnectionAddr::Tcp(host, port) = info.addr() else {
+                return Err("has a host that cannot be one".to_owned());
+            };
+            let host = HostPort::new(host.as_bytes(), port.to_string().as_bytes());
+            let host = host.ok_or("has a host that cannot be one, or the port 0")?;
+            if !hosts.contains(&host) {
+                hosts.push(host);
+            }
+        }
+        let info = infos.swap_remove(0);
+        let addr = hosts[0].to_addr(has_tls);
+        Ok(Self {
+            info: info.set_addr(addr),
+            hosts,
+            group: group.to_owned(),
+            has_tls,
+        })
+    }
+
+    /// The URL without user, password, database and options.
+    pub(crate) fn redacted(&self) -> String {
+        redacted(&self.hosts, &self.group, self.has_tls)
+    }
+}
+
+/// The URL of a group, without user, password, database and options.
+pub(super) fn redacted(hosts: &[HostPort], group: &str, has_tls: bool) -> String {
+    let hosts: Vec<String> = hosts.iter().map(HostPort::to_string).collect();
+    let scheme = if has_tls { "rediss" } else { "redis" };
+    format!("{scheme}+sentinel://{}/{group}", hosts.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<SentinelUrl, String> {
+        SentinelUrl::parse(url).unwrap()
+    }
+
+    #[test]
+    fn a_url_has_hosts_a_group_and_a_login() {
+        let url = parse(
+            "redis+sentinel://me:pa%20ss@h1,h2:7,[::1]:8,[::2],h1:26379/my.group/3?protocol=resp3",
+        );
+        let url = url.unwrap();
+        let settings = url.info.redis_settings();
+        assert_eq!(settings.username(), Some("me"));
+        assert_eq!(settings.password(), Some("pa ss"));
+        assert_eq!(settings.db(), 3);
+        let shown = "redis+sentinel://h1:26379,h2:7,[::1]:8,[::2]:26379/my.group";
+        assert_eq!(url.redacted(), shown);
+        assert!(parse("redis+sentinel://h/g/").is_ok());
+        assert!(parse("valkey+sentinel://h/g").is_ok());
+        assert!(SentinelUrl::parse("redis://h/0").is_none());
+    }
+
+    #[test]
+    fn errors_name_the_part_that_is_wrong() {
+        let many = vec!["h"; MAX_SENTINELS + 1].join(",");
+        let many = format!("//{many}/g");
+        for (url, part) in [
+            ("//h", "has no name of a group behind the hosts"),
+            ("//h/", "has no name of a group behind the hosts"),
+            ("//h//0", "has no name of a group"),
+            ("//h/a%20b", "a group with other characters than"),
+            ("//h,,i/g", "has an empty host"),
+            ("///g", "has an empty host"),
+            ("//u:p@/g", "has an empty host"),
+            ("//h,i:99999/g", "has a port that is no number up to 65535"),
+            ("//h:0/g", "or the port 0"),
+            ("//h/g/zero", "has a database that is no number"),
+            ("//h/g/0/1", "has a database that is no number"),
+            ("//:secret/x@h/g", "has an @ behind a /, ? or #"),
+            ("//:a#secret@h/g", "has an @ behind a /, ? or #"),
+            ("//h/g#x", "has a part behind a #"),
+            ("//h/g?db=1", "has an unknown option; known are protocol"),
+            ("//:secret%40h/g", "has no host"),
+            ("//secret%40h/g", "has a % in the host"),
+            (&many, "has more than 64 hosts"),
+        ] {
+            let error = parse(&format!("redis+sentinel:{url}")).unwrap_err();
+            assert!(error.contains(part), "{url}: {error}");
+            assert!(!error.contains("secret"), "{url}: {error}");
+        }
+        let most = vec!["h"; MAX_SENTINELS].join(",");
+        assert!(parse(&format!("redis+sentinel://{most}/g")).is_ok());
+    }
+
+    #[test]
+    fn tls_needs_the_feature() {
+        match parse("rediss+sentinel://h/g") {
+            Ok(url) => assert!(cfg!(feature = "tls") && url.has_tls),
+            Err(error) => assert!(!cfg!(feature = "tls") && error.contains("`tls`"), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! Finds the primary of a group of servers: asks the sentinels in turn, remembers which one replied last, and learns
+//! of the others. Makes no connection to a server of the group.
+
+mod address;
+#[cfg(test)]
+#[cfg(not(shuttle))]
+mod tests;
+mod watcher;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
+
+pub(crate) use address::{HostPort, MAX_SENTINELS, SentinelUrl};
+pub(crate) use watcher::SentinelWatcher;
+
+use crate::credentials::Credentials;
+use crate::error::{Error, ErrorKind};
+use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
+use crate::store::redis::errors::{Attempted, Step};
+use crate::store::redis::socket::{Receiver, Sender};
+use crate::util::clock::MonotonicTime;
+
+/// A sentinel without a reply takes one of this many parts of the time that is left.
+const SHARES: u32 = 4;
+
+/// The sentinels of one group of servers.
+pub(crate) struct Sentinels {
+    configured: Vec<HostPort>,
+    group: String,
+    has_tls: bool,
+    login: Option<Credentials>,
+    state: Mutex<State>,
+    /// Counts the signs that the last answer of a sentinel was wrong, or is old.
+    doubts: AtomicU64,
+}
+
+struct State {
+    /// All known sentinels, in the order in which they are asked.
+    order: Vec<HostPort>,
+    /// The primary by the last answer that was believed.
+    primary: Option<HostPort>,
+    /// The number of the last fail-over that a sentinel told of.
+    epoch: u64,
+}
+
+/// The answer of a sentinel.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    primary: HostPort,
+    /// The number of the last fail-over that this sentinel knows of. `None` if an ACL hides it.
+    epoch: Option<u64>,
+    /// The other sentinels of the group.
+    others: Vec<HostPort>,
+}
+
+/// The primary that a sentinel named.
+pub(crate) struct Named {
+    pub(crate) primary: HostPort,
+    pub(crate) by: HostPort,
+    /// Whether an earlier answer was another one.
+    pub(crate) has_changed: bool,
+}
+
+impl Sentinels {
+    pub(crate) fn new(url: &SentinelUrl) -> Self {
+        Self {
+            configured: url.hosts.clone(),
+            group: url.group.clone(),
+            has_tls: url.has_tls,
+            login: None,
+            state: Mutex::new(State {
+                order: url.hosts.clone(),
+                primary: None,
+                epoch: 0,
+            }),
+            doubts: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets the login at the sentinels. Without it, they are asked without a login.
+    pub(crate) fn set_login(&mut self, login: Credentials) {
+        self.login = Some(login);
+    }
+
+    /// The URL of the group, for debug output, without user and password.
+    pub(crate) fn redacted(&self) -> String {
+        address::redacted(&self.configured, &self.group, self.has_tls)
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        self.has_tls
+    }
+
+    /// Counts the signs that an answer was wrong, or is old. An attempt to connect that began before such a sign is
+    /// worth another one.
+    pub(crate) fn doubts(&self) -> u64 {
+        self.doubts.load(Ordering::SeqCst)
+    }
+
+    /// The server that `by` has named is not the primary: others are asked first.
+    pub(crate) fn doubt(&self, by: &HostPort) {
+        self.state.lock().move_to_back(by);
+        self.doubts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The primary by the last answer.
+    pub(crate) fn last_primary(&self) -> Option<HostPort> {
+        self.state.lock().primary.clone()
+    }
+
+    /// Asks the sentinels in turn until one names the primary, by `deadline`. Each may take a part of the time that is
+    /// left, so that a sentinel without a reply does not use up all of it.
+    pub(crate) fn find_primary(
+        &self,
+        endpoint: &Endpoint,
+        deadline: MonotonicTime,
+    ) -> Result<Named, Error> {
+        let order = self.state.lock().order.clone();
+        let mut failures = Vec::new();
+        let mut oldest_first: Vec<(HostPort, Answer)> = Vec::new();
+        for (asked, by) in order.iter().enumerate() {
+            let now = MonotonicTime::now();
+            let left = deadline.since(now);
+            if left.is_zero() && asked > 0 {
+                let message = format!("{} more were not asked in time", order.len() - asked);
+                failures.push(Error::new(ErrorKind::Unavailable, message));
+                break;
+            }
+            let shares = u32::try_from(order.len() - asked).map_or(SHARES, |n| SHARES.min(n + 1));
+            match self.ask(endpoint, by, now.after(left / shares)) {
+                Ok(answer) if self.is_current(&answer) => return Ok(self.believe(by, answer)),
+                Ok(answer) => oldest_first.push((by.clone(), answer)),
+                Err(error) => {
+                    self.state.lock().move_to_back(by);
+                    failures.push(error);
+                }
+            }
+        }
+        // All answers are older than one before. The sentinels may have been reset, so the newest is believed.
+        oldest_first.sort_by_key(|(_, answer)| answer.epoch);
+        match oldest_first.pop() {
+            Some((by, answer)) => Ok(self.believe(&by, answer)),
+            None => Err(self.no_primary(&failures)),
+        }
+    }
+
+    /// Whether no other sentinel has told of a later fail-over.
+    fn is_current(&self, answer: &Answer) -> bool {
+        let known = self.state.lock().epoch;
+        answer.epoch.is_none_or(|epoch| epoch >= known)
+    }
+
+    /// Notes the answer of the sentinel `by`, which will be asked first from now on.
+    fn believe(&self, by: &HostPort, answer: Answer) -> Named {
+        let Answer {
+            primary,
+            epoch,
+            others,
+        } = answer;
+        let mut state = self.state.lock();
+        if let Some(epoch) = epoch {
+            state.epoch = epoch;
+        }
+        state.learn(&self.configured, by, others);
+        drop(state);
+        Named {
+            has_changed: self.note_primary(&primary),
+            primary,
+            by: by.clone(),
+        }
+    }
+
+    /// Notes the address of the primary. Returns whether it was another one before.
+    fn note_primary(&self, primary: &HostPort) -> bool {
+        let before = self.state.lock().primary.replace(primary.clone());
+        let has_changed = before.is_some_and(|before| before != *primary);
+        if has_changed {
+            self.doubts.fetch_add(1, Ordering::SeqCst);
+        }
+        has_changed
+    }
+
+    /// The error if no sentinel has named the primary: what each of them said.
+    fn no_primary(&self, failures: &[Error]) -> Error {
+        let said: Vec<&str> = failures.iter().map(Error::message).collect();
+        let message = format!(
+            "no sentinel names the primary of the group {:?}: {}",
+            self.group,
+            said.join(" / ")
+        );
+        // Once the group was found, the sentinels are expected to know it again.
+        let is_known = self.state.lock().primary.is_some();
+        let severest = [
+            ErrorKind::InvalidConfig,
+            ErrorKind::Denied,
+            ErrorKind::Tls,
+            ErrorKind::Protocol,
+        ];
+        let severest = severest.into_iter().find(|kind| {
+            let kinds = failures.iter().map(Error::kind);
+            !is_known && kinds.into_iter().any(|it| it == *kind)
+        });
+        let kind = severest.unwrap_or(ErrorKind::Unavailable);
+        let error = Error::new(kind, message);
+        match failures.iter().find(|failure| failure.kind() == kind) {
+            Some(failure) => error.with_source_of(failure),
+            None => error,
+        }
+    }
+
+    /// Asks one sentinel for the primary, by `deadline`.
+    fn ask(
+        &self,
+        endpoint: &Endpoint,
+        sentinel: &HostPort,
+        deadline: MonotonicTime,
+    ) -> Result<Answer, Error> {
+        let info = self.info_of(sentinel)?;
+        let timeout = deadline.since(MonotonicTime::now());
+        let attempted = Attempted {
+            info: &info,
+            timeout,
+            setting: "a part of connect_timeout",
+        };
+        let connection = endpoint.connect(attempted, deadline, |_| Ok(()))?;
+        let mut connection = SentinelConnection::new(endpoint, attempted, connection);
+        connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
+        connection.send(&self.question(), deadline)?;
+        let mut replies = Vec::new();
+        for _ in 0..QUESTIONS {
+            replies.push(connection.receive(deadline)?);
+        }
+        self.read_answer(attempted, replies)
+    }
+
+    /// The address of a sentinel, and the login there.
+    fn info_of(&self, sentinel: &HostPort) -> Result<ConnectionInfo, Error> {
+        let mut settings = RedisConnectionInfo::default();
+        if let Some(Credentials { user, password }) = &self.login {
+            settings = settings.set_password(password.clone());
+            if let Some(user) = user {
+                settings = settings.set_username(user.clone());
+            }
+        }
+        let info = sentinel.to_addr(self.has_tls).into_connection_info();
+        let info = info.map_err(|_| Error::new(ErrorKind::Unavailable, "no address"))?;
+        Ok(info.set_redis_settings(settings))
+    }
+
+    /// The commands that ask for the primary, for the number of the last fail-over, and for other sentinels. An ACL may
+    /// forbid all but the first.
+    fn question(&self) -> redis::Pipeline {
+        let mut commands = redis::pipe();
+        for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS"] {
+            let command = commands.cmd("SENTINEL").arg(subcommand);
+            command.arg(&self.group);
+        }
+        commands
+    }
+
+    fn read_answer(&self, attempted: Attempted<'_>, replies: Vec<Value>) -> Result<Answer, Error> {
+        let [primary, master, others]: [Value; QUESTIONS] = replies
+            .try_into()
+            .expect("there is one reply for each question");
+        let primary = match &primary {
+            Value::Nil => {
+                let what = format!(
+                    "knows no group {:?}; check the name behind the hosts of the URL",
+                    self.group
+                );
+                return Err(attempted.about(ErrorKind::InvalidConfig, what));
+            }
+            Value::ServerError(error) => {
+                return Err(
+                    attempted.refused_by_sentinel("SENTINEL GET-MASTER-ADDR-BY-NAME", error)
+                );
+            }
+            Value::Array(parts) => match &parts[..] {
+                [Value::BulkString(host), Value::BulkString(port)] => HostPort::new(host, port),
+                _ => None,
+            },
+            _ => None,
+        };
+        let fault = "does not answer as a sentinel does; check the host and the port";
+        let primary = primary.ok_or_else(|| attempted.about(ErrorKind::Protocol, fault))?;
+        let epoch = field(&master, b"config-epoch")
+            .and_then(|epoch| std::str::from_utf8(epoch).ok()?.parse().ok());
+        let others = match &others {
+            Value::Array(others) => others
+                .iter()
+                .filter_map(|other| HostPort::new(field(other, b"ip")?, field(other, b"port")?))
+                .take(MAX_SENTINELS)
+                .collect(),
+            _ => Vec::new(),
+        };
+        Ok(Answer {
+            primary,
+            epoch,
+            others,
+        })
+    }
+}
+
+/// The number of commands of [`Sentinels::question`].
+const QUESTIONS: usize = 3;
+
+impl State {
+    /// `sentinel` is asked last from now on.
+    fn move_to_back(&mut self, sentinel: &HostPort) {
+        if let Some(at) = self.order.iter().position(|other| other == sentinel) {
+            let sentinel = self.order.remove(at);
+            self.order.push(sentinel);
+        }
+    }
+
+    /// Asks `first` first from now on, and knows `others` in place of those that were learned before.
+    fn learn(&mut self, configured: &[HostPort], first: &HostPort, others: Vec<HostPort>) {
+        let is_kept = |it: &HostPort| it == first || configured.contains(it);
+        if !others.is_empty() {
+            self.order.retain(|it| is_kept(it) || others.contains(it));
+        }
+        for other in others {
+            if self.order.len() < MAX_SENTINELS && !self.order.contains(&other) {
+                self.order.push(other);
+            }
+        }
+        self.put_first(first);
+    }
+
+    /// `sentinel` is asked first from now on.
+    fn put_first(&mut self, sentinel: &HostPort) {
+        if let Some(at) = self.order.iter().position(|it| it == sentinel) {
+            self.order[..=at].rotate_right(1);
+        }
+    }
+}
+
+/// The value of the field `name` in a reply that is a list of names and values (RESP2) or a map (RESP3).
+pub(super) fn field<'a>(reply: &'a Value, name: &[u8]) -> Option<&'a [u8]> {
+    let is_name = |it: &Value| match it {
+        Value::BulkString(it) => it == name,
+        Value::SimpleString(it) => it.as_bytes() == name,
+        _ => false,
+    };
+    let value = match reply {
+        Value::Array(fields) => {
+            let mut pairs = fields.chunks_exact(2);
+            &pairs.find(|pair| is_name(&pair[0]))?[1]
+        }
+        Value::Map(pairs) => &pairs.iter().find(|(key, _)| is_name(key))?.1,
+        _ => return None,
+    };
+    match value {
+        Value::BulkString(value) => Some(value),
+        Value::SimpleString(value) => Some(value.as_bytes()),
+        _ => None,
+    }
+}
+
+/// A connection to a sentinel.
+struct SentinelConnection<'a> {
+    endpoint: &'a Endpoint,
+    attempted: Attempted<'a>,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl<'a> SentinelConnection<'a> {
+    fn new(
+        endpoint: &'a Endpoint,
+        attempted: Attempted<'a>,
+        (sender, receiver): (Sender, Receiver),
+    ) -> Self {
+        Self {
+            endpoint,
+            attempted,
+            sender,
+            receiver,
+        }
+    }
+
+    /// Sends the login, if there is one, and selects the protocol.
+    fn log_in(
+        &mut self,
+        protocol: redis::ProtocolVersion,
+        deadline: MonotonicTime,
+    ) -> Result<(), Error> {
+        let login = crate::store::redis::handshake::Login::new(
+            self.attempted.info.redis_settings(),
+            protocol,
+            Some("leasehold-sentinels"),
+        );
+        self.send(&login.commands, deadline)?;
+        for _ in 0..login.commands.len() {
+            if let Value::ServerError(error) = self.receive(deadline)? {
+                return Err(self.attempted.refused_by_sentinel("AUTH", &error));
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, commands: &redis::Pipeline, deadline: MonotonicTime) -> Result<(), Error> {
+        if commands.is_empty() {
+            return Ok(());
+        }
+        let sent = self.sender.send(&commands.get_packed_pipeline(), deadline);
+        sent.map_err(|error| self.error(error.into()))
+    }
+
+    fn receive(&mut self, deadline: MonotonicTime) -> Result<Value, Error> {
+        let received = self.receiver.receive_reply(deadline, LONGEST_REPLY);
+        received.map_err(|error| self.error(error))
+    }
+
+    fn error(&self, error: redis::RedisError) -> Error {
+        let tls = self.endpoint.tls_error(self.attempted, &self.receiver);
+        let received = self.receiver.unparsed();
+        tls.unwrap_or_else(|| self.attempted.no_reply(Step::AskSentinel, error, received))
+    }
+}

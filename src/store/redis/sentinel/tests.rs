@@ -1,0 +1,331 @@
+//! Sentinels in scripted roles, on real sockets: old answers, many sentinels, silence, messages.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::config::DEFAULT_MAX_REPLY;
+use crate::store::redis::epoch::SHORTEST_LIFE;
+use crate::util::threads::ThreadGroup;
+
+use super::*;
+
+/// The limit for what takes a moment, on a busy machine.
+const LONG: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// What a scripted sentinel answers.
+#[derive(Default)]
+struct Script {
+    /// The port of the primary on 127.0.0.1. 0: no answer at all.
+    primary: u64,
+    epoch: u64,
+    others: Vec<u16>,
+}
+
+/// A scripted sentinel. Its threads end with the process.
+struct Fake {
+    port: u16,
+    script: Arc<Mutex<Script>>,
+    /// The connections that have subscribed.
+    subscribed: Arc<Mutex<Vec<TcpStream>>>,
+    questions: Arc<AtomicUsize>,
+}
+
+impl Fake {
+    fn start(primary: u64, epoch: u64, others: Vec<u16>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fake = Self {
+            port: listener.local_addr().unwrap().port(),
+            script: Arc::new(Mutex::new(Script {
+                primary,
+                epoch,
+                others,
+            })),
+            subscribed: Arc::default(),
+            questions: Arc::default(),
+        };
+        let (script, subscribed) = (Arc::clone(&fake.script), Arc::clone(&fake.subscribed));
+        let questions = Arc::clone(&fake.questions);
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (script, subscribed) = (Arc::clone(&script), Arc::clone(&subscribed));
+                let questions = Arc::clone(&questions);
+                thread::spawn(move || serve(&stream, &script, &subscribed, &questions));
+            }
+        });
+        fake
+    }
+
+    fn publish(&self, message: &str) {
+        let message = format!(
+            ">3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n${}\r\n{message}\r\n",
+            message.len()
+        );
+        for mut stream in self.subscribed.lock().iter() {
+            stream.write_all(message.as_bytes()).unwrap();
+        }
+    }
+}
+
+fn serve(
+    mut stream: &TcpStream,
+    script: &Mutex<Script>,
+    subscribed: &Mutex<Vec<TcpStream>>,
+    questions: &AtomicUsize,
+) {
+    let mut lines = BufReader::new(stream);
+    while let Some(words) = read_command(&mut lines) {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let script = script.lock();
+        let reply = match words[..] {
+            ["HELLO", ..] => "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
+            ["SUBSCRIBE", ..] => {
+                subscribed.lock().push(stream.try_clone().unwrap());
+                ">3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n".to_owned()
+            }
+            ["SENTINEL", ..] if script.primary == 0 => continue,
+            ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "g"] => {
+                questions.fetch_add(1, Ordering::SeqCst);
+                let port = script.primary.to_string();
+                format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
+            }
+            ["SENTINEL", "MASTER", "g"] => {
+                let epoch = script.epoch.to_string();
+                format!(
+                    "*2\r\n$12\r\nconfig-epoch\r\n${}\r\n{epoch}\r\n",
+                    epoch.len()
+                )
+            }
+            ["SENTINEL", "SENTINELS", "g"] => {
+                let mut reply = format!("*{}\r\n", script.others.len());
+                for port in &script.others {
+                    let port = port.to_string();
+                    reply += "*4\r\n$2\r\nip\r\n$9\r\n127.0.0.1\r\n$4\r\nport\r\n";
+                    reply += &format!("${}\r\n{port}\r\n", port.len());
+                }
+                reply
+            }
+            _ => "-ERR unexpected\r\n".to_owned(),
+        };
+        drop(script);
+        if stream.write_all(reply.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+fn read_command(lines: &mut impl BufRead) -> Option<Vec<String>> {
+    let number = |lines: &mut dyn BufRead| {
+        let mut line = String::new();
+        lines.read_line(&mut line).ok()?;
+        line.get(1..)?.trim().parse::<usize>().ok()
+    };
+    let count = number(lines)?;
+    (0..count)
+        .map(|_| {
+            let mut word = vec![0; number(lines)? + 2];
+            lines.read_exact(&mut word).ok()?;
+            word.truncate(word.len() - 2);
+            String::from_utf8(word).ok()
+        })
+        .collect()
+}
+
+fn endpoint(sentinels: &[&Fake], timeout: std::time::Duration) -> Arc<Endpoint> {
+    let hosts = sentinels.iter().map(|it| format!("127.0.0.1:{}", it.port));
+    let url = format!("redis+sentinel://{}/g", hosts.collect::<Vec<_>>().join(","));
+    Arc::new(Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap())
+}
+
+fn find(endpoint: &Endpoint) -> Result<Named, Error> {
+    let deadline = MonotonicTime::now().after(LONG);
+    endpoint
+        .sentinels()
+        .unwrap()
+        .find_primary(endpoint, deadline)
+}
+
+#[track_caller]
+fn assert_eventually(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = MonotonicTime::now().after(LONG);
+    while !is_so() {
+        assert!(MonotonicTime::now() < deadline, "never: {what}");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn the_last_sentinel_that_replied_is_asked_first() {
+    let (silent, good) = (Fake::start(0, 0, vec![]), Fake::start(7000, 1, vec![]));
+    let endpoint = endpoint(&[&silent, &good], LONG);
+    let sentinels = endpoint.sentinels().unwrap();
+    let started = MonotonicTime::now();
+    let deadline = started.after(std::time::Duration::from_secs(2));
+    let named = sentinels.find_primary(&endpoint, deadline).unwrap();
+    assert_eq!((named.primary.port, named.by.port), (7000, good.port));
+    assert!(!named.has_changed);
+    // A third of the time for the silent one; time is left for the server.
+    assert!(MonotonicTime::now() < deadline);
+    assert_eq!(sentinels.first().port, good.port);
+}
+
+#[test]
+fn an_answer_from_before_the_last_fail_over_is_ignored() {
+    let (old, new) = (Fake::start(7000, 4, vec![]), Fake::start(7001, 5, vec![]));
+    let endpoint = endpoint(&[&new, &old], LONG);
+    let sentinels = endpoint.sentinels().unwrap();
+    assert_eq!(find(&endpoint).unwrap().primary.port, 7001);
+    let new_host = sentinels.first();
+    sentinels.doubt(&new_host);
+    // Now the old one is asked first.
+    let named = find(&endpoint).unwrap();
+    assert_eq!((named.primary.port, named.by.port), (7001, new.port));
+    // Only old answers: the sentinels were reset.
+    new.script.lock().epoch = 3;
+    let named = find(&endpoint).unwrap();
+    assert_eq!((named.primary.port, named.has_changed), (7000, true));
+}
+
+#[test]
+fn known_sentinels_are_bounded() {
+    let many: Vec<u16> = (1..=300).collect();
+    let fake = Fake::start(7000, 1, many);
+    let endpoint = endpoint(&[&fake], LONG);
+    let sentinels = endpoint.sentinels().unwrap();
+    let known = || sentinels.state.lock().order.clone();
+    find(&endpoint).unwrap();
+    assert_eq!(known().len(), MAX_SENTINELS);
+    // Others replace those of an earlier answer, and no sentinel of the URL.
+    fake.script.lock().others = vec![5, 1000];
+    find(&endpoint).unwrap();
+    let ports: Vec<u16> = known().iter().map(|it| it.port).collect();
+    assert_eq!(ports, [fake.port, 5, 1000]);
+}
+
+#[test]
+fn impossible_answers_are_refused() {
+    let fake = Fake::start(70_000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    let error = find(&endpoint).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    let host = |host: &[u8]| HostPort::new(host, b"1");
+    assert!(host(b"a.b").is_some() && host(b"::1").is_some());
+    for bad in [
+        &b""[..],
+        b"a b",
+        b"a/b",
+        b"a@b",
+        b"a\n",
+        b"a%41",
+        &[b'a'; 256],
+        b"\xff",
+    ] {
+        assert_eq!(host(bad), None, "{bad:?}");
+    }
+    assert_eq!(HostPort::new(b"h", b"0"), None);
+}
+
+/// Runs the watcher of an endpoint during `work`.
+fn watching(endpoint: &Arc<Endpoint>, timeout: std::time::Duration, work: impl FnOnce()) {
+    let threads = ThreadGroup::new();
+    let watcher = Arc::new(SentinelWatcher::new(Arc::clone(endpoint), timeout));
+    watcher.start(&threads).unwrap();
+    work();
+    watcher.stop();
+    assert!(threads.wait_until_ended(MonotonicTime::now().after(LONG)));
+}
+
+#[test]
+fn a_message_of_a_fail_over_makes_connections_suspect() {
+    let fake = Fake::start(7000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    watching(&endpoint, LONG, || {
+        let questions = || fake.questions.load(Ordering::SeqCst);
+        assert_eventually("a question", || questions() == 1);
+        let named = || {
+            endpoint
+                .sentinels()
+                .unwrap()
+                .last_primary()
+                .map(|it| it.port)
+        };
+        assert_eventually("an answer", || named() == Some(7000));
+        let made = endpoint.epoch().now();
+        fake.publish("other 127.0.0.1 7000 127.0.0.1 7009");
+        fake.publish("g 127.0.0.1 7000 127.0.0.1");
+        fake.publish("g 127.0.0.1 7000 127.0.0.1 7000");
+        // The answer to the question behind a message comes after all of them.
+        fake.script.lock().primary = 7001;
+        fake.publish("g 127.0.0.1 7000 127.0.0.1 7001");
+        assert_eventually("the new primary", || named() == Some(7001));
+        assert_eventually("a suspicion", || {
+            endpoint.epoch().replace_at(&made).is_some()
+        });
+        let doubts = endpoint.sentinels().unwrap().doubts();
+        assert_eq!(doubts, 1);
+    });
+}
+
+/// The connection to the sentinel broke before its message came.
+#[test]
+fn a_fail_over_without_a_message_is_noticed() {
+    let fake = Fake::start(7000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    watching(&endpoint, LONG, || {
+        let questions = || fake.questions.load(Ordering::SeqCst);
+        assert_eventually("a question", || questions() == 1);
+        let named = || {
+            endpoint
+                .sentinels()
+                .unwrap()
+                .last_primary()
+                .map(|it| it.port)
+        };
+        assert_eventually("an answer", || named() == Some(7000));
+        let made = endpoint.epoch().now();
+        fake.script.lock().primary = 7001;
+        let streams = std::mem::take(&mut *fake.subscribed.lock());
+        for stream in streams {
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        assert_eventually("a suspicion", || {
+            endpoint.epoch().replace_at(&made).is_some()
+        });
+        assert_eq!(named(), Some(7001));
+    });
+}
+
+#[test]
+fn a_sentinel_that_falls_silent_is_left_for_another() {
+    let (first, second) = (Fake::start(7000, 1, vec![]), Fake::start(7000, 1, vec![]));
+    let endpoint = endpoint(&[&first, &second], LONG);
+    watching(&endpoint, SHORTEST_LIFE, || {
+        assert_eventually("the first", || first.subscribed.lock().len() == 1);
+        first.script.lock().primary = 0;
+        assert_eventually("the second", || second.subscribed.lock().len() == 1);
+    });
+}
+
+#[test]
+fn unreachable_sentinels_are_tried_with_growing_pauses() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis+sentinel://{}/g", listener.local_addr().unwrap());
+    let endpoint = Arc::new(Endpoint::new(&url, LONG, DEFAULT_MAX_REPLY).unwrap());
+    let started = MonotonicTime::now();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&count);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            counter.fetch_add(1, Ordering::SeqCst);
+            drop(stream);
+        }
+    });
+    watching(&endpoint, LONG, || {
+        assert_eventually("seven attempts", || count.load(Ordering::SeqCst) >= 7);
+    });
+    // 10, 20, 40, 80, 160 and 320 ms.
+    let took = MonotonicTime::now().since(started);
+    assert!(took >= std::time::Duration::from_millis(630), "{took:?}");
+}

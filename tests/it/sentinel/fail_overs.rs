@@ -1,0 +1,175 @@
+//! The primary is stopped, killed, restarted, or demoted, while locks are held, awaited, acquired and released.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use leasehold::{ErrorKind, LossReason};
+use leasehold_testbed::eventually;
+
+use crate::support::{
+    SOON, Task, ask, held_keys, is_held, lock, lost_within, notified_clients, wait_for_queue,
+};
+
+use super::{Group, OUTAGE, patient};
+
+/// The primary goes away as `fail` says. A lock with copies is still held, its waiter waits on, and both go on with the
+/// new primary.
+fn assert_locks_survive(group: &mut Group, fail: impl FnOnce(&mut Group, usize)) -> usize {
+    let (holder, other) = (group.client(), group.client());
+    let before = group.group.primary().unwrap();
+    let guard = lock(&holder, "k");
+    guard.transaction(|_, _| Ok(())).unwrap();
+    let token = guard.fencing_token();
+    let mutex = other.mutex("k");
+    let waiter = Task::start(move || {
+        let guard = mutex.lock().unwrap();
+        let token = guard.fencing_token();
+        guard.unlock().unwrap();
+        token
+    });
+    wait_for_queue(&group.group.servers()[before], "k", 1);
+    group.wait_for_copies("k");
+    fail(group, before);
+    let after = group.group.wait_for_switch(before).unwrap();
+    let new = &group.group.servers()[after];
+    // The connections for notifications and transactions lead to the new primary.
+    assert!(eventually(4 * SOON, || notified_clients(new) == 2));
+    assert!(!waiter.is_done() && !guard.is_lost());
+    assert!(eventually(4 * SOON, || guard
+        .transaction(|_, _| Ok(()))
+        .is_ok()));
+    guard.unlock().unwrap();
+    assert!(waiter.within(OUTAGE, "the lock") > token);
+    assert!(eventually(SOON, || held_keys(new).is_empty()));
+    after
+}
+
+#[test]
+fn locks_survive_the_death_of_the_primary() {
+    let mut group = Group::start();
+    let after = assert_locks_survive(&mut group, |group, primary| {
+        group.group.server_mut(primary).kill();
+    });
+    // The old primary comes back, empty and with the role of a primary. No client writes there.
+    let client = group.client();
+    group.group.server_mut(0).restart().unwrap();
+    for n in 0..20 {
+        let key = format!("after-{n}");
+        let guard = lock(&client, &key);
+        assert!(is_held(&group.group.servers()[after], &key));
+        guard.unlock().unwrap();
+    }
+    let old = &group.group.servers()[0];
+    assert_eq!(old.calls("evalsha").unwrap(), 0);
+    group.group.wait_until_whole().unwrap();
+}
+
+#[test]
+fn locks_survive_a_stop_of_the_primary() {
+    let mut group = Group::start();
+    let after = assert_locks_survive(&mut group, |group, primary| {
+        group.group.servers()[primary].stop();
+    });
+    let client = group.client();
+    // The old primary continues as one, until the sentinels demote it.
+    group.group.servers()[0].resume();
+    for n in 0..20 {
+        let key = format!("after-{n}");
+        let guard = lock(&client, &key);
+        assert!(is_held(&group.group.servers()[after], &key));
+        guard.unlock().unwrap();
+    }
+    group.group.wait_until_whole().unwrap();
+}
+
+#[test]
+fn locks_survive_a_planned_fail_over() {
+    let mut group = Group::start();
+    let after = assert_locks_survive(&mut group, |group, _| group.group.fail_over().unwrap());
+    // One fail-over after another.
+    group.group.wait_until_whole().unwrap();
+    assert_ne!(after, 0);
+    assert_locks_survive(&mut group, |group, _| group.group.fail_over().unwrap());
+}
+
+/// The replicas have no copy of the lock. Its holder learns of the loss from the new primary, long before the ttl ends.
+#[test]
+fn a_lease_without_a_copy_is_reported_as_lost() {
+    let mut group = Group::start();
+    let (holder, other) = (group.client(), group.client());
+    let servers = group.group.servers();
+    lock(&holder, "warm").unlock().unwrap();
+    servers[1..].iter().for_each(|replica| replica.stop());
+    // Otherwise the lock would reach the replicas' sockets.
+    ask(&servers[0], &["CLIENT", "KILL", "TYPE", "replica"]);
+    let guard = lock(&holder, "k");
+    let lost = guard.lost_signal();
+    // The client has been notified of changes of its lock since this connection is open.
+    assert!(eventually(SOON, || notified_clients(&servers[0]) == 1));
+    group.group.server_mut(0).kill();
+    let servers = group.group.servers();
+    servers[1..].iter().for_each(|replica| replica.resume());
+    let mutex = other.mutex("k");
+    let next = Task::start(move || mutex.lock().unwrap());
+    group.group.wait_for_switch(0).unwrap();
+    let reason = lost_within(4 * SOON, &lost);
+    assert!(
+        matches!(reason, LossReason::Deleted | LossReason::TakenOver { .. }),
+        "{reason:?}"
+    );
+    let error = guard.unlock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost);
+    let guard = next.within(OUTAGE, "the lock");
+    guard.unlock().unwrap();
+}
+
+/// Threads acquire and release all the time. No call fails but for a lease that was lost, and all continue.
+#[test]
+fn acquires_and_releases_continue_through_fail_overs() {
+    let group = Group::start();
+    let done = Arc::new(AtomicBool::new(false));
+    let clients = [group.client(), group.client()];
+    let workers: Vec<Task<u64>> = (0..4)
+        .map(|n| {
+            let mutex = clients[n % 2].mutex("k");
+            let done = Arc::clone(&done);
+            Task::start(move || {
+                let mut last = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let guard = mutex.lock().unwrap();
+                    assert!(guard.fencing_token() > last);
+                    last = guard.fencing_token();
+                    if let Err(error) = guard.unlock() {
+                        assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+                    }
+                }
+                last
+            })
+        })
+        .collect();
+    let mut primary = 0;
+    for _ in 0..2 {
+        group.group.fail_over().unwrap();
+        primary = group.group.wait_for_switch(primary).unwrap();
+        group.group.wait_until_whole().unwrap();
+    }
+    let now = ask(&group.group.servers()[primary], &["TIME"]);
+    let leasehold_testbed::Reply::Array(parts) = now else {
+        panic!("TIME answers with an array");
+    };
+    let seconds = u64::try_from(parts[0].as_int().unwrap()).unwrap();
+    done.store(true, Ordering::Relaxed);
+    for worker in workers {
+        // The last grant is later than the last fail-over.
+        let last = worker.within(OUTAGE, "the last turn");
+        assert!(
+            last / 1024 / 1_000_000 + 10 >= seconds,
+            "{last} at {seconds}"
+        );
+    }
+    let new = &group.group.servers()[primary];
+    assert!(eventually(SOON, || held_keys(new).is_empty()));
+    drop(clients);
+    let client = patient(&group.group.url()).build().unwrap();
+    lock(&client, "k").unlock().unwrap();
+}

@@ -1,0 +1,63 @@
+//! Groups of servers under sentinels (`redis+sentinel://`). The conformance suite runs there as well:
+//! `conformance::redis_under_a_sentinel`.
+
+mod fail_overs;
+pub mod sentinels;
+#[cfg(feature = "tls")]
+mod tls;
+
+use std::sync::{Mutex, MutexGuard as Turn, PoisonError};
+use std::time::Duration;
+
+use leasehold::{Builder, Client};
+use leasehold_testbed::{SentinelGroup, eventually};
+
+use crate::steady::steady;
+use crate::support::{LONG_TTL, SOON, in_redis, secs};
+
+/// How long a client of these tests waits for a primary: longer than any fail-over on a busy machine takes.
+const OUTAGE: Duration = Duration::from_secs(120);
+
+/// A sentinel that does not run for two seconds stops fail-overs for half a minute. So one test at a time uses a
+/// group that fails over.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A primary, two replicas and three sentinels.
+struct Group {
+    group: SentinelGroup,
+    _turn: Turn<'static, ()>,
+}
+
+impl Group {
+    fn start() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Self {
+            group: SentinelGroup::start().unwrap(),
+            _turn: turn,
+        }
+    }
+
+    fn client(&self) -> Client {
+        patient(&self.group.url()).build().unwrap()
+    }
+
+    /// Waits until all replicas have the lock's key of the primary.
+    #[track_caller]
+    fn wait_for_copies(&self, key: &str) {
+        let key = in_redis(key);
+        let has_it = |server: &leasehold_testbed::Server| {
+            server.command(&["EXISTS", &key]).unwrap().as_int() == Some(1)
+        };
+        let copied = eventually(SOON, || self.group.servers().iter().all(has_it));
+        assert!(copied, "{key} is not on all servers");
+    }
+}
+
+/// Settings of a client that waits for a primary during a whole fail-over. Its locks outlive any fail-over.
+fn patient(url: &str) -> Builder {
+    steady(url)
+        .ttl(LONG_TTL)
+        .connect_timeout(secs(2))
+        .command_timeout(secs(2))
+        .outage_timeout(OUTAGE)
+}
