@@ -116,7 +116,7 @@ const CONFORMANCE: &[&str] = &[
 const ON_EACH_SERVER: &[&str] = &["test", "--locked", "--test", "it", "--", "--test-threads=8"];
 
 #[rustfmt::skip]
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     check("unit tests", &["test", "--locked", "--workspace", "--lib", "--bins"]),
     EXAMPLES,
     // These tests mostly wait for time-outs and ttls: so run more of them than there are cores.
@@ -131,6 +131,22 @@ const CHECKS: [Check; 11] = [
     check(
         "soak",
         &["run", "--locked", "--package", "xtask", "--", "soak", "--no-install", "--minutes", "2"],
+    ),
+    check(
+        "soak of a group under sentinels",
+        &[
+            "run",
+            "--locked",
+            "--package",
+            "xtask",
+            "--",
+            "soak",
+            "--no-install",
+            "--topology",
+            "sentinel",
+            "--minutes",
+            "0.5",
+        ],
     ),
     check("doc tests", &["test", "--locked", "--workspace", "--doc"]),
     Check {

@@ -20,6 +20,7 @@ mod random;
 mod records;
 mod report;
 mod round;
+mod sentinel;
 mod servers;
 mod tickets;
 mod worker;
@@ -45,6 +46,15 @@ const ROUND: Duration = Duration::from_secs(25);
 /// A shorter rest is not worth a round.
 const SHORTEST_ROUND: Duration = Duration::from_secs(2);
 
+/// The servers that the soak uses.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Topology {
+    /// A primary and its replica, at a fixed address
+    Single,
+    /// A primary and two replicas under three sentinels
+    Sentinel,
+}
+
 #[derive(clap::Args)]
 pub struct Options {
     /// Minutes to run
@@ -64,6 +74,10 @@ pub struct Options {
     threads: u64,
     #[command(flatten)]
     provision: Provision,
+    /// The servers. `sentinel` has faults and checks of its own: with it, each of `--processes` is a client of this
+    /// process
+    #[arg(long, value_enum, default_value_t = Topology::Single)]
+    topology: Topology,
     /// Use only these faults
     #[arg(long, value_name = "FAULT,..", value_delimiter = ',')]
     only: Vec<Kind>,
@@ -105,6 +119,9 @@ pub fn run(options: &Options, stop: &Stop) -> anyhow::Result<()> {
         options.minutes, options.processes, options.threads
     );
     let time = Duration::from_secs_f64(options.minutes * 60.0);
+    if options.topology == Topology::Sentinel {
+        return sentinel::run(time, options.processes, options.threads, seed, stop);
+    }
     let (start, bar) = (Instant::now(), progress::bar_of_time(time, "{msg}")?);
     let mut totals = Totals::default();
     let mut number = options.round;
