@@ -311,10 +311,9 @@ fn refused_notifications_do_not_show_the_password() {
     let waiting = Task::start(move || client.mutex("k").lock().map(drop));
     let error = within(SOON, "the refusal", move || refusals.recv().unwrap());
     let text = all_texts(&error);
-    assert!(
-        text.contains("HELLO") && !text.contains("hunter2"),
-        "{text}"
-    );
+    // Valkey 9 asks for the password before it looks for the command.
+    let is_refused = text.contains("HELLO") || text.contains("NOAUTH");
+    assert!(is_refused && !text.contains("hunter2"), "{text}");
     drop(guard);
     waiting.within(SOON, "the waiter").unwrap();
 }

@@ -2,11 +2,11 @@
 
 use leasehold::redis::{self, Commands, RedisError};
 use leasehold::{Client, Error, ErrorKind};
-use leasehold_testbed::Server;
+use leasehold_testbed::{Server, eventually};
 
 use super::{DATA, assert_writes, data, silent_server};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, ask, connections_made, server};
+use crate::support::{LONG_TTL, SOON, ask, connections_made, notified_clients, server};
 
 const LIMIT: usize = 256 * 1024;
 const LARGE: &str = "large";
@@ -37,6 +37,8 @@ fn a_string_beyond_the_limit_is_an_error_of_its_command() {
     let guard = client.mutex("k").lock().unwrap();
     let read = guard.transaction(|conn, _| conn.get::<_, Vec<u8>>(LARGE));
     assert_names_the_limit(&read.unwrap_err());
+    // The connection for notifications is made meanwhile.
+    assert!(eventually(SOON, || notified_clients(&server) == 1));
     let seen = || {
         guard.transaction(|conn, _| {
             let error: RedisError = conn.get::<_, Vec<u8>>(LARGE).unwrap_err();
