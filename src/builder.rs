@@ -57,6 +57,7 @@ use crate::util::key::KeyLayout;
 ///     .hand_offs(256)
 ///     .hand_off_time(Duration::from_millis(5))
 ///     .replicas(0, Duration::from_millis(100)) // no replicas
+///     .environment_check(true)
 ///     .event_handler(Arc::new(Silent))
 ///     .build()?; // connects once
 /// # Ok::<(), leasehold::Error>(())
@@ -325,6 +326,14 @@ impl Builder {
         self
     }
 
+    /// Sets whether the client checks its environment once, after its first connection, and reports each finding to
+    /// [`EventHandler::environment_warning`]. It does so in the background, on a connection of its own, and only if
+    /// there is an event handler or the feature `tracing`. Defaults to true.
+    pub fn environment_check(mut self, is_on: bool) -> Self {
+        self.config.environment_check = is_on;
+        self
+    }
+
     /// Sets the receiver of this client's events. [`EventHandler`] has an example. Defaults to none.
     pub fn event_handler<E: EventHandler>(mut self, event_handler: Arc<E>) -> Self {
         self.config.event_handler = Some(event_handler);
@@ -407,7 +416,9 @@ impl Builder {
             Server::Cluster(cluster) => cluster.check_reachable()?,
             Server::Memory(memory) => memory.check_reachable()?,
         }
-        Client::start(server, config, fork_guard)
+        let client = Client::start(server, config, fork_guard)?;
+        client.handle().has_connected();
+        Ok(client)
     }
 
     /// Builds the client without connecting. Redis may start later: the first call that needs Redis connects.

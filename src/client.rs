@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::acquire::{Acquirer, LateReleases, LocalQueues, NotificationHandler};
 use crate::builder::{Builder, ServerAddress};
 use crate::config::Config;
+use crate::environment::{EnvironmentFinding, EnvironmentWarning};
 use crate::error::{Error, ErrorKind};
 use crate::fenced::FencedValue;
 use crate::guard::MutexGuard;
@@ -19,7 +20,7 @@ use crate::observe;
 use crate::reentrant::ReentrantMutex;
 use crate::store::{
     Backend, ClusterAddress, ClusterStore, Command, Endpoint, LateReleaseHook, MemoryNode,
-    MemoryServer, Node, Reply, ServerId,
+    MemoryServer, Node, Reply, ServerId, Store,
 };
 use crate::transaction::TransactionRunner;
 use crate::util::clock::{Clock, MonotonicTime};
@@ -35,8 +36,9 @@ use crate::watchdog::{Scheduler, Watchdog};
 /// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
 /// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
 /// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
-/// [`renew_while`](Mutex::renew_while) starts one more, and a `redis+sentinel://` address has one more. A client of a
-/// Redis Cluster has six threads, and five for each master that it uses. A client of a
+/// [`renew_while`](Mutex::renew_while) starts one more, a `redis+sentinel://` address has one more, and the check of the
+/// environment has one while it runs. A client of a Redis Cluster has six threads, and five for each master that it
+/// uses. A client of a
 /// [`MemoryStore`](crate::MemoryStore) has five threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
@@ -90,7 +92,7 @@ pub(crate) struct Handle {
     pub(crate) transactions: TransactionRunner,
     holder: HolderId,
     /// All threads but the callback thread.
-    threads: ThreadGroup,
+    threads: Arc<ThreadGroup>,
     /// The callback thread, which ends last.
     callback_thread: ThreadGroup,
 }
@@ -373,6 +375,36 @@ impl Client {
         self.handle().backend.store.ping()
     }
 
+    /// Checks the settings of Redis and of this client, and returns what may cost locks: eviction, missing persistence,
+    /// a replica or Sentinel in place of a primary, a proxy without scripts, the version, a small tracking table, and a
+    /// `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part of the check,
+    /// a finding says so; `cargo xtask acl` prints the rights for it (`environment-check`). The check opens a
+    /// connection of its own, and asks everything at once.
+    ///
+    /// A client with an [event handler](crate::Builder::event_handler) does this once by itself:
+    /// [`EventHandler::environment_warning`](crate::EventHandler::environment_warning). On a
+    /// [`MemoryStore`](crate::MemoryStore), there are no findings.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server cannot be reached or does not reply within
+    /// [`command_timeout`](crate::Builder::command_timeout), `Denied` for a wrong password, `Protocol` if the server is
+    /// not Redis, `Shutdown` and `Forked`.
+    ///
+    /// ```
+    /// # let server = leasehold_testbed::Server::start().unwrap();
+    /// # let client = leasehold::Client::open(&server.url())?;
+    /// for finding in client.check_environment()? {
+    ///     eprintln!("{finding}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn check_environment(&self) -> Result<Vec<EnvironmentFinding>, Error> {
+        self.check_process()?;
+        let handle = self.handle();
+        handle.acquirer.check_open()?;
+        check_environment(&*handle.backend.store, &handle.address, &handle.config)
+    }
+
     /// Ends the client and all its clones, and waits until Redis has confirmed all releases. Waiting calls return with
     /// `Shutdown`, renewals stop, and every held lock is lost with
     /// [`LossReason::Shutdown`](crate::LossReason::Shutdown). On success, all callbacks and events have run.
@@ -468,6 +500,7 @@ impl Handle {
             Server::Cluster(cluster) => (Clock::default(), cluster.text()),
             Server::Memory(memory) => (memory.clock().clone(), "memory://".to_owned()),
         };
+        let threads = Arc::new(threads);
         let (scheduler, inboxes) = Scheduler::new(clock.clone());
         let callbacks = CallbackExecutor::start(&callback_thread, config.event_handler.clone())?;
         let delayed = Arc::new(LateReleases::new(Arc::clone(&callbacks)));
@@ -496,6 +529,7 @@ impl Handle {
                 watchdog.stop();
                 callbacks.stop();
             })?;
+        check_environment_once(&backend.store, &address, &config, &callbacks, &threads);
         let acquirer = Acquirer::new(
             &backend,
             Arc::clone(&watchdog),
@@ -525,6 +559,11 @@ impl Handle {
             threads,
             callback_thread,
         })
+    }
+
+    /// Starts what waits for the first connection, since `build` has opened one.
+    pub(crate) fn has_connected(&self) {
+        self.backend.store.has_connected();
     }
 
     /// Sends one command, and waits for its reply.
@@ -572,6 +611,58 @@ impl Drop for Handle {
         let _ = self.shut_down(self.config.command_timeout);
         self.backend.store.close();
     }
+}
+
+/// The findings about the servers of `store`, and about the time-outs of the client.
+fn check_environment(
+    store: &dyn Store,
+    address: &str,
+    config: &Config,
+) -> Result<Vec<EnvironmentFinding>, Error> {
+    let Some(mut found) = store.check_environment()? else {
+        return Ok(Vec::new());
+    };
+    let Config {
+        command_timeout,
+        ttl,
+        renew_ratio,
+        ..
+    } = *config;
+    let of_timeout = EnvironmentWarning::of_timeout(command_timeout, ttl, renew_ratio);
+    found.extend(of_timeout.map(|warning| EnvironmentFinding::new(address, warning)));
+    Ok(found)
+}
+
+/// Reports the findings about the environment as events, once, after the first connection was opened. The check has a
+/// thread of its own, which ends with the check, so that it delays nothing. If the check fails, nothing is reported: the
+/// requests for locks report the same error.
+fn check_environment_once(
+    store: &Arc<dyn Store>,
+    address: &str,
+    config: &Config,
+    callbacks: &Arc<CallbackExecutor>,
+    threads: &Arc<ThreadGroup>,
+) {
+    if !config.environment_check || !callbacks.has_listeners() {
+        return;
+    }
+    let (of_store, threads) = (Arc::downgrade(store), Arc::downgrade(threads));
+    let (address, config, callbacks) = (address.to_owned(), config.clone(), Arc::clone(callbacks));
+    store.on_first_connection(Box::new(move || {
+        let check = move || {
+            let Some(store) = of_store.upgrade() else {
+                return;
+            };
+            let found = check_environment(&*store, &address, &config);
+            for finding in found.unwrap_or_default() {
+                callbacks.queue_finding(finding);
+            }
+        };
+        if let Some(threads) = threads.upgrade() {
+            // Without a thread there is no check.
+            let _ = threads.spawn("leasehold-environment", check);
+        }
+    }));
 }
 
 /// Makes the store. It requests maintenance from the scheduler, and reports late releases.

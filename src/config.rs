@@ -74,6 +74,7 @@ pub(crate) struct Config {
     pub(crate) max_transactions: usize,
     pub(crate) hand_offs: HandOffs,
     pub(crate) replicas: Option<Replicas>,
+    pub(crate) environment_check: bool,
     pub(crate) event_handler: Option<Arc<dyn EventHandler>>,
 }
 
@@ -98,6 +99,7 @@ impl Default for Config {
                 time: Duration::from_millis(5),
             },
             replicas: None,
+            environment_check: true,
             event_handler: None,
         }
     }

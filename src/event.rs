@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::environment::EnvironmentFinding;
 use crate::error::Error;
 use crate::loss::LossReason;
 
@@ -88,4 +89,8 @@ pub trait EventHandler: Send + Sync + 'static {
     /// Redis refuses notifications to this client: an old version, an ACL or a proxy does. Waiters poll, and losses are
     /// found at the next renewal. Called once until notifications work again. The client keeps trying.
     fn notifications_refused(&self, error: &Error) {}
+    /// The settings of Redis, or those of the client, may cost locks; or a part of the check was refused. Called for
+    /// each finding, once per client, soon after its first connection:
+    /// [`Builder::environment_check`](crate::Builder::environment_check).
+    fn environment_warning(&self, finding: &EnvironmentFinding) {}
 }

@@ -38,6 +38,7 @@
 //! | refuse late writes | [`MutexGuard::fencing_token`], [`FencedValue`] |
 //! | pass a held lock to another process | [`MutexGuard::into_ticket`], [`Client::adopt`] |
 //! | inspect or take away a lock | [`Mutex::inspect`], [`Client::held_locks`], [`Mutex::force_unlock`] |
+//! | check the settings of Redis | [`Client::check_environment`] |
 //! | log and count what happens | [`EventHandler`], the features below |
 //!
 //! A process that forks keeps its locks. In the child, a client made before the fork fails with
@@ -69,6 +70,7 @@ mod builder;
 mod client;
 mod config;
 mod credentials;
+mod environment;
 mod error;
 mod event;
 mod fenced;
@@ -100,6 +102,7 @@ mod watchdog;
 pub use builder::{Builder, ServerAddress};
 pub use client::Client;
 pub use credentials::Credentials;
+pub use environment::{EnvironmentFinding, EnvironmentWarning};
 pub use error::{Error, ErrorKind};
 pub use event::{EventHandler, EventLock};
 pub use fenced::FencedValue;

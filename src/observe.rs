@@ -16,6 +16,7 @@ use std::time::Duration;
 #[cfg(feature = "tracing")]
 use tracing::{Span, field::Empty, span::Entered};
 
+use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
 use crate::event::{EventHandler, EventLock};
 use crate::loss::LossReason;
@@ -237,6 +238,18 @@ impl EventHandler for Observer {
             tracing::warn!(
                 target: "leasehold", key = &*named(lock.key), token = lock.fencing_token, %reason,
                 "lock lost"
+            );
+        });
+    }
+
+    fn environment_warning(&self, finding: &EnvironmentFinding) {
+        #[cfg(feature = "tracing")]
+        catch_panics(|| {
+            tracing::warn!(
+                target: "leasehold",
+                server = finding.server(),
+                warning = %finding.warning(),
+                "environment warning"
             );
         });
     }

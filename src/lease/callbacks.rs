@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use crate::environment::EnvironmentFinding;
 use crate::error::Error;
 use crate::event::{EventHandler, EventLock};
 use crate::lease::Lease;
@@ -144,6 +145,21 @@ impl CallbackExecutor {
         if let Some(events) = &self.events {
             let events = Arc::clone(events);
             self.queue_bounded(move || event(&*events));
+        }
+    }
+
+    /// Queues a finding about the environment for tracing and the client's event handler.
+    pub(crate) fn queue_finding(&self, finding: EnvironmentFinding) {
+        if self.has_listeners() {
+            let events = self.events.clone();
+            self.queue_bounded(move || {
+                if observe::IS_ON {
+                    Observer.environment_warning(&finding);
+                }
+                if let Some(events) = events {
+                    events.environment_warning(&finding);
+                }
+            });
         }
     }
 

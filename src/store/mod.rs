@@ -18,6 +18,7 @@ mod value;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::environment::EnvironmentFinding;
 use crate::error::Error;
 use crate::util::clock::MonotonicTime;
 use crate::util::key::Key;
@@ -73,6 +74,17 @@ pub(crate) trait Store: Send + Sync {
 
     /// Sends a PING, and returns how long the reply took.
     fn ping(&self) -> Result<Duration, Error>;
+
+    /// Checks the settings of the servers, each on a connection of its own. Returns `None` if there is no server.
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        Ok(None)
+    }
+
+    /// Sets the hook that is called once, after the first connection was opened. It has to be quick and must not block.
+    fn on_first_connection(&self, _hook: Box<dyn FnOnce() + Send>) {}
+
+    /// Calls the hook now, since a connection was opened before the hook was set.
+    fn has_connected(&self) {}
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.

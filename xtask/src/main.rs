@@ -1,5 +1,6 @@
 //! The command line of `cargo xtask`. The commands are in the modules.
 
+mod acl;
 mod bench;
 mod cargo;
 mod chart;
@@ -51,6 +52,8 @@ enum Task {
     Test(test::Options),
     /// Measure locks under load: leasehold beside raw commands and other crates
     Bench(bench::Options),
+    /// Print the ACL rule of a user of leasehold, for redis-cli or an aclfile
+    Acl(acl::Options),
     /// Build and test the package with the lowest and the highest redis, and check it with the oldest Rust
     Package,
     /// Check that each link in the API docs leads to a page that exists
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Task::Fuzz(options) => fuzz::run(&options, &stop),
         Task::Test(options) => test::run(&options, &stop),
         Task::Bench(options) => bench::run(&options, &stop),
+        Task::Acl(options) => acl::run(&options),
         Task::Package => package::run(&stop),
         Task::DocLinks => doc_links::run(),
         Task::DemoProcess | Task::MarketProcess | Task::SoakProcess | Task::BenchProcess => {

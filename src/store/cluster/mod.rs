@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
 use crate::store::cluster::member::{Bell, Member};
 use crate::store::cluster::members::Members;
@@ -454,6 +455,26 @@ fn note_replies<'a>(
     }
 }
 
+impl ClusterStore {
+    /// The masters that this client uses; one master at least.
+    fn masters(&self) -> Result<Vec<Arc<Node>>, Error> {
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        for member in self.members.all() {
+            if self.members.lowest_slot_of(member.id()).is_some() {
+                nodes.extend(member.node().map(Arc::clone));
+            }
+        }
+        if nodes.is_empty() {
+            let timeout = self.config.connect_timeout + self.config.command_timeout;
+            let deadline = MonotonicTime::now().after(timeout);
+            let slot = Slot::of("");
+            let owner = self.owner(slot, deadline)?;
+            nodes.push(Arc::clone(self.node(&owner)?));
+        }
+        Ok(nodes)
+    }
+}
+
 impl Store for ClusterStore {
     fn execute(&self, requests: &mut [Request]) {
         if let [request] = requests {
@@ -520,25 +541,20 @@ impl Store for ClusterStore {
 
     /// Pings each master that this client uses, or one master if it uses none. Returns the longest time.
     fn ping(&self) -> Result<Duration, Error> {
-        let mut nodes: Vec<Arc<Node>> = Vec::new();
-        for member in self.members.all() {
-            if self.members.lowest_slot_of(member.id()).is_some() {
-                nodes.extend(member.node().map(Arc::clone));
-            }
-        }
-        if nodes.is_empty() {
-            let timeout = self.config.connect_timeout + self.config.command_timeout;
-            let deadline = MonotonicTime::now().after(timeout);
-            let slot = Slot::of("");
-            let owner = self.owner(slot, deadline)?;
-            nodes.push(Arc::clone(self.node(&owner)?));
-        }
         let mut longest = Duration::ZERO;
-        for node in nodes {
+        for node in self.masters()? {
             let took = node.ping().inspect_err(|_| self.refresher.request())?;
             longest = longest.max(took);
         }
         Ok(longest)
+    }
+
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let mut found = Vec::new();
+        for node in self.masters()? {
+            found.extend(node.check_environment()?.unwrap_or_default());
+        }
+        Ok(Some(found))
     }
 
     fn send_release(&self, release: Command) {

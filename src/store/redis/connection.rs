@@ -49,6 +49,8 @@ pub(crate) struct Endpoint {
     opening: Mutex<Opening>,
     /// The server must be a node of a Cluster. Otherwise it must not be.
     is_in_cluster: bool,
+    /// Called after the first connection was opened by the pool.
+    on_first_connection: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
 }
@@ -130,6 +132,7 @@ impl Endpoint {
             epoch: Arc::default(),
             opening: Mutex::default(),
             is_in_cluster: false,
+            on_first_connection: Mutex::default(),
             holder: OnceLock::new(),
         }
     }
@@ -269,6 +272,19 @@ impl Endpoint {
     pub(crate) fn name_connections(&self, holder: &HolderId) {
         // An endpoint has one client, so the id is set once.
         let _ = self.holder.set(holder.clone());
+    }
+
+    /// Sets the hook that is called once, after the pool has opened a connection.
+    pub(crate) fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
+        *self.on_first_connection.lock() = Some(hook);
+    }
+
+    /// Calls the hook, unless it was called before.
+    pub(crate) fn has_connected(&self) {
+        let hook = self.on_first_connection.lock().take();
+        if let Some(hook) = hook {
+            hook();
+        }
     }
 
     /// The name of a connection, which `CLIENT LIST` shows: `purpose`, and the client's id if it is set. A holder id
@@ -458,7 +474,7 @@ impl Endpoint {
 
 /// The password, to be left out of error replies. `None` for a password of less than four bytes, which other text may
 /// contain by chance.
-fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
+pub(super) fn password_to_hide(info: &ConnectionInfo) -> Option<Box<str>> {
     let password = info.redis_settings().password();
     password.filter(|it| it.len() > 3).map(Box::from)
 }
@@ -478,6 +494,8 @@ impl r2d2::ManageConnection for Connector {
         drop(replaced);
         if opened.is_err() {
             self.0.epoch.note_failure();
+        } else {
+            self.0.has_connected();
         }
         opened
     }

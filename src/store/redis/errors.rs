@@ -267,6 +267,7 @@ pub(super) enum Step {
     LoadScripts,
     Subscribe,
     AskSentinel,
+    CheckEnvironment,
 }
 
 impl fmt::Display for Step {
@@ -276,6 +277,7 @@ impl fmt::Display for Step {
             Self::LoadScripts => "the loading of scripts",
             Self::Subscribe => "the subscription to notifications",
             Self::AskSentinel => "the question for the primary",
+            Self::CheckEnvironment => "the check of the environment",
         })
     }
 }

@@ -2,6 +2,7 @@
 //! connections for transactions. Chooses the pipeline of each request.
 
 pub(crate) mod connection;
+mod environment;
 mod epoch;
 mod errors;
 #[cfg(test)]
@@ -31,10 +32,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::config::Config;
+use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
 use crate::store::command::{Command, QueueMode, Reply, Request};
 use crate::store::completion::Outcome;
 use crate::store::redis::connection::Endpoint;
+use crate::store::redis::environment::EnvironmentCheck;
 use crate::store::redis::notifications::NotificationConnection;
 use crate::store::redis::pipeline::request::Release;
 use crate::store::redis::pipeline::{Pipeline, ReleaseRouter, Shared};
@@ -70,6 +73,7 @@ pub(crate) struct Node {
     shared: Arc<Shared>,
     /// Locked by a ping: the pool has one connection for all pings.
     pinging: Mutex<()>,
+    environment: EnvironmentCheck,
 }
 
 impl Node {
@@ -128,6 +132,7 @@ impl Node {
             sentinels: Arc::new(sentinels),
             shared,
             pinging: Mutex::new(()),
+            environment: EnvironmentCheck::default(),
         }
     }
 
@@ -274,6 +279,23 @@ impl Store for Node {
         }
     }
 
+    fn check_environment(&self) -> Result<Option<Vec<EnvironmentFinding>>, Error> {
+        let Shared {
+            endpoint,
+            command_timeout,
+            ..
+        } = &*self.shared;
+        self.environment.run(endpoint, *command_timeout).map(Some)
+    }
+
+    fn on_first_connection(&self, hook: Box<dyn FnOnce() + Send>) {
+        self.shared.endpoint.on_first_connection(hook);
+    }
+
+    fn has_connected(&self) {
+        self.shared.endpoint.has_connected();
+    }
+
     fn send_release(&self, release: Command) {
         let pipeline = self.pipeline_of(&release, || self.pipeline_for_renewals());
         self.pipelines[pipeline].send_release(release);
@@ -327,6 +349,7 @@ impl Notifications for Node {
     }
 
     fn stop(&self) {
+        self.environment.stop();
         self.sentinels.stop();
         self.notifications.stop();
     }

@@ -6,9 +6,7 @@ use leasehold::{Error, ErrorKind, EventHandler};
 use leasehold_testbed::{Reply, Server};
 
 use crate::steady::steady;
-use crate::support::{
-    LONG_TTL, SOON, Task, ask, builder, held_keys, in_redis, lock, server, wait_for_queue, within,
-};
+use crate::support::{SOON, Task, ask, builder, held_keys, lock, server, within};
 
 use super::{all_texts, assert_all_fail, errors_of, hasty};
 use crate::fakes::{Fake, Manner};
@@ -61,66 +59,6 @@ fn a_user_without_script_load_is_denied() {
     let server = server();
     let url = user(&server, &["~*", "+@all", "-script"]);
     assert_all_fail(ErrorKind::Denied, &url);
-}
-
-/// The commands that docs/redis.md lists as rights, except those for transactions.
-fn documented_rights() -> Vec<String> {
-    let (_, rights) = include_str!("../../../docs/redis.md")
-        .split_once("an ACL user needs ")
-        .unwrap();
-    let (rights, _) = rights.split_once("Transactions need").unwrap();
-    let quoted = rights.split('`').skip(1).step_by(2);
-    let commands = quoted.filter(|right| !right.contains('*'));
-    commands.map(|command| format!("+{command}")).collect()
-}
-
-#[test]
-fn the_documented_rights_are_enough() {
-    let server = server();
-    let rights = documented_rights();
-    // A new user of Redis 6.2 may use all channels.
-    let mut permissions = vec!["~leasehold:*", "resetchannels", "&leasehold:*"];
-    permissions.extend(rights.iter().map(String::as_str));
-    let url = user(&server, &permissions);
-    let (holder, waiter) = (builder(&url).build(), builder(&url).build());
-    let (holder, waiter) = (holder.unwrap(), waiter.unwrap());
-    let guard = lock(&holder, "k");
-    let waiting = Task::start(move || waiter.mutex("k").lock().map(drop));
-    wait_for_queue(&server, "k", 1);
-    holder
-        .fenced_value("v")
-        .write(guard.fencing_token(), "x")
-        .unwrap();
-    holder.fenced_value("v").read().unwrap();
-    let expiring = holder.fenced_value("v").ttl(LONG_TTL);
-    expiring.delete(guard.fencing_token()).unwrap();
-    guard.unlock().unwrap();
-    waiting.within(SOON, "the waiter").unwrap();
-    // The errors for foreign values name the type of the value.
-    ask(&server, &["RPUSH", &in_redis("list"), "theirs"]);
-    ask(&server, &["RPUSH", &in_redis("~value:list"), "theirs"]);
-    for error in [
-        holder.mutex("list").try_lock().map(drop).unwrap_err(),
-        holder.mutex("list").inspect().map(drop).unwrap_err(),
-        holder.fenced_value("list").write(1, "x").unwrap_err(),
-        holder.fenced_value("list").read().map(drop).unwrap_err(),
-    ] {
-        assert!(error.to_string().ends_with(": a list"), "{error}");
-    }
-    let Reply::Array(refused) = ask(&server, &["ACL", "LOG"]) else {
-        panic!("ACL LOG returned no array");
-    };
-    let commands = refused.iter().map(|entry| match entry {
-        Reply::Array(fields) => {
-            let mut fields = fields.chunks(2);
-            let object = fields.find(|field| field[0].as_text() == Some("object"));
-            object.unwrap()[1].as_text().unwrap()
-        }
-        _ => panic!("an entry of ACL LOG is no array"),
-    });
-    // A refused CLIENT SETINFO, which names the library, is ignored. The log of Redis 6.2 leaves out the subcommand.
-    let mut missing = commands.filter(|command| !["client|setinfo", "client"].contains(command));
-    assert_eq!(missing.next(), None);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use leasehold::{Builder, Client};
 use leasehold_testbed::{Proxy, SentinelGroup, Server};
 
 use crate::cluster::pool::PooledCluster;
+use crate::least_privilege::{limited, refused, rights, version};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, secs, server};
 #[cfg(feature = "tls")]
@@ -177,6 +178,73 @@ impl Serving for RedisUnderSentinel {
         let proxy = Proxy::start(self.0.servers()[0].port()).unwrap();
         let url = self.0.watch_also("proxied", proxy.port()).unwrap();
         (proxy, steady(&url))
+    }
+}
+
+/// One Redis, and a user with exactly the rights that `cargo xtask acl` prints.
+pub struct RedisWithLeastPrivilege {
+    server: Server,
+    url: String,
+}
+
+impl RedisWithLeastPrivilege {
+    pub fn start() -> Self {
+        let server = server();
+        let features = [
+            "locks",
+            "script-cache",
+            "notifications",
+            "names",
+            "fenced-values",
+            "transactions",
+        ];
+        let features = rights::features(&features).unwrap();
+        let commands = rights::commands(&features, version(&server));
+        // The suite has clients with another prefix, and a transaction that writes one key.
+        let more = ["~billing:*", "&billing:~to:*", "~data"];
+        let url = limited(&server, &commands, &more);
+        Self { server, url }
+    }
+}
+
+impl Drop for RedisWithLeastPrivilege {
+    fn drop(&mut self) {
+        // Some tests kill the server.
+        let runs = self.server.command(&["PING"]).is_ok();
+        if runs && !std::thread::panicking() {
+            let refused = refused(&self.server);
+            assert!(refused.is_empty(), "rights are missing: {refused:?}");
+        }
+    }
+}
+
+impl Backend for RedisWithLeastPrivilege {
+    fn builder(&self) -> Builder {
+        steady(&self.url).ttl(LONG_TTL)
+    }
+
+    fn ttl(&self) -> Duration {
+        secs(4)
+    }
+
+    fn pass(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn forget(&self) {
+        crate::support::ask(&self.server, &["FLUSHALL"]);
+    }
+}
+
+impl Serving for RedisWithLeastPrivilege {
+    fn server(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn proxied(&mut self) -> (Proxy, Builder) {
+        let proxy = Proxy::start(self.server.port()).unwrap();
+        let login = proxy.url().replace("redis://", "redis://limited:secret@");
+        (proxy, steady(&login))
     }
 }
 

@@ -19,7 +19,7 @@ mod waiting;
 
 #[cfg(feature = "tls")]
 use backend::RedisWithTls;
-use backend::{Memory, Redis, RedisCluster, RedisUnderSentinel};
+use backend::{Memory, Redis, RedisCluster, RedisUnderSentinel, RedisWithLeastPrivilege};
 
 macro_rules! shown {
     ($backend:expr; $($subject:ident: $($behaviour:ident)+;)+) => {
@@ -150,6 +150,11 @@ mod redis_cluster {
 mod redis_under_a_sentinel {
     every_behaviour_on!(super::RedisUnderSentinel::start());
     every_behaviour_of_a_server_on!(super::RedisUnderSentinel::start());
+}
+
+mod redis_with_least_privilege {
+    every_behaviour_on!(super::RedisWithLeastPrivilege::start());
+    every_behaviour_of_a_server_on!(super::RedisWithLeastPrivilege::start());
 }
 
 #[cfg(feature = "tls")]

@@ -78,13 +78,15 @@ pub fn server() -> Server {
 }
 
 /// Settings for tests: short time-outs, and a ttl longer than the stalls of a busy machine. The connect time-out is
-/// longer, since connecting starts a thread and takes several steps.
+/// longer, since connecting starts a thread and takes several steps. No check of the environment, since tests
+/// count connections and calls.
 pub fn builder(url: &str) -> Builder {
     Client::builder(url)
         .ttl(secs(6))
         .connect_timeout(4 * TIMEOUT)
         .command_timeout(TIMEOUT)
         .outage_timeout(secs(20))
+        .environment_check(false)
 }
 
 /// Acquires the lock; fails the test if that takes long.

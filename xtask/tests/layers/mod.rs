@@ -18,6 +18,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
             "event",
             "config",
             "credentials",
+            "environment",
             "loss",
             "observe",
             "released",

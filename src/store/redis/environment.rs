@@ -1,0 +1,284 @@
+//! The environment check of one server: one connection of its own, one round trip after the login, and what the replies
+//! mean. Loads one script, and changes nothing else.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{Pipeline, ProtocolVersion, ServerError, Value};
+
+use crate::environment::{EnvironmentFinding, EnvironmentWarning};
+use crate::error::{Error, ErrorKind};
+use crate::store::redis::connection::{Endpoint, LONGEST_REPLY, password_to_hide};
+use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, hide_password, sanitized};
+use crate::store::redis::handshake::Login;
+use crate::store::redis::scripts::ScriptKind;
+use crate::store::redis::socket::Closer;
+use crate::store::redis::url;
+use crate::util::clock::MonotonicTime;
+use crate::util::text::printable;
+
+/// The most bytes of a server's text in a finding.
+const LONGEST_TEXT: usize = 200;
+
+/// The socket of a check that is under way, so that the end of the client ends the check.
+#[derive(Default)]
+pub(super) struct EnvironmentCheck(Mutex<Sockets>);
+
+#[derive(Default)]
+struct Sockets {
+    stopped: bool,
+    closers: Vec<Closer>,
+}
+
+impl EnvironmentCheck {
+    /// Ends the checks that are under way, and all later checks.
+    pub(super) fn stop(&self) {
+        let mut sockets = self.0.lock();
+        sockets.stopped = true;
+        sockets.closers.drain(..).for_each(|closer| closer.close());
+    }
+
+    fn register(&self, closer: Closer) {
+        let mut sockets = self.0.lock();
+        if sockets.stopped {
+            closer.close();
+            return;
+        }
+        sockets.closers.retain(Closer::is_open);
+        sockets.closers.push(closer);
+    }
+
+    /// Connects and asks the server, within `timeout`, which is the `command_timeout`.
+    pub(super) fn run(
+        &self,
+        endpoint: &Endpoint,
+        timeout: Duration,
+    ) -> Result<Vec<EnvironmentFinding>, Error> {
+        let deadline = MonotonicTime::now().after(timeout);
+        let server = endpoint.find_server(deadline)?.info;
+        let setting = "command_timeout";
+        let connecting = Attempted {
+            info: &server,
+            timeout,
+            setting,
+        };
+        let (mut sender, mut receiver) = endpoint.connect(connecting, deadline, |closer| {
+            self.register(closer);
+            Ok(())
+        })?;
+        let (info, deadline) = endpoint.with_login(server, deadline)?;
+        let attempted = Attempted {
+            info: &info,
+            timeout,
+            setting,
+        };
+        let questions = Questions::new(endpoint, attempted);
+        let step = Step::CheckEnvironment;
+        let packed = questions.commands.get_packed_pipeline();
+        let sent = sender.send(&packed, deadline);
+        sent.map_err(|error| attempted.no_reply(step, error.into(), &[]))?;
+        let mut replies = Vec::with_capacity(questions.commands.len());
+        for _ in 0..questions.commands.len() {
+            let received = receiver.receive(deadline, LONGEST_REPLY);
+            let mut reply = received.map_err(|error| {
+                let tls = endpoint.tls_error(attempted, &receiver);
+                tls.unwrap_or_else(|| attempted.no_reply(step, error, receiver.unparsed()))
+            })?;
+            if let Some(password) = password_to_hide(&info) {
+                hide_password(&mut reply, &password);
+            }
+            replies.push(reply);
+        }
+        sender.closer().close();
+        let address = url::address(&info);
+        let mut warnings = questions.read(attempted, replies)?;
+        if endpoint.is_in_cluster() {
+            warnings.retain(|warning| *warning != EnvironmentWarning::ClusterNode);
+        }
+        let finding = |warning| EnvironmentFinding::new(&address, warning);
+        Ok(warnings.into_iter().map(finding).collect())
+    }
+}
+
+/// The commands of a check.
+struct Questions {
+    commands: Pipeline,
+    authenticates: bool,
+}
+
+impl Questions {
+    fn new(endpoint: &Endpoint, attempted: Attempted<'_>) -> Self {
+        // RESP2: its replies have one form on all servers. The check needs no database.
+        let settings = attempted.info.redis_settings().clone().set_db(0);
+        let login = Login::new(&settings, ProtocolVersion::RESP2, None);
+        let mut commands = login.commands;
+        let authenticates = !commands.is_empty();
+        let name = endpoint.connection_name("leasehold");
+        commands.cmd("CLIENT").arg("SETNAME").arg(name);
+        commands.cmd("HELLO");
+        commands.cmd("INFO");
+        // Redis 6.2 takes one name at a time.
+        commands.cmd("CONFIG").arg("GET").arg("save");
+        commands
+            .cmd("CONFIG")
+            .arg("GET")
+            .arg("tracking-table-max-keys");
+        let script = ScriptKind::ALL[0].text();
+        commands.cmd("SCRIPT").arg("LOAD").arg(script);
+        Self {
+            commands,
+            authenticates,
+        }
+    }
+
+    fn read(
+        &self,
+        attempted: Attempted<'_>,
+        replies: Vec<Value>,
+    ) -> Result<Vec<EnvironmentWarning>, Error> {
+        let mut replies = replies.into_iter();
+        if self.authenticates
+            && let Some(Value::ServerError(error)) = replies.next()
+        {
+            return Err(attempted.refused(Step::CheckEnvironment, "AUTH", &error));
+        }
+        let mut next = || replies.next().unwrap_or_default();
+        let _name = next();
+        let (hello, info) = (next(), next());
+        for reply in [&hello, &info] {
+            if let Value::ServerError(error) = reply
+                && error.code() == "NOAUTH"
+            {
+                return Err(attempted.refused(Step::CheckEnvironment, "HELLO", error));
+            }
+        }
+        let (save, tracking, script) = (next(), next(), next());
+        let is_redis = |reply: &Value| matches!(reply, Value::Array(_) | Value::BulkString(_));
+        let refuses = |reply: &Value| matches!(reply, Value::ServerError(_));
+        if ![&hello, &info]
+            .into_iter()
+            .all(|it| is_redis(it) || refuses(it))
+        {
+            return Err(attempted.about(ErrorKind::Protocol, NOT_REDIS));
+        }
+        Ok(warnings(&Answers {
+            hello,
+            info,
+            save,
+            tracking,
+            script,
+        }))
+    }
+}
+
+/// The replies to the questions. Each may be an error.
+struct Answers {
+    hello: Value,
+    info: Value,
+    save: Value,
+    tracking: Value,
+    script: Value,
+}
+
+fn warnings(answers: &Answers) -> Vec<EnvironmentWarning> {
+    let hello = |name: &str| pair(&answers.hello, name);
+    let info = |name: &str| field(&answers.info, name);
+    let mode = hello("mode").or_else(|| info("redis_mode"));
+    if mode.as_deref() == Some("sentinel") {
+        // A Sentinel knows neither scripts nor most settings.
+        return vec![EnvironmentWarning::Sentinel];
+    }
+    let mut found = Vec::new();
+    if mode.as_deref() == Some("cluster") {
+        found.push(EnvironmentWarning::ClusterNode);
+    }
+    if let Value::ServerError(error) = &answers.script {
+        let reply = shown(error);
+        found.push(EnvironmentWarning::NoScripts { reply });
+    }
+    let valkey = || Some(("valkey".to_owned(), info("valkey_version")?));
+    let redis = || Some(("redis".to_owned(), info("redis_version")?));
+    let by_hello = hello("server").zip(hello("version"));
+    if let Some((name, version)) = by_hello.or_else(valkey).or_else(redis) {
+        found.extend(EnvironmentWarning::of_version(&name, &version));
+    } else if let Value::ServerError(error) = &answers.hello {
+        found.push(unchecked("HELLO", error));
+    }
+    if hello("role").as_deref() == Some("replica") || info("role").as_deref() == Some("slave") {
+        let primary = info("master_host").zip(info("master_port"));
+        let primary = primary.map(|(host, port)| format!("{host}:{port}"));
+        found.push(EnvironmentWarning::Replica { primary });
+    }
+    let save = pair(&answers.save, "save");
+    match &answers.info {
+        Value::ServerError(error) => found.push(unchecked("INFO", error)),
+        _ => {
+            let number = |name| info(name).and_then(|text| text.parse::<u64>().ok());
+            if let Some(policy) = info("maxmemory_policy")
+                && policy != "noeviction"
+            {
+                let max_memory = number("maxmemory").unwrap_or(0);
+                found.push(EnvironmentWarning::Eviction { policy, max_memory });
+            }
+            if number("aof_enabled") == Some(0) {
+                let has_snapshots = save.map(|save| !save.is_empty());
+                found.push(EnvironmentWarning::Persistence { has_snapshots });
+            }
+        }
+    }
+    let max_keys = pair(&answers.tracking, "tracking-table-max-keys");
+    if let Some(max_keys) = max_keys.and_then(|text| text.parse().ok()) {
+        let tracked = info("tracking_total_keys").and_then(|text| text.parse().ok());
+        found.extend(EnvironmentWarning::of_tracking(
+            max_keys,
+            tracked.unwrap_or(0),
+        ));
+    }
+    if let Value::ServerError(error) = &answers.tracking {
+        found.push(unchecked("CONFIG GET", error));
+    }
+    found
+}
+
+fn unchecked(command: &'static str, error: &ServerError) -> EnvironmentWarning {
+    let reply = shown(error);
+    EnvironmentWarning::Unchecked { command, reply }
+}
+
+/// The text of an error reply, on one line and short.
+fn shown(error: &ServerError) -> String {
+    let error = sanitized(error.clone().into());
+    let text = match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        (Some(code), None) => code.to_owned(),
+        _ => error.to_string(),
+    };
+    printable(text.trim_end(), LONGEST_TEXT).into_owned()
+}
+
+/// The text of a field of `INFO`.
+fn field(info: &Value, name: &str) -> Option<String> {
+    let Value::BulkString(text) = info else {
+        return None;
+    };
+    let text = String::from_utf8_lossy(text);
+    let mut lines = text.lines();
+    let found = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    found.map(|value| printable(value.trim_end(), LONGEST_TEXT).into_owned())
+}
+
+/// The text that follows `name` in an array of names and values.
+fn pair(reply: &Value, name: &str) -> Option<String> {
+    let Value::Array(items) = reply else {
+        return None;
+    };
+    let is_name = |item: &Value| matches!(item, Value::BulkString(item) if item == name.as_bytes());
+    let found = items.chunks_exact(2).find(|pair| is_name(&pair[0]))?;
+    match &found[1] {
+        Value::BulkString(text) => {
+            let text = String::from_utf8_lossy(text);
+            Some(printable(&text, LONGEST_TEXT).into_owned())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,387 @@
+//! `Client::check_environment`, and the same check after the first connection: each warning on a real server with the
+//! bad setting.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use leasehold::{
+    Builder, Client, EnvironmentFinding, EnvironmentWarning as Warning, ErrorKind, EventHandler,
+};
+use leasehold_testbed::{SentinelGroup, Server, eventually};
+
+use crate::fakes::{Fake, Manner};
+use crate::least_privilege::{limited, rights, version};
+use crate::steady::steady;
+use crate::support::{LONG_TTL, SOON, ask, builder, millis, secs, within};
+
+/// The warnings about a server with these directives, and their texts, without those about its version.
+fn found(builder: Builder) -> Vec<(Warning, String)> {
+    let client = builder.build_lazy().unwrap();
+    let found = client.check_environment().unwrap();
+    let found = found.iter().filter(|finding| !is_about_version(finding));
+    let parts = |finding: &EnvironmentFinding| (finding.warning().clone(), finding.to_string());
+    found.map(parts).collect()
+}
+
+fn is_about_version(finding: &EnvironmentFinding) -> bool {
+    matches!(finding.warning(), Warning::Untested { .. })
+}
+
+fn started(directives: &[(&str, &str)]) -> Server {
+    let builder = directives
+        .iter()
+        .fold(Server::builder(), |builder, (name, value)| {
+            builder.arg(*name, *value)
+        });
+    builder.start().unwrap()
+}
+
+fn quiet(url: &str) -> Builder {
+    steady(url).ttl(LONG_TTL)
+}
+
+/// Fails unless the server with these directives has exactly this warning, with this text behind its address.
+#[track_caller]
+fn assert_warns(directives: &[(&str, &str)], warning: Warning, text: &str) {
+    let server = started(directives);
+    assert_finds(&server, quiet(&server.url()), warning, text);
+}
+
+#[track_caller]
+fn assert_finds(server: &Server, builder: Builder, warning: Warning, text: &str) {
+    let text = format!("127.0.0.1:{}: {text}", server.port());
+    assert_eq!(found(builder), [(warning, text)]);
+}
+
+const SAVED: (&str, &str) = ("appendonly", "yes");
+
+#[test]
+fn a_good_environment_has_no_findings() {
+    let server = started(&[SAVED]);
+    assert_eq!(found(quiet(&server.url())), []);
+    let client = quiet(&server.url()).build().unwrap();
+    let version = client.check_environment().unwrap();
+    assert!(version.iter().all(is_about_version), "{version:?}");
+    let memory = Client::memory().unwrap();
+    assert_eq!(memory.check_environment().unwrap(), []);
+}
+
+#[test]
+fn eviction_is_found() {
+    assert_warns(
+        &[
+            SAVED,
+            ("maxmemory-policy", "allkeys-lru"),
+            ("maxmemory", "50mb"),
+        ],
+        Warning::Eviction {
+            policy: "allkeys-lru".to_owned(),
+            max_memory: 50 << 20,
+        },
+        "`maxmemory-policy` is allkeys-lru: Redis evicts locks once it uses `maxmemory` (52428800 bytes), and a lock \
+         can have two holders then; set the policy to noeviction",
+    );
+    assert_warns(
+        &[SAVED, ("maxmemory-policy", "volatile-ttl")],
+        Warning::Eviction {
+            policy: "volatile-ttl".to_owned(),
+            max_memory: 0,
+        },
+        "`maxmemory-policy` is volatile-ttl: Redis evicts locks as soon as `maxmemory` is set and used; set the policy \
+         to noeviction",
+    );
+}
+
+#[test]
+fn missing_persistence_is_found() {
+    assert_warns(
+        &[],
+        Warning::Persistence {
+            has_snapshots: Some(false),
+        },
+        "nothing is saved: after a restart, all locks are gone while their holders still run; set `appendonly yes`, or \
+         fence writes",
+    );
+    assert_warns(
+        &[("save", "3600 1")],
+        Warning::Persistence {
+            has_snapshots: Some(true),
+        },
+        "only snapshots are saved: after a restart, all later locks are gone while their holders still run; set \
+         `appendonly yes`, or fence writes",
+    );
+}
+
+#[test]
+fn a_replica_is_found_with_its_primary() {
+    let primary = started(&[SAVED]);
+    let replica = started(&[
+        SAVED,
+        ("replicaof", &format!("127.0.0.1 {}", primary.port())),
+    ]);
+    let warning = Warning::Replica {
+        primary: Some(format!("127.0.0.1:{}", primary.port())),
+    };
+    let text = format!(
+        "is a replica, which accepts no locks; use the URL of its primary, 127.0.0.1:{}",
+        primary.port()
+    );
+    assert_finds(&replica, quiet(&replica.url()), warning, &text);
+}
+
+#[test]
+fn a_sentinel_is_found() {
+    let group = SentinelGroup::builder().replicas(0).sentinels(1);
+    let group = group.start().unwrap();
+    let url = group.sentinels()[0].url();
+    let text = format!(
+        "{}: is a Sentinel, which stores no locks; use redis+sentinel://host:port/name, with the name of the group \
+         that it watches",
+        url.trim_start_matches("redis://")
+    );
+    assert_eq!(found(quiet(&url)), [(Warning::Sentinel, text)]);
+}
+
+#[test]
+fn a_node_of_a_cluster_is_found() {
+    assert_warns(
+        &[SAVED, ("cluster-enabled", "yes")],
+        Warning::ClusterNode,
+        "is a node of a Redis Cluster, which stores only a part of the keys; use redis+cluster://host:port",
+    );
+}
+
+#[test]
+fn refused_scripts_are_found() {
+    let server = started(&[SAVED, ("rename-command", "SCRIPT \"\"")]);
+    let found = found(quiet(&server.url()));
+    let [(Warning::NoScripts { reply }, text)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert!(reply.starts_with("ERR unknown command"), "{reply}");
+    let expected = format!(
+        "127.0.0.1:{}: refuses SCRIPT LOAD ({reply}), and leasehold needs scripts; allow the user what docs/redis.md \
+         lists, or, if this is a proxy, use the URL of the server behind it",
+        server.port()
+    );
+    assert_eq!(*text, expected);
+}
+
+#[test]
+fn a_small_tracking_table_is_found() {
+    assert_warns(
+        &[SAVED, ("tracking-table-max-keys", "1000")],
+        Warning::TrackingTable {
+            max_keys: 1000,
+            tracked_keys: 0,
+        },
+        "`tracking-table-max-keys` is 1000, and 0 keys are tracked: once the table is full, losses are found late and \
+         notifications come without a reason; set it to 10000 at least",
+    );
+}
+
+#[test]
+fn a_long_command_timeout_is_found() {
+    let server = started(&[SAVED]);
+    let builder = quiet(&server.url()).ttl(secs(6)).command_timeout(secs(5));
+    assert_finds(
+        &server,
+        builder,
+        Warning::CommandTimeout {
+            command_timeout: secs(5),
+            ttl: secs(6),
+            longest: millis(1969),
+        },
+        "`command_timeout` is 5s, and `ttl` is 6s: if a renewal gets no reply, the lock can be lost before the next \
+         one; use 1.969s at most, or a longer ttl",
+    );
+}
+
+#[test]
+fn the_version_of_the_server_is_known_without_rights() {
+    let server = started(&[SAVED]);
+    let features = rights::features(&["locks"]).unwrap();
+    let commands = rights::commands(&features, version(&server));
+    let found = found(quiet(&limited(&server, &commands, &[])));
+    let commands: Vec<_> = found
+        .iter()
+        .map(|(warning, text)| match warning {
+            Warning::Unchecked { command, reply } => {
+                assert!(reply.starts_with("NOPERM"), "{reply}");
+                assert!(text.ends_with(&format!(
+                    "{command} is refused ({reply}); allow `environment-check` of `cargo xtask acl`"
+                )));
+                *command
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(commands, ["INFO", "CONFIG GET"]);
+    assert!(
+        found[0]
+            .1
+            .contains(": eviction and persistence were not checked: ")
+    );
+    assert!(
+        found[1]
+            .1
+            .contains(": snapshots and the tracking table were not checked: ")
+    );
+}
+
+/// A proxy may know no `HELLO`. `INFO` tells the version and the role, too.
+#[test]
+fn a_server_without_hello_is_checked() {
+    let primary = started(&[SAVED]);
+    let of_primary = format!("127.0.0.1 {}", primary.port());
+    let directives = [
+        SAVED,
+        ("replicaof", &of_primary),
+        ("rename-command", "HELLO \"\""),
+    ];
+    let server = started(&directives);
+    let found = found(quiet(&server.url()));
+    assert!(
+        matches!(found[..], [(Warning::Replica { .. }, _)]),
+        "{found:?}"
+    );
+    let features = rights::features(&["locks"]).unwrap();
+    let commands = rights::commands(&features, version(&server));
+    let url = limited(&server, &commands, &[]);
+    let found = self::found(quiet(&url));
+    let is_hello = |(warning, _): &(Warning, String)| {
+        matches!(
+            warning,
+            Warning::Unchecked {
+                command: "HELLO",
+                ..
+            }
+        )
+    };
+    assert!(found.iter().any(is_hello), "{found:?}");
+}
+
+#[test]
+fn a_check_fails_only_if_the_server_cannot_be_asked() {
+    let locked = Server::builder().password("secret").start().unwrap();
+    let client = quiet(&format!("redis://127.0.0.1:{}", locked.port()));
+    let error = client
+        .build_lazy()
+        .unwrap()
+        .check_environment()
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let client = quiet(&format!("redis://:wr0ng@127.0.0.1:{}", locked.port()));
+    let error = client
+        .build_lazy()
+        .unwrap()
+        .check_environment()
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    for (manner, kind) in [
+        (Manner::Http, ErrorKind::Protocol),
+        (Manner::Mute, ErrorKind::Unavailable),
+        (Manner::Unending, ErrorKind::Unavailable),
+        (Manner::Parrot, ErrorKind::Protocol),
+        (Manner::Closing, ErrorKind::Unavailable),
+    ] {
+        let fake = Fake::start(manner);
+        let client = builder(&fake.url()).build_lazy().unwrap();
+        let error = within(SOON, "the check", move || {
+            client.check_environment().unwrap_err()
+        });
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+    let client = builder(&locked.url()).build().unwrap();
+    client.shutdown(SOON).unwrap();
+    assert_eq!(
+        client.check_environment().unwrap_err().kind(),
+        ErrorKind::Shutdown
+    );
+}
+
+struct Warnings(Sender<EnvironmentFinding>);
+
+impl EventHandler for Warnings {
+    fn environment_warning(&self, finding: &EnvironmentFinding) {
+        let _ = self.0.send(finding.clone());
+    }
+}
+
+fn reporting(url: &str) -> (Builder, Receiver<EnvironmentFinding>) {
+    let (sender, findings) = channel();
+    let builder = quiet(url).environment_check(true);
+    (builder.event_handler(Arc::new(Warnings(sender))), findings)
+}
+
+/// The checks so far. Each reads two settings.
+fn checks(server: &Server) -> u64 {
+    let calls = |name| server.calls(name).unwrap();
+    (calls("config") + calls("config|get")) / 2
+}
+
+#[test]
+fn a_client_checks_its_environment_once() {
+    let server = started(&[SAVED, ("maxmemory-policy", "allkeys-lru")]);
+    for is_lazy in [false, true] {
+        let before = checks(&server);
+        let (builder, findings) = reporting(&server.url());
+        let client = match is_lazy {
+            false => builder.build().unwrap(),
+            true => builder.build_lazy().unwrap(),
+        };
+        if is_lazy {
+            assert_eq!(checks(&server), before, "a lazy client has connected");
+            client.with_lock("k", || ()).unwrap();
+        }
+        let mut found = findings.recv_timeout(SOON).unwrap();
+        if is_about_version(&found) {
+            found = findings.recv_timeout(SOON).unwrap();
+        }
+        assert!(
+            matches!(found.warning(), Warning::Eviction { .. }),
+            "{found}"
+        );
+        assert_eq!(found.server(), format!("127.0.0.1:{}", server.port()));
+        ask(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
+        client.with_lock("k", || ()).unwrap();
+        client.shutdown(SOON).unwrap();
+        drop(client);
+        // The handler is gone with the client.
+        assert!(findings.recv_timeout(SOON).is_err());
+        assert_eq!(checks(&server), before + 1);
+    }
+}
+
+#[test]
+fn no_check_runs_without_a_receiver_or_if_switched_off() {
+    let server = started(&[]);
+    // Valkey 9 reads two settings when it starts.
+    let before = checks(&server);
+    let silent = quiet(&server.url())
+        .environment_check(true)
+        .build()
+        .unwrap();
+    let (builder, findings) = reporting(&server.url());
+    let switched_off = builder.environment_check(false).build().unwrap();
+    for client in [silent, switched_off] {
+        client.with_lock("k", || ()).unwrap();
+        client.shutdown(SOON).unwrap();
+    }
+    assert!(findings.recv_timeout(SOON).is_err());
+    assert_eq!(checks(&server), before);
+}
+
+/// The end of a client closes the connection of its check.
+#[test]
+fn a_check_without_reply_delays_no_shutdown() {
+    let fake = Fake::start(Manner::Mute);
+    let (builder, _findings) = reporting(&fake.url());
+    let client = builder.build_lazy().unwrap();
+    let other = client.clone();
+    let check = crate::support::Task::start(move || other.check_environment().unwrap_err());
+    assert!(eventually(SOON, || fake.connections() > 0));
+    client.shutdown(SOON).unwrap();
+    let error = check.within(secs(4), "the check");
+    assert!(error.is_unavailable(), "{error}");
+}

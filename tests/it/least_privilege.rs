@@ -1,0 +1,388 @@
+//! Users with exactly the rights that `cargo xtask acl` prints: everything works with them, and each of them is
+//! needed. `conformance::redis_with_least_privilege` runs the whole suite under these rights.
+
+use std::sync::Arc;
+
+use leasehold::{Client, EnvironmentWarning, ErrorKind, Released};
+use leasehold_testbed::{Reply, Server, eventually};
+
+use self::rights::{Feature, Version};
+use crate::steady::steady;
+use crate::support::{
+    LONG_TTL, Recorder, SOON, Task, What, ask, in_redis, millis, notified_clients, queued, secs,
+    server,
+};
+
+#[path = "../../xtask/src/acl/rights.rs"]
+#[allow(dead_code, reason = "`cargo xtask acl` uses all of it")]
+pub mod rights;
+
+/// The URL of a user with these rights, and those of `more`. Its password is `secret`.
+pub fn limited(server: &Server, commands: &[&str], more: &[&str]) -> String {
+    let rule = rights::rule("leasehold:", commands);
+    let words = ["ACL", "SETUSER", "limited", "reset", "on", ">secret"];
+    let rule = rule.iter().map(String::as_str);
+    let words: Vec<&str> = words
+        .into_iter()
+        .chain(rule)
+        .chain(more.iter().copied())
+        .collect();
+    ask(server, &words);
+    format!("redis://limited:secret@127.0.0.1:{}", server.port())
+}
+
+/// The version of the server, or the version of Redis that a Valkey names.
+pub fn version(server: &Server) -> Version {
+    let info = leasehold_load::info(server, "server").unwrap();
+    let version = leasehold_load::field(&info, "redis_version").unwrap();
+    let mut numbers = version.split('.').map(|part| part.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+/// The commands and keys that the server has refused to users.
+pub fn refused(server: &Server) -> Vec<String> {
+    let Reply::Array(entries) = ask(server, &["ACL", "LOG"]) else {
+        panic!("ACL LOG answers with an array");
+    };
+    let object = |entry: &Reply| {
+        let Reply::Array(fields) = entry else {
+            panic!("an entry is an array");
+        };
+        let mut pairs = fields.chunks_exact(2);
+        let pair = pairs.find(|pair| pair[0].as_text() == Some("object"));
+        pair.unwrap()[1].as_text().unwrap().to_owned()
+    };
+    let objects = entries.iter().map(object);
+    // Redis 6.2 has no CLIENT SETINFO, but looks for the right to it. It names the command only.
+    let is_old = version(server) < (7, 0);
+    objects
+        .filter(|object| !(is_old && object == "client"))
+        .collect()
+}
+
+/// A server, and a user of it with the rights of some features.
+struct Trial {
+    server: Server,
+    url: String,
+}
+
+/// An effect of a missing right.
+type Effect = String;
+
+macro_rules! expect {
+    ($holds:expr, $($what:tt)+) => {
+        if !$holds {
+            return Err(format!($($what)+));
+        }
+    };
+}
+
+fn text(error: leasehold::Error) -> Effect {
+    error.to_string()
+}
+
+impl Trial {
+    fn client(&self) -> Result<Client, Effect> {
+        steady(&self.url).ttl(LONG_TTL).build().map_err(text)
+    }
+
+    fn recorded(&self) -> Result<(Client, Arc<Recorder>), Effect> {
+        let recorder = Recorder::new();
+        let builder = steady(&self.url).ttl(LONG_TTL);
+        let client = builder.event_handler(Arc::clone(&recorder)).build();
+        Ok((client.map_err(text)?, recorder))
+    }
+}
+
+/// The features of each trial, and the trial. The rights of the first are dropped one by one.
+#[expect(clippy::type_complexity, reason = "it is the table")]
+const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
+    (&["locks"], use_locks),
+    (&["script-cache", "locks"], connect_again),
+    (
+        &["notifications", "locks", "script-cache", "names"],
+        be_notified,
+    ),
+    (&["names", "locks"], name_connections),
+    (&["fenced-values"], use_fenced_values),
+    (
+        &["transactions", "locks", "script-cache", "names"],
+        write_in_transactions,
+    ),
+    (&["replicas", "locks"], wait_for_replicas),
+    (&["inspect"], inspect),
+    (&["ping", "locks"], ping),
+    (&["environment-check", "locks"], check_environment),
+    (&["database", "locks"], use_another_database),
+];
+
+fn unlocked(guard: leasehold::MutexGuard) -> Result<(), Effect> {
+    match guard.unlock().map_err(text)? {
+        Released::Unconfirmed(error) => Err(text(error)),
+        _ => Ok(()),
+    }
+}
+
+fn use_locks(trial: &Trial) -> Result<(), Effect> {
+    let server = &trial.server;
+    let (first, second) = (trial.client()?, trial.client()?);
+    // A lock passes to waiters, one of which gives up.
+    let guard = first.mutex("k").lock().map_err(text)?;
+    expect!(
+        second.mutex("k").try_lock().map_err(text)?.is_none(),
+        "granted twice"
+    );
+    let tasks = [&second, &trial.client()?].map(|client| {
+        let mutex = client.mutex("k");
+        Task::start(move || {
+            let guard = mutex.lock().map_err(text)?;
+            guard.extend(secs(70)).map_err(text)?;
+            unlocked(guard)
+        })
+    });
+    let queued_two = eventually(secs(2), || queued(server, "k") == 2);
+    let hasty = trial.client()?;
+    let given_up = hasty.mutex("k").try_lock_for(millis(100));
+    expect!(given_up.map_err(text)?.is_none(), "granted twice");
+    expect!(
+        eventually(secs(2), || queued(server, "k") == 2),
+        "an entry stays"
+    );
+    unlocked(guard)?;
+    for task in tasks {
+        task.within(SOON, "a waiter")?;
+    }
+    expect!(queued_two, "not queued");
+    // A ticket, and a lock that is taken away.
+    let guard = first.mutex("k").lock().map_err(text)?;
+    let ticket = guard.into_ticket().map_err(text)?;
+    let _guard = second.adopt(&ticket).map_err(text)?;
+    let taken = first.mutex("k").force_unlock().map_err(text)?;
+    expect!(taken.is_some(), "not taken away");
+    // Many locks, renewed and released together.
+    let (client, recorder) = trial.recorded()?;
+    let lock = |n| client.mutex(format!("many:{n}")).ttl(secs(1)).lock();
+    let guards: Result<Vec<_>, _> = (0..20).map(lock).collect();
+    let guards = guards.map_err(text)?;
+    let renewed = || (0..20).all(|n| recorder.count(What::Renewed, &format!("many:{n}")) > 0);
+    expect!(eventually(secs(3), renewed), "not renewed");
+    drop(guards);
+    let left = || {
+        let keys = ask(server, &["KEYS", &in_redis("many:*")]);
+        matches!(keys, Reply::Array(keys) if keys.is_empty())
+    };
+    expect!(eventually(millis(600), left), "not released at once");
+    // Values of other programs, and the type of each.
+    ask(server, &["LPUSH", &in_redis("foreign"), "a value"]);
+    let error = text(first.mutex("foreign").try_lock().unwrap_err());
+    expect!(error.contains("list"), "the type is not named: {error}");
+    // The server forgets the scripts.
+    ask(server, &["SCRIPT", "FLUSH"]);
+    unlocked(first.mutex("k").lock().map_err(text)?)
+}
+
+/// The server has the scripts already, so a connection need not send them again.
+fn connect_again(trial: &Trial) -> Result<(), Effect> {
+    let server = &trial.server;
+    drop(steady(&server.url()).build().unwrap());
+    let before = server.calls("script").unwrap_or(0) + server.calls("script|load").unwrap_or(0);
+    drop(trial.client()?);
+    let after = server.calls("script").unwrap_or(0) + server.calls("script|load").unwrap_or(0);
+    // Redis 6.2 counts SCRIPT EXISTS, too.
+    expect!(after - before <= 1, "scripts were sent again");
+    Ok(())
+}
+
+fn be_notified(trial: &Trial) -> Result<(), Effect> {
+    let (client, recorder) = trial.recorded()?;
+    let holder = trial.client()?;
+    let guard = holder.mutex("k").lock().map_err(text)?;
+    let mutex = client.mutex("k");
+    let waiter = Task::start(move || mutex.lock().map_err(text).and_then(unlocked));
+    let decided =
+        || recorder.count(What::WakeUpsRefused, "") > 0 || notified_clients(&trial.server) == 2;
+    expect!(eventually(SOON, decided), "neither refused nor subscribed");
+    expect!(recorder.count(What::WakeUpsRefused, "") == 0, "refused");
+    expect!(
+        eventually(secs(2), || queued(&trial.server, "k") == 1),
+        "not queued"
+    );
+    unlocked(guard)?;
+    waiter.within(SOON, "the waiter")?;
+    let denied = refused(&trial.server);
+    expect!(denied.is_empty(), "refused: {denied:?}");
+    Ok(())
+}
+
+fn name_connections(trial: &Trial) -> Result<(), Effect> {
+    let client = trial.client()?;
+    let _guard = client.mutex("k").lock().map_err(text)?;
+    let list = ask(&trial.server, &["CLIENT", "LIST"]);
+    let list = list.as_text().unwrap();
+    expect!(list.contains(" name=leasehold:"), "no name");
+    let knows_info = version(&trial.server) >= (7, 2);
+    expect!(
+        !knows_info || list.contains("lib-name=leasehold"),
+        "no library"
+    );
+    Ok(())
+}
+
+fn use_fenced_values(trial: &Trial) -> Result<(), Effect> {
+    let client = trial.client()?;
+    let value = client.fenced_value("v");
+    let token = 1 << 50;
+    value.write(token, "x").map_err(text)?;
+    let read = value.read().map_err(text)?;
+    expect!(read.as_deref() == Some(b"x".as_slice()), "not written");
+    value
+        .clone()
+        .ttl(secs(60))
+        .write(token, "y")
+        .map_err(text)?;
+    value.delete(token + 1).map_err(text)?;
+    ask(
+        &trial.server,
+        &["SET", &in_redis("~value:foreign"), "a value"],
+    );
+    let error = client.fenced_value("foreign").write(token, "x");
+    let error = text(error.unwrap_err());
+    expect!(error.contains("string"), "the type is not named: {error}");
+    ask(&trial.server, &["SCRIPT", "FLUSH"]);
+    value.write(token + 1, "z").map_err(text)
+}
+
+fn write_in_transactions(trial: &Trial) -> Result<(), Effect> {
+    let client = trial.client()?;
+    let guard = client.mutex("k").lock().map_err(text)?;
+    for _ in 0..2 {
+        let committed = guard.transaction(|_, pipe| {
+            pipe.set("data", "x");
+            Ok(())
+        });
+        committed.map_err(text)?;
+    }
+    // A closure that fails leaves a connection that watches keys.
+    let failed = guard.transaction(|_, _| {
+        let error = (leasehold::redis::ErrorKind::Client, "the closure fails");
+        Err::<(), _>(error.into())
+    });
+    expect!(failed.is_err(), "the closure fails");
+    let denied = refused(&trial.server);
+    expect!(denied.is_empty(), "refused: {denied:?}");
+    unlocked(guard)
+}
+
+/// The server has no replica, so no grant is acknowledged.
+fn wait_for_replicas(trial: &Trial) -> Result<(), Effect> {
+    let client = steady(&trial.url).replicas(1, millis(50)).build();
+    let mutex = client.map_err(text)?.mutex("k");
+    let error = mutex.try_lock().map(drop).unwrap_err();
+    expect!(error.kind() == ErrorKind::Unavailable, "{error}");
+    Ok(())
+}
+
+fn inspect(trial: &Trial) -> Result<(), Effect> {
+    let holder = steady(&trial.server.url()).ttl(LONG_TTL).build().unwrap();
+    let guard = holder.mutex("k").lock().unwrap();
+    let other = steady(&trial.server.url()).build().unwrap();
+    let waiter = Task::start(move || drop(other.mutex("k").lock().unwrap()));
+    assert!(eventually(SOON, || queued(&trial.server, "k") == 1));
+    let found = inspect_with(trial);
+    drop(guard);
+    waiter.within(SOON, "the waiter");
+    found
+}
+
+fn inspect_with(trial: &Trial) -> Result<(), Effect> {
+    let client = trial.client()?;
+    let found = client.mutex("k").inspect().map_err(text)?;
+    let found = found.ok_or("not found")?;
+    expect!(found.clients_waiting() == 1, "the waiter is not counted");
+    expect!(!client.mutex("free").is_locked().map_err(text)?, "found");
+    ask(&trial.server, &["LPUSH", &in_redis("foreign"), "a value"]);
+    let error = text(client.mutex("foreign").inspect().unwrap_err());
+    expect!(error.contains("list"), "the type is not named: {error}");
+    ask(&trial.server, &["SCRIPT", "FLUSH"]);
+    client.mutex("k").inspect().map(drop).map_err(text)
+}
+
+fn ping(trial: &Trial) -> Result<(), Effect> {
+    trial.client()?.ping().map(drop).map_err(text)
+}
+
+fn check_environment(trial: &Trial) -> Result<(), Effect> {
+    let found = trial.client()?.check_environment().map_err(text)?;
+    for finding in found {
+        let is_unchecked = matches!(finding.warning(), EnvironmentWarning::Unchecked { .. });
+        expect!(!is_unchecked, "{finding}");
+    }
+    Ok(())
+}
+
+fn use_another_database(trial: &Trial) -> Result<(), Effect> {
+    let client = steady(&format!("{}/3", trial.url)).build().map_err(text)?;
+    unlocked(client.mutex("k").lock().map_err(text)?)
+}
+
+/// Runs a trial with the rights of its features, except the right to `dropped`.
+fn run(
+    names: &[&str],
+    dropped: Option<&str>,
+    trial: fn(&Trial) -> Result<(), Effect>,
+) -> Result<(), Effect> {
+    let server = server();
+    let features: Vec<&Feature> = rights::features(names).unwrap();
+    let mut commands = rights::commands(&features, version(&server));
+    commands.retain(|command| Some(*command) != dropped);
+    let more: &[&str] = match names[0] {
+        "transactions" => &["~data"],
+        _ => &[],
+    };
+    let url = limited(&server, &commands, more);
+    let tried = Trial { server, url };
+    trial(&tried)?;
+    // Without some rights, the queue is less fair, or a call takes more requests: the server reports the refusal.
+    let refused = refused(&tried.server);
+    expect!(
+        dropped.is_none_or(|dropped| !refused.iter().any(|name| name == dropped)),
+        "refused"
+    );
+    Ok(())
+}
+
+#[test]
+fn each_feature_works_with_its_rights() {
+    for (names, trial) in TRIALS {
+        run(names, None, *trial).unwrap_or_else(|effect| panic!("{names:?}: {effect}"));
+    }
+}
+
+#[test]
+fn each_right_is_needed() {
+    let mut missing_effects = Vec::new();
+    let version = version(&server());
+    for (names, trial) in TRIALS {
+        let own: Vec<&Feature> = rights::features(&names[..1]).unwrap();
+        for command in rights::commands(&own, version) {
+            match run(names, Some(command), *trial) {
+                Err(effect) => println!("{names:?} without {command}: {effect}"),
+                Ok(()) => missing_effects.push(format!("{}: {command}", names[0])),
+            }
+        }
+    }
+    assert!(
+        missing_effects.is_empty(),
+        "not needed: {missing_effects:?}"
+    );
+}
+
+#[test]
+fn each_feature_has_a_trial() {
+    let tried: Vec<&str> = TRIALS.iter().map(|(names, _)| names[0]).collect();
+    let all: Vec<&str> = rights::FEATURES
+        .iter()
+        .map(|feature| feature.name)
+        .collect();
+    assert_eq!(tried, all);
+}

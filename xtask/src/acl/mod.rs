@@ -1,0 +1,189 @@
+//! `cargo xtask acl`: prints the ACL rule of a user. Connects to no server; `rights` has the table.
+
+pub mod rights;
+
+use anyhow::{Context as _, ensure};
+
+use rights::{Feature, Version};
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// The name of the user
+    #[arg(long, default_value = "leasehold")]
+    user: String,
+    /// The prefix of the client, as in Builder::prefix
+    #[arg(long, default_value = "leasehold:")]
+    prefix: String,
+    /// What the client uses: locks, script-cache, notifications, names, fenced-values, transactions, replicas, inspect, ping,
+    /// environment-check, database, or all
+    #[arg(long, value_name = "FEATURE,..", value_delimiter = ',')]
+    features: Vec<String>,
+    /// The oldest server that the rule is for. Redis 7.0 accepts fewer rules than the versions before and after it
+    #[arg(long, value_name = "VERSION", default_value = "7.0", value_parser = version)]
+    server: Version,
+    /// The password's SHA-256 in hexadecimal digits. Without it, the user keeps its passwords
+    #[arg(long, value_name = "SHA-256")]
+    password_hash: Option<String>,
+    /// A line for the file that `aclfile` names, instead of a command for redis-cli
+    #[arg(long)]
+    aclfile: bool,
+    /// List the features and their commands instead
+    #[arg(long)]
+    list: bool,
+    /// More rules, such as those for the commands and keys of transactions: -- +incrby '~account:*'
+    #[arg(last = true)]
+    more: Vec<String>,
+}
+
+fn version(text: &str) -> Result<Version, String> {
+    let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
+    let number = |part: &str| part.parse::<u32>().ok();
+    let version = number(major).zip(number(minor));
+    version.ok_or_else(|| "a version has the form 7.2".to_owned())
+}
+
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    let text = match options.list {
+        true => rights::table(),
+        false => line(options)? + "\n",
+    };
+    print!("{text}");
+    Ok(())
+}
+
+/// The command for redis-cli, or the line of an aclfile.
+fn line(options: &Options) -> anyhow::Result<String> {
+    ensure!(
+        !options.user.is_empty() && !options.user.contains(char::is_whitespace),
+        "a user's name has no blanks: {:?}",
+        options.user
+    );
+    let features = chosen(&options.features)?;
+    let commands = rights::commands(&features, options.server);
+    let mut words = match options.aclfile {
+        true => vec!["user", &options.user, "on"],
+        false => vec!["ACL", "SETUSER", &options.user, "on"],
+    }
+    .into_iter()
+    .map(str::to_owned)
+    .collect::<Vec<_>>();
+    if let Some(hash) = &options.password_hash {
+        let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        ensure!(is_hash, "a SHA-256 has 64 hexadecimal digits");
+        words.extend(["resetpass".to_owned(), format!("#{}", hash.to_lowercase())]);
+    }
+    words.extend(rights::rule(&options.prefix, &commands));
+    words.extend(options.more.iter().cloned());
+    Ok(words.join(" "))
+}
+
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Feature>> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    match names[..] {
+        [] => Ok(rights::usual()),
+        ["all"] => Ok(rights::FEATURES.iter().collect()),
+        _ => rights::features(&names).map_err(|name| {
+            let all: Vec<&str> = rights::FEATURES.iter().map(|each| each.name).collect();
+            anyhow::anyhow!(
+                "there is no feature {name:?}; there are {}, or all",
+                all.join(", ")
+            )
+        }),
+    }
+    .context("--features")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn printed(arguments: &[&str]) -> anyhow::Result<String> {
+        let arguments = ["acl"].iter().chain(arguments);
+        line(&Cli::try_parse_from(arguments)?.options)
+    }
+
+    #[test]
+    fn the_docs_have_the_rule_and_the_table() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/redis.md");
+        let text = fs::read_to_string(page).expect("it is there");
+        for part in [printed(&[]).expect("it is valid"), rights::table()] {
+            assert!(text.contains(&part), "docs/redis.md lacks:\n{part}");
+        }
+    }
+
+    #[test]
+    fn a_rule_is_a_command_or_a_line() {
+        let rule = printed(&["--features", "ping", "--user", "u", "--prefix", "p:"]);
+        let expected = "ACL SETUSER u on resetkeys ~p:* resetchannels &p:~to:* -@all +ping";
+        assert_eq!(rule.expect("it is valid"), expected);
+        let hash = "A".repeat(64);
+        let rule = printed(&[
+            "--aclfile",
+            "--features",
+            "database",
+            "--password-hash",
+            &hash,
+            "--",
+            "+incr",
+            "~a*",
+        ]);
+        let expected = format!(
+            "user leasehold on resetpass #{} resetkeys ~leasehold:* resetchannels &leasehold:~to:* -@all +select \
+             +incr ~a*",
+            "a".repeat(64)
+        );
+        assert_eq!(rule.expect("it is valid"), expected);
+    }
+
+    #[test]
+    fn prefixes_match_themselves_only() {
+        for (prefix, pattern) in [
+            ("a*b?[c]\\:", "~a\\*b\\?\\[c\\]\\\\:*"),
+            ("a b\"c'", "~a?b?c?*"),
+            ("\u{2003}é", "~???é*"),
+            ("", "~*"),
+        ] {
+            assert_eq!(rights::rule(prefix, &[])[1], pattern, "{prefix:?}");
+        }
+    }
+
+    #[test]
+    fn newer_servers_have_more_rules() {
+        let names = |server| printed(&["--features", "names", "--server", server]);
+        assert!(!names("7.0").expect("it is valid").contains("setinfo"));
+        assert!(
+            names("7.2")
+                .expect("it is valid")
+                .contains(" +client|setinfo")
+        );
+        assert!(
+            names("8")
+                .expect("it is valid")
+                .contains(" +client|setinfo")
+        );
+    }
+
+    #[test]
+    fn wrong_options_are_refused() {
+        for arguments in [
+            ["--features", "locks,lock"],
+            ["--user", "a b"],
+            ["--user", ""],
+            ["--password-hash", "secret"],
+            ["--server", "seven"],
+        ] {
+            assert!(printed(&arguments).is_err(), "{arguments:?}");
+        }
+    }
+}

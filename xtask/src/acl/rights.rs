@@ -1,0 +1,217 @@
+//! The rights that an ACL user of leasehold needs, for each set of features: the one table for `cargo xtask acl`,
+//! docs/redis.md, and the integration tests, which also compile this file. Plain data and text, no I/O.
+
+/// A part of the library that needs rights of its own.
+pub struct Feature {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// The calls or settings that need it.
+    pub title: &'static str,
+    pub commands: &'static [Right],
+    /// What happens if the user has other rights, but not these.
+    pub without: &'static str,
+    /// Whether a rule contains it if the caller chooses no features.
+    pub is_usual: bool,
+}
+
+/// The right to call a command, or one of its subcommands.
+pub struct Right {
+    /// As ACL rules name it, in lower case: `client|tracking`.
+    pub command: &'static str,
+    /// The oldest server that accepts the rule.
+    pub since: Version,
+}
+
+pub type Version = (u32, u32);
+
+/// The oldest server that leasehold supports.
+pub const OLDEST: Version = (6, 2);
+
+const fn right(command: &'static str) -> Right {
+    Right {
+        command,
+        since: OLDEST,
+    }
+}
+
+/// All features. A command may belong to several.
+#[rustfmt::skip]
+pub const FEATURES: &[Feature] = &[
+    Feature {
+        name: "locks",
+        title: "locks, tickets, `force_unlock`",
+        commands: &[
+            right("evalsha"), right("eval"), right("script|load"),
+            right("time"), right("getrange"), right("mget"), right("exists"), right("type"), right("pttl"),
+            right("set"), right("append"), right("pexpire"), right("del"),
+            right("zadd"), right("zcard"), right("zcount"), right("zpopmin"), right("zrange"), right("zrank"),
+            right("zrem"), right("zscore"),
+        ],
+        without: "`Denied`",
+        is_usual: true,
+    },
+    Feature {
+        name: "script-cache",
+        title: "connections that send only missing scripts",
+        commands: &[right("script|exists")],
+        without: "each connection sends all scripts, some 15 KB",
+        is_usual: true,
+    },
+    Feature {
+        name: "notifications",
+        title: "notifications",
+        commands: &[
+            right("getrange"), right("ping"), right("client|tracking"), right("subscribe"), right("publish"),
+            right("pubsub|numsub"),
+        ],
+        without: "waiters poll (`notifications_refused`)",
+        is_usual: true,
+    },
+    Feature {
+        name: "names",
+        title: "names of connections",
+        commands: &[
+            right("client|setname"),
+            Right { command: "client|setinfo", since: (7, 2) },
+        ],
+        without: "`CLIENT LIST` shows only the name of the notification connection",
+        is_usual: true,
+    },
+    Feature {
+        name: "fenced-values",
+        title: "`FencedValue`",
+        commands: &[
+            right("evalsha"), right("eval"), right("script|load"),
+            right("hget"), right("hset"), right("hstrlen"), right("hdel"), right("pexpire"), right("exists"),
+            right("type"),
+        ],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
+        name: "transactions",
+        title: "`transaction`, besides its own commands on your keys",
+        commands: &[right("watch"), right("get"), right("multi"), right("exec"), right("unwatch")],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
+        name: "replicas",
+        title: "`replicas`, besides `locks`",
+        commands: &[right("wait")],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
+        name: "inspect",
+        title: "only `inspect` and `is_locked`",
+        commands: &[
+            right("evalsha"), right("eval"), right("script|load"),
+            right("getrange"), right("exists"), right("type"), right("pttl"), right("zcard"),
+        ],
+        without: "`Denied`",
+        is_usual: false,
+    },
+    Feature {
+        name: "ping",
+        title: "`Client::ping`",
+        commands: &[right("ping")],
+        without: "`Denied`",
+        is_usual: true,
+    },
+    Feature {
+        name: "environment-check",
+        title: "`check_environment`, and the check after the first connection",
+        commands: &[right("info"), right("config|get")],
+        without: "findings say what was not checked",
+        is_usual: false,
+    },
+    Feature {
+        name: "database",
+        title: "a database other than 0",
+        commands: &[right("select")],
+        without: "`Denied`",
+        is_usual: false,
+    },
+];
+
+/// The features with these names. Fails with the first name that there is not.
+pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str> {
+    let find = |name: &&'a str| {
+        let found = FEATURES.iter().find(|feature| feature.name == *name);
+        found.ok_or(*name)
+    };
+    names.iter().map(find).collect()
+}
+
+/// The features of a rule for which the caller chooses none.
+pub fn usual() -> Vec<&'static Feature> {
+    FEATURES.iter().filter(|feature| feature.is_usual).collect()
+}
+
+/// The commands of `features` that a server of the version `oldest` knows, each once, sorted.
+pub fn commands(features: &[&Feature], oldest: Version) -> Vec<&'static str> {
+    let rights = features.iter().flat_map(|feature| feature.commands);
+    let known = rights.filter(|right| right.since <= oldest);
+    let mut commands: Vec<&str> = known.map(|right| right.command).collect();
+    commands.sort_unstable();
+    commands.dedup();
+    commands
+}
+
+/// The keys and channels of `prefix`, and `commands`, as the words of a rule. Everything else is forbidden, also where
+/// new users may use all channels (Redis 6.2).
+pub fn rule(prefix: &str, commands: &[&str]) -> Vec<String> {
+    let prefix = pattern(prefix);
+    let mut words = vec![
+        "resetkeys".to_owned(),
+        format!("~{prefix}*"),
+        "resetchannels".to_owned(),
+        format!("&{prefix}~to:*"),
+        "-@all".to_owned(),
+    ];
+    words.extend(commands.iter().map(|command| format!("+{command}")));
+    words
+}
+
+/// The pattern that matches `prefix`. `?` stands for a blank and for quotes, which a rule cannot contain.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::new();
+    for c in prefix.chars() {
+        match c {
+            '*' | '?' | '[' | ']' | '\\' => pattern.extend(['\\', c]),
+            '"' | '\'' => pattern.push('?'),
+            c if c.is_whitespace() => pattern.extend(std::iter::repeat_n('?', c.len_utf8())),
+            c => pattern.push(c),
+        }
+    }
+    pattern
+}
+
+/// The table of docs/redis.md, and of `cargo xtask acl --list`.
+pub fn table() -> String {
+    let mut table =
+        "| `--features` | for | commands | without them |\n|---|---|---|---|\n".to_owned();
+    for feature in FEATURES {
+        let name = |right: &Right| {
+            let (major, minor) = right.since;
+            match right.since > OLDEST {
+                true => format!(
+                    "`{}` (from {major}.{minor})",
+                    right.command.replace('|', "\\|")
+                ),
+                false => format!("`{}`", right.command.replace('|', "\\|")),
+            }
+        };
+        let commands: Vec<String> = feature.commands.iter().map(name).collect();
+        let star = if feature.is_usual { "" } else { " *" };
+        table += &format!(
+            "| `{}`{star} | {} | {} | {} |\n",
+            feature.name,
+            feature.title,
+            commands.join(", "),
+            feature.without
+        );
+    }
+    table
+}
