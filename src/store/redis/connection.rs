@@ -538,6 +538,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// The server's address, for errors.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: MonotonicTime) -> Result<(), Error> {
         let sent = self.send_raw(bytes, deadline);
         sent.map_err(|error| no_reply(&self.address, error))

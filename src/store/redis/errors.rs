@@ -189,8 +189,27 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
     };
-    let error = Error::new(kind, without_ids(&format!("{code} {detail}")));
-    error.with_redirect(Redirect::parse(code, detail))
+    let text = without_ids(&format!("{code} {detail}")).into_owned();
+    let text = match next_step(kind, code) {
+        Some(next) => format!("{}; {next}", text.trim_end_matches('.')),
+        None => text,
+    };
+    Error::new(kind, text).with_redirect(Redirect::parse(code, detail))
+}
+
+/// What an operator can do about an error reply, where the reply does not say it.
+fn next_step(kind: ErrorKind, code: &str) -> Option<&'static str> {
+    match (kind, code) {
+        (ErrorKind::Denied, "NOPERM" | "ERR") => {
+            Some("allow what docs/redis.md lists under Rights")
+        }
+        (_, "OOM") => Some("raise `maxmemory`, or delete other data"),
+        (_, "READONLY") => Some("use the URL of the primary"),
+        (_, "LOADING") => Some("wait until the server has read its data"),
+        (_, "MASTERDOWN") => Some("check the primary, and the link to it"),
+        (_, "NOREPLICAS") => Some("check the replicas, and `min-replicas-to-write`"),
+        _ => None,
+    }
 }
 
 /// Whether this is the error of a server that accepts no more connections: `ERR max number of clients reached`.

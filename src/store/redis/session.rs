@@ -102,6 +102,11 @@ impl TransactionConnection {
 
     /// Sends `WATCH` and `GET` for `key`. Returns true if `lease` holds the key.
     pub(crate) fn watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
+        let seen = self.try_watch_and_check(key, lease);
+        seen.map_err(|error| self.named(error))
+    }
+
+    fn try_watch_and_check(&mut self, key: &Key, lease: LeaseId) -> Result<bool, Error> {
         self.is_clean = false;
         self.slot_of = self.is_in_cluster.then(|| key.clone());
         let key = key.in_redis();
@@ -157,8 +162,22 @@ impl TransactionConnection {
         let sent = self
             .connection
             .send(with_key.as_ref().unwrap_or(&bytes), deadline);
-        sent.and_then(|()| self.receive_all(pipe, deadline))
-            .map_err(outcome_unknown)?
+        let received = sent.and_then(|()| self.receive_all(pipe, deadline));
+        let outcome = received.map_err(outcome_unknown).flatten();
+        outcome.map_err(|error| self.named(error))
+    }
+
+    /// Adds the server's address to an error of the server or the network.
+    fn named(&self, error: Error) -> Error {
+        let address = self.connection.address();
+        match error.kind() {
+            ErrorKind::Denied | ErrorKind::Unavailable | ErrorKind::Timeout
+                if !error.names(address) =>
+            {
+                error.at(address)
+            }
+            _ => error,
+        }
     }
 
     /// Reads the replies of a transaction. The outer error means that a reply did not come or could not be read. The

@@ -80,7 +80,22 @@ fn a_missing_permission_is_named() {
         "Redis denies access (\"k\"): 127.0.0.1:{}: NOPERM",
         server.port()
     );
+    let next = "; allow what docs/redis.md lists under Rights";
     assert!(shown.starts_with(&start), "{shown}");
+    assert!(shown.ends_with(next), "{shown}");
+    // A right that scripts need, and one that transactions need.
+    for denied in ["-set", "-watch"] {
+        let client = steady(&user(&["+@all", denied])).build().unwrap();
+        let guard = client.mutex("k").lock();
+        let error = guard.and_then(|guard| guard.transaction(|_, _| Ok(())).map(drop));
+        let shown = error.unwrap_err().to_string();
+        let address = format!("127.0.0.1:{}: ", server.port());
+        assert!(shown.contains(&address), "{denied}: {shown}");
+        assert!(
+            shown.ends_with("; allow what docs/redis.md lists under Rights"),
+            "{shown}"
+        );
+    }
 }
 
 #[test]
