@@ -86,6 +86,11 @@ fn a_child_process_runs_the_named_body() {
         transfer::processes::adopt_and_hand_over,
         transfer::processes::adopt_and_hold,
     ];
+    #[cfg(feature = "tls")]
+    let bodies = {
+        let of_tls = child::bodies![tls::trust::lock_with_the_systems_authorities];
+        [&bodies[..], &of_tls].concat()
+    };
     if !child::run_body(&bodies) {
         let child = child::Child::start(child::echo, "memory://echo");
         assert_eq!(child.told::<String>(6 * support::SOON), "memory://echo");

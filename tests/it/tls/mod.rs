@@ -3,7 +3,7 @@
 mod certificates;
 mod faults;
 mod traffic;
-mod trust;
+pub mod trust;
 
 use leasehold::{Builder, Client, TlsConfig};
 use leasehold_testbed::{Cluster, Proxy, Server, TlsFiles};

@@ -1,13 +1,18 @@
 //! Certificates of servers and clients that are accepted, and the errors for those that are refused.
 
+use std::fs;
+use std::process::Command;
+
 use leasehold::redis::{ConnectionAddr, IntoConnectionInfo};
 use leasehold::{Builder, Client, Error, ErrorKind, TlsConfig};
 use leasehold_testbed::Server;
+use tempfile::TempDir;
 
 use crate::bad_input::messages::assert_says;
+use crate::child::{Child, Parent};
 use crate::fakes::{Fake, Manner};
 use crate::steady::steady;
-use crate::support::{builder, secs, server};
+use crate::support::{SOON, builder, secs, server};
 
 use super::TlsServer;
 use super::certificates::{Authority, Validity};
@@ -40,6 +45,36 @@ fn a_trusted_certificate_is_accepted() {
     assert_eq!(client.with_lock("k", || 1).unwrap(), 1);
     let stats = tls.server.command(&["CLIENT", "LIST"]).unwrap();
     assert!(!stats.as_text().unwrap().is_empty());
+}
+
+/// The outcome of a lock by a client that trusts the authorities of the system.
+pub fn lock_with_the_systems_authorities(parent: &Parent) {
+    let client = steady(&parent.url).build();
+    let outcome = client.and_then(|client| client.with_lock("k", || "locked".to_owned()));
+    parent.tell(outcome.unwrap_or_else(|error| error.to_string()));
+}
+
+/// `SSL_CERT_FILE` names the authorities in place of those of the system. It applies to a whole process.
+#[test]
+fn authorities_of_the_system_are_trusted() {
+    let tls = TlsServer::start();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("authorities.pem");
+    let other = Authority::new();
+    for (authorities, outcome) in [
+        (&tls.authority.pem, "locked"),
+        (&other.pem, "unknown issuer"),
+    ] {
+        fs::write(&file, authorities).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .env("SSL_CERT_FILE", &file)
+            .env_remove("SSL_CERT_DIR");
+        let child = Child::start_by(command, lock_with_the_systems_authorities, &tls.url());
+        let told: String = child.told(6 * SOON);
+        child.finish(SOON);
+        assert!(told.contains(outcome), "{told}");
+    }
 }
 
 #[test]
