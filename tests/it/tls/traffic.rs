@@ -82,6 +82,8 @@ fn a_reply_beyond_the_limit_costs_no_connection() {
     let client = builder.build().unwrap();
     let guard = lock(&client, "k");
     ask(&tls.server, &["SETRANGE", "data", "1000000", "x"]);
+    // The connection for notifications is made meanwhile.
+    assert!(eventually(SOON, || notified_clients(&tls.server) == 1));
     let made = connections_made(&tls.server, || {
         let read = guard.transaction(|connection, _| connection.get::<_, Vec<u8>>("data"));
         assert_eq!(read.unwrap_err().kind(), ErrorKind::TooLarge);
