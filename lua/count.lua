@@ -14,7 +14,7 @@ elseif not micros then
   local last = redis.pcall('GETRANGE', counter, '0', '16')
   -- GETRANGE returns '' for a missing key, too.
   if last == '' and redis.pcall('EXISTS', counter) ~= 1 then last = nil end
-  -- Near 2^53, a double cannot hold each number.
+  -- Near 2^53, a double cannot hold every whole number.
   if last and (last.err or #last ~= 16 or string.find(last, '%D') or last > '9007199254000000') then
     refused = last
     if not last.err or string.sub(last.err, 1, 9) == 'WRONGTYPE' then

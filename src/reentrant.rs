@@ -18,9 +18,8 @@ use crate::util::key::Key;
 /// A lock that the thread that holds it can lock again, from [`Client::reentrant_mutex`] or [`Mutex::reentrant`].
 ///
 /// Locking again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
-/// these guards is dropped, in whatever order. For all other callers the lock is a plain [`Mutex`]: for other threads
-/// of this client, and for this thread with another client or with a plain [`Mutex`] of the same key. Several
-/// `ReentrantMutex` values of one client with the same key are one lock; the settings of the call that acquired the
+/// these guards is dropped, in whatever order. For other threads the lock is a plain [`Mutex`]. This thread cannot
+/// lock it again through another client, or through a plain [`Mutex`] of the same key. Several `ReentrantMutex` values of one client with the same key are one lock; the settings of the call that acquired the
 /// lock count.
 ///
 /// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The

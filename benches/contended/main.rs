@@ -80,7 +80,7 @@ enum Case {
     /// 4 processes of 4 threads each
     #[value(name = "processes-4x4")]
     ManyThreads,
-    /// From overwriting a lock to the signal of its holder; and no signal without a cause
+    /// From overwriting a lock to the signal that its holder gets. Checks that no signal comes without a cause
     LossLatency,
 }
 

@@ -17,7 +17,7 @@ const CONNECTION_NAME: &str = "leasehold-notifications";
 const LIST_AGE: Duration = Duration::from_secs(5);
 const SAMPLE_PERIOD: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(50);
-/// `lh1`, a space, and the lease id.
+/// The first and the last byte, for GETRANGE, of the part of a value with `lh1`, a space, and the lease id.
 const LEASE: [&str; 2] = ["0", "35"];
 
 /// How often each fault happens; `None` means never.

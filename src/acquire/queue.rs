@@ -64,7 +64,7 @@ struct KeyQueue {
 pub(crate) struct QueueEntry {
     pub(crate) lease: LeaseId,
     pub(crate) options: Options,
-    /// The time just before the first request for the lease. A grant comes later.
+    /// The time just before the first request for the lease, so before any grant of it.
     pub(crate) asked_at: MonotonicTime,
     /// The grant that a message reported.
     pub(crate) granted: Option<GrantMessage>,

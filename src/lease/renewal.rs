@@ -275,7 +275,8 @@ impl Lease {
     ) {
         let mut state = self.state.lock();
         state.ttl_changing = false;
-        // Only the last request that reaches Redis counts, however many requests fail.
+        // The request may still reach Redis until the key has expired, and the key has at most `asked` left. Then it
+        // sets the ttl to `asked` once more. Several such requests do not add up.
         let latest = now.after(2 * asked);
         let arrived = state.key_until.after(asked).min(latest);
         state.key_until = state.key_until.max(arrived);

@@ -39,8 +39,7 @@ impl TokenBound {
         (least.get() < MAX_MICROS).then_some(Self(least))
     }
 
-    /// The least time in µs of a grant whose token is greater than the bound's token. The time has sixteen digits at
-    /// most.
+    /// The least time in µs that a grant above the bound can have. It has sixteen digits at most.
     pub(crate) fn least_micros(self) -> u64 {
         self.0.get()
     }

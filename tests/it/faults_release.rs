@@ -191,7 +191,7 @@ fn a_connection_killed_with_unread_reply_is_harmless() {
             .expect("nobody else wants the lock");
         proxy.hold_replies(true);
         drop(guard);
-        // A release behind earlier work of the client is not done in this time.
+        // If earlier work of the client has no reply yet, the release waits for it. This round does not count then.
         done += usize::from(eventually(TIMEOUT, || !is_held(&server, "a")));
         kill_connections(&server);
         proxy.hold_replies(false);

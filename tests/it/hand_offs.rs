@@ -217,7 +217,7 @@ fn another_client_follows_after_enough_hand_offs() {
 #[test]
 fn another_client_follows_after_enough_hand_off_time() {
     let server = Arc::new(server());
-    // This time is shorter than it takes to see that others wait.
+    // The first release comes after more than 1 ms: before it, `turns_of` waits until the other client is queued.
     let client = builder(&server).hand_off_time(millis(1)).build().unwrap();
     let turns = turns_of(&server, &client, 12);
     assert_eq!(turns[0], None, "{turns:?}");

@@ -43,8 +43,8 @@ use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
 
-/// How much longer than for all other nodes renewals wait for a node that has not replied to the last request in time.
-/// A renewal worker then has time for the leases on the other nodes.
+/// Renewals wait at most this long, after all other nodes have replied, for a node that has not replied to its last
+/// request in time. So such a node does not keep a renewal worker from the leases on the other nodes.
 const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The nodes of a client on a Redis Cluster.

@@ -23,7 +23,7 @@ const KEPT_FOR_POLLING: Duration = Duration::from_millis(100);
 const KEPT_LONGER: Duration = Duration::from_secs(1);
 /// A waiter that joined longer ago than this, or than a third of its ttl, has to confirm its grant.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// The bounds of a grant's ttl until the waiter confirms the grant. Between them, it is a quarter of the waiter's ttl.
+/// A grant that the waiter has to confirm has a quarter of the waiter's ttl, but at least and at most these times.
 const UNCONFIRMED: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 /// A client whose grant is younger than this may still be connecting for notifications.
 const NEW_GRANT: Duration = Duration::from_secs(1);

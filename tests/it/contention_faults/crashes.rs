@@ -111,7 +111,7 @@ impl Waiter {
         self.child.signal(Signal::STOP);
         let stat = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
         let stopped = eventually(SOON, || {
-            // Where the state of processes cannot be read, the test assumes that it has stopped.
+            // Without /proc, the test assumes that the process has stopped.
             let Ok(stat) = std::fs::read_to_string(&stat) else {
                 return true;
             };

@@ -1,5 +1,5 @@
-//! lua/release.lua with `!` or `?`: a client takes a lock away. The script notifies the owner first, and then grants
-//! from the queue as for any release.
+//! lua/release.lua when a client takes a lock away. The script notifies the owner first, and then grants from the
+//! queue as for any release. With `?` (not with `!`) it leaves a new grant alone whose holder does not listen yet.
 
 use redis::Connection;
 
@@ -111,7 +111,8 @@ fn a_new_grant_stays_until_its_holder_listens() {
         let message = format!("{} {BY} k", &lease(0)[..16]);
         assert_eq!(heard(&server, &mut ear), [(channel(&holder(0)), message)]);
     }
-    // A grant that is a second old is released in any case. So is a grant whose value has no time.
+    // A grant that is a second old is released although its holder does not listen. So is a grant whose value has no
+    // valid time.
     for micros in [MICROS, "1x95263780943818"] {
         let value = format!("lh1 {} {micros} {}", lease(0), holder(0));
         ask(&server, &["SET", "old", &value, "PX", TTL]);

@@ -1,4 +1,4 @@
-//! A replica may be behind its primary, so no script reports there that a lock has gone.
+//! A replica may be behind its primary. So a script that runs on a replica does not say whether a lock is held.
 
 use redis::Connection;
 

@@ -106,7 +106,8 @@ impl Release {
         self.attempts == 0 || now < self.until
     }
 
-    /// The most bytes of the release on the wire: it may name the key's queue, the lease, its ttl and the holder, too.
+    /// The length of the release on the wire, at most. Besides the key and the lease id, it may name the queue of the
+    /// key, the ttl of the lease's entry there, and the holder.
     pub(crate) fn bytes(&self) -> usize {
         release_bytes(&self.key)
     }
