@@ -15,8 +15,8 @@
 --   `-+`: as `-`, and a lease that joined to poll is notified from now on.
 --   Then, if a lock key has a lower bound: an argument with sixteen digits for each lock key, the least time in µs of
 --   its grant.
---   Last, on a Cluster, behind an empty argument if there is no lower bound: the start of the server's shard channels,
---   to which the holder is appended.
+--   Last, on a Cluster: an empty argument if there is no lower bound, and the start of the server's shard channels, to
+--   which the script appends the holder.
 -- Returns: for one lock key its result, for several keys an array of results. If all keys were granted without
 --   bounds, only the result of the first key; those of the other keys count up from it. A result is a string: granted,
 --   the µs part of the fencing token; a number: contended, ms until the lock expires; an array: queued, ms until the

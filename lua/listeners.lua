@@ -1,8 +1,8 @@
--- Purpose: set `listeners` to the number of connections that listen to the client `holder` on this server: on its shard
---   channel, or on its plain one. A part of lua/serve.lua and lua/release.lua.
+-- Purpose: set `listeners` to the number of connections to this server that listen to the shard channel of the client
+--   `holder`, or to its plain channel if none listens there. A part of lua/serve.lua and lua/release.lua.
 -- KEYS: those of the script
 -- ARGV: those of the script
--- Returns: nothing; `listeners` is 0 if there are none; an ACL that forbids the question makes it nil
+-- Returns: nothing; `listeners` is nil if an ACL forbids PUBSUB
 local counted = shard and redis.pcall('PUBSUB', 'SHARDNUMSUB', shard .. holder)
 local listeners = counted and counted[2] or 0
 -- The result of PUBLISH would count clients that listen to patterns, too.

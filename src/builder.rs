@@ -298,18 +298,18 @@ impl Builder {
     }
 
     /// Makes this client believe a grant only after `count` replicas have acknowledged it within `timeout` (`WAIT`). So
-    /// a fail-over to one of these replicas keeps the lock. The client asks for the same before it believes a renewal,
-    /// an [extension](crate::MutexGuard::extend) or the adoption of a ticket. Zero replicas: none have to. `timeout`: 1 ms
-    /// to half of [`command_timeout`](Self::command_timeout). Defaults to none.
+    /// a fail-over to one of these replicas keeps the lock. Renewals, [extensions](crate::MutexGuard::extend) and
+    /// adoptions of tickets need the same acknowledgements. With a `count` of 0, none are needed, which is the default.
+    /// `timeout` is 1 ms to half of [`command_timeout`](Self::command_timeout).
     /// [`Mutex::replicas`](crate::Mutex::replicas) sets it for one lock.
     ///
     /// If fewer replicas acknowledge a grant in time, the client releases it, and the attempt fails with `Unavailable`:
     /// [`lock`](crate::Mutex::lock) tries again for [`outage_timeout`](Self::outage_timeout), as in any outage. If fewer
-    /// acknowledge a renewal, the lock keeps its old deadline, and the client tries again. So no lock outlives the loss
-    /// of its replicas by more than its ttl.
+    /// acknowledge a renewal, the lock keeps its old deadline, and the client tries again. So a holder that loses its
+    /// replicas keeps its lock for one ttl at most.
     ///
     /// `WAIT` is not consensus: a fail-over may elect a replica that has not acknowledged. The page on guarantees of the
-    /// guide says what remains, and what other requests of this client pay while replicas are away. A
+    /// guide says which risks remain, and how much other requests of this client are delayed while replicas are away. A
     /// [`MemoryStore`](crate::MemoryStore) has no fail-over, and ignores this setting.
     ///
     /// ```
@@ -327,7 +327,7 @@ impl Builder {
     }
 
     /// Sets whether the client checks its environment once, after its first connection, and reports each finding to
-    /// [`EventHandler::environment_warning`]. It does so in the background, on a connection of its own, and only if
+    /// [`EventHandler::environment_warning`]. The check runs in the background, on a connection of its own, and only if
     /// there is an event handler or the feature `tracing`. Defaults to true.
     pub fn environment_check(mut self, is_on: bool) -> Self {
         self.config.environment_check = is_on;
@@ -344,8 +344,8 @@ impl Builder {
     /// contain a login. [`Credentials`] has another example.
     ///
     /// The callback runs once a server has accepted the connection, on the threads that connect, several at a time;
-    /// [`build`](Self::build) runs it on the caller's thread. The library holds none of its locks meanwhile. No time-out
-    /// ends the callback, and its time does not count for `connect_timeout`, so let it return soon. If it fails or
+    /// [`build`](Self::build) runs it on the caller's thread. The library holds none of its mutexes meanwhile. Let the
+    /// callback return soon: no time-out ends it, and its time does not count for `connect_timeout`. If it fails or
     /// panics, the connection fails with `Unavailable`, and `source()` has the text of its error. Keep passwords out of
     /// that error.
     ///
@@ -369,8 +369,8 @@ impl Builder {
         self
     }
 
-    /// Sets the login at the sentinels of a `redis+sentinel://` address. The login of the URL and of
-    /// [`credentials`](Self::credentials) is that of the servers. Defaults to none: sentinels are asked without a login.
+    /// Sets the login at the sentinels of a `redis+sentinel://` address. The login of the URL and that of
+    /// [`credentials`](Self::credentials) are for the servers. By default, the client sends the sentinels no login.
     ///
     /// ```
     /// use leasehold::{Client, Credentials};
@@ -417,7 +417,7 @@ impl Builder {
             Server::Memory(memory) => memory.check_reachable()?,
         }
         let client = Client::start(server, config, fork_guard)?;
-        client.handle().has_connected();
+        client.handle().run_first_connection_hook();
         Ok(client)
     }
 

@@ -30,16 +30,15 @@ use crate::util::key::Key;
 use crate::util::threads::ThreadGroup;
 use crate::watchdog::{Scheduler, Watchdog};
 
-/// A client of a Redis server, of a group of servers under Sentinel, or of a Redis Cluster. Make one per process and
+/// A client of a Redis server, of a primary under Sentinel, or of a Redis Cluster. Make one per process and
 /// clone it freely.
 ///
 /// A clone is cheap, and all threads can use the client. It owns a few connections and nine threads, however many locks
 /// are held or waited for. One thread is for timers, two renew, one each is for releases, notifications and callbacks,
 /// and three make connections for [`transaction`](crate::MutexGuard::transaction)s and requests. The first lock with
-/// [`renew_while`](Mutex::renew_while) starts one more, a `redis+sentinel://` address has one more, and the check of the
-/// environment has one while it runs. A client of a Redis Cluster has six threads, and five for each master that it
-/// uses. A client of a
-/// [`MemoryStore`](crate::MemoryStore) has five threads.
+/// [`renew_while`](Mutex::renew_while) starts one more, a `redis+sentinel://` address has one more, and the environment
+/// check has one while it runs. A client of a Redis Cluster has six threads, and five for each master that it uses. A
+/// client of a [`MemoryStore`](crate::MemoryStore) has five threads.
 ///
 /// The client ends when its last clone, [`Mutex`] and guard are dropped. The last drop waits until Redis has confirmed
 /// all releases, for about one command time-out at most. Locks that are not released by then (in an outage, or after
@@ -354,8 +353,8 @@ impl Client {
     /// Sends `PING` to Redis, for health checks, and returns how long the reply took: not how long connecting took,
     /// if that was needed. Uses a connection of its own, so transactions and requests under way do not delay it.
     /// Several pings wait for one another. A call takes [`connect_timeout`](Builder::connect_timeout) and
-    /// [`command_timeout`](Builder::command_timeout) together at most. On a Cluster, it pings each master that this
-    /// client uses, one after another, or one master if it uses none, and returns the longest time.
+    /// [`command_timeout`](Builder::command_timeout) together at most. On a Cluster, a call pings the masters that this
+    /// client uses (one master if it uses none yet), one after another, and returns the longest time.
     ///
     /// # Errors
     /// `Unavailable` if there is no connection within `connect_timeout`, other pings take too long, or Redis is
@@ -375,11 +374,11 @@ impl Client {
         self.handle().backend.store.ping()
     }
 
-    /// Checks the settings of Redis and of this client, and returns what may cost locks: eviction, missing persistence,
+    /// Checks the settings of Redis and of this client, and returns those that may cost locks: eviction, missing persistence,
     /// a replica or Sentinel in place of a primary, a proxy without scripts, the version, a small tracking table, and a
     /// `command_timeout` that is too long for the `ttl`. No finding is an error. If an ACL forbids a part of the check,
-    /// a finding says so; `cargo xtask acl` prints the rights for it (`environment-check`). The check opens a
-    /// connection of its own, and asks everything at once.
+    /// a finding says so; `cargo xtask acl` prints the rights of a full check (`environment-check`). The check opens a
+    /// connection of its own, and takes one round trip after the login.
     ///
     /// A client with an [event handler](crate::Builder::event_handler) does this once by itself:
     /// [`EventHandler::environment_warning`](crate::EventHandler::environment_warning). On a
@@ -561,9 +560,9 @@ impl Handle {
         })
     }
 
-    /// Starts what waits for the first connection, since `build` has opened one.
-    pub(crate) fn has_connected(&self) {
-        self.backend.store.has_connected();
+    /// Starts the environment check, which waits for the first connection: `build` has opened one.
+    pub(crate) fn run_first_connection_hook(&self) {
+        self.backend.store.run_first_connection_hook();
     }
 
     /// Sends one command, and waits for its reply.
@@ -633,9 +632,8 @@ fn check_environment(
     Ok(found)
 }
 
-/// Reports the findings about the environment as events, once, after the first connection was opened. The check has a
-/// thread of its own, which ends with the check, so that it delays nothing. If the check fails, nothing is reported: the
-/// requests for locks report the same error.
+/// Checks the environment once, after the first connection, and reports the findings as events. The check has a thread
+/// of its own, so it delays no caller. If the check fails, nothing is reported: requests for locks report the same error.
 fn check_environment_once(
     store: &Arc<dyn Store>,
     address: &str,
@@ -659,7 +657,7 @@ fn check_environment_once(
             }
         };
         if let Some(threads) = threads.upgrade() {
-            // Without a thread there is no check.
+            // If no thread can start, there is no check.
             let _ = threads.spawn("leasehold-environment", check);
         }
     }));

@@ -46,7 +46,7 @@ impl Replicas {
         (count > 0).then_some(Self { count, timeout })
     }
 
-    /// The demands of both: the greater count and the longer time.
+    /// The stricter of both demands: the greater count and the longer time.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             count: self.count.max(other.count),
@@ -164,8 +164,8 @@ impl Config {
         self.check_replicas(self.replicas)
     }
 
-    /// Checks the time for acknowledgements. A request may first wait for those of the requests before it, so twice the
-    /// time has to fit into the command time-out. Zero would mean to `WAIT` that there is no limit.
+    /// Checks the time-out for acknowledgements. A request may first wait for those of an earlier batch, so two of these
+    /// time-outs have to fit into the command time-out. Zero is refused, since `WAIT` takes it as no limit.
     pub(crate) fn check_replicas(&self, replicas: Option<Replicas>) -> Result<(), Error> {
         let Some(Replicas { timeout, .. }) = replicas else {
             return Ok(());

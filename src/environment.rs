@@ -38,7 +38,7 @@ impl EnvironmentFinding {
         &self.server
     }
 
-    /// What was found.
+    /// The warning.
     pub fn warning(&self) -> &EnvironmentWarning {
         &self.warning
     }
@@ -50,8 +50,8 @@ impl fmt::Display for EnvironmentFinding {
     }
 }
 
-/// What the environment check found, with the measured values. `Display` adds the next step. More warnings may be
-/// added. [`EnvironmentFinding`] has an example.
+/// A warning of the environment check, with the measured values. `Display` adds the next step. Later versions may add
+/// warnings. [`EnvironmentFinding`] has an example.
 ///
 /// ```
 /// use leasehold::EnvironmentWarning;
@@ -62,16 +62,16 @@ impl fmt::Display for EnvironmentFinding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EnvironmentWarning {
-    /// Redis may evict locks when it has used its `maxmemory`, and two holders can exist then.
+    /// Redis may evict locks once it uses all of `maxmemory`. An evicted lock can have two holders.
     Eviction {
         /// The `maxmemory-policy`: any but `noeviction`.
         policy: String,
-        /// `maxmemory` in bytes; 0 if there is no limit, so that nothing is evicted yet.
+        /// `maxmemory` in bytes. 0 is no limit, so Redis evicts nothing yet.
         max_memory: u64,
     },
     /// The append-only file is off: after a restart, locks are gone while their holders still run.
     Persistence {
-        /// Whether Redis saves snapshots, which lack the latest locks. `None` if that could not be checked.
+        /// Whether Redis saves snapshots, which lack the latest locks. `None` if the check was refused.
         has_snapshots: Option<bool>,
     },
     /// The server is a replica, which accepts no locks.
@@ -85,7 +85,7 @@ pub enum EnvironmentWarning {
     ClusterNode,
     /// The server, or a proxy in front of it, refuses scripts.
     NoScripts {
-        /// What it replied to `SCRIPT LOAD`.
+        /// The reply to `SCRIPT LOAD`.
         reply: String,
     },
     /// The server is older than the oldest supported version.
@@ -98,15 +98,15 @@ pub enum EnvironmentWarning {
         /// Its name and version: `Redis 7.4.1`.
         version: String,
     },
-    /// The table of tracked keys is small. If it is full, Redis forgets keys: holders and waiters get notifications
-    /// without a reason, or late.
+    /// The table of tracked keys is small. Once it is full, Redis drops keys from it: holders and waiters are notified
+    /// although nothing happened, or learn of a change late.
     TrackingTable {
         /// `tracking-table-max-keys`.
         max_keys: u64,
         /// The keys that the server tracks now, for all its clients.
         tracked_keys: u64,
     },
-    /// After a renewal without a reply, too little time is left for a second one.
+    /// If a renewal gets no reply within `command_timeout`, too little time is left for a second one.
     CommandTimeout {
         /// The client's `command_timeout`.
         command_timeout: Duration,
@@ -119,19 +119,19 @@ pub enum EnvironmentWarning {
     Unchecked {
         /// The command that was refused: `INFO`, `CONFIG GET` or `HELLO`.
         command: &'static str,
-        /// What the server replied.
+        /// The server's reply.
         reply: String,
     },
 }
 
-/// The oldest supported version, of Redis and of the Redis that a Valkey is compatible with.
+/// The oldest supported version of Redis.
 const OLDEST: (u32, u32) = (6, 2);
 
 /// The versions on which the integration tests run, as README.md and docs/redis.md list them.
 const TESTED: &str = "Redis 6.2, Redis 7.0, Redis 8.0, Valkey 8.0, Valkey 8.1, Valkey 9.x";
 
 impl EnvironmentWarning {
-    /// The warning about a server that calls itself `name` (`redis`, `valkey`), of this version, if there is one.
+    /// The warning about a server with this name (`redis`, `valkey`) and version. `None` if it is a tested one.
     pub(crate) fn of_version(name: &str, version: &str) -> Option<Self> {
         let name = match name {
             "redis" => "Redis",
@@ -155,7 +155,7 @@ impl EnvironmentWarning {
         (!is_tested).then_some(Self::Untested { version: shown })
     }
 
-    /// The warning about a `command_timeout` that leaves no time for a second renewal, if it is one.
+    /// The warning about a `command_timeout` that leaves no time for a second renewal. `None` if there is time.
     pub(crate) fn of_timeout(
         command_timeout: Duration,
         ttl: Duration,
@@ -171,7 +171,8 @@ impl EnvironmentWarning {
         })
     }
 
-    /// The warning about a table for `max_keys` tracked keys (0 is no limit) that has `tracked_keys`, if there is one.
+    /// The warning about a table for `max_keys` tracked keys (0 is no limit) that has `tracked_keys` now. `None` if it is
+    /// large enough.
     pub(crate) fn of_tracking(max_keys: u64, tracked_keys: u64) -> Option<Self> {
         let is_small = max_keys != 0 && max_keys < least_tracking_keys(tracked_keys);
         is_small.then_some(Self::TrackingTable {
@@ -181,7 +182,7 @@ impl EnvironmentWarning {
     }
 }
 
-/// How large the table has to be: twice what it has now, and 10,000 at least.
+/// The smallest `tracking-table-max-keys` without a warning: twice the keys that are tracked now, and 10,000 at least.
 fn least_tracking_keys(tracked_keys: u64) -> u64 {
     tracked_keys.saturating_mul(2).max(10_000)
 }
@@ -244,7 +245,7 @@ impl fmt::Display for EnvironmentWarning {
             } => write!(
                 f,
                 "`tracking-table-max-keys` is {max_keys}, and {tracked_keys} keys are tracked: once the table is full, \
-                 losses are found late and notifications come without a reason; set it to {} at least",
+                 losses are found late, and clients are notified although nothing changed; set it to {} at least",
                 least_tracking_keys(*tracked_keys)
             ),
             Self::CommandTimeout {

@@ -19,8 +19,8 @@ use crate::util::key::Key;
 ///
 /// Locking again takes no round trip: the guards of a thread share one hold. The lock is released when the last of
 /// these guards is dropped, in whatever order. For other threads the lock is a plain [`Mutex`]. This thread cannot
-/// lock it again through another client, or through a plain [`Mutex`] of the same key. Several `ReentrantMutex` values of one client with the same key are one lock; the settings of the call that acquired the
-/// lock count.
+/// lock it again through another client, or through a plain [`Mutex`] of the same key. Several `ReentrantMutex` values
+/// of one client with the same key are one lock, with the settings of the call that acquired it.
 ///
 /// If a thread ends while it holds the lock (a guard was forgotten or leaked), the state of its work is unknown. The
 /// client then does not release the lock, and only stops renewing it: the lock is lost with

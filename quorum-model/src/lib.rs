@@ -1,8 +1,8 @@
 //! A model of the quorum lock: ARCHITECTURE.md describes the protocol in the section "The protocol of a quorum", and
 //! this file follows that section rule by rule. A model checker visits every state that the model can reach.
 //!
-//! The lock is one key on three nodes, and two clients acquire it. Time is counted in ticks, at the same rate on all
-//! machines; the steps of the nodes' clocks stand for different rates, too.
+//! The lock is one key on three nodes, and two clients acquire it. Time is counted in ticks. All clocks run at the same
+//! rate: steps of the nodes' clocks stand for different rates, too.
 
 #![cfg(test)]
 
@@ -27,11 +27,11 @@ struct Rules {
     ttl: Tick,
     /// The difference between the ttl of a lock and its validity.
     drift: Tick,
-    /// The clock of each node has the right time, or is ahead by this offset. It may step from the one to the other.
+    /// The clock of each node is right, or ahead by this offset. A clock may step between the two.
     clock_offset: Tick,
-    /// A node that lost its data does not vote for this time.
+    /// For this time after a loss of data, a node refuses acquires and holds.
     quarantine: Tick,
-    /// A proposal is ahead of the highest clock of a node by this at most.
+    /// How far a proposal may be ahead of the highest clock of a node.
     lead: Token,
     majority: usize,
     /// The number of nodes that have to confirm a renewal.
@@ -48,7 +48,7 @@ struct Rules {
     valid_from_request: bool,
 }
 
-/// How far the model goes.
+/// The bounds of the model. The checker visits all states within them.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     ticks: Tick,
@@ -59,7 +59,7 @@ struct Limits {
     /// Restarts of nodes that lose all data.
     restarts: u8,
     clock_steps: u8,
-    /// Requests that arrive after their client has given up or released their lease. The others are lost by then.
+    /// Requests that arrive although their client has given up or released the lease. Further ones are lost.
     late_requests: u8,
 }
 
@@ -72,10 +72,10 @@ struct Quorum {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
     now: Tick,
-    /// Sorted, since it does not matter which node is which. So the index of a node may change with each action.
+    /// Sorted, so that states with exchanged nodes are equal. Each action may change the index of a node.
     nodes: [Node; NODES],
     clients: [Client; CLIENTS],
-    /// What is left of the limits.
+    /// The rest of [`Limits`], up to `late_requests`.
     attempts: [u8; CLIENTS],
     restarts: u8,
     clock_steps: u8,
@@ -91,8 +91,8 @@ struct Node {
     clock_offset: Tick,
     key: Option<Key>,
     fence: Token,
-    /// The mark beside the fence counter: when the node lost its data, by its own clock. (In fact the first client that
-    /// connects sets the mark. The earliest time is the most dangerous.)
+    /// The mark beside the fence counter: the time of the loss of data, by the node's clock. (In reality, the first client
+    /// that connects sets the mark, which may be later. The earliest time is the most dangerous.)
     data_since: Tick,
     /// Requests on their way to this node, sorted. They arrive in any order, or never.
     requests: Vec<Request>,
@@ -153,7 +153,7 @@ enum Client {
     },
 }
 
-/// How a client that holds the lock got there.
+/// The way in which a client got the lock.
 #[derive(PartialEq, Eq)]
 enum Grant {
     InOneRoundTrip,
@@ -209,7 +209,7 @@ impl Node {
             {
                 return None;
             }
-            // A request under a lease id that the node has already is granted as it was before.
+            // The lease holds the key already: reply as before.
             Command::Acquire { .. } if holds => return Some(self.fence),
             Command::Acquire { proposal } => {
                 let time = clock * UNITS_PER_TICK;
@@ -217,7 +217,7 @@ impl Node {
             }
             Command::Hold { token, .. } => self.fence = self.fence.max(token),
         }
-        // Sets the key also where it is missing, and never shortens its ttl.
+        // Set a missing key, too, and never shorten the ttl.
         let expires = clock + rules.ttl;
         let expires = self.key.map_or(expires, |key| key.expires.max(expires));
         self.key = Some(Key { lease, expires });
@@ -235,7 +235,7 @@ impl Node {
         self.data_since = self.clock(now);
     }
 
-    /// The index of a release whose lease neither is at the node nor can arrive there.
+    /// The index of a release without effect: the node does not have its lease, and no request for it is on its way.
     fn useless_release(&self) -> Option<usize> {
         let holds = |lease| self.key.is_some_and(|key| key.lease == lease);
         let is_needed = |release: &Request| {
@@ -321,7 +321,7 @@ impl State {
         }
     }
 
-    /// Changes the client's state. The client does not read the replies that have come before.
+    /// Changes the client's state. Drops the replies that it has not read.
     fn set_client(&mut self, client: usize, state: Client) {
         self.clients[client] = state;
         for node in &mut self.nodes {
@@ -347,7 +347,7 @@ impl State {
         self.nodes.iter().filter(stored).count()
     }
 
-    /// The client relies on its lease from here on.
+    /// The client relies on its lease from now on.
     fn believe(&mut self, client: usize, token: Token, rules: &Rules) {
         let Client::Acquiring {
             lease,
@@ -410,7 +410,7 @@ impl State {
         }
     }
 
-    /// Makes states equal that cannot lead to different ones.
+    /// Removes differences between states that have no effect later, so that the checker visits fewer states.
     fn simplify(&mut self) {
         let leases = self.clients.each_ref().map(Client::lease);
         let is_late = |request: &Request| leases[request.lease.client] != Some(request.lease);
@@ -421,7 +421,7 @@ impl State {
             while let Some(index) = node.useless_release() {
                 node.requests.remove(index);
             }
-            // The next token is greater in any case.
+            // The node's time exceeds this counter, so the counter decides no later token.
             if node.key.is_none() && node.fence < self.now * UNITS_PER_TICK {
                 node.fence = 0;
             }
@@ -462,10 +462,10 @@ impl Model for Quorum {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         let acquires = |client: &Client| matches!(client, Client::Acquiring { .. });
         if state.attempts == [0; CLIENTS] && !state.clients.iter().any(acquires) {
-            // There will be no further grant.
+            // No further grant is possible.
             return;
         }
-        // Nothing of interest can happen before the first attempt.
+        // Before the first attempt, there is no lease to lose.
         let has_begun = state.attempts != self.limits.attempts;
         if has_begun && state.now < START + self.limits.ticks {
             actions.push(Action::Tick);

@@ -83,8 +83,8 @@ pub(crate) trait Store: Send + Sync {
     /// Sets the hook that is called once, after the first connection was opened. It has to be quick and must not block.
     fn on_first_connection(&self, _hook: Box<dyn FnOnce() + Send>) {}
 
-    /// Calls the hook now, since a connection was opened before the hook was set.
-    fn has_connected(&self) {}
+    /// Calls the hook of `on_first_connection` now, because a connection was opened before the hook was set.
+    fn run_first_connection_hook(&self) {}
 
     /// Writes a release to the socket, or queues it for the background, and returns without waiting for the reply.
     /// The background retries it. Never connects, and blocks for one write at most.

@@ -1,5 +1,4 @@
-//! The slots of a Redis Cluster: of which slot a key is, a hash tag for each slot, and the replies of a node that does not
-//! serve a slot.
+//! The slots of a Redis Cluster: the slot of a key, a hash tag for each slot, and the redirects of nodes.
 
 use std::sync::LazyLock;
 
@@ -11,7 +10,7 @@ const COUNT: u16 = 16_384;
 pub(crate) struct Slot(u16);
 
 impl Slot {
-    /// The slot with this number; `None` if no Cluster has it.
+    /// The slot with this number. `None` for 16,384 and more.
     pub(crate) fn new(number: u16) -> Option<Self> {
         (number < COUNT).then_some(Self(number))
     }
@@ -26,8 +25,8 @@ impl Slot {
         self.0
     }
 
-    /// A text in braces that puts a key into this slot, if no brace comes before it in the key. Each slot has one text,
-    /// always the same one: the names of the fence counters contain it.
+    /// The hash tag of this slot, without its braces. A key with this tag is in this slot if no brace comes before the
+    /// tag. The names of fence counters contain it, so the tag of a slot must never change.
     pub(crate) fn tag(self) -> &'static str {
         let tag = &TAGS[usize::from(self.0)];
         std::str::from_utf8(tag).expect("a tag is ASCII")
@@ -104,20 +103,20 @@ const STEPS: [u16; 256] = {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Redirect {
     /// Another node serves the slot now.
-    Moved(Place),
-    /// The slot moves, and its keys of this request have moved: `ASKING` lets the other node accept this request.
-    Ask(Place),
-    /// The slot moves, and some keys of this request have moved: no node can serve it until all have.
+    Moved(RedirectTarget),
+    /// The slot is moving, and this request's keys have moved: the other node accepts this request after `ASKING`.
+    Ask(RedirectTarget),
+    /// The slot is moving, and some keys of this request have moved: no node accepts this request until all have moved.
     TryAgain,
     /// The Cluster does not serve the slot now.
     ClusterDown,
 }
 
-/// A slot and the node that serves it, by the words of another node.
+/// A slot and the node that serves it, according to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RedirectTarget {
     pub(crate) slot: Slot,
-    /// A name or an address; empty for the host of the node that replied.
+    /// A name or an address. Empty if it is the host of the node that replied.
     pub(crate) host: Box<str>,
     pub(crate) port: u16,
 }
@@ -126,8 +125,8 @@ impl Redirect {
     /// Reads the code and the detail of an error reply. `None` for any other error.
     pub(crate) fn parse(code: &str, detail: &str) -> Option<Self> {
         match code {
-            "MOVED" => Place::parse(detail).map(Self::Moved),
-            "ASK" => Place::parse(detail).map(Self::Ask),
+            "MOVED" => RedirectTarget::parse(detail).map(Self::Moved),
+            "ASK" => RedirectTarget::parse(detail).map(Self::Ask),
             "TRYAGAIN" => Some(Self::TryAgain),
             "CLUSTERDOWN" => Some(Self::ClusterDown),
             _ => None,
@@ -135,7 +134,7 @@ impl Redirect {
     }
 }
 
-impl Place {
+impl RedirectTarget {
     /// Reads `<slot> <host>:<port>`. A host that the node does not know is `?` or empty.
     fn parse(text: &str) -> Option<Self> {
         let (slot, address) = text.split_once(' ')?;
@@ -217,7 +216,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Clients of two versions that chose other tags would count tokens apart.
+    /// With other tags, clients of two versions would use different fence counters for one lock.
     #[test]
     fn tags_never_change() {
         let tags = |numbers: [u16; 6]| numbers.map(|number| Slot(number).tag());
@@ -228,7 +227,7 @@ pub(crate) mod tests {
 
     #[test]
     fn redirections_are_read() {
-        let place = |slot, host: &str, port| Place {
+        let place = |slot, host: &str, port| RedirectTarget {
             slot: Slot(slot),
             host: host.into(),
             port,
@@ -249,7 +248,7 @@ pub(crate) mod tests {
             ("a:1", None),
             ("", None),
         ] {
-            assert_eq!(Place::parse(text), wanted, "{text:?}");
+            assert_eq!(RedirectTarget::parse(text), wanted, "{text:?}");
             let (moved, ask) = (
                 wanted.clone().map(Redirect::Moved),
                 wanted.map(Redirect::Ask),

@@ -73,7 +73,7 @@ impl ClusterBuilder {
             .server
             .in_cluster()
             .arg("cluster-node-timeout", node_timeout)
-            // No replica moves to another master, and each may take over, however long it was disconnected.
+            // No replica moves to another master. Each replica may take over, however long it was disconnected.
             .arg("cluster-migration-barrier", "100")
             .arg("cluster-replica-validity-factor", "0")
             .arg("repl-diskless-sync", "yes")
@@ -223,11 +223,11 @@ impl Cluster {
         let from = self.master_of(slot);
         let slot = slot.to_string();
         let (from_id, to_id) = (self.id(from)?, self.id(to)?);
-        done(
+        run_command(
             &self.nodes[to],
             &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id],
         )?;
-        done(
+        run_command(
             &self.nodes[from],
             &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id],
         )
@@ -278,11 +278,11 @@ impl Cluster {
         let from = self.master_of(slot);
         let (slot, id) = (slot.to_string(), self.id(to)?);
         let command = ["CLUSTER", "SETSLOT", &slot, "NODE", &id];
-        done(&self.nodes[to], &command)?;
+        run_command(&self.nodes[to], &command)?;
         if from != to {
-            done(&self.nodes[from], &command)?;
+            run_command(&self.nodes[from], &command)?;
         }
-        // The others learn of it by themselves, too, but later. Replicas refuse the command.
+        // Without this, the other masters learn of the move later. Replicas refuse the command.
         for (_, node) in self.running() {
             let _ = node.command(&command)?;
         }
@@ -306,7 +306,7 @@ impl Cluster {
     /// The replica refuses, or does not take over within a minute.
     pub fn fail_over(&self, master: usize) -> Result<usize, Error> {
         let replica = self.replica_of(master);
-        done(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
+        run_command(&self.nodes[replica], &["CLUSTER", "FAILOVER"])?;
         self.wait_until_master(replica)?;
         Ok(replica)
     }
@@ -319,7 +319,7 @@ impl Cluster {
         let serves = || {
             own_line(&self.nodes[node]).is_some_and(|own| own.is_master && !own.ranges.is_empty())
         };
-        agreed(serves, "the replica did not take over")
+        wait_for_agreement(serves, "the replica did not take over")
     }
 
     /// Waits until all running nodes know a master for each slot, and each running replica follows its master.
@@ -327,7 +327,7 @@ impl Cluster {
     /// # Errors
     /// The nodes do not agree within a minute.
     pub fn wait_until_ok(&self) -> Result<(), Error> {
-        agreed(
+        wait_for_agreement(
             || self.running().all(|(_, node)| is_ok(node)),
             "the nodes do not agree",
         )
@@ -350,7 +350,7 @@ impl Cluster {
                 command.extend(slots.iter().map(String::as_str));
                 send(connection, &command)?;
             }
-            // Every node meets every other node, which takes less time than to learn of each other.
+            // Every node meets every other node. Learning of each other by gossip would take longer.
             for other in &self.nodes[..index] {
                 let port = other.port_for_nodes().to_string();
                 send(connection, &["CLUSTER", "MEET", "127.0.0.1", &port])?;
@@ -362,8 +362,8 @@ impl Cluster {
         for (index, node) in self.nodes.iter().enumerate().skip(self.masters) {
             let id = &ids[index % self.masters];
             // The replica has to know its master first.
-            agreed(
-                || done(node, &["CLUSTER", "REPLICATE", id]).is_ok(),
+            wait_for_agreement(
+                || run_command(node, &["CLUSTER", "REPLICATE", id]).is_ok(),
                 "a node does not become a replica",
             )?;
         }
@@ -373,7 +373,7 @@ impl Cluster {
                 info(node).is_some_and(|info| info.lines().any(|line| line.trim_end() == known))
             })
         };
-        agreed(all_known, "the nodes do not know each other")?;
+        wait_for_agreement(all_known, "the nodes do not know each other")?;
         self.wait_until_ok()
     }
 
@@ -401,14 +401,14 @@ fn send(connection: &mut Connection, command: &[&str]) -> Result<(), Error> {
     }
 }
 
-fn done(node: &Server, command: &[&str]) -> Result<(), Error> {
+fn run_command(node: &Server, command: &[&str]) -> Result<(), Error> {
     match node.command(command)? {
         Reply::Error(error) => Err(Error::new(format!("{command:?}: {error}"))),
         _ => Ok(()),
     }
 }
 
-fn agreed(condition: impl FnMut() -> bool, otherwise: &str) -> Result<(), Error> {
+fn wait_for_agreement(condition: impl FnMut() -> bool, otherwise: &str) -> Result<(), Error> {
     match eventually(AGREE_LIMIT, condition) {
         true => Ok(()),
         false => Err(Error::new(format!("{otherwise} within {AGREE_LIMIT:?}"))),

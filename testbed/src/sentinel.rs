@@ -35,7 +35,7 @@ impl SentinelGroupBuilder {
         self
     }
 
-    /// After this time without a reply, a sentinel takes a server for down. Defaults to 1 s.
+    /// After this time without a reply, a sentinel regards a server as down. Defaults to 1 s.
     pub fn down_after(mut self, down_after: Duration) -> Self {
         self.down_after = down_after;
         self
@@ -78,7 +78,7 @@ impl SentinelGroupBuilder {
     /// # Errors
     /// The errors of [`Server::start`]. In addition: the sentinels do not agree within 90 s.
     pub fn start(self) -> Result<SentinelGroup, Error> {
-        // A replica has as many attempts at a full copy as it needs, without a pause before each.
+        // The primary begins each full copy without a pause.
         let server = self
             .server
             .arg("repl-diskless-sync", "yes")
@@ -306,7 +306,7 @@ impl SentinelGroup {
         self.servers.iter().position(|it| self.port_of(it) == port)
     }
 
-    /// Why the group is not whole; empty if it is.
+    /// The reason why the group is not whole. Empty if it is whole.
     fn what_is_missing(&self) -> String {
         let Some(primary) = self.primary() else {
             return "the sentinels do not agree on the primary".to_owned();

@@ -175,8 +175,8 @@ fn a_small_tracking_table_is_found() {
             max_keys: 1000,
             tracked_keys: 0,
         },
-        "`tracking-table-max-keys` is 1000, and 0 keys are tracked: once the table is full, losses are found late and \
-         notifications come without a reason; set it to 10000 at least",
+        "`tracking-table-max-keys` is 1000, and 0 keys are tracked: once the table is full, losses are found late, \
+         and clients are notified although nothing changed; set it to 10000 at least",
     );
 }
 

@@ -1,4 +1,4 @@
-//! The address of a Cluster: some of its nodes, and what connections to all nodes share.
+//! The address of a Cluster: some of its nodes, and the settings that all connections share.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::store::redis::url;
 #[cfg(feature = "tls")]
 use crate::tls::TlsConfig;
 
-/// Some nodes of a Cluster, and how to connect to its nodes.
+/// Some nodes of a Cluster, and the settings of connections to all of its nodes.
 pub(crate) struct ClusterAddress {
     seeds: Vec<Address>,
-    /// An address with the login of all nodes.
+    /// The first node's address. Its login and protocol are those of all nodes.
     info: ConnectionInfo,
     credentials: Option<CredentialsCallback>,
     #[cfg(feature = "tls")]
@@ -27,7 +27,7 @@ pub(crate) struct ClusterAddress {
 }
 
 impl ClusterAddress {
-    /// Reads a URL with several hosts. `None` if `url` has another scheme.
+    /// Reads a `redis+cluster://` URL. `None` if `url` has another scheme.
     pub(crate) fn of_url(
         url: &str,
         (connect_timeout, command_timeout): (Duration, Duration),
@@ -56,7 +56,7 @@ impl ClusterAddress {
         self.tls = settings;
     }
 
-    /// Fails if the settings do not suit the address.
+    /// Fails if no endpoint can have this address with these settings: with two logins, or without TLS, for example.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.seeds
             .iter()

@@ -12,7 +12,7 @@ use crate::store::redis::Node;
 use crate::store::{ServerId, Store, Urgency};
 use crate::util::clock::MonotonicTime;
 
-/// How long after a request the maintenance runs, if it is not urgent.
+/// The delay of a maintenance that is not urgent.
 const MAINTENANCE_DELAY: Duration = Duration::from_millis(100);
 
 /// Numbers the masters of all clients, so that no two have the same number.
@@ -25,13 +25,13 @@ pub(super) struct Member {
     serial: u64,
     opened: OnceLock<Opened>,
     opening: Mutex<()>,
-    /// A request has timed out, and there was no reply since.
+    /// A request has timed out, and no reply has come since then.
     is_silent: AtomicBool,
 }
 
 struct Opened {
     node: Arc<Node>,
-    bell: Arc<Bell>,
+    requests: Arc<MaintenanceRequests>,
 }
 
 impl Member {
@@ -62,26 +62,27 @@ impl Member {
     /// The node. Calls `open` first if there is none yet.
     pub(super) fn node_or_open(
         &self,
-        open: impl FnOnce() -> Result<(Arc<Node>, Arc<Bell>), Error>,
+        open: impl FnOnce() -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error>,
     ) -> Result<&Arc<Node>, Error> {
         if let Some(opened) = self.opened.get() {
             return Ok(&opened.node);
         }
-        let _alone = self.opening.lock();
+        let _guard = self.opening.lock();
         if self.opened.get().is_none() {
-            let (node, bell) = open()?;
-            let _ = self.opened.set(Opened { node, bell });
+            let (node, requests) = open()?;
+            let _ = self.opened.set(Opened { node, requests });
         }
         let node = self.node();
         node.ok_or_else(|| Error::new(ErrorKind::Unavailable, "the node was not opened"))
     }
 
-    /// The epoch of notifications about keys of this master: two masters never have the same.
+    /// The notification epoch for keys of this master, from the epoch `of_node`. It differs from that of any other
+    /// master.
     pub(super) fn notification_epoch(&self, of_node: u64) -> u64 {
         (self.serial << 32).wrapping_add(of_node)
     }
 
-    /// Whether a request has timed out, and there was no reply since.
+    /// Whether a request has timed out, and no reply has come since then.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Relaxed)
     }
@@ -96,35 +97,35 @@ impl Member {
     /// Ends the thread of the node.
     pub(super) fn stop(&self) {
         if let Some(opened) = self.opened.get() {
-            opened.bell.stop();
+            opened.requests.stop();
         }
     }
 }
 
-/// Wakes the thread that runs the maintenance of one node.
+/// Requests for the maintenance of one node. They wake the thread that runs it.
 #[derive(Default)]
-pub(super) struct Bell {
-    state: Mutex<BellState>,
+pub(super) struct MaintenanceRequests {
+    state: Mutex<RequestState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct BellState {
-    asked: Option<Urgency>,
+struct RequestState {
+    requested: Option<Urgency>,
     is_stopped: bool,
 }
 
-impl Bell {
-    /// Asks for the maintenance of the node. Does not block.
-    pub(super) fn ring(&self, urgency: Urgency) {
+impl MaintenanceRequests {
+    /// Requests the maintenance of the node. Does not block.
+    pub(super) fn request(&self, urgency: Urgency) {
         let mut state = self.state.lock();
-        // Nearly every dropped guard rings: only the first one wakes the thread.
-        let is_news = match state.asked {
+        // Nearly every dropped guard calls this, so only the first call wakes the thread.
+        let is_sooner = match state.requested {
             None => true,
             Some(before) => before == Urgency::Soon && urgency == Urgency::Now,
         };
-        if is_news {
-            state.asked = Some(urgency);
+        if is_sooner {
+            state.requested = Some(urgency);
             self.changed.notify_one();
         }
     }
@@ -134,19 +135,19 @@ impl Bell {
         self.changed.notify_one();
     }
 
-    /// Runs the maintenance of `node` whenever the bell rings, until it is stopped or the node is gone.
+    /// Runs the maintenance of `node` at each request, until `stop` is called or the node is dropped.
     pub(super) fn run(&self, node: &Weak<Node>) {
         while self.wait() {
             let Some(node) = node.upgrade() else {
                 return;
             };
             if node.run_maintenance() {
-                self.ring(Urgency::Soon);
+                self.request(Urgency::Soon);
             }
         }
     }
 
-    /// Waits until maintenance is due. Returns false once stopped.
+    /// Waits until maintenance is due. Returns false after `stop`.
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
         let mut due = None;
@@ -154,7 +155,7 @@ impl Bell {
             if state.is_stopped {
                 return false;
             }
-            let left = match state.asked {
+            let left = match state.requested {
                 None => {
                     self.changed.wait(&mut state);
                     continue;
@@ -166,7 +167,7 @@ impl Bell {
                 }
             };
             if left.is_zero() {
-                state.asked = None;
+                state.requested = None;
                 return true;
             }
             self.changed.wait_for(&mut state, left);
@@ -180,24 +181,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_urgent_ring_ends_the_delay() {
-        let bell = Bell::default();
-        bell.ring(Urgency::Now);
-        bell.ring(Urgency::Soon);
+    fn an_urgent_request_ends_the_delay() {
+        let requests = MaintenanceRequests::default();
+        requests.request(Urgency::Now);
+        requests.request(Urgency::Soon);
         let begun = MonotonicTime::now();
-        assert!(bell.wait());
-        // The second ring was not lost in the first one: it asked for the same maintenance.
-        assert_eq!(bell.state.lock().asked, None);
-        bell.ring(Urgency::Soon);
-        assert!(bell.wait());
+        assert!(requests.wait());
+        // One maintenance serves both requests.
+        assert_eq!(requests.state.lock().requested, None);
+        requests.request(Urgency::Soon);
+        assert!(requests.wait());
         assert!(MonotonicTime::now().since(begun) >= MAINTENANCE_DELAY);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| bell.wait());
-            bell.ring(Urgency::Soon);
-            bell.ring(Urgency::Now);
+            let waiting = scope.spawn(|| requests.wait());
+            requests.request(Urgency::Soon);
+            requests.request(Urgency::Now);
             assert!(waiting.join().unwrap());
         });
-        bell.stop();
-        assert!(!bell.wait());
+        requests.stop();
+        assert!(!requests.wait());
     }
 }

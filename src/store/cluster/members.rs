@@ -40,11 +40,11 @@ impl Table {
 
     /// The master at `address`, which is added if it is new. `None` if there are too many.
     fn master_at(&mut self, address: &Address) -> Option<ServerId> {
-        let is_it = |one: &Option<Arc<Member>>| {
+        let has_address = |one: &Option<Arc<Member>>| {
             one.as_ref()
                 .is_some_and(|master| master.address() == address)
         };
-        let index = match self.masters.iter().position(is_it) {
+        let index = match self.masters.iter().position(has_address) {
             Some(index) => index,
             None => {
                 let free = self.masters.iter().position(Option::is_none);
@@ -112,7 +112,7 @@ impl Members {
         master.ok_or_else(too_many)
     }
 
-    /// Notes that the master at `to` serves `slot`. Returns true if the map said something else.
+    /// Notes that the master at `to` serves `slot`. Returns true if the map had another master.
     pub(super) fn note_moved(&self, slot: Slot, to: &Address) -> Result<bool, Error> {
         let mut table = self.table.write();
         let owner = table.master_at(to).ok_or_else(too_many)?;
@@ -156,10 +156,10 @@ impl Members {
         self.table.read().slots.lowest_of(server)
     }
 
-    /// Removes a master that serves no slot and that no other thread uses. Returns false if there is none such.
+    /// Removes `master`, unless it serves a slot or another thread uses it. Returns whether it was removed.
     pub(super) fn remove(&self, master: &Arc<Member>) -> bool {
         let mut table = self.table.write();
-        // One reference is the table's, and one the caller's.
+        // The table has one reference, and the caller has one.
         let is_used = Arc::strong_count(master) > 2;
         if is_used || table.slots.lowest_of(master.id()).is_some() {
             return false;

@@ -1,11 +1,10 @@
 //! The store of a Redis Cluster: a [`Node`] for each master that the client uses, the slot map that chooses among them,
-//! and redirects. A request of one node goes straight to that node, as on a single server. Requests of several nodes
-//! are submitted to all of them, so that a node that does not answer delays no other node's requests.
+//! and redirects. A call for one node goes straight to that node, as on a single server. A call for several nodes is
+//! submitted to all of them, so that a node without replies does not delay the requests to the others.
 //!
-//! A node refuses a request for a slot that it does not serve, before it does anything (`MOVED`, `ASK`, `TRYAGAIN`,
-//! `CLUSTERDOWN`). So such a request may be sent again as it is, an acquire also under its lease id. The caller's
-//! thread does that for its own requests. A release that no caller awaits leaves its pipeline and enters that of the
-//! other node.
+//! A node that does not serve the slot of a request refuses it before it does anything (`MOVED`, `ASK`, `TRYAGAIN`,
+//! `CLUSTERDOWN`). So the same request may be sent again, even an acquire under its lease id. Callers send their own
+//! requests again. A release that no caller awaits moves from its pipeline to the pipeline of the other node.
 
 mod address;
 mod member;
@@ -21,7 +20,7 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::environment::EnvironmentFinding;
 use crate::error::{Error, ErrorKind};
-use crate::store::cluster::member::{Bell, Member};
+use crate::store::cluster::member::{MaintenanceRequests, Member};
 use crate::store::cluster::members::Members;
 use crate::store::cluster::redirects::Attempts;
 use crate::store::cluster::refresh::Refresher;
@@ -38,13 +37,13 @@ use crate::store::{
 use crate::util::clock::MonotonicTime;
 use crate::util::id::{HolderId, LeaseId, LeaseStart};
 use crate::util::key::{Key, KeyLayout};
-use crate::util::slot::{Place, Redirect, Slot};
+use crate::util::slot::{Redirect, RedirectTarget, Slot};
 use crate::util::threads::ThreadGroup;
 
 pub(crate) use address::ClusterAddress;
 
-/// Renewals wait at most this long, after all other nodes have replied, for a node that has not replied to its last
-/// request in time. So such a node does not keep a renewal worker from the leases on the other nodes.
+/// How long renewals wait for silent nodes at most, after all other nodes have replied. A renewal worker then continues with the
+/// leases on the other nodes.
 const SILENT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The nodes of a client on a Redis Cluster.
@@ -56,19 +55,19 @@ pub(crate) struct ClusterStore {
     late_releases: Option<LateReleaseHook>,
     members: Members,
     refresher: Refresher,
-    /// Set by [`Notifications::start`]. Nodes that are opened later start their threads with it.
+    /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group.
     started: OnceLock<Started>,
-    /// How many releases have left a node for another one.
+    /// How many releases have moved from one node to another.
     rerouted: AtomicU64,
 }
 
 struct Started {
     threads: ThreadGroup,
-    /// Gets the reports of nodes.
-    of_nodes: Arc<OfOwnSlots>,
+    /// Receives the notifications of all nodes.
+    node_listener: Arc<OwnSlotsListener>,
 }
 
-/// What a caller does about an error.
+/// The next step of a caller whose request failed.
 enum Next {
     /// Send the request again, to the master of its slot.
     Again,
@@ -78,7 +77,7 @@ enum Next {
 }
 
 impl ClusterStore {
-    /// Does not connect: the first request asks for the slot map.
+    /// Does not connect. The first request asks for the slot map.
     pub(crate) fn new(
         address: ClusterAddress,
         config: &Config,
@@ -98,7 +97,7 @@ impl ClusterStore {
         })
     }
 
-    /// The master that serves `slot`. Asks for the slot map if that is not known, and waits for it until `deadline`.
+    /// The master that serves `slot`. If it is unknown, asks for the slot map and waits for it until `deadline`.
     fn owner(&self, slot: Slot, deadline: MonotonicTime) -> Result<Arc<Member>, Error> {
         if let Some(owner) = self.members.owner(slot) {
             return Ok(owner);
@@ -118,7 +117,7 @@ impl ClusterStore {
         member.node_or_open(|| self.open(member))
     }
 
-    fn open(&self, member: &Member) -> Result<(Arc<Node>, Arc<Bell>), Error> {
+    fn open(&self, member: &Member) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
         let endpoint = Arc::new(self.address.endpoint(member.address())?);
         let store = Weak::clone(&self.me);
         endpoint.epoch().on_failure(move || {
@@ -126,32 +125,37 @@ impl ClusterStore {
                 store.refresher.request();
             }
         });
-        let bell = Arc::new(Bell::default());
-        let rung = Arc::clone(&bell);
+        let maintenance = Arc::new(MaintenanceRequests::default());
+        let requests = Arc::clone(&maintenance);
         let node = Node::new(
             member.id(),
             endpoint,
             &self.config,
             self.holder.clone(),
-            Box::new(move |urgency| rung.ring(urgency)),
+            Box::new(move |urgency| requests.request(urgency)),
             self.late_releases.clone(),
             Some(Weak::clone(&self.me) as Weak<dyn ReleaseRouter>),
         );
         let node = Arc::new(node);
         node.set_shard_slot(self.shard_slot_of(member.id()));
-        if let Some(Started { threads, of_nodes }) = self.started.get() {
-            let (maintained, rung) = (Arc::downgrade(&node), Arc::clone(&bell));
-            threads.spawn("leasehold-node", move || rung.run(&maintained))?;
-            let listener = Arc::clone(of_nodes) as Arc<dyn Listener>;
-            node.start(threads, listener).inspect_err(|_| bell.stop())?;
+        if let Some(Started {
+            threads,
+            node_listener,
+        }) = self.started.get()
+        {
+            let (maintained, requests) = (Arc::downgrade(&node), Arc::clone(&maintenance));
+            threads.spawn("leasehold-node", move || requests.run(&maintained))?;
+            let listener = Arc::clone(node_listener) as Arc<dyn Listener>;
+            node.start(threads, listener)
+                .inspect_err(|_| maintenance.stop())?;
         }
-        Ok((node, bell))
+        Ok((node, maintenance))
     }
 
-    /// The slot that names the shard channels of a node: all clients with the same slot map choose the same one.
+    /// The slot in the names of a node's shard channels. All clients with the same slot map choose the same slot.
     fn shard_slot_of(&self, server: ServerId) -> Option<Slot> {
         match self.config.layout {
-            // All keys and channels have the slot of the prefix.
+            // All keys and channels have the slot of the prefix's hash tag.
             KeyLayout::OneSlot => {
                 let slot = Slot::of(&self.config.prefix);
                 self.members.is_owner(server, slot).then_some(slot)
@@ -168,8 +172,8 @@ impl ClusterStore {
             .collect()
     }
 
-    /// Decides what to do about the error of a request to `member`. Waits before a request that is not sent at once.
-    fn after(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> Next {
+    /// Handles the error of a request to `member`: corrects the slot map, and waits if the next attempt needs a pause.
+    fn on_error(&self, member: &Arc<Member>, error: Error, attempts: &mut Attempts) -> Next {
         let Some(redirect) = error.redirect() else {
             if error.is_unavailable() {
                 // The master may have failed, and a replica may take over.
@@ -177,12 +181,12 @@ impl ClusterStore {
             }
             return Next::End(error);
         };
-        self.learn(member, redirect);
+        self.note_redirect(member, redirect);
         if let Err(error) = attempts.wait(redirect) {
             return Next::End(error);
         }
         match redirect {
-            Redirect::Ask(place) => match self.members.at(&address_of(place, member)) {
+            Redirect::Ask(target) => match self.members.at(&address_of(target, member)) {
                 Ok(target) => Next::Ask(target),
                 Err(error) => Next::End(error),
             },
@@ -190,13 +194,13 @@ impl ClusterStore {
         }
     }
 
-    /// Corrects the slot map by a redirect of `member`, and asks for a new one.
-    fn learn(&self, member: &Member, redirect: &Redirect) {
+    /// Corrects the slot map after a redirect of `member`. Asks for a new map after `MOVED` and `CLUSTERDOWN`.
+    fn note_redirect(&self, member: &Member, redirect: &Redirect) {
         match redirect {
-            Redirect::Moved(place) => {
-                let to = address_of(place, member);
-                if self.members.note_moved(place.slot, &to).unwrap_or(false) {
-                    self.refresher.note_moved(place.slot);
+            Redirect::Moved(target) => {
+                let to = address_of(target, member);
+                if self.members.note_moved(target.slot, &to).unwrap_or(false) {
+                    self.refresher.note_moved(target.slot);
                 }
                 self.refresher.request();
             }
@@ -205,14 +209,14 @@ impl ClusterStore {
         }
     }
 
-    /// Sends one command to the node that serves its slot, and follows redirects. Sets `is_taken` if the command, a
-    /// release, is left with the node that has failed, which tries it again.
+    /// Sends one command to the node that serves its slot, and follows redirects. After an error, `is_kept` says that
+    /// the last node repeats the command by itself if it is a release.
     fn send(
         &self,
         command: &Command,
         slot: Slot,
         deadline: MonotonicTime,
-        is_taken: &mut bool,
+        is_kept: &mut bool,
     ) -> Outcome {
         let mut attempts = Attempts::until(deadline);
         let mut asked = None;
@@ -222,7 +226,7 @@ impl ClusterStore {
                 Some(target) => target,
                 None => self.owner(slot, deadline)?,
             };
-            *is_taken = false;
+            *is_kept = false;
             let node = self.node(&member)?;
             let outcome = match is_asked {
                 false => node.execute_one(command.clone(), deadline),
@@ -238,8 +242,8 @@ impl ClusterStore {
             if error.kind() == ErrorKind::Timeout {
                 member.note_reply(false);
             }
-            *is_taken = error.redirect().is_none();
-            match self.after(&member, error, &mut attempts) {
+            *is_kept = error.redirect().is_none();
+            match self.on_error(&member, error, &mut attempts) {
                 Next::Again => {}
                 Next::Ask(target) => asked = Some(target),
                 Next::End(error) => return Err(error),
@@ -247,30 +251,31 @@ impl ClusterStore {
         }
     }
 
-    /// As [`send`](Self::send). A release that no node has carried out is queued, for the background to try it again.
-    fn send_or_keep(&self, command: Command, deadline: MonotonicTime) -> Outcome {
+    /// As [`send`](Self::send). A release that no node keeps is queued, and the background repeats it.
+    fn send_or_queue(&self, command: Command, deadline: MonotonicTime) -> Outcome {
         let Some(slot) = command.key().map(Key::slot) else {
             return self.flush(deadline).map(|()| Reply::Done);
         };
-        let mut is_taken = false;
-        let outcome = self.send(&command, slot, deadline, &mut is_taken);
+        let mut is_kept = false;
+        let outcome = self.send(&command, slot, deadline, &mut is_kept);
         if let (Command::Release { .. }, Err(error)) = (&command, &outcome)
-            && !is_taken
+            && !is_kept
         {
-            self.keep_release(command, error);
+            self.queue_late_release(command, error);
         }
         outcome
     }
 
-    /// Queues a release at the node of its slot, or at any node, which redirects it.
-    fn keep_release(&self, release: Command, error: &Error) {
+    /// Reports a release as late, because of `error`, and queues it at the node of its slot. If that node is unknown,
+    /// queues it at any node, which will be redirected.
+    fn queue_late_release(&self, release: Command, error: &Error) {
         let owner = release.key().and_then(|key| self.members.owner(key.slot()));
         let Some(member) = owner.or_else(|| self.members.any()) else {
             // Without any master, no lease was granted.
             return;
         };
         if let Ok(node) = self.node(&member) {
-            node.keep_release(release, error);
+            node.queue_late_release(release, error);
         }
     }
 
@@ -317,25 +322,25 @@ impl ClusterStore {
         let (submitted, completions) = Submitted::new(count);
         let mut completions = completions.into_iter();
         let mut deadline = MonotonicTime::now();
-        // Which outcomes are waited for until the deadline: not those of renewals on silent nodes.
-        let mut is_patient = Vec::with_capacity(count);
+        // Whether to wait for an outcome until the deadline. Renewals on silent nodes have less time.
+        let mut is_required = Vec::with_capacity(count);
         for (member, indices) in groups {
             let Some(node) = member.node() else { continue };
             let mut commands = Vec::with_capacity(indices.len());
             for index in indices {
                 let request = &requests[*index];
                 let is_renewal = matches!(request.command, Command::Renew { .. });
-                is_patient.push(!(is_renewal && member.is_silent()));
+                is_required.push(!(is_renewal && member.is_silent()));
                 deadline = deadline.max(request.deadline);
                 commands.extend(completions.next().map(|one| (request.command.clone(), one)));
             }
             node.submit(commands);
         }
-        let are_there = |outcomes: &[Option<Outcome>]| {
-            let mut awaited = outcomes.iter().zip(&is_patient);
-            awaited.all(|(outcome, is_patient)| outcome.is_some() || !is_patient)
+        let are_complete = |outcomes: &[Option<Outcome>]| {
+            let mut awaited = outcomes.iter().zip(&is_required);
+            awaited.all(|(outcome, is_required)| outcome.is_some() || !is_required)
         };
-        if submitted.wait(deadline, are_there) && !is_patient.iter().all(|patient| *patient) {
+        if submitted.wait(deadline, are_complete) && !is_required.iter().all(|required| *required) {
             let soon = MonotonicTime::now().after(SILENT_TIMEOUT).min(deadline);
             let _ = submitted.wait(soon, |outcomes| outcomes.iter().all(Option::is_some));
         }
@@ -358,9 +363,9 @@ impl ClusterStore {
         }
     }
 
-    /// Handles a change of the slot map: brings queued releases to the nodes that serve their slots now, and reports
-    /// the keys of `moved` as changed, so that they are read and tracked there.
-    fn after_changes(&self, moved: &[Slot]) {
+    /// Handles slots that have moved: brings queued releases to the nodes that serve the slots now. Reports the keys of
+    /// `moved` as changed, so that the new nodes read and track them.
+    fn on_moved(&self, moved: &[Slot]) {
         if moved.is_empty() {
             return;
         }
@@ -374,7 +379,7 @@ impl ClusterStore {
             for slot in moved {
                 is_moved[usize::from(slot.number())] = true;
             }
-            let listener = &started.of_nodes.listener;
+            let listener = &started.node_listener.listener;
             listener.all_changed(ServerId::ONLY, &|key| {
                 is_moved[usize::from(key.slot().number())]
             });
@@ -402,7 +407,8 @@ impl ClusterStore {
         }
     }
 
-    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if some have work.
+    /// Closes the nodes of masters that serve no slot any more and have no work left. Returns true if such a master
+    /// still has work.
     fn close_unused(&self) -> bool {
         let mut are_left = false;
         for member in self.members.all() {
@@ -410,7 +416,7 @@ impl ClusterStore {
                 continue;
             }
             if let Some(node) = member.node() {
-                // Some may have been queued since the slots moved, and the node may be gone.
+                // Callers may have queued releases here after the slots moved, and the server may be gone.
                 self.reroute_releases(&member, node);
             }
             let is_idle = member.node().is_none_or(|node| node.is_idle());
@@ -428,18 +434,18 @@ impl ClusterStore {
     }
 
     /// The master of `key`, if its node is open.
-    fn opened(&self, key: &Key) -> Option<Arc<Member>> {
+    fn open_owner(&self, key: &Key) -> Option<Arc<Member>> {
         let owner = self.members.owner(key.slot())?;
         owner.node().is_some().then_some(owner)
     }
 }
 
 /// The address that `member` gave in a redirect.
-fn address_of(place: &Place, member: &Member) -> Address {
-    resolved(&place.host, place.port, member.address())
+fn address_of(target: &RedirectTarget, member: &Member) -> Address {
+    resolved(&target.host, target.port, member.address())
 }
 
-/// Notes whether a node has replied to any of its requests.
+/// Notes that a node has replied if any request succeeded, or that it is silent if none did and one timed out.
 fn note_replies<'a>(
     member: &Member,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
@@ -456,7 +462,7 @@ fn note_replies<'a>(
 }
 
 impl ClusterStore {
-    /// The masters that this client uses; one master at least.
+    /// The masters that this client uses. If it uses none yet, opens one.
     fn masters(&self) -> Result<Vec<Arc<Node>>, Error> {
         let mut nodes: Vec<Arc<Node>> = Vec::new();
         for member in self.members.all() {
@@ -479,13 +485,12 @@ impl Store for ClusterStore {
     fn execute(&self, requests: &mut [Request]) {
         if let [request] = requests {
             let (command, deadline) = (request.command.clone(), request.deadline);
-            request.outcome = Some(self.send_or_keep(command, deadline));
+            request.outcome = Some(self.send_or_queue(command, deadline));
             return;
         }
         let mut all: Vec<&mut Request> = requests.iter_mut().collect();
         self.send_round(&mut all);
-        // The slot map is right now for all slots that have moved, unless they move on. So the second round sends the
-        // redirected requests together.
+        // First note all redirects, so that the second round sends the redirected requests together.
         let mut again: Vec<&mut Request> = Vec::new();
         for request in all {
             let Some(Err(error)) = &request.outcome else {
@@ -494,7 +499,7 @@ impl Store for ClusterStore {
             match (error.redirect(), request.command.key()) {
                 (Some(redirect), Some(key)) => {
                     if let Some(member) = self.members.owner(key.slot()) {
-                        self.learn(&member, redirect);
+                        self.note_redirect(&member, redirect);
                     }
                     again.push(request);
                 }
@@ -510,15 +515,15 @@ impl Store for ClusterStore {
                 continue;
             }
             let (command, deadline) = (request.command.clone(), request.deadline);
-            request.outcome = Some(self.send_or_keep(command, deadline));
+            request.outcome = Some(self.send_or_queue(command, deadline));
         }
     }
 
     fn execute_one(&self, command: Command, deadline: MonotonicTime) -> Result<Reply, Error> {
-        self.send_or_keep(command, deadline)
+        self.send_or_queue(command, deadline)
     }
 
-    /// Follows no redirects: a caller that asks several stores may ask again.
+    /// Follows no redirects. A redirect is the outcome, and the caller decides whether to submit again.
     fn submit(&self, requests: Vec<(Command, Completion)>) {
         for (command, completion) in requests {
             let owner = command.key().and_then(|key| self.members.owner(key.slot()));
@@ -563,12 +568,12 @@ impl Store for ClusterStore {
             Some(node) => node.send_release(release),
             None => {
                 let message = "the node of the lock's slot is not known";
-                self.keep_release(release, &Error::new(ErrorKind::Unavailable, message));
+                self.queue_late_release(release, &Error::new(ErrorKind::Unavailable, message));
             }
         }
     }
 
-    /// Each node has a thread for that.
+    /// Does nothing: each node has a maintenance thread of its own.
     fn run_maintenance(&self) -> bool {
         false
     }
@@ -581,7 +586,7 @@ impl Store for ClusterStore {
     }
 
     fn suspect_connections(&self, key: &Key) {
-        if let Some(member) = self.opened(key)
+        if let Some(member) = self.open_owner(key)
             && let Some(node) = member.node()
         {
             node.suspect_connections(key);
@@ -593,8 +598,8 @@ impl Store for ClusterStore {
         self.open_nodes().iter().for_each(|node| node.end());
     }
 
-    /// Flushes all nodes at the same time, so that one that does not answer takes no time from the others. Begins again
-    /// if a release went from one node to another meanwhile.
+    /// Flushes all nodes at the same time, so that a node without replies takes no time from the others. Begins again
+    /// if a release moved from one node to another meanwhile.
     fn flush(&self, deadline: MonotonicTime) -> Result<(), Error> {
         loop {
             let rerouted = self.rerouted.load(Ordering::SeqCst);
@@ -629,7 +634,7 @@ fn flush_all(nodes: &[Arc<Node>], deadline: MonotonicTime) -> Result<(), Error> 
             let thread = std::thread::Builder::new().name("leasehold-flush".to_owned());
             let flushed = Arc::clone(&node);
             let spawned = thread.spawn_scoped(scope, move || node.flush(deadline));
-            // Without a thread, one node after another is flushed.
+            // If no thread can start, this thread flushes the node.
             spawned.map_err(|_| flushed.flush(deadline))
         };
         let flushes: Vec<_> = nodes.iter().map(flush).collect();
@@ -644,13 +649,13 @@ fn flush_all(nodes: &[Arc<Node>], deadline: MonotonicTime) -> Result<(), Error> 
 
 impl Notifications for ClusterStore {
     fn start(&self, threads: &ThreadGroup, listener: Arc<dyn Listener>) -> Result<(), Error> {
-        let of_nodes = Arc::new(OfOwnSlots {
+        let node_listener = Arc::new(OwnSlotsListener {
             store: Weak::clone(&self.me),
             listener,
         });
         let started = Started {
             threads: threads.clone(),
-            of_nodes,
+            node_listener,
         };
         let _ = self.started.set(started);
         let Some(store) = self.me.upgrade() else {
@@ -670,7 +675,7 @@ impl Notifications for ClusterStore {
     }
 
     fn request(&self, key: &Key) {
-        if let Some(member) = self.opened(key)
+        if let Some(member) = self.open_owner(key)
             && let Some(node) = member.node()
         {
             node.request(key);
@@ -700,14 +705,14 @@ impl Notifications for ClusterStore {
     }
 
     fn queue_mode(&self, key: &Key) -> QueueMode {
-        let member = self.opened(key);
+        let member = self.open_owner(key);
         let node = member.as_ref().and_then(|member| member.node());
         node.map_or(QueueMode::None, |node| node.queue_mode(key))
     }
 
-    /// The number contains the master, so it changes when the key's slot moves.
+    /// The epoch contains the master's number, so it changes when the key's slot moves.
     fn epoch(&self, key: &Key) -> u64 {
-        let member = self.opened(key);
+        let member = self.open_owner(key);
         member.map_or(0, |member| {
             let epoch = member.node().map_or(0, |node| node.epoch(key));
             member.notification_epoch(epoch)
@@ -729,7 +734,7 @@ impl Transactions for ClusterStore {
 
     fn note_failure(&self, key: &Key, error: &Error) {
         match (error.redirect(), self.members.owner(key.slot())) {
-            (Some(redirect), Some(owner)) => self.learn(&owner, redirect),
+            (Some(redirect), Some(owner)) => self.note_redirect(&owner, redirect),
             _ => self.refresher.request(),
         }
     }
@@ -745,12 +750,12 @@ impl ReleaseRouter for ClusterStore {
         let Some(member) = self.members.get(from) else {
             return Some(release);
         };
-        self.learn(&member, redirect);
-        let (Redirect::Moved(place) | Redirect::Ask(place)) = redirect else {
+        self.note_redirect(&member, redirect);
+        let (Redirect::Moved(target) | Redirect::Ask(target)) = redirect else {
             return Some(release);
         };
         release.route.is_asking = matches!(redirect, Redirect::Ask(_));
-        let target = self.members.at(&address_of(place, &member));
+        let target = self.members.at(&address_of(target, &member));
         match target.as_ref().map(|target| self.node(target)) {
             Ok(Ok(node)) => {
                 self.rerouted.fetch_add(1, Ordering::SeqCst);
@@ -762,13 +767,13 @@ impl ReleaseRouter for ClusterStore {
     }
 }
 
-/// Passes the reports of nodes on. What a node reports of all keys concerns the keys in its slots only.
-struct OfOwnSlots {
+/// Passes the notifications of nodes on. If a node reports all keys as changed, only the keys in its slots are meant.
+struct OwnSlotsListener {
     store: Weak<ClusterStore>,
     listener: Arc<dyn Listener>,
 }
 
-impl Listener for OfOwnSlots {
+impl Listener for OwnSlotsListener {
     fn granted(&self, server: ServerId, key: &Key, lease: LeaseId, grant: GrantMessage) {
         self.listener.granted(server, key, lease, grant);
     }
@@ -781,7 +786,7 @@ impl Listener for OfOwnSlots {
         self.listener.forced(server, key, lease, by);
     }
 
-    /// A node reports a key as deleted when its slot moves away. The new node reads the key then.
+    /// A node also reports a key as deleted when its slot moves away. The client then reads the key on the new node.
     fn changed(&self, server: ServerId, key: &Key) -> Option<TrackedKey> {
         self.listener.changed(server, key)
     }

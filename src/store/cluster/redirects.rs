@@ -1,4 +1,4 @@
-//! The attempts of one request that nodes redirect: how many there may be, and the pauses between them.
+//! The attempts of one request that nodes redirect: their pauses and their end.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use crate::util::clock::MonotonicTime;
 use crate::util::slot::Redirect;
 use crate::util::sync::park_timeout;
 
-/// How many redirects a request follows without a pause. More mean that the nodes do not agree.
+/// How many redirects a request follows without a pause. After more of them, the nodes probably disagree.
 const WITHOUT_PAUSE: u32 = 3;
-/// The pause while a slot moves or has no master, or nodes do not agree. It doubles each time.
+/// The first pause while a slot moves, has no master, or nodes disagree. The pause doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -53,8 +53,8 @@ impl Attempts {
 /// The error of a request that no node has carried out by its deadline.
 pub(super) fn given_up(redirect: &Redirect) -> Error {
     let what = match redirect {
-        Redirect::Moved(place) | Redirect::Ask(place) => {
-            let slot = place.slot.number();
+        Redirect::Moved(target) | Redirect::Ask(target) => {
+            let slot = target.slot.number();
             format!("the nodes of the Cluster do not agree who serves slot {slot} (MOVED); nothing was done")
         }
         Redirect::TryAgain => {

@@ -1,5 +1,5 @@
-//! Keeps the slot map up to date: one thread asks a node for it when a request was redirected or failed, one node after
-//! another, at bounded intervals. It also closes nodes that are not used any more.
+//! Keeps the slot map up to date. After a redirect or a failed request, one thread asks the nodes in turn for the map,
+//! at bounded intervals. The thread also closes nodes that are not used any more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::store::redis::connection::{Endpoint, ReplyContents};
 use crate::util::clock::MonotonicTime;
 use crate::util::slot::Slot;
 
-/// The least time between two questions for the slot map. It doubles while the answers bring nothing new.
+/// The shortest time between two questions for the slot map. It doubles as long as the answers change nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// After this time without a question, the pauses begin at [`FIRST_PAUSE`] again.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often it is checked whether a node that serves no slot has finished its work.
+/// How often the thread checks whether nodes that serve no slot have finished their work.
 const CHECK_UNUSED: Duration = Duration::from_millis(500);
 
 /// Wakes the thread that asks for the slot map, and the callers that wait for the answer.
@@ -34,17 +34,17 @@ struct RefreshState {
     is_wanted: bool,
     is_stopped: bool,
     is_closed: bool,
-    /// How many answers, or failures of all nodes, there were.
+    /// The number of rounds so far. A round ends with an answer, or when all nodes have failed.
     rounds: u64,
     /// The error of the last round.
     error: Option<Error>,
-    /// Slots that redirects have moved in the map. Each is noted once for each change, and all are taken at once.
+    /// The slots that redirects have moved in the map since the thread last took them.
     moved: Vec<Slot>,
     /// The node that is being asked.
     asked: Option<Arc<Endpoint>>,
 }
 
-/// What the thread has to do.
+/// The work that the thread has to do.
 struct Work {
     moved: Vec<Slot>,
     refreshes: bool,
@@ -69,7 +69,7 @@ impl Refresher {
         }
     }
 
-    /// Asks for a new slot map, and waits for it until `deadline`. Returns the error if no node gave one.
+    /// Asks for a new slot map, and waits for it until `deadline`. Returns an error if no node has answered.
     pub(super) fn refresh_by(&self, deadline: MonotonicTime) -> Option<Error> {
         let mut state = self.state.lock();
         let before = state.rounds;
@@ -97,7 +97,7 @@ impl Refresher {
         }
     }
 
-    /// Makes no connection from now on.
+    /// Ends the thread and its connection. The refresher makes no other connection.
     pub(super) fn close(&self) {
         self.state.lock().is_closed = true;
         self.stop();
@@ -125,7 +125,7 @@ impl Refresher {
         }
     }
 
-    /// Notes the node that is being asked, for `stop`. Fails once stopped.
+    /// Notes the node that is asked next, so that `stop` can close its connection. Fails after `stop`.
     fn begin(&self, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
         let mut state = self.state.lock();
         if state.is_stopped {
@@ -151,7 +151,7 @@ pub(super) fn run(store: &ClusterStore) {
     let mut asked_at = MonotonicTime::now();
     let mut check_at = None;
     while let Some(work) = store.refresher.wait(asked_at.after(pause), check_at) {
-        store.after_changes(&work.moved);
+        store.on_moved(&work.moved);
         if work.refreshes {
             let now = MonotonicTime::now();
             let was_quiet = now.since(asked_at) > QUIET;
@@ -167,15 +167,15 @@ pub(super) fn run(store: &ClusterStore) {
                 false => (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE),
             };
             store.refresher.end_round(error);
-            store.after_changes(&moved);
+            store.on_moved(&moved);
         }
-        let are_left = store.close_unused();
-        check_at = are_left.then(|| MonotonicTime::now().after(CHECK_UNUSED));
+        let has_unused = store.close_unused();
+        check_at = has_unused.then(|| MonotonicTime::now().after(CHECK_UNUSED));
     }
 }
 
-/// Asks one node after another for the slot map, another one first in each round. Nodes that have not replied to their
-/// last request come last.
+/// Asks one node after another for the slot map, until one answers. Each round begins with another node. Silent nodes
+/// come last.
 fn ask_nodes(
     store: &ClusterStore,
     endpoints: &mut HashMap<Address, Arc<Endpoint>>,
@@ -258,7 +258,7 @@ mod tests {
             }
             let work = refresher.wait(MonotonicTime::now(), None).unwrap();
             assert!(work.refreshes && work.moved.is_empty());
-            // A caller that comes late asks again, so this answers until all are done.
+            // A caller that starts late asks again, so answer until all callers have returned.
             while callers.iter().any(|caller| !caller.is_finished()) {
                 refresher.end_round(None);
                 thread::yield_now();

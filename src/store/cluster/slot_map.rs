@@ -9,9 +9,9 @@ use crate::util::slot::Slot;
 pub(super) const SLOTS: usize = 16_384;
 /// The most masters that a client uses at a time.
 pub(super) const MAX_MASTERS: usize = 128;
-/// The most addresses that are kept to ask for the slot map, beside those of the URL.
+/// The most addresses of replicas that are kept. They, too, are asked for the slot map.
 pub(super) const MAX_KNOWN: usize = 256;
-/// The address of a node, as the URL or another node has it.
+/// The address of a node, from the URL or from another node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) host: String,
@@ -34,7 +34,7 @@ impl SlotMap {
         (owner != NONE).then_some(ServerId(owner))
     }
 
-    /// Makes `owner` the master of `slot`. Returns false if it was so before.
+    /// Makes `owner` the master of `slot`. Returns whether `slot` had another master before.
     pub(super) fn set(&mut self, slot: Slot, owner: ServerId) -> bool {
         let before = std::mem::replace(&mut self.0[usize::from(slot.number())], owner.0);
         before != owner.0
@@ -62,7 +62,7 @@ impl SlotRange {
     }
 }
 
-/// Reads the reply to `CLUSTER SLOTS` of the node at `asked`. `None` if it is no such reply.
+/// Reads the reply of the node at `asked` to `CLUSTER SLOTS`. `None` for any other value.
 pub(super) fn read_ranges(reply: Value, asked: &Address) -> Option<Vec<SlotRange>> {
     let Value::Array(ranges) = reply else {
         return None;
@@ -100,7 +100,7 @@ fn slot(value: &Value) -> Option<Slot> {
     Slot::new(u16::try_from(*number).ok()?)
 }
 
-/// Reads `[host, port, ..]`. Without a host (`nil`, `""` or `?`), the node has the host of the node that was asked.
+/// Reads `[host, port, ..]`. A missing host (`nil`, `""` or `?`) is that of the node that was asked.
 fn read_node(node: &Value, asked: &Address) -> Option<Address> {
     let Value::Array(parts) = node else {
         return None;

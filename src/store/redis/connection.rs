@@ -34,7 +34,7 @@ pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 /// A server, and how to connect to it.
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
-    /// The sentinels that name the server. If there are some, the address of `info` is not used.
+    /// The sentinels that name the server. `None` if `info` has its address.
     sentinels: Option<Sentinels>,
     /// Set by [`set_up_tls`](Self::set_up_tls) if the address has TLS.
     #[cfg(feature = "tls")]
@@ -47,9 +47,9 @@ pub(crate) struct Endpoint {
     last_error: Mutex<Option<Error>>,
     epoch: Arc<Epoch>,
     opening: Mutex<Opening>,
-    /// The server must be a node of a Cluster. Otherwise it must not be.
+    /// Whether the server must be a node of a Cluster. If false, it must not be one.
     is_in_cluster: bool,
-    /// Called after the first connection was opened by the pool.
+    /// Called once, after the pool has opened the first connection.
     on_first_connection: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     /// The client's id, a part of the names of its connections. Not set yet while `Builder::build` tries the address.
     holder: OnceLock<HolderId>,
@@ -137,7 +137,7 @@ impl Endpoint {
         }
     }
 
-    /// Lets connections fail unless the server is a node of a Cluster.
+    /// From now on, connections fail unless the server is a node of a Cluster.
     pub(crate) fn expect_cluster(&mut self) {
         self.is_in_cluster = true;
     }
@@ -203,8 +203,8 @@ impl Endpoint {
         self.sentinels.as_ref()
     }
 
-    /// `info` with the login for a new connection, and `deadline`, later by the time that the user's callback took. The
-    /// socket must be connected before: while a server is away, no callback is called. The caller must hold no mutex.
+    /// Asks the user's callback for a login. Returns `info` with it, and `deadline` plus the time that the callback took.
+    /// Call it after the socket is connected, so that no login is made for a server that is away. Hold no mutex.
     pub(super) fn with_login<'a>(
         &self,
         info: Cow<'a, ConnectionInfo>,
@@ -224,7 +224,7 @@ impl Endpoint {
         Ok((Cow::Owned(info), deadline))
     }
 
-    /// The address to connect to, and the sentinel that has named it, if there are sentinels. Asks them by `deadline`.
+    /// Returns the fixed address, or asks the sentinels by `deadline` for that of the primary.
     pub(super) fn find_server(&self, deadline: MonotonicTime) -> Result<FoundServer<'_>, Error> {
         let Some(sentinels) = &self.sentinels else {
             let info = Cow::Borrowed(&self.info);
@@ -242,14 +242,14 @@ impl Endpoint {
         })
     }
 
-    /// Makes all connections suspect, and ends the attempts to connect: the server is no longer the primary.
+    /// Follows a fail-over: makes all connections suspect, and ends the attempts to connect to the old primary.
     pub(super) fn follow_switch(&self) {
         self.epoch.suspect();
         let opening = self.opening.lock();
         opening.sockets.iter().for_each(Closer::close);
     }
 
-    /// Fails unless `role` is that of a primary. Then the sentinel `by` is asked last.
+    /// Fails if `role` is not that of a primary. From then on, the sentinel `by` is asked last.
     pub(super) fn check_role(
         &self,
         attempted: Attempted<'_>,
@@ -280,7 +280,7 @@ impl Endpoint {
     }
 
     /// Calls the hook, unless it was called before.
-    pub(crate) fn has_connected(&self) {
+    pub(crate) fn run_first_connection_hook(&self) {
         let hook = self.on_first_connection.lock().take();
         if let Some(hook) = hook {
             hook();
@@ -304,7 +304,7 @@ impl Endpoint {
         }
     }
 
-    /// The address for errors of requests: with sentinels, that of the server that they named last.
+    /// The server's address, for errors of requests. With sentinels, that is the primary that they named last.
     pub(crate) fn address_of_server(&self) -> String {
         let last = self.sentinels.as_ref().and_then(Sentinels::last_primary);
         last.map_or_else(|| self.address(), |server| server.to_string())
@@ -370,8 +370,8 @@ impl Endpoint {
     }
 
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The time
-    /// that the callback for credentials takes does not count. If a sentinel has named a server that is no primary, or
-    /// names another server meanwhile, begins again. Fails at once after [`close`](Self::close).
+    /// that the callback for credentials takes does not count. Begins again if a sentinel has named a server that is no
+    /// primary, or names another primary meanwhile. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         loop {
@@ -403,7 +403,7 @@ impl Endpoint {
         self.sentinels.as_ref().map_or(0, Sentinels::doubts)
     }
 
-    /// As [`open`](Self::open), once. Sets `closer` once the socket is connected, and leaves it in `opening`.
+    /// One attempt of [`open`](Self::open). Once the socket is connected, sets `closer` to it, and leaves it in `opening`.
     fn open_and_note(
         &self,
         deadline: MonotonicTime,
@@ -495,7 +495,7 @@ impl r2d2::ManageConnection for Connector {
         if opened.is_err() {
             self.0.epoch.note_failure();
         } else {
-            self.0.has_connected();
+            self.0.run_first_connection_hook();
         }
         opened
     }
@@ -596,7 +596,7 @@ impl Connection {
         }
     }
 
-    /// Sends a command, and returns its reply, unless that is an error. Fails if it does not come by `deadline`.
+    /// Sends a command, and returns its reply. Fails if the reply is an error, or does not come by `deadline`.
     pub(crate) fn ask(
         &mut self,
         command: &str,

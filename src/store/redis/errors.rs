@@ -197,7 +197,7 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
     Error::new(kind, text).with_redirect(Redirect::parse(code, detail))
 }
 
-/// What an operator can do about an error reply, where the reply does not say it.
+/// The next step of an operator after an error reply. `None` if the reply itself is enough.
 fn next_step(kind: ErrorKind, code: &str) -> Option<&'static str> {
     match (kind, code) {
         (ErrorKind::Denied, "NOPERM" | "ERR") => {

@@ -160,9 +160,9 @@ impl Node {
     }
 
     /// Reports a release that no node has carried out as late, and queues it.
-    pub(crate) fn keep_release(&self, release: Command, error: &Error) {
+    pub(crate) fn queue_late_release(&self, release: Command, error: &Error) {
         if let Some(pipeline) = release.key().map(|key| self.pipeline_of_key(key)) {
-            pipeline.keep_release(release, error);
+            pipeline.queue_late_release(release, error);
         }
     }
 
@@ -292,8 +292,8 @@ impl Store for Node {
         self.shared.endpoint.on_first_connection(hook);
     }
 
-    fn has_connected(&self) {
-        self.shared.endpoint.has_connected();
+    fn run_first_connection_hook(&self) {
+        self.shared.endpoint.run_first_connection_hook();
     }
 
     fn send_release(&self, release: Command) {

@@ -8,10 +8,10 @@ use crate::store::redis::sentinel::SentinelUrl;
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
-/// What is wrong with a URL.
+/// The fault of a URL, for an error message.
 pub(super) struct Fault {
     pub(super) what: String,
-    /// Whether the message should say which form a URL has.
+    /// Whether the message should add the form of a valid URL.
     shows_form: bool,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, String> {
     })
 }
 
-/// As [`parse`], with errors that do not say which form a URL has.
+/// As [`parse`], but the errors do not add the form of a valid URL.
 pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
     let fault = || Fault::of_form(fault(url));
     let mut parsed = redis::parse_redis_url(url).ok_or_else(fault)?;
@@ -98,8 +98,8 @@ pub(super) fn parse_single(url: &str) -> Result<ConnectionInfo, Fault> {
     }
 }
 
-/// Reads the addresses of several nodes of a Cluster, with the login of all of them, as [`parse`] does. `None` if `url`
-/// has another scheme.
+/// Reads a `redis+cluster://` URL: one [`ConnectionInfo`] for each of its nodes, all with the same login. `None` if
+/// `url` has another scheme.
 pub(crate) fn parse_cluster(url: &str) -> Option<Result<Vec<ConnectionInfo>, String>> {
     let (scheme, rest) = url.split_once("://")?;
     let scheme = scheme.to_ascii_lowercase();
@@ -119,7 +119,7 @@ pub(crate) fn parse_cluster(url: &str) -> Option<Result<Vec<ConnectionInfo>, Str
     ))
 }
 
-/// A URL for each of the hosts in `rest`, the part of a URL behind `://`: with the same login and options.
+/// A URL of one server for each host in `rest`, which is the part of a URL behind `://`. Login and options are the same.
 fn each_host(scheme: &str, rest: &str) -> impl Iterator<Item = String> {
     let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (login, hosts) = match authority.rfind('@') {
@@ -141,7 +141,7 @@ pub(crate) fn cluster_url(info: &ConnectionInfo) -> String {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
             format!("{scheme}+cluster://{}", host_and_port(host, *port))
         }
-        // The nodes of a Cluster have no sockets that their Cluster knows of.
+        // A Unix socket: the Cluster knows its nodes by host and port only.
         _ => format!("{scheme}+cluster://host:port"),
     }
 }

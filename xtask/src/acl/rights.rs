@@ -8,9 +8,9 @@ pub struct Feature {
     /// The calls or settings that need it.
     pub title: &'static str,
     pub commands: &'static [Right],
-    /// What happens if the user has other rights, but not these.
+    /// The effect if the user lacks these rights.
     pub without: &'static str,
-    /// Whether a rule contains it if the caller chooses no features.
+    /// Whether a rule contains the feature if the caller chooses none.
     pub is_usual: bool,
 }
 
@@ -135,7 +135,7 @@ pub const FEATURES: &[Feature] = &[
     },
 ];
 
-/// The features with these names. Fails with the first name that there is not.
+/// The features with these names. Fails with the first unknown name.
 pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str> {
     let find = |name: &&'a str| {
         let found = FEATURES.iter().find(|feature| feature.name == *name);
@@ -144,7 +144,7 @@ pub fn features<'a>(names: &[&'a str]) -> Result<Vec<&'static Feature>, &'a str>
     names.iter().map(find).collect()
 }
 
-/// The features of a rule for which the caller chooses none.
+/// The features of a rule if the caller chooses none.
 pub fn usual() -> Vec<&'static Feature> {
     FEATURES.iter().filter(|feature| feature.is_usual).collect()
 }
@@ -159,8 +159,8 @@ pub fn commands(features: &[&Feature], oldest: Version) -> Vec<&'static str> {
     commands
 }
 
-/// The keys and channels of `prefix`, and `commands`, as the words of a rule. Everything else is forbidden, also where
-/// new users may use all channels (Redis 6.2).
+/// The words of a rule that allows the keys and channels of `prefix`, and `commands`. The rule forbids everything else,
+/// also on Redis 6.2, where new users may use all channels.
 pub fn rule(prefix: &str, commands: &[&str]) -> Vec<String> {
     let prefix = pattern(prefix);
     let mut words = vec![
@@ -174,7 +174,7 @@ pub fn rule(prefix: &str, commands: &[&str]) -> Vec<String> {
     words
 }
 
-/// The pattern that matches `prefix`. `?` stands for a blank and for quotes, which a rule cannot contain.
+/// The pattern that matches `prefix`. It has `?` in place of blanks and quotes, which a rule cannot contain.
 fn pattern(prefix: &str) -> String {
     let mut pattern = String::new();
     for c in prefix.chars() {

@@ -15,7 +15,7 @@ use super::random::Random;
 use crate::stop::{Stop, Stopped};
 
 const TTL: Duration = Duration::from_secs(3);
-/// How long a thread of a busy machine may take to note that a hold has ended.
+/// How long a thread on a busy machine may take to record the end of a hold.
 const MARGIN: Duration = Duration::from_secs(1);
 /// How long `lock` waits for a primary: longer than any fail-over.
 const OUTAGE: Duration = Duration::from_secs(120);
@@ -34,7 +34,7 @@ struct Hold {
     written: Option<(Instant, Instant)>,
 }
 
-/// A time from the beginning of a fault until the group was whole again.
+/// The time from the begin of a fault until the group is whole again.
 type Fault = (Instant, Instant);
 
 #[derive(Default)]
@@ -46,7 +46,7 @@ struct Records {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Findings {
     violations: Vec<String>,
-    /// Pairs of holds that overlapped, all excused.
+    /// The number of pairs of holds that overlapped and were excused.
     overlaps: usize,
     longest: Duration,
 }
@@ -102,7 +102,7 @@ pub fn run(
         .clone();
     let mut findings = check(&holds, &faults);
     findings.violations.extend(lock(&records.errors));
-    if let Some(leak) = leak(group)? {
+    if let Some(leak) = leaked_locks(group)? {
         findings.violations.push(leak);
     }
     let losses = holds.iter().filter(|hold| hold.is_lost).count();
@@ -213,10 +213,10 @@ fn hold_once(
     }
 }
 
-/// Compares the holds with the promises.
+/// Compares the holds with the guarantees: one holder at a time, rising tokens, no stale write.
 fn check(holds: &[Hold], faults: &[Fault]) -> Findings {
     let mut findings = Findings::default();
-    // A grant before the fault may be lost by it, and so may one that the old primary gives during the fault.
+    // A fault may lose a grant from before it, or one that the old primary gave during the fault.
     let is_excused = |from: Instant, to: Instant| {
         let overlaps = |(begun, ended): &Fault| *begun <= to && from <= *ended;
         faults.iter().any(overlaps)
@@ -268,8 +268,8 @@ fn check(holds: &[Hold], faults: &[Fault]) -> Findings {
     findings
 }
 
-/// The locks that are still held when all clients have ended, for longer than a ttl.
-fn leak(group: &SentinelGroup) -> anyhow::Result<Option<String>> {
+/// The locks that are still held more than a ttl after all clients have ended.
+fn leaked_locks(group: &SentinelGroup) -> anyhow::Result<Option<String>> {
     let primary = group.primary().context("the sentinels do not agree")?;
     let mut left = Vec::new();
     let is_free = eventually(2 * TTL + MARGIN, || {

@@ -85,11 +85,11 @@ enum Call {
         /// The call has the script's text instead of its hash.
         by_text: bool,
     },
-    /// `WAIT`, behind the script calls of a batch. Its reply decides about their grants and renewals.
+    /// `WAIT`, behind the script calls of a batch. Its reply decides whether their grants and renewals count.
     Wait,
 }
 
-/// The requests of one script call, which share one reply; none for `WAIT`.
+/// A call without a reply yet, and its requests, which share the reply. `WAIT` has no requests.
 struct InFlightBatch {
     call: Call,
     requests: Vec<PendingRequest>,
@@ -318,7 +318,7 @@ impl PipelinedConnection {
         });
     }
 
-    /// Has a `WAIT` written behind the calls of a batch, if `replicas` have to acknowledge some of them.
+    /// Enqueues a `WAIT` behind the calls of a batch if `replicas` have to acknowledge some of its requests.
     fn enqueue_wait(&mut self, replicas: Option<Replicas>) {
         let Some(Replicas { count, timeout }) = replicas else {
             return;
@@ -388,7 +388,7 @@ impl PipelinedConnection {
                 return Ok(false);
             };
             if std::mem::take(&mut batch.is_asking) {
-                // If the node refused `ASKING`, it refuses the call, too.
+                // Ignored: a node that refuses `ASKING` also refuses the call.
                 continue;
             }
             let Call::Script { kind, by_text } = call else {
@@ -460,15 +460,15 @@ impl PipelinedConnection {
         Ok(true)
     }
 
-    /// Ends the time for the replies that a reader has left, once only the calls written behind them have none.
+    /// Ends the time-out of the replies that a reader left unread, once all of them have come.
     fn note_read(&mut self) {
         if self.in_flight.len() <= self.behind {
             (self.reply_by, self.behind) = (None, 0);
         }
     }
 
-    /// Passes the requests that replicas have to acknowledge to `deliver`, after the reply to their `WAIT`. If too few
-    /// have acknowledged a request, its outcome is an error, and it may have been carried out.
+    /// Handles the reply to a `WAIT`: passes the requests that waited for it to `deliver`. If too few replicas have
+    /// acknowledged a request, its outcome is an error, although the primary may have carried it out.
     fn decide_unacknowledged(
         &mut self,
         reply: Value,
@@ -523,7 +523,7 @@ impl PipelinedConnection {
         mut requests: Vec<PendingRequest>,
     ) {
         let asking = requests.extract_if(.., |request| request.route.is_asking);
-        // `ASKING` holds for one call, and few requests need it, so each has a call of its own.
+        // `ASKING` is valid for one call, and few requests need it. So each of them has a call of its own.
         let asking: Vec<PendingRequest> = asking.collect();
         for request in asking {
             self.enqueue(context, kind, by_text, vec![request]);
@@ -541,7 +541,7 @@ impl PipelinedConnection {
         }
     }
 
-    /// Enqueues calls whose keys have one slot each. Requests for one slot keep their order.
+    /// Enqueues calls, each with the requests of one slot. Requests for one slot keep their order.
     fn enqueue_by_slot(
         &mut self,
         context: &ScriptContext,

@@ -69,14 +69,13 @@ pub(crate) struct Shared {
 
 /// Brings releases to the node that serves their slot.
 pub(crate) trait ReleaseRouter: Send + Sync {
-    /// Takes a release that the node `from` has refused. Returns the release if `from` should try it again later. Called
-    /// under no mutex. Neither blocks nor connects.
+    /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later. The
+    /// caller holds no mutex. Neither blocks nor connects.
     fn reroute(&self, from: ServerId, release: Release, redirect: &Redirect) -> Option<Release>;
 }
 
 impl Shared {
-    /// Takes a connection that is not shared out of the pool, or connects, within `timeout`: for a transaction, or a
-    /// ping.
+    /// Takes a connection from the pool, or makes one, within `timeout`. It is not shared: a transaction or a ping uses it.
     pub(crate) fn own_connection(
         &self,
         timeout: Duration,
@@ -312,7 +311,7 @@ impl Pipeline {
     }
 
     /// Reports a release that no node has carried out as late, because of `error`, and queues it.
-    pub(crate) fn keep_release(&self, release: Command, error: &Error) {
+    pub(crate) fn queue_late_release(&self, release: Command, error: &Error) {
         let mut request = self.new_request(release, None);
         request.report_late(error);
         request.attempts = 1;
@@ -334,7 +333,7 @@ impl Pipeline {
         !state.is_led && !state.has_work() && is_answered
     }
 
-    /// Hands a release that has to go to another node to the store. Returns what is left to do here.
+    /// Hands a redirected release to the store. Returns the step that is left to do here.
     fn reroute(&self, next: Next) -> Next {
         let Next::Elsewhere(request, redirect) = next else {
             return next;

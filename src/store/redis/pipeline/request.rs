@@ -18,7 +18,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How many nodes may pass a release on one after another without a pause.
+/// How many nodes may redirect a release one after another before it pauses.
 const MOST_HOPS: u8 = 4;
 /// The most bytes of a release on the wire, beside its key and the name of the key's queue.
 const BESIDE_KEYS: usize = 192;
@@ -38,15 +38,14 @@ pub(crate) struct PendingRequest {
     tracker: Option<Box<ReleaseTracker>>,
 }
 
-/// How a request came to its node of a Cluster.
+/// The redirects that brought a request to its node of a Cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Route {
-    /// Another node said that this node has the key, although the slot is not its own yet: `ASKING` goes before the
-    /// call.
+    /// The request was redirected with `ASK`, so `ASKING` goes before its call.
     pub(crate) is_asking: bool,
-    /// How many nodes have refused a release one after another, without a pause.
+    /// How many nodes have redirected the release since its last pause.
     pub(crate) hops: u8,
-    /// An undo is queued at the node that serves the slot now, too.
+    /// A copy of this undo is queued at the node that serves the slot now.
     pub(crate) is_copied: bool,
 }
 
@@ -73,7 +72,7 @@ pub(crate) enum Next {
     RetryNow(PendingRequest),
     /// Write this release after a pause: Redis has refused it, or the acquire that it undoes may arrive later.
     RetryLater(PendingRequest),
-    /// Hand this release to the store, since another node of the Cluster has its slot.
+    /// Hand this release to the store, which queues it at another node of the Cluster.
     Elsewhere(PendingRequest, Redirect),
 }
 
@@ -106,8 +105,8 @@ impl Release {
         self.attempts == 0 || now < self.until
     }
 
-    /// The length of the release on the wire, at most. Besides the key and the lease id, it may name the queue of the
-    /// key, the ttl of the lease's entry there, and the holder.
+    /// The most bytes of the release on the wire: the key and the lease id, and perhaps the key's queue, the ttl of the
+    /// lease's entry there, and the holder.
     pub(crate) fn bytes(&self) -> usize {
         release_bytes(&self.key)
     }
@@ -281,12 +280,12 @@ impl PendingRequest {
         }
     }
 
-    /// Handles a release that a node of a Cluster has refused before it did anything. A caller that waits follows the
-    /// redirect itself.
+    /// Handles a release that a node of a Cluster has refused before it did anything. If a caller waits, the caller
+    /// follows the redirect.
     fn on_redirect(mut self, outcome: Outcome, redirect: Redirect) -> Next {
         if let Some(completion) = self.completion.take() {
             if completion.complete(outcome).is_ok() {
-                // From now on the release is the caller's.
+                // From now on, the caller sends the release again.
                 if let Some(tracker) = self.tracker.take() {
                     tracker.suspend();
                 }
@@ -294,8 +293,8 @@ impl PendingRequest {
             }
             self.report_late(&Error::new(ErrorKind::Timeout, "no answer in time"));
         }
-        let is_short = self.route.hops < MOST_HOPS;
-        if is_short && matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
+        let may_hop = self.route.hops < MOST_HOPS;
+        if may_hop && matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_)) {
             self.route.hops += 1;
             return Next::Elsewhere(self, redirect);
         }

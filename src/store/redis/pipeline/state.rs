@@ -34,7 +34,7 @@ pub(super) struct PipelineState {
     pub(super) unsent: AwaitedQueue,
     /// The leader has no connection, and tries to make one.
     pub(super) is_connecting: bool,
-    /// The client has ended, and with it the background.
+    /// The client has ended, and its background has ended, too.
     pub(super) has_ended: bool,
     /// Releases that no caller waits for, to be written as soon as there is a connection.
     unawaited: Releases,
@@ -110,7 +110,7 @@ impl PipelineState {
         }
     }
 
-    /// Whether the pipeline has no connection, neither here nor in the hands of a leader.
+    /// Whether neither the pipeline nor its leader has a connection.
     pub(super) fn is_unconnected(&self) -> bool {
         self.is_connecting || (!self.is_led && self.connection.is_none())
     }
@@ -272,8 +272,8 @@ impl PipelineState {
         }
     }
 
-    /// Ends the submitted requests in the queue with `Shutdown`. Called when the client has ended, and no caller waits
-    /// that can lead: no thread would write them.
+    /// Ends the submitted requests in the queue with `Shutdown`. Called when the client has ended and no waiting caller
+    /// can lead, so that no thread would write them.
     pub(super) fn refuse_submitted(&mut self) {
         let ended = Error::new(ErrorKind::Shutdown, "");
         for request in self.awaited.take_all() {
@@ -290,7 +290,7 @@ impl PipelineState {
     pub(super) fn apply(&mut self, next: Next) {
         match next {
             Next::Done => {}
-            // The pipeline hands it to the store, or tries it again here.
+            // Reached only if the store did not take the release.
             Next::Elsewhere(request, _) => self.apply(Next::RetryLater(request)),
             Next::RetryNow(request) if request.completion.is_some() => {
                 self.awaited.push_back(request)
@@ -314,8 +314,8 @@ impl PipelineState {
         }
     }
 
-    /// Takes out the queued releases of these keys. An undo stays, too, since its acquire may still arrive here; it is
-    /// copied once.
+    /// Takes out the queued releases of these keys. Takes a copy of each undo, once: its acquire may still arrive here,
+    /// so the undo stays, too.
     pub(super) fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
         let mut taken = Vec::new();
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);

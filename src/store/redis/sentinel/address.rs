@@ -9,7 +9,7 @@ use crate::store::redis::url;
 /// The most sentinels of a URL, and the most that a client knows.
 pub(crate) const MAX_SENTINELS: usize = 64;
 const DEFAULT_PORT: u16 = 26379;
-/// Sentinel's own limit is the length of a line. A longer name of a host is no name.
+/// The longest name in the DNS. Sentinels may announce longer ones, which are refused.
 const LONGEST_HOST: usize = 255;
 
 /// The host and the port of a sentinel or a server.
@@ -20,7 +20,7 @@ pub(crate) struct HostPort {
 }
 
 impl HostPort {
-    /// `None` if this cannot be an address. What sentinels say is checked, too.
+    /// `None` if this cannot be an address. Also checks the addresses in replies of sentinels.
     pub(crate) fn new(host: &[u8], port: &[u8]) -> Option<Self> {
         let host = std::str::from_utf8(host).ok()?;
         let is_bad = |c: char| c.is_whitespace() || c.is_control() || "%@/?#".contains(c);
@@ -49,11 +49,7 @@ impl HostPort {
 
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (host, port) = (&self.host, self.port);
-        match host.contains(':') {
-            true => write!(f, "[{host}]:{port}"),
-            false => write!(f, "{host}:{port}"),
-        }
+        f.write_str(&url::host_and_port(&self.host, self.port))
     }
 }
 

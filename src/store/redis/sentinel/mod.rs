@@ -1,5 +1,5 @@
 //! Finds the primary of a group of servers: asks the sentinels in turn, remembers which one replied last, and learns
-//! of the others. Makes no connection to a server of the group.
+//! the addresses of other sentinels. Connects to sentinels only.
 
 mod address;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use crate::store::redis::errors::{Attempted, Step};
 use crate::store::redis::socket::{Receiver, Sender};
 use crate::util::clock::MonotonicTime;
 
-/// A sentinel without a reply takes one of this many parts of the time that is left.
+/// The most parts into which the remaining time is divided. A silent sentinel takes one part.
 const SHARES: u32 = 4;
 
 /// The sentinels of one group of servers.
@@ -32,16 +32,16 @@ pub(crate) struct Sentinels {
     has_tls: bool,
     login: Option<Credentials>,
     state: Mutex<State>,
-    /// Counts the signs that the last answer of a sentinel was wrong, or is old.
+    /// The number of times that an answer proved wrong or outdated.
     doubts: AtomicU64,
 }
 
 struct State {
     /// All known sentinels, in the order in which they are asked.
     order: Vec<HostPort>,
-    /// The primary by the last answer that was believed.
+    /// The primary that the last accepted answer named.
     primary: Option<HostPort>,
-    /// The number of the last fail-over that a sentinel told of.
+    /// The number of the last fail-over (`config-epoch`) in the answers so far.
     epoch: u64,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Answer {
 pub(crate) struct Named {
     pub(crate) primary: HostPort,
     pub(crate) by: HostPort,
-    /// Whether an earlier answer was another one.
+    /// Whether the answer before named another primary.
     pub(crate) has_changed: bool,
 }
 
@@ -79,7 +79,7 @@ impl Sentinels {
         }
     }
 
-    /// Sets the login at the sentinels. Without it, they are asked without a login.
+    /// Sets the login at the sentinels. By default, the client sends them none.
     pub(crate) fn set_login(&mut self, login: Credentials) {
         self.login = Some(login);
     }
@@ -93,25 +93,25 @@ impl Sentinels {
         self.has_tls
     }
 
-    /// Counts the signs that an answer was wrong, or is old. An attempt to connect that began before such a sign is
-    /// worth another one.
+    /// The number of times that an answer proved wrong or outdated. If it has grown since a failed attempt to connect
+    /// began, another attempt may succeed.
     pub(crate) fn doubts(&self) -> u64 {
         self.doubts.load(Ordering::SeqCst)
     }
 
-    /// The server that `by` has named is not the primary: others are asked first.
+    /// Notes that the server that `by` named is not the primary. From now on, `by` is asked last.
     pub(crate) fn doubt(&self, by: &HostPort) {
-        self.state.lock().move_to_back(by);
+        self.state.lock().put_last(by);
         self.doubts.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The primary by the last answer.
+    /// The primary that the last accepted answer named.
     pub(crate) fn last_primary(&self) -> Option<HostPort> {
         self.state.lock().primary.clone()
     }
 
-    /// Asks the sentinels in turn until one names the primary, by `deadline`. Each may take a part of the time that is
-    /// left, so that a sentinel without a reply does not use up all of it.
+    /// Asks the sentinels in turn until one names the primary, by `deadline`. Each sentinel has only a part of the
+    /// remaining time, so that a silent one does not use up all of it.
     pub(crate) fn find_primary(
         &self,
         endpoint: &Endpoint,
@@ -130,30 +130,30 @@ impl Sentinels {
             }
             let shares = u32::try_from(order.len() - asked).map_or(SHARES, |n| SHARES.min(n + 1));
             match self.ask(endpoint, by, now.after(left / shares)) {
-                Ok(answer) if self.is_current(&answer) => return Ok(self.believe(by, answer)),
+                Ok(answer) if self.is_current(&answer) => return Ok(self.accept(by, answer)),
                 Ok(answer) => oldest_first.push((by.clone(), answer)),
                 Err(error) => {
-                    self.state.lock().move_to_back(by);
+                    self.state.lock().put_last(by);
                     failures.push(error);
                 }
             }
         }
-        // All answers are older than one before. The sentinels may have been reset, so the newest is believed.
+        // All answers are older than an earlier one. The sentinels may have been reset, so accept the newest answer.
         oldest_first.sort_by_key(|(_, answer)| answer.epoch);
         match oldest_first.pop() {
-            Some((by, answer)) => Ok(self.believe(&by, answer)),
+            Some((by, answer)) => Ok(self.accept(&by, answer)),
             None => Err(self.no_primary(&failures)),
         }
     }
 
-    /// Whether no other sentinel has told of a later fail-over.
+    /// Whether the answer is not older than the last fail-over that this client knows of.
     fn is_current(&self, answer: &Answer) -> bool {
         let known = self.state.lock().epoch;
         answer.epoch.is_none_or(|epoch| epoch >= known)
     }
 
-    /// Notes the answer of the sentinel `by`, which will be asked first from now on.
-    fn believe(&self, by: &HostPort, answer: Answer) -> Named {
+    /// Accepts the answer of the sentinel `by`, which will be asked first from now on.
+    fn accept(&self, by: &HostPort, answer: Answer) -> Named {
         let Answer {
             primary,
             epoch,
@@ -182,7 +182,7 @@ impl Sentinels {
         has_changed
     }
 
-    /// The error if no sentinel has named the primary: what each of them said.
+    /// The error if no sentinel has named the primary. It contains the error of each sentinel.
     fn no_primary(&self, failures: &[Error]) -> Error {
         let said: Vec<&str> = failures.iter().map(Error::message).collect();
         let message = format!(
@@ -190,7 +190,7 @@ impl Sentinels {
             self.group,
             said.join(" / ")
         );
-        // Once the group was found, the sentinels are expected to know it again.
+        // If the group was found before, the failures are probably temporary: `Unavailable`, so that callers retry.
         let is_known = self.state.lock().primary.is_some();
         let severest = [
             ErrorKind::InvalidConfig,
@@ -307,15 +307,15 @@ impl Sentinels {
 const QUESTIONS: usize = 3;
 
 impl State {
-    /// `sentinel` is asked last from now on.
-    fn move_to_back(&mut self, sentinel: &HostPort) {
+    /// From now on, `sentinel` is asked last.
+    fn put_last(&mut self, sentinel: &HostPort) {
         if let Some(at) = self.order.iter().position(|other| other == sentinel) {
             let sentinel = self.order.remove(at);
             self.order.push(sentinel);
         }
     }
 
-    /// Asks `first` first from now on, and knows `others` in place of those that were learned before.
+    /// From now on, `first` is asked first. `others` replace the sentinels that were learned before; those of the URL stay.
     fn learn(&mut self, configured: &[HostPort], first: &HostPort, others: Vec<HostPort>) {
         let is_kept = |it: &HostPort| it == first || configured.contains(it);
         if !others.is_empty() {
@@ -329,7 +329,7 @@ impl State {
         self.put_first(first);
     }
 
-    /// `sentinel` is asked first from now on.
+    /// From now on, `sentinel` is asked first.
     fn put_first(&mut self, sentinel: &HostPort) {
         if let Some(at) = self.order.iter().position(|it| it == sentinel) {
             self.order[..=at].rotate_right(1);

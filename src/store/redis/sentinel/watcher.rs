@@ -1,5 +1,5 @@
-//! The thread that listens to one sentinel at a time, and notices a fail-over at once. Makes no connection to a server
-//! of the group: it makes the client's connections suspect.
+//! The thread that listens to one sentinel at a time, and notices a fail-over at once. It then makes the client's
+//! connections suspect. It connects to sentinels only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::util::threads::ThreadGroup;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A connection that lives for less does not reset the pause.
+/// A connection with a shorter life does not reset the pause.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The time between two questions for the primary. They show that the sentinel is alive, and find a fail-over whose
 /// message was lost.
@@ -102,8 +102,8 @@ impl SentinelWatcher {
         }
     }
 
-    /// Listens to one sentinel until its connection breaks, or it gives no answer in time. Sets `since` at its first
-    /// answer.
+    /// Listens to one sentinel until the connection breaks, or an answer does not come in time. Sets `since` to the time
+    /// of the first answer.
     fn watch(
         &self,
         sentinels: &Sentinels,
@@ -150,8 +150,10 @@ impl SentinelWatcher {
                         && let Some(primary) = sentinels.read_switch(&data)
                     {
                         sentinels.put_first(sentinel);
-                        self.note(sentinels, &primary);
-                        // The answer has the number of this fail-over.
+                        if sentinels.note_primary(&primary) {
+                            self.endpoint.follow_switch();
+                        }
+                        // Ask for the number of this fail-over.
                         ask_at = now;
                     }
                 }
@@ -162,7 +164,7 @@ impl SentinelWatcher {
                             sentinels.read_answer(attempted, std::mem::take(&mut replies))?;
                         since.get_or_insert(now);
                         if sentinels.is_current(&answer) {
-                            let Named { has_changed, .. } = sentinels.believe(sentinel, answer);
+                            let Named { has_changed, .. } = sentinels.accept(sentinel, answer);
                             if has_changed {
                                 self.endpoint.follow_switch();
                             }
@@ -182,12 +184,6 @@ impl SentinelWatcher {
             }
         }
     }
-
-    fn note(&self, sentinels: &Sentinels, primary: &HostPort) {
-        if sentinels.note_primary(primary) {
-            self.endpoint.follow_switch();
-        }
-    }
 }
 
 impl Sentinels {
@@ -201,7 +197,7 @@ impl Sentinels {
     }
 
     fn put_last(&self, sentinel: &HostPort) {
-        self.state.lock().move_to_back(sentinel);
+        self.state.lock().put_last(sentinel);
     }
 
     /// The new primary, if a message on [`CHANNEL`] is about this group.
