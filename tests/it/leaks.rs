@@ -5,9 +5,12 @@ use std::time::Duration;
 use leasehold_testbed::{Reply, Server, eventually};
 
 use crate::child::{self, Child, Parent};
+use crate::cluster::pool::PooledCluster;
 use crate::fakes::{Fake, Manner, closed_port};
 use crate::steady::steady;
-use crate::support::{SOON, Task, ask, builder, connections, in_redis, millis, secs, server};
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, builder, connections, in_redis, millis, secs, server,
+};
 
 /// All keys in the first database: the server is the test's own.
 fn all_keys(server: &Server) -> Vec<String> {
@@ -170,4 +173,49 @@ pub fn count_threads(parent: &Parent) {
     }
     drop(clients);
     back_to_before("after clients with many attempts to connect", SOON);
+}
+
+#[test]
+fn a_dropped_cluster_client_leaves_nothing() {
+    if child::threads().is_none() {
+        return;
+    }
+    let cluster = PooledCluster::take();
+    let child = Child::start(use_a_cluster, &cluster.get().url());
+    for _ in 0..2 {
+        let () = child.told(12 * SOON);
+        // The child still runs, so it has closed these connections, and not the system.
+        for node in cluster.get().nodes() {
+            let list = || ask(node, &["CLIENT", "LIST"]).as_text().unwrap().to_owned();
+            let are_closed = eventually(SOON, || !list().contains(" name=leasehold"));
+            assert!(are_closed, "{}", list());
+        }
+    }
+    child.finish(12 * SOON);
+}
+
+/// Drops clients that have used all nodes, with a waiter and without, after a shutdown and without one.
+pub fn use_a_cluster(parent: &Parent) {
+    let before = child::threads().unwrap();
+    for is_shut_down in [false, true] {
+        for _ in 0..3 {
+            let client = steady(&parent.url).ttl(LONG_TTL).build().unwrap();
+            for n in 0..30 {
+                let name = format!("k{n}");
+                let held = client.mutex(&name).lock().unwrap();
+                let waiting = client.mutex(&name);
+                let waiter = Task::start(move || waiting.lock().map(drop));
+                drop(held);
+                waiter.within(SOON, "the waiter's grant").unwrap();
+            }
+            if is_shut_down {
+                client.shutdown(SOON).unwrap();
+            }
+        }
+        let gone = eventually(SOON, || child::threads().unwrap() == before);
+        let now = child::threads().unwrap();
+        assert!(gone, "{now} threads, {before} before");
+        parent.tell(());
+    }
+    parent.wait_for_end();
 }

@@ -77,6 +77,7 @@ fn a_child_process_runs_the_named_body() {
         forked::two_sides,
         guards::signals::ask_for_many_signals,
         leaks::count_threads,
+        leaks::use_a_cluster,
         threads::count_threads_of_clients,
         renewal_checks::count_threads,
         scale::hold_ten_thousand,

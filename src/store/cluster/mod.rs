@@ -14,8 +14,10 @@ mod refresh;
 mod slot_map;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::RwLock;
 
 use crate::config::Config;
 use crate::environment::EnvironmentFinding;
@@ -55,8 +57,9 @@ pub(crate) struct ClusterStore {
     late_releases: Option<LateReleaseHook>,
     members: Members,
     refresher: Refresher,
-    /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group.
-    started: OnceLock<Started>,
+    /// Set by [`Notifications::start`]. Each node that is opened later starts its threads in this group. The listener
+    /// refers to this store, so [`Notifications::stop`] takes this value out: otherwise no client would ever be freed.
+    started: RwLock<Option<Arc<Started>>>,
     /// How many releases have moved from one node to another.
     rerouted: AtomicU64,
 }
@@ -92,7 +95,7 @@ impl ClusterStore {
             late_releases,
             members: Members::default(),
             refresher: Refresher::default(),
-            started: OnceLock::new(),
+            started: RwLock::new(None),
             rerouted: AtomicU64::new(0),
         })
     }
@@ -114,10 +117,19 @@ impl ClusterStore {
 
     /// The node of a master, which is opened if it was not used before. Does not connect.
     fn node<'a>(&self, member: &'a Member) -> Result<&'a Arc<Node>, Error> {
-        member.node_or_open(|| self.open(member))
+        if let Some(node) = member.node() {
+            return Ok(node);
+        }
+        // Locked until the member has its node: `stop` comes before and no thread is started, or it finds the node.
+        let started = self.started.read();
+        member.node_or_open(|| self.open(member, started.as_deref()))
     }
 
-    fn open(&self, member: &Member) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
+    fn open(
+        &self,
+        member: &Member,
+        started: Option<&Started>,
+    ) -> Result<(Arc<Node>, Arc<MaintenanceRequests>), Error> {
         let endpoint = Arc::new(self.address.endpoint(member.address())?);
         let store = Weak::clone(&self.me);
         endpoint.epoch().on_failure(move || {
@@ -141,7 +153,7 @@ impl ClusterStore {
         if let Some(Started {
             threads,
             node_listener,
-        }) = self.started.get()
+        }) = started
         {
             let (maintained, requests) = (Arc::downgrade(&node), Arc::clone(&maintenance));
             threads.spawn("leasehold-node", move || requests.run(&maintained))?;
@@ -374,7 +386,9 @@ impl ClusterStore {
             node.set_shard_slot(self.shard_slot_of(member.id()));
             self.reroute_releases(&member, node);
         }
-        if let Some(started) = self.started.get() {
+        // Unlocked before the call of the listener, which may open nodes.
+        let started = self.started.read().clone();
+        if let Some(started) = started {
             let mut is_moved = vec![false; SLOTS];
             for slot in moved {
                 is_moved[usize::from(slot.number())] = true;
@@ -657,7 +671,7 @@ impl Notifications for ClusterStore {
             threads: threads.clone(),
             node_listener,
         };
-        let _ = self.started.set(started);
+        *self.started.write() = Some(Arc::new(started));
         let Some(store) = self.me.upgrade() else {
             return Ok(());
         };
@@ -665,6 +679,8 @@ impl Notifications for ClusterStore {
     }
 
     fn stop(&self) {
+        let started = self.started.write().take();
+        drop(started);
         self.refresher.stop();
         for member in self.members.all() {
             member.stop();
