@@ -316,6 +316,13 @@ impl Attempted<'_> {
         Error::new(kind, format!("{} {what}", address(self.info)))
     }
 
+    /// The time-out in whole milliseconds: a part of a time-out may have more digits than help.
+    fn shown_timeout(&self) -> Duration {
+        let shown =
+            Duration::from_millis(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
+        if shown.is_zero() { self.timeout } else { shown }
+    }
+
     /// The error for a socket that could not be connected.
     pub(super) fn connect(&self, error: ConnectError) -> Error {
         let error = match error {
@@ -330,7 +337,7 @@ impl Attempted<'_> {
         use io::ErrorKind::{
             ConnectionRefused, NotFound, PermissionDenied, TimedOut, Unsupported, WouldBlock,
         };
-        let (timeout, setting) = (self.timeout, self.setting);
+        let (timeout, setting) = (self.shown_timeout(), self.setting);
         let kind = match error.kind() {
             Unsupported => ErrorKind::InvalidConfig,
             _ => ErrorKind::Unavailable,
@@ -351,7 +358,7 @@ impl Attempted<'_> {
     /// The error for a handshake of TLS that failed.
     #[cfg(feature = "tls")]
     pub(super) fn handshake(&self, server_name: &str, error: TlsError) -> Error {
-        let (timeout, setting) = (self.timeout, self.setting);
+        let (timeout, setting) = (self.shown_timeout(), self.setting);
         match error {
             TlsError::Refused(error) => self.tls_refused(server_name, &error),
             TlsError::Late { has_received: true } => self.about(
@@ -399,7 +406,7 @@ impl Attempted<'_> {
 
     /// The error for a request without a reply. `received` has the bytes that came in its place.
     pub(super) fn no_reply(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
-        let (timeout, setting) = (self.timeout, self.setting);
+        let (timeout, setting) = (self.shown_timeout(), self.setting);
         let error = sanitized(error);
         let (kind, what) = match classify(&error) {
             // No request for a lock was sent yet, so no outcome is unknown.
@@ -487,10 +494,8 @@ impl Attempted<'_> {
 impl Attempted<'_> {
     /// The error for the error reply of a sentinel to `command`.
     pub(super) fn refused_by_sentinel(&self, command: &str, error: &ServerError) -> Error {
-        let about = |kind, what: &str| {
-            let error = sanitized(error.clone().into());
-            self.about(kind, what).with_source(error)
-        };
+        // Without a source: the sentinel's text may repeat the password.
+        let about = |kind, what: &str| self.about(kind, what);
         match error.code() {
             "NOAUTH" => about(
                 ErrorKind::Denied,

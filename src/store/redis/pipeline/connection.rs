@@ -64,7 +64,8 @@ pub(crate) fn transaction_connection(
             Ok(connection) => return Ok(connection),
             Err(timed_out) => {
                 return Err(endpoint.last_error().unwrap_or_else(|| {
-                    let message = "no connection in time";
+                    let address = endpoint.address_of_server();
+                    let message = format!("{address}: no connection in time");
                     Error::new(ErrorKind::Unavailable, message).with_source(timed_out)
                 }));
             }

@@ -641,7 +641,8 @@ impl<'a> Leadership<'a> {
                     let known = shared.endpoint.last_error();
                     let is_short_of_time = known.is_none() && left < shared.connect_timeout / 2;
                     let error = known.unwrap_or_else(|| {
-                        let message = "no connection in time";
+                        let address = shared.endpoint.address_of_server();
+                        let message = format!("{address}: no connection in time");
                         Error::new(ErrorKind::Unavailable, message).with_source(timeout)
                     });
                     self.refuse(&error, is_short_of_time);
