@@ -55,14 +55,21 @@ pub(crate) struct Endpoint {
     holder: OnceLock<HolderId>,
 }
 
-/// How long an attempt to connect waits before it asks the sentinels again.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// How often an attempt to connect that pauses looks for a reason to go on earlier.
+const PAUSE_STEP: Duration = Duration::from_millis(20);
 
 /// The server to connect to.
 pub(super) struct FoundServer<'a> {
     pub(super) info: Cow<'a, ConnectionInfo>,
-    /// The sentinel that has named the server.
-    pub(super) named_by: Option<HostPort>,
+    /// `None` for a fixed address, where the role is not checked.
+    pub(super) named_by: Option<NamedBy>,
+}
+
+/// Why a server counts as the primary of a group, until it says its role.
+pub(super) enum NamedBy {
+    Sentinel(HostPort),
+    /// An earlier answer. Now no sentinel names the primary, for this reason.
+    EarlierAnswer(Error),
 }
 
 /// The attempts to connect that are under way.
@@ -70,7 +77,10 @@ pub(super) struct FoundServer<'a> {
 struct Opening {
     /// True once the client has ended: no connection is made any more.
     closed: bool,
+    /// Sockets to servers.
     sockets: Vec<Closer>,
+    /// Sockets to sentinels. A switch does not close them.
+    questions: Vec<Closer>,
 }
 
 impl Opening {
@@ -224,21 +234,36 @@ impl Endpoint {
         Ok((Cow::Owned(info), deadline))
     }
 
-    /// Returns the fixed address, or asks the sentinels by `deadline` for that of the primary.
+    /// The address to connect to, and why it is that of the primary, if there are sentinels. Asks them by `deadline`.
+    /// If none names the primary, the address is that of the last primary.
     pub(super) fn find_server(&self, deadline: MonotonicTime) -> Result<FoundServer<'_>, Error> {
         let Some(sentinels) = &self.sentinels else {
             let info = Cow::Borrowed(&self.info);
             let named_by = None;
             return Ok(FoundServer { info, named_by });
         };
-        let named = sentinels.find_primary(self, deadline)?;
-        if named.has_changed {
-            self.follow_switch();
-        }
-        let addr = named.primary.to_addr(sentinels.has_tls());
+        let now = MonotonicTime::now();
+        // Half of the time stays for connecting to the last primary.
+        let ask_by = match sentinels.last_primary() {
+            Some(_) => now.after(deadline.since(now) / 2),
+            None => deadline,
+        };
+        let (primary, named_by) = match sentinels.find_primary(self, ask_by) {
+            Ok(named) => {
+                if named.has_changed {
+                    self.follow_switch();
+                }
+                (named.primary, NamedBy::Sentinel(named.by))
+            }
+            Err(error) => match sentinels.last_primary() {
+                Some(last) => (last, NamedBy::EarlierAnswer(error)),
+                None => return Err(error),
+            },
+        };
+        let addr = primary.to_addr(sentinels.has_tls());
         Ok(FoundServer {
             info: Cow::Owned(self.info.clone().set_addr(addr)),
-            named_by: Some(named.by),
+            named_by: Some(named_by),
         })
     }
 
@@ -249,23 +274,46 @@ impl Endpoint {
         opening.sockets.iter().for_each(Closer::close);
     }
 
-    /// Fails if `role` is not that of a primary. From then on, the sentinel `by` is asked last.
+    /// Fails unless `role` is that of a primary. Then the sentinel that has named the server is asked last.
     pub(super) fn check_role(
         &self,
         attempted: Attempted<'_>,
-        by: &HostPort,
+        named_by: &NamedBy,
         role: &[u8],
     ) -> Result<(), Error> {
         if role == b"master" {
             return Ok(());
         }
-        if let Some(sentinels) = &self.sentinels {
-            sentinels.doubt(by);
-        }
-        let what = format!(
-            "is no primary, although the sentinel {by} names it; a fail-over may be under way"
-        );
+        let what = match named_by {
+            NamedBy::Sentinel(by) => {
+                if let Some(sentinels) = &self.sentinels {
+                    sentinels.doubt(by);
+                }
+                format!(
+                    "is no primary, although the sentinel {by} names it; a fail-over may be under way"
+                )
+            }
+            NamedBy::EarlierAnswer(_) => "is no primary any more".to_owned(),
+        };
         Err(attempted.about(ErrorKind::Unavailable, what))
+    }
+
+    /// The error for a server that was not connected to. The sentinel that has named it is asked last from now on.
+    pub(super) fn connect_failed(&self, named_by: Option<&NamedBy>, error: Error) -> Error {
+        match (named_by, &self.sentinels) {
+            (Some(NamedBy::Sentinel(by)), Some(sentinels)) => {
+                if error.kind() == ErrorKind::Unavailable {
+                    sentinels.put_last(by);
+                }
+                error
+            }
+            (Some(NamedBy::EarlierAnswer(why)), _) => {
+                let (why, last) = (why.message(), error.message());
+                let message = format!("{why}; the last primary: {last}");
+                Error::new(error.kind(), message).with_source_of(&error)
+            }
+            _ => error,
+        }
     }
 
     /// Names connections after `holder` from now on.
@@ -370,24 +418,55 @@ impl Endpoint {
     }
 
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The time
-    /// that the callback for credentials takes does not count. Begins again if a sentinel has named a server that is no
-    /// primary, or names another primary meanwhile. Fails at once after [`close`](Self::close).
+    /// that the callback for credentials takes does not count. If a sentinel has named a server that is no primary, or
+    /// names another server meanwhile, begins again. If the named server cannot be reached, each other sentinel is
+    /// asked once. Fails at once after [`close`](Self::close).
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         let deadline = MonotonicTime::now().after(self.connect_timeout);
+        let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
         loop {
+            self.pause(deadline);
             self.check_open()?;
             let doubts = self.doubts();
             let mut closer = None;
-            let opened = self.open_and_note(deadline, &mut closer);
+            let opened = self.open_and_note(deadline, others > 0, &mut closer);
             if let Some(closer) = closer {
-                let mut opening = self.opening.lock();
-                opening.sockets.retain(|other| !other.is_same(&closer));
+                self.end_opening(&closer);
             }
-            let again_at = MonotonicTime::now().after(ASK_AGAIN_AFTER);
-            if opened.is_ok() || doubts == self.doubts() || deadline <= again_at {
+            let Some(sentinels) = &self.sentinels else {
+                return opened;
+            };
+            let Err(error) = &opened else {
+                sentinels.reset_pause();
+                return opened;
+            };
+            let again_at = sentinels.lengthen_pause(self.connect_timeout / 4);
+            if doubts == self.doubts() {
+                if others == 0 || error.kind() != ErrorKind::Unavailable {
+                    return opened;
+                }
+                others -= 1;
+            }
+            // With less time, only the first sentinel might reply, and its answer may be old.
+            if deadline <= again_at.after(self.connect_timeout / 8) {
                 return opened;
             }
-            park_timeout(ASK_AGAIN_AFTER);
+        }
+    }
+
+    /// Waits until the sentinels may be asked again after a failed attempt to connect, at most until `deadline`. Returns
+    /// early if they name another primary, or the client has ended.
+    fn pause(&self, deadline: MonotonicTime) {
+        let Some(sentinels) = &self.sentinels else {
+            return;
+        };
+        loop {
+            let now = MonotonicTime::now();
+            let left = sentinels.ask_at().min(deadline).since(now);
+            if left.is_zero() || self.check_open().is_err() {
+                return;
+            }
+            park_timeout(left.min(PAUSE_STEP));
         }
     }
 
@@ -403,13 +482,31 @@ impl Endpoint {
         self.sentinels.as_ref().map_or(0, Sentinels::doubts)
     }
 
-    /// One attempt of [`open`](Self::open). Once the socket is connected, sets `closer` to it, and leaves it in `opening`.
+    /// As [`open`](Self::open), once. Sets `closer` once the socket is connected, and leaves it in `opening`. Leaves a
+    /// quarter of the time for another attempt if there is one.
     fn open_and_note(
         &self,
         deadline: MonotonicTime,
+        is_followed: bool,
         closer: &mut Option<Closer>,
     ) -> Result<Connection, Error> {
         let FoundServer { info, named_by } = self.find_server(deadline)?;
+        let now = MonotonicTime::now();
+        let deadline = match is_followed {
+            true => now.after(deadline.since(now) * 3 / 4),
+            false => deadline,
+        };
+        let opened = self.open_server(info, named_by.as_ref(), deadline, closer);
+        opened.map_err(|error| self.connect_failed(named_by.as_ref(), error))
+    }
+
+    fn open_server(
+        &self,
+        info: Cow<'_, ConnectionInfo>,
+        named_by: Option<&NamedBy>,
+        deadline: MonotonicTime,
+        closer: &mut Option<Closer>,
+    ) -> Result<Connection, Error> {
         let mut made_in = self.epoch.now();
         let attempted = self.attempted(&info);
         let (sender, receiver) = self.connect(attempted, deadline, |socket| {
@@ -434,7 +531,7 @@ impl Endpoint {
             endpoint: self,
             attempted: self.attempted(&info),
             connection: &mut connection,
-            named_by: named_by.as_ref(),
+            named_by,
             deadline,
         };
         handshake.log_in()?;
@@ -448,7 +545,26 @@ impl Endpoint {
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
-        opening.sockets.drain(..).for_each(|socket| socket.close());
+        let Opening {
+            sockets, questions, ..
+        } = &mut *opening;
+        let all = sockets.drain(..).chain(questions.drain(..));
+        all.for_each(|socket| socket.close());
+    }
+
+    /// Lets [`close`](Self::close) close the socket of a question to a sentinel. Fails once the client has ended.
+    pub(super) fn begin_question(&self, socket: Closer) -> Result<(), Error> {
+        let mut opening = self.opening.lock();
+        opening.check()?;
+        opening.questions.push(socket);
+        Ok(())
+    }
+
+    /// Forgets a socket of an attempt to connect, or of a question.
+    pub(super) fn end_opening(&self, socket: &Closer) {
+        let mut opening = self.opening.lock();
+        opening.sockets.retain(|other| !other.is_same(socket));
+        opening.questions.retain(|other| !other.is_same(socket));
     }
 
     /// Returns an error once the client has ended.
@@ -459,6 +575,11 @@ impl Endpoint {
     /// The record of which of this endpoint's connections are suspect.
     pub(crate) fn epoch(&self) -> &Epoch {
         &self.epoch
+    }
+
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn questions_under_way(&self) -> usize {
+        self.opening.lock().questions.len()
     }
 
     #[cfg(test)]

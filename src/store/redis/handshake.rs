@@ -3,10 +3,10 @@
 use redis::{Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, ServerError, Value};
 
 use crate::error::{Error, ErrorKind};
-use crate::store::redis::connection::{Connection, Endpoint};
+use crate::store::redis::connection::{Connection, Endpoint, NamedBy};
 use crate::store::redis::errors::{Attempted, NOT_REDIS, Step, has_too_many_clients};
 use crate::store::redis::scripts::ScriptKind;
-use crate::store::redis::sentinel::{HostPort, field};
+use crate::store::redis::sentinel::field;
 use crate::store::redis::url;
 use crate::util::clock::MonotonicTime;
 
@@ -60,8 +60,8 @@ pub(super) struct Handshake<'a> {
     pub(super) endpoint: &'a Endpoint,
     pub(super) attempted: Attempted<'a>,
     pub(super) connection: &'a mut Connection,
-    /// The sentinel that has named the server. `None` for a fixed address.
-    pub(super) named_by: Option<&'a HostPort>,
+    /// Why the server must be a primary. `None` for a fixed address.
+    pub(super) named_by: Option<&'a NamedBy>,
     pub(super) deadline: MonotonicTime,
 }
 
@@ -112,7 +112,7 @@ impl Handshake<'_> {
         }
     }
 
-    /// Fails if a sentinel has named this server, and it is not a primary.
+    /// Fails if the server is found with sentinels, and is not a primary.
     fn check_role(&mut self, server: &Value) -> Result<(), Error> {
         let Some(by) = self.named_by else {
             return Ok(());

@@ -5,7 +5,7 @@ use leasehold_testbed::{Proxy, SentinelGroup, SentinelGroupBuilder, eventually};
 
 use crate::child::{self, Child, Parent};
 use crate::steady::steady;
-use crate::support::{SOON, builder, kill_connections, lock, millis, secs, server, texts_of};
+use crate::support::{SOON, ask, builder, kill_connections, lock, millis, secs, server, texts_of};
 
 use super::patient;
 
@@ -39,15 +39,33 @@ fn dead_sentinels_cost_a_share_of_the_timeout_only() {
     }
     // Connections that are open need no sentinel.
     lock(&client, "k").unlock().unwrap();
-    // Without sentinels, no connection can be made; waiters wait until one is back.
-    kill_connections(&group.servers()[0]);
-    let mutex = client.mutex("k");
-    let waiter = crate::support::Task::start(move || mutex.lock().map(drop));
-    group.sentinel_mut(2).restart().unwrap();
-    let port = group.servers()[0].port().to_string();
-    let monitor = ["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "1"];
-    group.sentinels()[2].command(&monitor).unwrap();
-    waiter.within(4 * SOON, "the lock").unwrap();
+}
+
+/// The client connects to the last primary again, and to no server that is none.
+#[test]
+fn without_sentinels_a_broken_connection_costs_no_lock() {
+    let mut group = single().start().unwrap();
+    let client = patient(&group.url()).ttl(secs(6)).build().unwrap();
+    let held: Vec<_> = (0..20).map(|n| lock(&client, &format!("k{n}"))).collect();
+    group.sentinel_mut(0).kill();
+    let server = &group.servers()[0];
+    let before = server.calls("script|exists").unwrap();
+    kill_connections(server);
+    lock(&client, "other").unlock().unwrap();
+    assert!(server.calls("script|exists").unwrap() > before);
+    // Each lock is renewed, or its ttl ends.
+    std::thread::sleep(secs(7));
+    assert!(held.iter().all(|guard| !guard.is_lost()));
+    for guard in held {
+        guard.unlock().unwrap();
+    }
+    ask(server, &["REPLICAOF", "127.0.0.1", "1"]);
+    kill_connections(server);
+    let error = client.ping().unwrap_err();
+    assert!(
+        error.to_string().contains("is no primary any more"),
+        "{error}"
+    );
 }
 
 fn group_client(group: &SentinelGroup) -> Client {

@@ -8,6 +8,7 @@ mod tests;
 mod watcher;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
@@ -19,11 +20,14 @@ use crate::credentials::Credentials;
 use crate::error::{Error, ErrorKind};
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::{Attempted, Step};
-use crate::store::redis::socket::{Receiver, Sender};
+use crate::store::redis::socket::{Closer, Receiver, Sender};
 use crate::util::clock::MonotonicTime;
 
 /// The most parts into which the remaining time is divided. A silent sentinel takes one part.
 const SHARES: u32 = 4;
+/// The pause after a failed attempt to connect. It doubles with each further failure.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// The sentinels of one group of servers.
 pub(crate) struct Sentinels {
@@ -43,6 +47,10 @@ struct State {
     primary: Option<HostPort>,
     /// The number of the last fail-over (`config-epoch`) in the answers so far.
     epoch: u64,
+    /// No attempt to connect begins before, after one that failed.
+    ask_at: MonotonicTime,
+    /// The time between `ask_at` and the failure. Zero after a success, or a switch.
+    pause: Duration,
 }
 
 /// The answer of a sentinel.
@@ -74,6 +82,8 @@ impl Sentinels {
                 order: url.hosts.clone(),
                 primary: None,
                 epoch: 0,
+                ask_at: MonotonicTime::now(),
+                pause: Duration::ZERO,
             }),
             doubts: AtomicU64::new(0),
         }
@@ -103,6 +113,36 @@ impl Sentinels {
     pub(crate) fn doubt(&self, by: &HostPort) {
         self.state.lock().put_last(by);
         self.doubts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The number of known sentinels.
+    pub(crate) fn count(&self) -> usize {
+        self.state.lock().order.len()
+    }
+
+    /// Notes a failed attempt to connect. Returns the time of the next one: the pause doubles, up to `longest` and up to
+    /// [`LONGEST_PAUSE`]. Attempts that fail in the same pause lengthen it once.
+    pub(crate) fn lengthen_pause(&self, longest: Duration) -> MonotonicTime {
+        let now = MonotonicTime::now();
+        let mut state = self.state.lock();
+        if state.ask_at <= now {
+            let pause = (2 * state.pause).max(FIRST_PAUSE);
+            state.pause = pause.min(longest).min(LONGEST_PAUSE);
+            state.ask_at = now.after(state.pause);
+        }
+        state.ask_at
+    }
+
+    /// Ends the pause: an attempt to connect has succeeded, or there is another primary.
+    pub(crate) fn reset_pause(&self) {
+        let mut state = self.state.lock();
+        state.pause = Duration::ZERO;
+        state.ask_at = MonotonicTime::now();
+    }
+
+    /// The time of the next attempt to connect.
+    pub(crate) fn ask_at(&self) -> MonotonicTime {
+        self.state.lock().ask_at
     }
 
     /// The primary that the last accepted answer named.
@@ -178,6 +218,7 @@ impl Sentinels {
         let has_changed = before.is_some_and(|before| before != *primary);
         if has_changed {
             self.doubts.fetch_add(1, Ordering::SeqCst);
+            self.reset_pause();
         }
         has_changed
     }
@@ -224,7 +265,25 @@ impl Sentinels {
             timeout,
             setting: "a part of connect_timeout",
         };
-        let connection = endpoint.connect(attempted, deadline, |_| Ok(()))?;
+        let mut closer = None;
+        let asked = self.ask_connected(endpoint, attempted, deadline, &mut closer);
+        if let Some(closer) = closer {
+            endpoint.end_opening(&closer);
+        }
+        asked
+    }
+
+    fn ask_connected(
+        &self,
+        endpoint: &Endpoint,
+        attempted: Attempted<'_>,
+        deadline: MonotonicTime,
+        closer: &mut Option<Closer>,
+    ) -> Result<Answer, Error> {
+        let connection = endpoint.connect(attempted, deadline, |socket| {
+            *closer = Some(socket.clone());
+            endpoint.begin_question(socket)
+        })?;
         let mut connection = SentinelConnection::new(endpoint, attempted, connection);
         connection.log_in(redis::ProtocolVersion::RESP2, deadline)?;
         connection.send(&self.question(), deadline)?;

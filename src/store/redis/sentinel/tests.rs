@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::config::DEFAULT_MAX_REPLY;
+use crate::store::redis::connection::NamedBy;
 use crate::store::redis::epoch::SHORTEST_LIFE;
+use crate::store::redis::{fake_server, url};
 use crate::util::threads::ThreadGroup;
 
 use super::*;
@@ -186,6 +188,93 @@ fn an_answer_from_before_the_last_fail_over_is_ignored() {
     new.script.lock().epoch = 3;
     let named = find(&endpoint).unwrap();
     assert_eq!((named.primary.port, named.has_changed), (7000, true));
+}
+
+#[test]
+fn without_an_answer_the_last_primary_is_used() {
+    let fake = Fake::start(7000, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    find(&endpoint).unwrap();
+    fake.script.lock().primary = 0;
+    let deadline = MonotonicTime::now().after(std::time::Duration::from_secs(2));
+    let found = endpoint.find_server(deadline).unwrap();
+    assert_eq!(url::address(&found.info), "127.0.0.1:7000");
+    let Some(NamedBy::EarlierAnswer(error)) = &found.named_by else {
+        panic!("named by a silent sentinel");
+    };
+    assert!(error.to_string().contains("no sentinel names"), "{error}");
+    // Time is left for the server.
+    assert!(MonotonicTime::now() < deadline);
+}
+
+/// The first sentinel does not know of the fail-over.
+#[test]
+fn if_the_named_server_is_away_the_other_sentinels_are_asked() {
+    let (stopped, address) = fake_server::accepts_nothing();
+    let old = Fake::start(address.port().into(), 1, vec![]);
+    let new = Fake::start(1, 2, vec![]);
+    let endpoint = endpoint(&[&old, &new], std::time::Duration::from_secs(4));
+    let error = endpoint.open().err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let primary = endpoint.sentinels().unwrap().last_primary().unwrap();
+    assert_eq!(primary.port, 1);
+    drop(stopped);
+}
+
+#[test]
+fn pauses_between_attempts_to_connect_double_up_to_a_bound() {
+    let fake = Fake::start(1, 1, vec![]);
+    let endpoint = endpoint(&[&fake], LONG);
+    let sentinels = endpoint.sentinels().unwrap();
+    for millis in [20, 40, 80, 160, 320, 500, 500] {
+        sentinels.lengthen_pause(LONG);
+        let mut state = sentinels.state.lock();
+        assert_eq!(state.pause, std::time::Duration::from_millis(millis));
+        drop(state);
+        // A second failure in the same pause counts as the first.
+        let ask_at = sentinels.ask_at();
+        assert_eq!(sentinels.lengthen_pause(LONG), ask_at);
+        state = sentinels.state.lock();
+        state.ask_at = MonotonicTime::now();
+    }
+    sentinels.reset_pause();
+    assert!(sentinels.ask_at() <= MonotonicTime::now());
+}
+
+#[test]
+fn closing_an_endpoint_ends_its_questions() {
+    let silent = Fake::start(0, 0, vec![]);
+    let endpoint = endpoint(&[&silent], 3 * LONG);
+    thread::scope(|scope| {
+        let attempt = scope.spawn(|| endpoint.open().err().unwrap());
+        assert_eventually("a question", || endpoint.questions_under_way() == 1);
+        let closed_at = MonotonicTime::now();
+        endpoint.close();
+        assert_eq!(attempt.join().unwrap().kind(), ErrorKind::Unavailable);
+        assert!(MonotonicTime::now().since(closed_at) < LONG);
+    });
+    assert_eq!(endpoint.questions_under_way(), 0);
+}
+
+#[test]
+fn the_error_of_a_sentinel_repeats_no_login() {
+    let info = "redis://u:s3cret@h".into_connection_info().unwrap();
+    let attempted = Attempted {
+        info: &info,
+        timeout: std::time::Duration::from_nanos(499_994_449),
+        setting: "a part of connect_timeout",
+    };
+    for code in ["NOAUTH", "WRONGPASS", "ERR", "OTHER"] {
+        let line = format!("-{code} you sent s3cret\r\n");
+        let Value::ServerError(reply) = redis::parse_redis_value(line.as_bytes()).unwrap() else {
+            panic!("{line}");
+        };
+        let error = attempted.refused_by_sentinel("HELLO", &reply);
+        assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+    }
+    let late = redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+    let error = attempted.no_reply(Step::AskSentinel, late, b"");
+    assert!(error.to_string().contains("within 499ms"), "{error}");
 }
 
 #[test]

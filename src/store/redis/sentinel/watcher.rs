@@ -196,7 +196,7 @@ impl Sentinels {
         self.state.lock().put_first(sentinel);
     }
 
-    fn put_last(&self, sentinel: &HostPort) {
+    pub(crate) fn put_last(&self, sentinel: &HostPort) {
         self.state.lock().put_last(sentinel);
     }
 
