@@ -251,7 +251,7 @@ impl ClusterStore {
                 }
                 Err(error) => error,
             };
-            if error.kind() == ErrorKind::Timeout {
+            if is_silence(&error) {
                 member.note_reply(false);
             }
             *is_kept = error.redirect().is_none();
@@ -289,6 +289,15 @@ impl ClusterStore {
         if let Ok(node) = self.node(&member) {
             node.queue_late_release(release, error);
         }
+    }
+
+    fn is_renewal_of_silent_node(&self, command: &Command) -> bool {
+        let key = match command {
+            Command::Renew { .. } => command.key(),
+            _ => None,
+        };
+        let owner = key.and_then(|key| self.members.owner(key.slot()));
+        owner.is_some_and(|owner| owner.is_silent())
     }
 
     /// Sends `requests` to their nodes, and sets their outcomes. Follows no redirects.
@@ -459,18 +468,24 @@ fn address_of(target: &RedirectTarget, member: &Member) -> Address {
     resolved(&target.host, target.port, member.address())
 }
 
-/// Notes that a node has replied if any request succeeded, or that it is silent if none did and one timed out.
+/// Whether a node did not reply, or could not be connected to.
+fn is_silence(error: &Error) -> bool {
+    error.is_unavailable() && error.redirect().is_none()
+}
+
+/// Notes that a node has replied if any request succeeded, or that it is silent if none did and one got no reply.
 fn note_replies<'a>(
     member: &Member,
     mut outcomes: impl Iterator<Item = Option<&'a Outcome>> + Clone,
 ) {
-    let is_timeout = |outcome: Option<&Outcome>| matches!(outcome, Some(Err(error)) if error.kind() == ErrorKind::Timeout);
+    let got_no_reply =
+        |outcome: Option<&Outcome>| matches!(outcome, Some(Err(error)) if is_silence(error));
     if outcomes
         .clone()
         .any(|outcome| matches!(outcome, Some(Ok(_))))
     {
         member.note_reply(true);
-    } else if outcomes.any(is_timeout) {
+    } else if outcomes.any(got_no_reply) {
         member.note_reply(false);
     }
 }
@@ -497,7 +512,10 @@ impl ClusterStore {
 
 impl Store for ClusterStore {
     fn execute(&self, requests: &mut [Request]) {
-        if let [request] = requests {
+        // A renewal for a silent node must not keep a renewal worker for a whole command time-out.
+        if let [request] = requests
+            && !self.is_renewal_of_silent_node(&request.command)
+        {
             let (command, deadline) = (request.command.clone(), request.deadline);
             request.outcome = Some(self.send_or_queue(command, deadline));
             return;

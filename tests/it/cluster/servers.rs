@@ -1,6 +1,7 @@
 //! Which servers a client uses, and what it keeps on each.
 
 use std::collections::BTreeSet;
+use std::thread;
 
 use leasehold::redis;
 use leasehold_testbed::{Cluster, Reply, Server, eventually};
@@ -8,7 +9,9 @@ use leasehold_testbed::{Cluster, Reply, Server, eventually};
 use super::pool::PooledCluster;
 use super::{cluster, key_on, key_on_each, keys, node_of, script_calls};
 use crate::steady::steady;
-use crate::support::{LONG_TTL, SOON, Task, ask, connections, in_redis, lock, millis, within};
+use crate::support::{
+    LONG_TTL, SOON, Task, ask, connections, in_redis, lock, millis, secs, within,
+};
 
 fn client(cluster: &PooledCluster) -> leasehold::Client {
     super::client(cluster.get())
@@ -100,6 +103,45 @@ fn each_slot_in_use_has_one_fence_counter() {
     assert_eq!(left.len(), counters, "{left:?}");
 }
 
+/// The leases on the stopped node are renewed one by one, and no renewal gets a reply.
+#[test]
+fn a_node_known_as_stopped_costs_no_lease_of_other_nodes() {
+    let mut cluster = Cluster::builder()
+        .arg("cluster-require-full-coverage", "no")
+        .without_replicas()
+        .start()
+        .unwrap();
+    let [stopped, other, _] = key_on_each(&cluster);
+    // One renewal that waits for this whole time costs the leases of 2 s.
+    let client = steady(&cluster.url()).command_timeout(secs(3)).build();
+    let client = client.unwrap();
+    let hold = |key: &str, number: u64, ttl| {
+        let mutex = client
+            .mutex(format!("{{{}}}{number}", in_redis(key)))
+            .ttl(ttl);
+        mutex.lock().unwrap()
+    };
+    let _on_stopped: Vec<_> = (0..12)
+        .map(|number| {
+            // So that they are not due together.
+            thread::sleep(millis(100));
+            hold(&stopped, number, secs(9))
+        })
+        .collect();
+    cluster.node(0).stop();
+    let unanswered = client
+        .mutex(format!("{{{}}}next", in_redis(&stopped)))
+        .try_lock();
+    assert!(unanswered.unwrap_err().is_unavailable());
+    let held: Vec<_> = (0..3).map(|number| hold(&other, number, secs(2))).collect();
+    let lost = held[0].lost_signal().recv_timeout(secs(7));
+    lost.expect_err("a lease on another node is lost");
+    for guard in held {
+        assert!(guard.unlock().unwrap().is_confirmed());
+    }
+    cluster.node(0).resume();
+}
+
 /// The requests of a stopped node wait. Those of the other nodes go on: this counts them meanwhile.
 #[test]
 fn a_stopped_node_delays_no_other_nodes_keys() {
@@ -116,7 +158,7 @@ fn a_stopped_node_delays_no_other_nodes_keys() {
     cluster.node(0).stop();
     let waiting: Vec<_> = (0..4)
         .map(|number| {
-            let mutex = client.mutex(format!("{{{stopped}}}{number}"));
+            let mutex = client.mutex(format!("{{{}}}{number}", in_redis(&stopped)));
             Task::start(move || mutex.try_lock().map(drop))
         })
         .collect();
