@@ -1,5 +1,6 @@
 //! Users with exactly the rights that `cargo xtask acl` prints: everything works with them, and each of them is
-//! needed. `conformance::redis_with_least_privilege` runs the whole suite under these rights.
+//! needed. `conformance::redis_with_least_privilege` runs the whole suite under these rights. `cluster::rights` has the
+//! features of a Cluster.
 
 use std::sync::Arc;
 
@@ -28,7 +29,12 @@ pub fn limited(server: &Server, commands: &[&str], more: &[&str]) -> String {
         .chain(more.iter().copied())
         .collect();
     ask(server, &words);
-    format!("redis://limited:secret@127.0.0.1:{}", server.port())
+    as_limited(&format!("redis://127.0.0.1:{}", server.port()))
+}
+
+/// The URL with the login of the user of [`limited`].
+pub fn as_limited(url: &str) -> String {
+    url.replace("://", "://limited:secret@")
 }
 
 /// The version of the server, or the version of Redis that a Valkey names.
@@ -67,7 +73,7 @@ struct Trial {
 }
 
 /// An effect of a missing right.
-type Effect = String;
+pub type Effect = String;
 
 macro_rules! expect {
     ($holds:expr, $($what:tt)+) => {
@@ -77,7 +83,7 @@ macro_rules! expect {
     };
 }
 
-fn text(error: leasehold::Error) -> Effect {
+pub fn text(error: leasehold::Error) -> Effect {
     error.to_string()
 }
 
@@ -116,7 +122,7 @@ const TRIALS: &[(&[&str], fn(&Trial) -> Result<(), Effect>)] = &[
     (&["database", "locks"], use_another_database),
 ];
 
-fn unlocked(guard: leasehold::MutexGuard) -> Result<(), Effect> {
+pub fn unlocked(guard: leasehold::MutexGuard) -> Result<(), Effect> {
     match guard.unlock().map_err(text)? {
         Released::Unconfirmed(error) => Err(text(error)),
         _ => Ok(()),
@@ -383,10 +389,19 @@ fn each_right_is_needed() {
 
 #[test]
 fn each_feature_has_a_trial() {
-    let tried: Vec<&str> = TRIALS.iter().map(|(names, _)| names[0]).collect();
+    let tried = TRIALS.iter().map(|(names, _)| names[0]);
+    let on_cluster = crate::cluster::rights::TRIALS;
+    let tried: Vec<&str> = tried
+        .chain(on_cluster.iter().map(|(name, _)| *name))
+        .collect();
     let all: Vec<&str> = rights::FEATURES
         .iter()
         .map(|feature| feature.name)
         .collect();
-    assert_eq!(tried, all);
+    assert_eq!(sorted(tried), sorted(all));
+}
+
+fn sorted(mut names: Vec<&str>) -> Vec<&str> {
+    names.sort_unstable();
+    names
 }

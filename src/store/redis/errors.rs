@@ -274,6 +274,10 @@ pub(crate) fn type_name(value: &Value) -> String {
     }
 }
 
+pub(crate) fn is_error(value: &Value) -> bool {
+    matches!(value, Value::ServerError(_))
+}
+
 /// Whether `code` has the form of an error code of Redis. An error of a proxy may begin with another word.
 pub(crate) fn is_redis_code(code: &str) -> bool {
     code.bytes().all(|byte| byte.is_ascii_uppercase())

@@ -7,6 +7,7 @@ mod addresses;
 mod encrypted;
 mod fail_over;
 mod resharding;
+pub mod rights;
 mod servers;
 mod under_load;
 

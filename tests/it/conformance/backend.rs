@@ -7,7 +7,7 @@ use leasehold::{Builder, Client};
 use leasehold_testbed::{Proxy, SentinelGroup, Server};
 
 use crate::cluster::pool::PooledCluster;
-use crate::least_privilege::{limited, refused, rights, version};
+use crate::least_privilege::{as_limited, limited, refused, rights, version};
 use crate::steady::steady;
 use crate::support::{LONG_TTL, secs, server};
 #[cfg(feature = "tls")]
@@ -119,6 +119,55 @@ impl Backend for RedisCluster {
     }
 }
 
+/// A Redis Cluster, and a user with exactly the rights that `cargo xtask acl` prints, on each node.
+pub struct RedisClusterWithLeastPrivilege {
+    cluster: PooledCluster,
+    url: String,
+}
+
+impl RedisClusterWithLeastPrivilege {
+    pub fn start() -> Self {
+        let cluster = PooledCluster::take();
+        for node in cluster.get().nodes() {
+            least_privileged(node, &["cluster", "shard-channels"]);
+            crate::support::ask(node, &["ACL", "LOG", "RESET"]);
+        }
+        let url = as_limited(&cluster.get().url());
+        Self { cluster, url }
+    }
+}
+
+impl Drop for RedisClusterWithLeastPrivilege {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let nodes = self.cluster.get().nodes();
+            let refused: Vec<_> = nodes.iter().map(refused).collect();
+            assert!(
+                refused.iter().all(Vec::is_empty),
+                "rights are missing: {refused:?}"
+            );
+        }
+    }
+}
+
+impl Backend for RedisClusterWithLeastPrivilege {
+    fn builder(&self) -> Builder {
+        steady(&self.url).ttl(LONG_TTL)
+    }
+
+    fn ttl(&self) -> Duration {
+        secs(4)
+    }
+
+    fn pass(&self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn forget(&self) {
+        self.cluster.flush();
+    }
+}
+
 /// Features of a store with a server only: other programs that change its keys, data beside the locks,
 /// connections that break, a server that stops. [`MemoryStore`] has everything else.
 pub trait Serving: Backend {
@@ -190,21 +239,29 @@ pub struct RedisWithLeastPrivilege {
 impl RedisWithLeastPrivilege {
     pub fn start() -> Self {
         let server = server();
-        let features = [
-            "locks",
-            "script-cache",
-            "notifications",
-            "names",
-            "fenced-values",
-            "transactions",
-        ];
-        let features = rights::features(&features).unwrap();
-        let commands = rights::commands(&features, version(&server));
-        // The suite has clients with another prefix, and a transaction that writes one key.
-        let more = ["~billing:*", "&billing:~to:*", "~data"];
-        let url = limited(&server, &commands, &more);
+        let url = least_privileged(&server, &[]);
         Self { server, url }
     }
+}
+
+/// The URL of a user with the rights that the suite needs on each server, and those of the features `more`.
+fn least_privileged(server: &Server, more: &[&str]) -> String {
+    let features = [
+        "locks",
+        "script-cache",
+        "notifications",
+        "names",
+        "fenced-values",
+        "transactions",
+    ];
+    let features = rights::features(&[&features, more].concat()).unwrap();
+    let commands = rights::commands(&features, version(server));
+    // The suite has clients with another prefix, and a transaction that writes one key.
+    limited(
+        server,
+        &commands,
+        &["~billing:*", "&billing:~to:*", "~data"],
+    )
 }
 
 impl Drop for RedisWithLeastPrivilege {
@@ -243,8 +300,8 @@ impl Serving for RedisWithLeastPrivilege {
 
     fn proxied(&mut self) -> (Proxy, Builder) {
         let proxy = Proxy::start(self.server.port()).unwrap();
-        let login = proxy.url().replace("redis://", "redis://limited:secret@");
-        (proxy, steady(&login))
+        let url = as_limited(&proxy.url());
+        (proxy, steady(&url))
     }
 }
 

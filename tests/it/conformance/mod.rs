@@ -19,7 +19,10 @@ mod waiting;
 
 #[cfg(feature = "tls")]
 use backend::RedisWithTls;
-use backend::{Memory, Redis, RedisCluster, RedisUnderSentinel, RedisWithLeastPrivilege};
+use backend::{
+    Memory, Redis, RedisCluster, RedisClusterWithLeastPrivilege, RedisUnderSentinel,
+    RedisWithLeastPrivilege,
+};
 
 macro_rules! shown {
     ($backend:expr; $($subject:ident: $($behaviour:ident)+;)+) => {
@@ -145,6 +148,10 @@ mod redis {
 
 mod redis_cluster {
     every_behaviour_on!(super::RedisCluster::start());
+}
+
+mod redis_cluster_with_least_privilege {
+    every_behaviour_on!(super::RedisClusterWithLeastPrivilege::start());
 }
 
 mod redis_under_a_sentinel {

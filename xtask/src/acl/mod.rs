@@ -14,8 +14,8 @@ pub struct Options {
     /// The prefix of the client, as in Builder::prefix
     #[arg(long, default_value = "leasehold:")]
     prefix: String,
-    /// What the client uses: locks, script-cache, notifications, names, fenced-values, transactions, replicas, inspect, ping,
-    /// environment-check, database, or all
+    /// What the client uses: locks, script-cache, notifications, names, fenced-values, transactions, replicas, cluster,
+    /// shard-channels, inspect, ping, environment-check, database, or all
     #[arg(long, value_name = "FEATURE,..", value_delimiter = ',')]
     features: Vec<String>,
     /// The oldest server that the rule is for. Redis 7.0 accepts fewer rules than the versions before and after it
@@ -166,6 +166,13 @@ mod tests {
             names("7.2")
                 .expect("it is valid")
                 .contains(" +client|setinfo")
+        );
+        let shards = |server| printed(&["--features", "shard-channels", "--server", server]);
+        assert!(!shards("6.2").expect("it is valid").contains("ssubscribe"));
+        assert!(
+            shards("7.0")
+                .expect("it is valid")
+                .ends_with(" -@all +pubsub|shardnumsub +spublish +ssubscribe")
         );
         assert!(
             names("8")

@@ -103,6 +103,24 @@ pub const FEATURES: &[Feature] = &[
         is_usual: false,
     },
     Feature {
+        name: "cluster",
+        title: "a Redis Cluster, besides `locks`",
+        commands: &[right("cluster|slots"), right("asking")],
+        without: "`Denied`: without `cluster\\|slots` at once, without `asking` while a slot moves",
+        is_usual: false,
+    },
+    Feature {
+        name: "shard-channels",
+        title: "notifications on a Redis Cluster, besides `notifications`",
+        commands: &[
+            Right { command: "ssubscribe", since: (7, 0) },
+            Right { command: "spublish", since: (7, 0) },
+            Right { command: "pubsub|shardnumsub", since: (7, 0) },
+        ],
+        without: "`publish` is used, and the nodes send each message to all nodes",
+        is_usual: false,
+    },
+    Feature {
         name: "inspect",
         title: "only `inspect` and `is_locked`",
         commands: &[

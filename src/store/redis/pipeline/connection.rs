@@ -96,6 +96,8 @@ struct InFlightBatch {
     requests: Vec<PendingRequest>,
     /// The reply to `ASKING` comes before the reply to the call.
     is_asking: bool,
+    /// The error reply to `ASKING`.
+    asking_refusal: Option<Value>,
     /// The length of the call as it was written.
     bytes: usize,
 }
@@ -315,6 +317,7 @@ impl PipelinedConnection {
             call: Call::Script { kind, by_text },
             requests,
             is_asking,
+            asking_refusal: None,
             bytes: self.buffer.len() - before,
         });
     }
@@ -330,6 +333,7 @@ impl PipelinedConnection {
         self.in_flight.push_back(InFlightBatch {
             call: Call::Wait,
             is_asking: false,
+            asking_refusal: None,
             requests: Vec::new(),
             bytes: self.buffer.len() - before,
         });
@@ -389,9 +393,15 @@ impl PipelinedConnection {
                 return Ok(false);
             };
             if std::mem::take(&mut batch.is_asking) {
-                // Ignored: a node that refuses `ASKING` also refuses the call.
+                batch.asking_refusal = Some(value).filter(errors::is_error);
                 continue;
             }
+            // A node that refused `ASKING` redirects the call. The refusal says why.
+            let refusal = batch
+                .asking_refusal
+                .take()
+                .filter(|_| errors::is_error(&value));
+            let value = refusal.unwrap_or(value);
             let Call::Script { kind, by_text } = call else {
                 self.decide_unacknowledged(value, deliver)?;
                 self.in_flight.pop_front();
