@@ -221,7 +221,7 @@ fn a_lock_without_replicas_ends_at_its_deadline() {
 #[test]
 fn an_adopted_lock_has_to_be_acknowledged() {
     let servers = Replicated::start(1);
-    let client = servers.builder(1, millis(300)).outage_timeout(millis(1));
+    let client = servers.builder(1, secs(2)).outage_timeout(millis(1));
     let client = client.build().unwrap();
     let ticket = lock(&client, "k").into_ticket().unwrap();
     let before = servers.waits();
