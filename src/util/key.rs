@@ -387,7 +387,7 @@ mod tests {
             ];
             for key in own {
                 proptest::prop_assert_eq!(Slot::of(&key), slot, "{}", &key);
-                // What comes before the first `~` is the prefix: an ACL for the prefix has all keys.
+                // The text before the first `~` is the prefix, so an ACL for the prefix allows all keys.
                 let start = key.split('~').next();
                 proptest::prop_assert!(key == lock.in_redis() || start == Some(&*prefix));
             }

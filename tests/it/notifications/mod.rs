@@ -1,5 +1,5 @@
-//! Notifications: a waiter is notified at once when its turn has come, whatever the cause. What notifications cost, and
-//! what clients do if a server sends none.
+//! A waiter is notified at once when its turn has come, whatever the cause. These tests also count the requests for
+//! notifications, and run clients on servers that send none.
 
 mod cost;
 mod isolation;

@@ -1,4 +1,4 @@
-//! What clients do, as a server shows it: calls, connections by their names, the queues of locks.
+//! Observes clients from the side of the server: calls, connections by their names, the queues of locks.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};

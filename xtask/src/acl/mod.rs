@@ -14,7 +14,7 @@ pub struct Options {
     /// The prefix of the client, as in Builder::prefix
     #[arg(long, default_value = "leasehold:")]
     prefix: String,
-    /// What the client uses: locks, script-cache, notifications, names, fenced-values, transactions, replicas, cluster,
+    /// The features that the client uses: locks, script-cache, notifications, names, fenced-values, transactions, replicas, cluster,
     /// shard-channels, inspect, ping, environment-check, database, or all
     #[arg(long, value_name = "FEATURE,..", value_delimiter = ',')]
     features: Vec<String>,

@@ -17,7 +17,7 @@ use super::*;
 /// The limit for what takes a moment, on a busy machine.
 const LONG: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// What a scripted sentinel answers.
+/// The answers of a scripted sentinel.
 #[derive(Default)]
 struct Script {
     /// The port of the primary on 127.0.0.1. 0: no answer at all.
