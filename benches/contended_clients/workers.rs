@@ -36,7 +36,7 @@ struct Worker {
     is_stopped: bool,
 }
 
-/// What a worker did, and how it ended.
+/// The work of a worker, and how it ended.
 pub struct Career {
     pub turns: Turns,
     /// When it was killed, in ns.

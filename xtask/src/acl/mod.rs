@@ -14,8 +14,8 @@ pub struct Options {
     /// The prefix of the client, as in Builder::prefix
     #[arg(long, default_value = "leasehold:")]
     prefix: String,
-    /// The features that the client uses: locks, script-cache, notifications, names, fenced-values, transactions, replicas, cluster,
-    /// shard-channels, inspect, ping, environment-check, database, or all
+    /// The features that the client uses: locks, script-cache, notifications, names, fenced-values, transactions,
+    /// replicas, cluster, shard-channels, inspect, ping, environment-check, database, or all
     #[arg(long, value_name = "FEATURE,..", value_delimiter = ',')]
     features: Vec<String>,
     /// The oldest server that the rule is for. Redis 7.0 accepts fewer rules than the versions before and after it
