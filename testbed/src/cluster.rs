@@ -103,14 +103,55 @@ pub struct Cluster {
     masters: usize,
 }
 
-/// A line of `CLUSTER NODES` about the node that was asked.
-struct OwnLine {
+/// Slots, each range with its first and its last one.
+type Ranges = Vec<(u16, u16)>;
+
+/// A line of `CLUSTER NODES`.
+struct NodeLine {
+    id: String,
+    /// The line is about the node that was asked.
+    is_own: bool,
     is_master: bool,
+    /// The id of the node's master. `-` for a master.
+    master: String,
     epoch: u64,
-    ranges: Vec<(u16, u16)>,
+    ranges: Ranges,
 }
 
-impl OwnLine {
+impl NodeLine {
+    fn parse(line: &str) -> Option<Self> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [
+            id,
+            _address,
+            flags,
+            master,
+            _ping,
+            _pong,
+            epoch,
+            _link,
+            ranges @ ..,
+        ] = words.as_slice()
+        else {
+            return None;
+        };
+        let has = |wanted| flags.split(',').any(|flag| flag == wanted);
+        // A slot that is moving is `[slot->-id]`.
+        let ranges = ranges.iter().filter(|range| !range.starts_with('['));
+        let ranges = ranges.filter_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some((first.parse().ok()?, last.parse().ok()?))
+        });
+        Some(Self {
+            id: (*id).to_owned(),
+            is_own: has("myself"),
+            is_master: has("master"),
+            master: (*master).to_owned(),
+            epoch: epoch.parse().ok()?,
+            ranges: ranges.collect(),
+        })
+    }
+
     fn serves(&self, slot: u16) -> bool {
         let holds = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
         self.is_master && self.ranges.iter().any(holds)
@@ -322,15 +363,20 @@ impl Cluster {
         wait_for_agreement(serves, "the replica did not take over")
     }
 
-    /// Waits until all running nodes know a master for each slot, and each running replica follows its master.
+    /// Waits until all running nodes have the same view of the roles and the slots, know a master for each slot, and
+    /// each running replica follows its master.
     ///
     /// # Errors
     /// The nodes do not agree within a minute.
     pub fn wait_until_ok(&self) -> Result<(), Error> {
-        wait_for_agreement(
-            || self.running().all(|(_, node)| is_ok(node)),
-            "the nodes do not agree",
-        )
+        let is_ok = || {
+            let mut views = self.running().map(|(_, node)| view(node));
+            let first = views.next().expect("a node runs");
+            first.is_some()
+                && views.all(|view| view == first)
+                && self.running().all(|(_, node)| is_ok(node))
+        };
+        wait_for_agreement(is_ok, "the nodes do not agree")
     }
 
     /// Joins the nodes to a Cluster.
@@ -435,36 +481,21 @@ fn is_ok(node: &Server) -> bool {
     is_up && follows
 }
 
-fn own_line(node: &Server) -> Option<OwnLine> {
+fn own_line(node: &Server) -> Option<NodeLine> {
+    lines(node)?.into_iter().find(|line| line.is_own)
+}
+
+/// The roles and slots of all nodes in the view of `node`, sorted by node.
+fn view(node: &Server) -> Option<Vec<(String, String, Ranges)>> {
+    let lines = lines(node)?.into_iter();
+    let mut view: Vec<_> = lines
+        .map(|line| (line.id, line.master, line.ranges))
+        .collect();
+    view.sort();
+    Some(view)
+}
+
+fn lines(node: &Server) -> Option<Vec<NodeLine>> {
     let nodes = node.command(&["CLUSTER", "NODES"]).ok()?;
-    let own = nodes
-        .as_text()?
-        .lines()
-        .find(|line| line.contains("myself"))?;
-    let words: Vec<&str> = own.split_whitespace().collect();
-    let [
-        _id,
-        _address,
-        flags,
-        _master,
-        _ping,
-        _pong,
-        epoch,
-        _link,
-        ranges @ ..,
-    ] = words.as_slice()
-    else {
-        return None;
-    };
-    // A slot that is moving is `[slot->-id]`.
-    let ranges = ranges.iter().filter(|range| !range.starts_with('['));
-    let ranges = ranges.filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some((first.parse().ok()?, last.parse().ok()?))
-    });
-    Some(OwnLine {
-        is_master: flags.split(',').any(|flag| flag == "master"),
-        epoch: epoch.parse().ok()?,
-        ranges: ranges.collect(),
-    })
+    nodes.as_text()?.lines().map(NodeLine::parse).collect()
 }
