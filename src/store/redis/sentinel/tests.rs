@@ -24,6 +24,7 @@ struct Script {
     primary: u64,
     epoch: u64,
     others: Vec<u16>,
+    denies_messages: bool,
 }
 
 /// A scripted sentinel. Its threads end with the process.
@@ -44,6 +45,7 @@ impl Fake {
                 primary,
                 epoch,
                 others,
+                denies_messages: false,
             })),
             subscribed: Arc::default(),
             questions: Arc::default(),
@@ -83,6 +85,9 @@ fn serve(
         let script = script.lock();
         let reply = match words[..] {
             ["HELLO", ..] => "%1\r\n$5\r\nproto\r\n:3\r\n".to_owned(),
+            ["SUBSCRIBE", ..] if script.denies_messages => {
+                "-NOPERM this user has no permissions to run the 'subscribe' command\r\n".to_owned()
+            }
             ["SUBSCRIBE", ..] => {
                 subscribed.lock().push(stream.try_clone().unwrap());
                 ">3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n".to_owned()
@@ -333,13 +338,7 @@ fn a_message_of_a_fail_over_makes_connections_suspect() {
     watching(&endpoint, LONG, || {
         let questions = || fake.questions.load(Ordering::SeqCst);
         assert_eventually("a question", || questions() == 1);
-        let named = || {
-            endpoint
-                .sentinels()
-                .unwrap()
-                .last_primary()
-                .map(|it| it.port)
-        };
+        let named = || named(&endpoint);
         assert_eventually("an answer", || named() == Some(7000));
         let made = endpoint.epoch().now();
         fake.publish("other 127.0.0.1 7000 127.0.0.1 7009");
@@ -365,13 +364,7 @@ fn a_fail_over_without_a_message_is_noticed() {
     watching(&endpoint, LONG, || {
         let questions = || fake.questions.load(Ordering::SeqCst);
         assert_eventually("a question", || questions() == 1);
-        let named = || {
-            endpoint
-                .sentinels()
-                .unwrap()
-                .last_primary()
-                .map(|it| it.port)
-        };
+        let named = || named(&endpoint);
         assert_eventually("an answer", || named() == Some(7000));
         let made = endpoint.epoch().now();
         fake.script.lock().primary = 7001;
@@ -394,6 +387,37 @@ fn a_sentinel_that_falls_silent_is_left_for_another() {
         assert_eventually("the first", || first.subscribed.lock().len() == 1);
         first.script.lock().primary = 0;
         assert_eventually("the second", || second.subscribed.lock().len() == 1);
+    });
+}
+
+fn named(endpoint: &Endpoint) -> Option<u16> {
+    let primary = endpoint.sentinels().unwrap().last_primary();
+    primary.map(|primary| primary.port)
+}
+
+/// The sentinel that the thread listens to is cut off from the others, and does not know of a fail-over.
+#[test]
+fn a_fail_over_that_only_another_sentinel_knows_is_noticed() {
+    let (cut_off, other) = (Fake::start(7000, 1, vec![]), Fake::start(7001, 2, vec![]));
+    let endpoint = endpoint(&[&cut_off, &other], LONG);
+    let made = endpoint.epoch().now();
+    watching(&endpoint, LONG, || {
+        assert_eventually("the new primary", || named(&endpoint) == Some(7001));
+        assert_eventually("a suspicion", || {
+            endpoint.epoch().replace_at(&made).is_some()
+        });
+        assert_eventually("the other", || other.subscribed.lock().len() == 1);
+        assert_eq!(endpoint.sentinels().unwrap().first().port, other.port);
+    });
+}
+
+#[test]
+fn without_the_right_to_subscribe_the_questions_find_the_primary() {
+    let fake = Fake::start(7000, 1, vec![]);
+    fake.script.lock().denies_messages = true;
+    let endpoint = endpoint(&[&fake], LONG);
+    watching(&endpoint, LONG, || {
+        assert_eventually("an answer", || named(&endpoint) == Some(7000));
     });
 }
 

@@ -10,7 +10,9 @@ use redis::{ProtocolVersion, PushKind, Value};
 use crate::error::Error;
 use crate::store::redis::connection::{Endpoint, LONGEST_REPLY};
 use crate::store::redis::errors::Attempted;
-use crate::store::redis::sentinel::{HostPort, Named, QUESTIONS, SentinelConnection, Sentinels};
+use crate::store::redis::sentinel::{
+    Answer, HostPort, Named, QUESTIONS, SentinelConnection, Sentinels,
+};
 use crate::store::redis::socket::Closer;
 use crate::util::clock::MonotonicTime;
 use crate::util::threads::ThreadGroup;
@@ -22,6 +24,8 @@ const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The time between two questions for the primary. They show that the sentinel is alive, and find a fail-over whose
 /// message was lost.
 const BETWEEN_QUESTIONS: Duration = Duration::from_secs(5);
+/// How long the question to another sentinel may take. Messages of the first one are read later by this time.
+const OTHER_TIMEOUT: Duration = Duration::from_millis(500);
 /// The message of a sentinel once a fail-over is done: `<group> <old host> <old port> <new host> <new port>`.
 const CHANNEL: &str = "+switch-master";
 
@@ -135,6 +139,10 @@ impl SentinelWatcher {
         let mut replies = Vec::new();
         let mut answer_by = Some(deadline);
         let mut ask_at = deadline;
+        let mut has_subscribed = false;
+        // A message came after the question, so the answer may be older than the message.
+        let mut asks_again = false;
+        let mut others_asked = 0;
         loop {
             let now = MonotonicTime::now();
             if answer_by.is_none() && ask_at <= now {
@@ -146,6 +154,7 @@ impl SentinelWatcher {
             let received = connection.receiver.receive(until, LONGEST_REPLY);
             match received {
                 Ok(Value::Push { kind, data }) => {
+                    has_subscribed |= kind == PushKind::Subscribe;
                     if kind == PushKind::Message
                         && let Some(primary) = sentinels.read_switch(&data)
                     {
@@ -155,22 +164,33 @@ impl SentinelWatcher {
                         }
                         // Ask for the number of this fail-over.
                         ask_at = now;
+                        asks_again = answer_by.is_some();
                     }
                 }
+                // The user may not subscribe. The questions find a fail-over then.
+                Ok(Value::ServerError(_)) if !has_subscribed => has_subscribed = true,
                 Ok(reply) => {
                     replies.push(reply);
                     if replies.len() == QUESTIONS {
                         let answer =
                             sentinels.read_answer(attempted, std::mem::take(&mut replies))?;
-                        since.get_or_insert(now);
-                        if sentinels.is_current(&answer) {
-                            let Named { has_changed, .. } = sentinels.accept(sentinel, answer);
-                            if has_changed {
-                                self.endpoint.follow_switch();
-                            }
+                        if !sentinels.is_current(&answer) {
+                            // This sentinel has missed a fail-over, so it may miss the next one, too.
+                            return Ok(());
                         }
+                        since.get_or_insert(now);
+                        self.accept(sentinels, sentinel, answer);
                         answer_by = None;
-                        ask_at = now.after(BETWEEN_QUESTIONS);
+                        let is_again = std::mem::take(&mut asks_again);
+                        ask_at = if is_again {
+                            now
+                        } else {
+                            now.after(BETWEEN_QUESTIONS)
+                        };
+                        if self.other_knows_more(sentinels, sentinel, others_asked) {
+                            return Ok(());
+                        }
+                        others_asked += 1;
                     }
                 }
                 Err(error) if error.is_timeout() && answer_by.is_none() => {}
@@ -184,9 +204,45 @@ impl SentinelWatcher {
             }
         }
     }
+
+    fn accept(&self, sentinels: &Sentinels, by: &HostPort, answer: Answer) {
+        let Named { has_changed, .. } = sentinels.accept(by, answer);
+        if has_changed {
+            self.endpoint.follow_switch();
+        }
+    }
+
+    /// Asks one of the sentinels other than `sentinel`, which may be cut off from them. Returns true if the other one
+    /// knows of a later fail-over. It is then asked first.
+    fn other_knows_more(&self, sentinels: &Sentinels, sentinel: &HostPort, turn: usize) -> bool {
+        let Some(other) = sentinels.other_than(sentinel, turn) else {
+            return false;
+        };
+        let deadline = MonotonicTime::now().after(self.timeout.min(OTHER_TIMEOUT));
+        match sentinels.ask(&self.endpoint, &other, deadline) {
+            Ok(answer) if sentinels.is_newer(&answer) => {
+                self.accept(sentinels, &other, answer);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Sentinels {
+    /// One of the sentinels other than `sentinel`, another one for each `turn`.
+    fn other_than(&self, sentinel: &HostPort, turn: usize) -> Option<HostPort> {
+        let state = self.state.lock();
+        let others = || state.order.iter().filter(|it| *it != sentinel);
+        others().nth(turn % others().count().max(1)).cloned()
+    }
+
+    /// Whether the answer is from after the last fail-over that this client knows of.
+    fn is_newer(&self, answer: &Answer) -> bool {
+        let known = self.state.lock().epoch;
+        answer.epoch.is_some_and(|epoch| epoch > known)
+    }
+
     /// The sentinel that is asked first.
     pub(super) fn first(&self) -> HostPort {
         self.state.lock().order[0].clone()
