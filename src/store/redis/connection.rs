@@ -27,8 +27,8 @@ use crate::util::clock::MonotonicTime;
 use crate::util::id::HolderId;
 use crate::util::sync::park_timeout;
 
-/// The largest size of a reply without values of the caller. The replies to a batch of 128 commands fit into it, with a
-/// few hundred bytes each.
+/// The largest size of a reply without values of the caller. A batch of 128 commands has a few hundred bytes of reply
+/// for each command, which fit.
 pub(crate) const LONGEST_REPLY: Limit = Limit::Fixed(256 * 1024);
 
 /// A server, and how to connect to it.
@@ -55,7 +55,7 @@ pub(crate) struct Endpoint {
     holder: OnceLock<HolderId>,
 }
 
-/// How often an attempt to connect that pauses looks for a reason to go on earlier.
+/// How often an attempt to connect checks during its pause whether the pause can end early.
 const PAUSE_STEP: Duration = Duration::from_millis(20);
 
 /// The server to connect to.
@@ -68,7 +68,7 @@ pub(super) struct FoundServer<'a> {
 /// Why a server counts as the primary of a group, until it says its role.
 pub(super) enum NamedBy {
     Sentinel(HostPort),
-    /// An earlier answer. Now no sentinel names the primary, for this reason.
+    /// An earlier answer of a sentinel. No sentinel names the primary any more, for this reason.
     EarlierAnswer(Error),
 }
 
@@ -79,7 +79,7 @@ struct Opening {
     closed: bool,
     /// Sockets to servers.
     sockets: Vec<Closer>,
-    /// Sockets to sentinels. A switch does not close them.
+    /// Sockets to sentinels. A switch-over does not close them.
     questions: Vec<Closer>,
 }
 
@@ -234,8 +234,8 @@ impl Endpoint {
         Ok((Cow::Owned(info), deadline))
     }
 
-    /// The address to connect to, and why it is that of the primary, if there are sentinels. Asks them by `deadline`.
-    /// If none names the primary, the address is that of the last primary.
+    /// The address to connect to. With sentinels, asks them for the primary by `deadline`, and also returns why the
+    /// address is that of the primary. If no sentinel names a primary, that is the last known primary.
     pub(super) fn find_server(&self, deadline: MonotonicTime) -> Result<FoundServer<'_>, Error> {
         let Some(sentinels) = &self.sentinels else {
             let info = Cow::Borrowed(&self.info);
@@ -274,7 +274,7 @@ impl Endpoint {
         opening.sockets.iter().for_each(Closer::close);
     }
 
-    /// Fails unless `role` is that of a primary. Then the sentinel that has named the server is asked last.
+    /// Fails unless `role` is that of a primary. After a failure, the sentinel that has named the server is asked last.
     pub(super) fn check_role(
         &self,
         attempted: Attempted<'_>,
@@ -418,9 +418,10 @@ impl Endpoint {
     }
 
     /// Connects, logs in and loads the scripts that the server does not know, all within the connect time-out. The time
-    /// that the callback for credentials takes does not count. If a sentinel has named a server that is no primary, or
-    /// names another server meanwhile, begins again. If the named server cannot be reached, each other sentinel is
-    /// asked once. Fails at once after [`close`](Self::close).
+    /// of the callback for credentials does not count. Fails at once after [`close`](Self::close).
+    ///
+    /// With sentinels, begins again if the named server is no primary, or if a sentinel names another server meanwhile.
+    /// If the named server cannot be reached, asks each other sentinel once.
     pub(crate) fn open(&self) -> Result<Connection, Error> {
         let deadline = MonotonicTime::now().after(self.connect_timeout);
         let mut others = self.sentinels.as_ref().map_or(0, |all| all.count() - 1);
@@ -447,7 +448,7 @@ impl Endpoint {
                 }
                 others -= 1;
             }
-            // With less time, only the first sentinel might reply, and its answer may be old.
+            // In less time, perhaps only the first sentinel would reply, and its answer may be outdated.
             if deadline <= again_at.after(self.connect_timeout / 8) {
                 return opened;
             }
@@ -482,8 +483,8 @@ impl Endpoint {
         self.sentinels.as_ref().map_or(0, Sentinels::doubts)
     }
 
-    /// As [`open`](Self::open), once. Sets `closer` once the socket is connected, and leaves it in `opening`. Leaves a
-    /// quarter of the time for another attempt if there is one.
+    /// Makes one attempt of [`open`](Self::open). If another attempt may follow, this one leaves it a quarter of the
+    /// time. Sets `closer` once the socket is connected; the caller has to remove the closer from `opening`.
     fn open_and_note(
         &self,
         deadline: MonotonicTime,
@@ -514,7 +515,7 @@ impl Endpoint {
             self.opening.lock().begin(socket)
         })?;
         let (info, deadline) = self.with_login(info, deadline)?;
-        // The login shows that this connection outlived the breaks so far.
+        // The login has just succeeded, so earlier breaks of other connections say nothing about this one.
         made_in.forget_breaks(&self.epoch);
         let mut connection = Connection {
             sender,
@@ -540,8 +541,7 @@ impl Endpoint {
     }
 
     /// Refuses new connections from now on, and closes the sockets of attempts to connect. Called when the client has
-    /// ended. Otherwise the thread of an attempt would keep the pool alive until the attempt fails, and the pool would
-    /// schedule the next attempt.
+    /// ended. An open attempt would keep the pool alive, and the pool would schedule another attempt after it.
     pub(crate) fn close(&self) {
         let mut opening = self.opening.lock();
         opening.closed = true;
@@ -639,7 +639,7 @@ pub(crate) enum ReplyContents {
     Internal,
     /// Values of the caller: at most this many.
     Values(usize),
-    /// One of several replies that share the limit of one value. The earlier replies have `so_far` bytes.
+    /// One of several replies that together may have the size of one value. The earlier replies have `so_far` bytes.
     PartOfValue { so_far: usize },
 }
 
@@ -669,8 +669,8 @@ impl Connection {
         sent.map_err(|error| no_reply(&self.address, error))
     }
 
-    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Fails if not all are
-    /// written by `due`. Returns false if not all are written by `until`, which is earlier: then the next call goes on.
+    /// Writes `bytes` from the index `sent` on, and adds the number of written bytes to `sent`. Stops at `until`, and
+    /// returns false if bytes are left; the next call goes on. Fails if bytes are left at `due`.
     pub(crate) fn send_until(
         &mut self,
         bytes: &[u8],
@@ -698,8 +698,8 @@ impl Connection {
         received.map_err(|error| no_reply(&self.address, error))
     }
 
-    /// Reads the next reply. Fails if the reply is not complete by `due`. Returns `None` if it is not complete by
-    /// `until`, which is earlier: then the next call reads on.
+    /// Reads the next reply. Stops at `until`, and returns `None` if the reply is not complete; the next call reads on.
+    /// Fails if the reply is not complete at `due`.
     pub(crate) fn receive_until(
         &mut self,
         until: MonotonicTime,
@@ -830,8 +830,8 @@ impl Connection {
         self.broken = true;
     }
 
-    /// As [`discard`](Self::discard), and makes all connections of the client suspect: after an unexpected reply, other
-    /// connections may lead to the same server.
+    /// As [`discard`](Self::discard), and makes all connections of the client suspect. Called after an unexpected
+    /// reply, since other connections may lead to the same server.
     pub(crate) fn discard_and_suspect_all(&mut self) {
         self.broken = true;
         self.epoch.suspect();
@@ -942,7 +942,7 @@ mod tests {
         let endpoint = Endpoint::new(&url, timeout, DEFAULT_MAX_REPLY).unwrap();
         std::thread::scope(|scope| {
             let logins = [(); 3].map(|()| scope.spawn(|| endpoint.open().err().unwrap()));
-            // The connections are accepted, and no login gets a reply.
+            // The server accepts the connections and replies to no login.
             let _accepted = [(); 3].map(|()| listener.accept().unwrap());
             while endpoint.opening.lock().sockets.len() < 3 {
                 std::thread::yield_now();

@@ -1,5 +1,5 @@
-//! The environment check of one server: one connection of its own, one round trip after the login, and what the replies
-//! mean. Loads one script, and changes nothing else.
+//! The environment check of one server: its questions, and what the replies mean. The check opens a connection of its
+//! own and sends all questions together, after the login. It loads one script, and changes nothing else on the server.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::util::text::printable;
 /// The most bytes of a server's text in a finding.
 const LONGEST_TEXT: usize = 200;
 
-/// The socket of a check that is under way, so that the end of the client ends the check.
+/// The socket of a check that is under way. The end of the client closes it, which ends the check.
 #[derive(Default)]
 pub(super) struct EnvironmentCheck(Mutex<Sockets>);
 
@@ -108,7 +108,7 @@ struct Questions {
 
 impl Questions {
     fn new(endpoint: &Endpoint, attempted: Attempted<'_>) -> Self {
-        // RESP2: its replies have one form on all servers. The check needs no database.
+        // RESP2, since all servers send its replies in one form. The check needs no database.
         let settings = attempted.info.redis_settings().clone().set_db(0);
         let login = Login::new(&settings, ProtocolVersion::RESP2, None);
         let mut commands = login.commands;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::util::clock::MonotonicTime;
 
-/// A suspicion replaces no connection younger than this. So each connection is replaced once per second at most,
-/// however often the server replies `READONLY`.
+/// A suspicion replaces no connection younger than this. So a server that often replies `READONLY` costs each pipeline
+/// one new connection per second at most.
 pub(crate) const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 
 /// Counts the broken connections and the suspicions of a client.
@@ -30,8 +30,8 @@ pub(crate) struct MadeIn {
 }
 
 impl MadeIn {
-    /// Counts the connection as made after all breaks so far. Suspicions stay: the server may have stopped to be the
-    /// primary since this connection was begun.
+    /// Counts the connection as made after all breaks so far. Suspicions still count: since this connection was begun,
+    /// another server may have become the primary.
     pub(crate) fn forget_breaks(&mut self, epoch: &Epoch) {
         self.breaks = epoch.breaks.load(Ordering::SeqCst);
     }
@@ -97,7 +97,7 @@ impl Epoch {
             .is_some_and(|at| at <= MonotonicTime::now())
     }
 
-    /// When a connection has to be replaced, if there was a suspicion since it was made.
+    /// When a connection has to be replaced. `None` if there was no suspicion since it was made.
     pub(crate) fn replace_at(&self, made: &MadeIn) -> Option<MonotonicTime> {
         let is_suspect = made.suspicions < self.suspicions.load(Ordering::SeqCst);
         is_suspect.then(|| made.at.after(SHORTEST_LIFE))

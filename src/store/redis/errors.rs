@@ -44,7 +44,7 @@ fn timed_out(address: &str) -> String {
 pub(crate) fn at_server(address: &str, error: Error) -> Error {
     match error.kind() {
         _ if error.names(address) => error,
-        // This error is the caller's own time-out, which has passed before the time-out of the connection.
+        // The caller's own time-out came before the time-out of the connection. The error does not name the server yet.
         ErrorKind::Timeout => Error::new(ErrorKind::Timeout, timed_out(address)),
         ErrorKind::Denied | ErrorKind::Unavailable => error.at(address),
         _ => error,
@@ -105,8 +105,8 @@ pub(super) fn hide_password(reply: &mut Value, password: &str) {
     }
 }
 
-/// Returns the error without the password. Returns `None` if the error does not contain the password, or if the error
-/// would have another kind without it.
+/// Returns the error without the password. Returns `None` if the error does not contain the password, or if removing
+/// the password would change the kind of the error.
 fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     let (code, detail) = (error.code(), error.details().unwrap_or(""));
     let hide = |text: &str| text.replace(password, "<password>");
@@ -124,8 +124,7 @@ fn without_password(error: &ServerError, password: &str) -> Option<Value> {
     })
 }
 
-/// `error` with a [`printable`] text, without lease ids, and without the arguments that Redis quotes, which may be
-/// secrets.
+/// Makes the text of `error` [`printable`], and removes what may be secret: lease ids, and arguments that Redis quotes.
 pub(crate) fn sanitized(error: RedisError) -> RedisError {
     let text = error.to_string();
     let shown = without_arguments(&text);
@@ -183,8 +182,8 @@ pub(crate) fn error_reply(code: &str, detail: Option<&str>) -> Error {
         | "READONLY" | "TRYAGAIN" | "UNBLOCKED" => ErrorKind::Unavailable,
         TOO_LARGE => ErrorKind::TooLarge,
         _ if has_too_many_clients(Some(detail)) => ErrorKind::Unavailable,
-        // An ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the first
-        // text, later versions send the second.
+        // An ACL lets the user run scripts, but denies a command or key of this script. Redis up to 7.0 sends the text
+        // of the first arm, and later versions send that of the second.
         _ if detail.contains("user executing the script can't") => ErrorKind::Denied,
         _ if detail.starts_with("ACL failure in script: ") => ErrorKind::Denied,
         _ => ErrorKind::Protocol,
@@ -278,7 +277,7 @@ pub(crate) fn is_error(value: &Value) -> bool {
     matches!(value, Value::ServerError(_))
 }
 
-/// Whether `code` has the form of an error code of Redis. An error of a proxy may begin with another word.
+/// Whether `code` has the form of an error code of Redis. Errors of proxies often begin with another word.
 pub(crate) fn is_redis_code(code: &str) -> bool {
     code.bytes().all(|byte| byte.is_ascii_uppercase())
 }
@@ -320,7 +319,7 @@ impl Attempted<'_> {
         Error::new(kind, format!("{} {what}", address(self.info)))
     }
 
-    /// The time-out in whole milliseconds: a part of a time-out may have more digits than help.
+    /// The time-out in whole milliseconds. The exact value may be a fraction of a setting, with many digits.
     fn shown_timeout(&self) -> Duration {
         let shown =
             Duration::from_millis(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
@@ -408,7 +407,7 @@ impl Attempted<'_> {
             .with_source(error.clone())
     }
 
-    /// The error for a request without a reply. `received` has the bytes that came in its place.
+    /// The error for a request without a reply. `received` has the bytes that came in place of a reply.
     pub(super) fn no_reply(&self, step: Step, error: RedisError, received: &[u8]) -> Error {
         let (timeout, setting) = (self.shown_timeout(), self.setting);
         let error = sanitized(error);
@@ -428,7 +427,7 @@ impl Attempted<'_> {
                      if this is its TLS port"
                 ),
             ),
-            // The header of a TLS record that is an alert or belongs to a handshake.
+            // These bytes begin a TLS record: an alert, or a part of a handshake.
             _ if matches!(received, [0x15 | 0x16, 3, ..]) => (
                 ErrorKind::Tls,
                 "answers in TLS; use rediss://, or the server's port without TLS".to_owned(),
@@ -484,7 +483,7 @@ impl Attempted<'_> {
                 return self.about(ErrorKind::Denied, what).with_source(error);
             }
             (ErrorKind::Protocol, _) => NOT_REDIS.to_owned(),
-            // The message has the text of the server, so the error has no source.
+            // The message already has the server's text, so the error needs no source.
             _ => {
                 let reason = printable(&text, LONGEST_TEXT);
                 return self.about(kind, format_args!("refuses {step}: {reason}"));
@@ -498,7 +497,7 @@ impl Attempted<'_> {
 impl Attempted<'_> {
     /// The error for the error reply of a sentinel to `command`.
     pub(super) fn refused_by_sentinel(&self, command: &str, error: &ServerError) -> Error {
-        // Without a source: the sentinel's text may repeat the password.
+        // The error has no source, since the sentinel's text may repeat the password.
         let about = |kind, what: &str| self.about(kind, what);
         match error.code() {
             "NOAUTH" => about(

@@ -1,4 +1,4 @@
-//! Servers for tests, on real sockets. A closure handles the connection; no server understands a command.
+//! Servers for tests, on real sockets. A closure handles each connection. The servers parse no commands.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

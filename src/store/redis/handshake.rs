@@ -20,7 +20,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// `name` is the name of the connection. It is set by `HELLO` only, so with RESP2 it is ignored.
+    /// `name` is the name of the connection. Only `HELLO` sets it, so with RESP2 the name is ignored.
     pub(super) fn new(
         settings: &RedisConnectionInfo,
         protocol: ProtocolVersion,
@@ -85,8 +85,9 @@ impl Handshake<'_> {
         // The reply says whether this is a single server. A `HELLO` without a protocol version changes nothing.
         login.commands.cmd("HELLO");
         let mut replies = self.send_and_receive(Step::LogIn, &login.commands)?;
-        // Errors of `CLIENT SETINFO`, `CLIENT SETNAME` and this `HELLO` are ignored, except `NOAUTH`: Redis before 7.2
-        // does not know the first, an ACL may forbid the second, and some proxies refuse the third.
+        // `NOAUTH` is an error here. All other errors of `CLIENT SETINFO`, `CLIENT SETNAME` and this `HELLO` are
+        // ignored: Redis before 7.2 does not know `SETINFO`, an ACL may forbid `SETNAME`, and some proxies refuse
+        // `HELLO`.
         let server = replies.pop().unwrap_or_default();
         self.check_mode(&server)?;
         let mut replies = replies.into_iter();
@@ -159,16 +160,16 @@ impl Handshake<'_> {
         Err(self.attempted.about(ErrorKind::InvalidConfig, what))
     }
 
-    /// Sends the hashes of the scripts, and loads only the scripts that the server does not know: a hash is much
-    /// shorter than a script. Fails if the server does not reply as Redis does.
+    /// Asks for the scripts by their hashes, and loads only those that the server does not know: a hash is much shorter
+    /// than a script. Fails if the server does not reply as Redis does.
     pub(super) fn load_missing_scripts(&mut self) -> Result<(), Error> {
         let mut exists = redis::pipe();
         let hashes = ScriptKind::ALL.map(ScriptKind::hash);
         exists.cmd("SCRIPT").arg("EXISTS").arg(&hashes);
         let mut replies = self.send_and_receive(Step::LoadScripts, &exists)?;
         let known = match replies.pop().unwrap_or_default() {
-            // An ACL or a proxy may allow SCRIPT LOAD without SCRIPT EXISTS. Any other error comes again as the reply
-            // to SCRIPT LOAD.
+            // An ACL or a proxy may forbid SCRIPT EXISTS and allow SCRIPT LOAD. If the error has another cause, SCRIPT
+            // LOAD fails, too.
             Value::ServerError(_) => [false; ScriptKind::ALL.len()],
             reply => redis::from_redis_value(reply)
                 .map_err(|_| self.attempted.about(ErrorKind::Protocol, NOT_REDIS))?,
@@ -211,8 +212,9 @@ impl Handshake<'_> {
         }
     }
 
-    /// The error that the server sent before it closed the connection, without reading a command: it has too many
-    /// clients, or is in protected mode. Other errors belong to commands, and may be ones that are ignored.
+    /// The error that a server sends before it closes a new connection without reading a command: it has too many
+    /// clients, or is in protected mode. Any other error is the reply to a command, perhaps to one whose errors are
+    /// ignored.
     fn refused_at_accept(
         &self,
         step: Step,

@@ -56,7 +56,7 @@ use crate::util::threads::ThreadGroup;
 
 /// The number of pipelines for renewals: one for each thread that renews.
 const RENEWAL_PIPELINES: usize = RenewalLimits::USUAL.threads;
-/// The pause between the first two attempts of a flush, while Redis is away or refuses releases. It doubles with each
+/// The pause after the first attempt of a flush, if Redis is away or refuses releases. The pause doubles with each
 /// attempt, since each attempt repeats all refused releases.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -65,8 +65,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Node {
     /// The last [`RENEWAL_PIPELINES`] are for renewals, so that callers' requests cannot delay renewals.
     pipelines: Vec<Pipeline>,
-    /// Counts the calls with renewals. The pipelines for renewals take turns, so that each connection is used often and
-    /// a dead connection is noticed.
+    /// Counts the calls with renewals. The pipelines for renewals take turns. So each of their connections is used
+    /// often, and a dead connection is noticed soon.
     turn: AtomicUsize,
     notifications: Arc<NotificationConnection>,
     sentinels: Arc<SentinelWatcher>,
@@ -77,7 +77,8 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Does not connect: each pipeline connects for its first request. The reports of the node name `server`.
+    /// Does not connect: each pipeline connects for its first request. `server` is the number of this server in reports
+    /// to the [`Listener`].
     pub(crate) fn new(
         server: ServerId,
         endpoint: Arc<Endpoint>,
@@ -201,8 +202,8 @@ impl Node {
         }
     }
 
-    /// The pipeline that is most ready for renewals. Of equally ready pipelines, it is the next in turn. Renewals need
-    /// no order, since none of them shortens a ttl.
+    /// The pipeline that can write renewals soonest. Equally ready pipelines take turns. Renewals may overtake each
+    /// other, since no renewal shortens a ttl.
     fn pipeline_for_renewals(&self) -> usize {
         let first = self.pipelines.len() - RENEWAL_PIPELINES;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -269,7 +270,8 @@ impl Store for Node {
         };
         let connect = || shared.own_connection(left().min(shared.connect_timeout));
         let mut connection = connect()?;
-        // The server may have closed an idle connection. Its error makes the others stale, so the second one is new.
+        // The server may have closed this connection while it was idle. The error makes all older connections stale, so
+        // the second attempt uses a new connection.
         match connection.ping(left().min(shared.command_timeout)) {
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 drop(connection);

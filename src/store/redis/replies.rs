@@ -1,9 +1,12 @@
 //! Parses replies of Redis (RESP2 and RESP3) from bytes that come in any pieces. Does no I/O.
 //!
-//! A server may be hostile, so a length that it announces allocates nothing: the bytes of a reply are kept until the
-//! reply is whole, and a reply fails as soon as it must exceed its limit. Other users may write long strings, so a long
-//! string costs no connection: its bytes are dropped as they come, and an error takes its place. The parser of redis-rs
-//! reads the types of replies that scripts do not return.
+//! A server may be hostile. So an announced length allocates nothing: bytes are kept as they come, until the reply is
+//! whole. A reply fails as soon as it must exceed its limit.
+//!
+//! Other users may write long strings. So a string that is too long costs no connection: its bytes are dropped as they
+//! come, and an error takes its place in the reply.
+//!
+//! The parser of redis-rs reads the types of replies that scripts do not return.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -44,7 +47,7 @@ impl Limit {
         bytes
     }
 
-    /// The most bytes of one string. The limit of the whole reply may be for several values.
+    /// The most bytes of one string. The limit of a whole reply may cover several values.
     fn longest_string(self) -> usize {
         match self {
             Self::Fixed(bytes) => bytes,
@@ -68,7 +71,7 @@ impl fmt::Display for Limit {
 
 /// The bytes that were read from a connection, and the parser's state.
 pub(crate) struct Replies {
-    /// `start..end` was read from the connection, and not returned as a reply yet.
+    /// The bytes `start..end` were read from the connection, and are not returned as a reply yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -92,9 +95,9 @@ impl Replies {
         }
     }
 
-    /// The next reply, if it is whole. Fails if the bytes are no reply, or a reply larger than `limit`. The size of a
-    /// reply is its bytes plus the size of a [`Value`] for each element. An error reply ([`TOO_LARGE`]) takes the place
-    /// of a string that is too long.
+    /// The next reply, if it is whole. An error ([`TOO_LARGE`]) takes the place of a string that is too long. Fails if
+    /// the bytes are no reply, or if the reply is larger than `limit`. The size of a reply is its bytes plus the size
+    /// of a [`Value`] for each element.
     pub(crate) fn next(&mut self, limit: Limit) -> RedisResult<Option<Value>> {
         let len = loop {
             if self.to_drop > 0 {
@@ -249,7 +252,8 @@ impl Frame {
             let Some(sign) = bytes.get(from) else {
                 return Ok(Progress::Incomplete);
             };
-            // This check comes before the search for the line's end: a server that is no Redis may never end the line.
+            // The first byte is checked before the end of the line comes: a server that is no Redis may never end the
+            // line.
             if !b"+-:$*_>%~|,#!=(".contains(sign) || self.missing.len() >= MAX_DEPTH {
                 return Err(garbage());
             }
@@ -349,7 +353,7 @@ fn build(bytes: &[u8], at: &mut usize) -> RedisResult<Value> {
         };
         let element = &rest[..len];
         *at += element.len();
-        // The errors of redis-rs quote the reply, so another error takes their place.
+        // The errors of redis-rs quote the reply, which may contain secrets, so they are replaced.
         return redis::parse_redis_value(element).map_err(|_| garbage());
     };
     let line = &rest[1..end];

@@ -111,8 +111,8 @@ impl TransactionConnection {
         self.slot_of = self.is_in_cluster.then(|| key.clone());
         let key = key.in_redis();
         let mut bytes = Vec::with_capacity(128);
-        // An empty transaction comes first, to find out whether the server refuses MULTI. A server that refuses MULTI
-        // would carry out the later writes one by one, whoever holds the lock.
+        // An empty transaction comes first: if the server refuses MULTI, it would carry out the later writes one by
+        // one, even if the lock is lost.
         let commands: [(&str, &[&str]); 4] = [
             ("MULTI", &[]),
             ("EXEC", &[]),
@@ -134,7 +134,7 @@ impl TransactionConnection {
         match self.connection.receive(deadline, ReplyContents::Internal)? {
             Value::Nil => Ok(false),
             Value::BulkString(value) => Ok(is_held_by(&value, lease)),
-            // A value that is not a string, or too long a string, is no lock.
+            // A lock's value is a short string, so this key is not locked.
             Value::ServerError(error) if matches!(error.code(), "WRONGTYPE" | TOO_LARGE) => {
                 Ok(false)
             }
@@ -202,7 +202,8 @@ impl TransactionConnection {
             .connection
             .receive(deadline, ReplyContents::Values(1))?;
         if begun != Value::Okay {
-            // `watch_and_check` has tried MULTI, so the server has changed. It carried out the commands one by one.
+            // The server accepted MULTI in `watch_and_check`, and refuses it now. It has carried out the commands one
+            // by one.
             return Ok(Err(self.unexpected("MULTI", &begun)));
         }
         // EXEC ends the WATCH, whatever its reply.
@@ -363,7 +364,7 @@ pub(crate) fn read_failed(error: RedisError) -> Error {
         (ErrorKind::CrossSlot, Some(rule)) => format!("the closure has failed: {rule}"),
         (ErrorKind::TooLarge, what) => match what {
             Some(what) => format!("the closure has failed: {what}"),
-            // Several errors of a pipeline: the source is their text again.
+            // The error stands for several errors of a pipeline. Its text has all of them, so it needs no source.
             None => return Error::new(kind, format!("the closure has failed: {error}")),
         },
         _ => with_code("the closure has failed", &error),
@@ -394,8 +395,8 @@ pub(crate) fn reply_unread(error: RedisError) -> Error {
 /// The code of the error for keys of several slots.
 const CROSSSLOT: &str = "CROSSSLOT";
 
-/// Whether a node of a Cluster refused a command since its key has another slot than `key`. If the slot of `key` itself
-/// has moved, the answer is no.
+/// Whether a node of a Cluster refused a command because its key is in another slot than `key`. False if the slot of
+/// `key` itself has moved.
 fn is_of_other_slot(error: &ServerError, key: &Key) -> bool {
     match Redirect::parse(error.code(), error.details().unwrap_or_default()) {
         Some(Redirect::Moved(place) | Redirect::Ask(place)) => place.slot != key.slot(),
@@ -415,8 +416,8 @@ fn cross_slot(key: &Key) -> Error {
     Error::new(ErrorKind::CrossSlot, slot_rule(key))
 }
 
-/// Adds a command with `key` to a packed transaction, behind its `MULTI`. So a node of a Cluster refuses the transaction
-/// if a key has another slot, also if it serves both slots now.
+/// Adds a command with `key` to a packed transaction, behind its `MULTI`. This makes a node of a Cluster refuse the
+/// transaction if another key has another slot, even if the node serves both slots now.
 fn with_key(transaction: &[u8], key: &Key) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(transaction.len() + key.in_redis().len() + 64);
     encode_words(&mut bytes, "MULTI", std::iter::empty());
@@ -448,7 +449,7 @@ fn outcome_unknown(error: Error) -> Error {
 }
 
 /// The outcome of a transaction from the replies to its commands. If Redis refuses one command, it still carries out
-/// the others. A command whose reply is too large was carried out, so only the reading of the replies fails.
+/// the others. If a reply is too large, its command was carried out, and only the replies cannot be read.
 fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionOutcome, Error> {
     let of = replies.len();
     for (index, reply) in replies.iter().enumerate() {
@@ -470,7 +471,7 @@ fn command_outcomes(pipe: &Pipeline, replies: Vec<Value>) -> Result<TransactionO
     ))
 }
 
-/// Lets redis-rs read the replies to a transaction that Redis has carried out.
+/// A source of replies from which redis-rs reads the results of a transaction that Redis has carried out.
 struct Replies(Vec<Value>);
 
 impl ConnectionLike for Replies {

@@ -19,8 +19,8 @@ use crate::util::clock::MonotonicTime;
 
 /// The shortest time-out of a socket. Zero would mean no time-out.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// A socket's time-out is not set again if it would change by this or less, which saves a system call. A read or write
-/// that therefore ends before the deadline is repeated.
+/// If a socket's time-out would change by this or less, it is not set again, which saves a system call. A read or write
+/// that then ends too early is repeated.
 const SLACK: Duration = Duration::from_millis(10);
 
 /// The reason why connecting failed.
@@ -54,8 +54,8 @@ pub(crate) fn connect(
                 }
             }
             let socket = connected?;
-            // With Nagle's algorithm, the system would send an acquire only after the server's system has acknowledged
-            // the release sent before.
+            // With Nagle's algorithm, the system would hold an acquire back until the server's system has acknowledged
+            // the release before it.
             socket.set_tcp_nodelay(true)?;
             socket
         }
@@ -183,7 +183,7 @@ pub(crate) struct Receiver {
     socket: Arc<Socket>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    /// The deadline of the last read that began after its deadline. Each deadline allows one such read.
+    /// The deadline of the last read that began late, after its deadline. Each deadline allows one late read.
     last_past_deadline: Option<MonotonicTime>,
     replies: Replies,
     #[cfg(feature = "tls")]
@@ -294,8 +294,8 @@ impl Receiver {
         deadline: MonotonicTime,
         limit: Limit,
     ) -> io::Result<()> {
-        // Only one read per deadline may begin after it. Otherwise a server could send replies for ever, each just in
-        // time for the next late read.
+        // Each deadline allows one late read only. Otherwise a server could send replies for ever, each just in time
+        // for the next late read.
         let is_past = left_until(deadline).is_none();
         if is_past && self.last_past_deadline.replace(deadline) == Some(deadline) {
             *attempt = Attempt::Later;
@@ -367,8 +367,7 @@ impl Attempt {
     }
 }
 
-/// Whether a system call may be repeated after this error. Repeating cannot go on for ever: `Attempt::set_timeout`
-/// checks the deadline.
+/// Whether a system call may be repeated after this error. `Attempt::set_timeout` ends the repeats at the deadline.
 fn may_be_retried(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), Interrupted | TimedOut | WouldBlock)

@@ -57,7 +57,7 @@ fn transaction(url: &str, lock: &Key, lease: LeaseId) -> TransactionConnection {
 #[test]
 fn a_transaction_on_a_cluster_has_the_slot_of_its_lock() {
     let cluster = Cluster::builder().masters(2).without_replicas();
-    // Without HELLO the client does not see that the server is a node of a Cluster.
+    // Without HELLO, the client does not notice that the server is a node of a Cluster.
     let cluster = cluster.arg("rename-command", "HELLO \"\"").start().unwrap();
     let url = cluster.nodes()[0].url();
     let ask = |words: &[&str]| cluster.nodes()[0].command(words).unwrap();
@@ -110,7 +110,7 @@ fn a_transaction_on_a_cluster_has_the_slot_of_its_lock() {
     assert_eq!(error.kind(), ErrorKind::CrossSlot, "{error}");
     assert!(error.to_string().contains(&rule), "{error}");
 
-    // If the lock's slot itself moves, the keys are right.
+    // The lock's own slot moves now, so the keys are not at fault.
     let mut late = transaction(&url, &lock, lease);
     cluster.move_slot(lock.slot().number(), 1).unwrap();
     let error = redis::Commands::get::<_, Option<i64>>(&mut reads, &same_slot).unwrap_err();

@@ -8,8 +8,8 @@
 //!   order in which they were encrypted. If the session has to reply to a key update, the reply leaves with the next
 //!   write, as TLS allows.
 //!
-//! The deadlines of `socket.rs` apply. A connection is closed without `close_notify`: a reply of Redis shows its own
-//! end, so a cut reply is noticed without it.
+//! The deadlines of `socket.rs` apply. A connection is closed without `close_notify`, since a reply of Redis shows its
+//! own end: a cut reply is noticed anyway.
 
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
@@ -52,7 +52,7 @@ impl Tls {
             };
             format!("{what} must be a DNS name or an IP address")
         })?;
-        // The program may have installed a provider of its own for all connections, such as a certified one.
+        // The program may have installed a provider for all its TLS connections, for example a certified one.
         let provider = CryptoProvider::get_default().cloned();
         let provider =
             provider.unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
@@ -90,7 +90,7 @@ impl Tls {
         let config = Arc::clone(&self.config);
         let server_name = match &self.server_name {
             Some(name) => name.clone(),
-            // A sentinel may have told a host that is none.
+            // A sentinel may have named a host that is none.
             None => ServerName::try_from(host.to_owned())
                 .map_err(|_| rustls::Error::General(format!("{host:?} is no name of a server")))?,
         };
@@ -120,7 +120,7 @@ impl Tls {
                 }
                 if let Err(error) = session.process_new_packets() {
                     let mut alert = Vec::new();
-                    // The alert puts the reason into the server's log. Its own errors are ignored: the first error
+                    // The alert brings the reason into the server's log. If sending it fails, the first error still
                     // counts.
                     let _ = session.write_tls(&mut alert);
                     let _ = sender.send_plain(&alert, MonotonicTime::now());
@@ -165,8 +165,8 @@ fn roots(ca: Option<&[u8]>) -> Result<RootCertStore, String> {
             }
         }
         None => {
-            // Some systems have old certificates that rustls cannot read. They are ignored if rustls can read any
-            // other.
+            // Some systems have old certificates that rustls cannot read. They are ignored if rustls can read at least
+            // one.
             let found = rustls_native_certs::load_native_certs();
             if roots.add_parsable_certificates(found.certs).0 == 0 {
                 return Err(
@@ -191,16 +191,15 @@ fn certificates(pem: &[u8], setting: &str) -> Result<Vec<CertificateDer<'static>
 pub(super) struct Encryptor {
     session: Arc<Mutex<ClientConnection>>,
     records: Vec<u8>,
-    /// The number of bytes of `records` that are written to the socket.
+    /// How many bytes of `records` are written to the socket.
     written: usize,
     /// The length of the plain text in `records`. 0 if all records are written.
     text: usize,
 }
 
 impl Encryptor {
-    /// Returns the records to write, and the number of their bytes that are written. If all records of earlier calls
-    /// are written, encrypts the beginning of `bytes`. Otherwise `bytes` must begin with the plain text of those
-    /// records.
+    /// Returns the records to write, and how many of their bytes are written already. Encrypts the beginning of `bytes`
+    /// if all earlier records are written. Otherwise `bytes` must begin with the plain text of the unwritten records.
     pub(super) fn records_of(&mut self, bytes: &[u8]) -> io::Result<(&[u8], &mut usize)> {
         if self.text == 0 {
             let mut session = self.session.lock();

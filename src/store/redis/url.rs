@@ -4,7 +4,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::store::redis::sentinel::SentinelUrl;
 
-/// Query parameters that redis-rs reads. redis-rs ignores all other parameters; this library refuses them.
+/// Query parameters that redis-rs reads. This library refuses all others, which redis-rs would ignore.
 const TCP_OPTIONS: &[&str] = &["protocol"];
 const UNIX_OPTIONS: &[&str] = &["db", "user", "pass", "protocol"];
 
@@ -141,12 +141,12 @@ pub(crate) fn cluster_url(info: &ConnectionInfo) -> String {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
             format!("{scheme}+cluster://{}", host_and_port(host, *port))
         }
-        // A Unix socket: the Cluster knows its nodes by host and port only.
+        // A Unix socket has no host, but a Cluster knows its nodes by host and port.
         _ => format!("{scheme}+cluster://host:port"),
     }
 }
 
-/// `host:port`, with brackets around an address of IPv6.
+/// `host:port`, with brackets around an IPv6 address.
 pub(crate) fn host_and_port(host: &str, port: u16) -> String {
     match host.contains(':') {
         true => format!("[{host}]:{port}"),
@@ -170,7 +170,7 @@ const SCHEMES: &[&str] = &[
     "memory",
 ];
 
-/// The part of a URL that is wrong, in a URL that cannot be read. Quotes nothing of it.
+/// Says which part of an unreadable URL is wrong. Quotes nothing of the URL.
 fn fault(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return "does not begin with redis://".to_owned();

@@ -1,6 +1,6 @@
 //! Parses the messages that scripts publish about one lease of this client. Other users may publish on the channel,
-//! too, so other text is ignored. A waiter's lease id is secret until its grant. Only the message of the grant has the
-//! whole id, which proves the grant.
+//! too, so text of any other form is ignored. The lease id of a waiter is secret until its grant. Only the message of
+//! the grant contains the whole id, so the id proves the grant.
 
 use crate::store::command::GrantMessage;
 use crate::store::value;
@@ -16,7 +16,7 @@ pub(super) struct Message {
 
 #[derive(Debug)]
 pub(super) enum MessageKind {
-    /// The kind is the µs part of the token, with `?` before it if the waiter has to confirm the grant.
+    /// The kind is the µs part of the token. A `?` before it means that the waiter has to confirm the grant.
     Granted(LeaseId, GrantMessage),
     /// The kind is `~`: the lease is near the front of its queue.
     Near(LeaseStart),

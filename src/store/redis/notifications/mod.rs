@@ -4,9 +4,10 @@
 //! There are two kinds of notifications. A script publishes a *message* about one lease of this client: the lease was
 //! granted its key (lua/serve.lua), is near the front of its queue (lua/near.lua), or lost its key to another client by
 //! force (lua/release.lua). The server reports a *change* (`CLIENT TRACKING`) when a key that was read on this
-//! connection is written, deleted, evicted or expires; after that the key is not tracked until it is read again. Both
-//! are hints: every wait for them has a bound, and other users may publish messages, too. Only the message of a grant
-//! is a proof: it contains the lease id, which was secret until the grant.
+//! connection is written, deleted, evicted or expires. After that, the key is not tracked until it is read again.
+//!
+//! Both kinds are hints: every wait for a notification has a bound, and other users may publish messages, too. Only the
+//! message of a grant is a proof: it contains the lease id, which was secret until the grant.
 //!
 //! A [`Listener`] decides what a notification means for a lock.
 
@@ -43,27 +44,27 @@ use subscription::Subscription;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that lives for less does not reset the pause. Otherwise a server or a proxy that accepts each
-/// connection and closes it would get a new connection every few milliseconds.
+/// A connection that lives for less does not reset the pause. Without this rule, a server or a proxy that closes each
+/// connection at once would get a new connection every few milliseconds.
 const SHORTEST_LIFE: Duration = Duration::from_secs(1);
 /// The pause after a server has refused notifications.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
-/// How long a connection is silent before a PING checks that it is alive. With this value, a thousand clients that wait
-/// for one key send a hundred PINGs a second.
+/// A connection that is silent for this long is checked with a PING. A thousand waiting clients send a hundred PINGs a
+/// second.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// The least time between two reads of changed keys. If the server's tracking table is too small, each read makes the
-/// server report a change.
+/// The least time between two reads of changed keys. If the server's tracking table is too small, each read causes
+/// another report of a change.
 const BETWEEN_READS: Duration = Duration::from_millis(10);
-/// The index of the last byte that is read of a key, beyond the value of a lock. Another user may write 512 MB, and
-/// Redis closes a subscribed connection that has 32 MB of replies to read.
+/// The index of the last byte that is read of a key. No lock's value is that long. But another user may write 512 MB
+/// under the key, and Redis closes a subscribed connection with 32 MB of unread replies.
 const LAST_BYTE: &str = "255";
 /// The most keys read by one write.
 const MAX_KEYS: usize = 256;
 /// The most writes without a reply. With more, the connection is closed, and waiters poll until the next connection is
 /// open.
 const MAX_UNANSWERED: usize = 16_384;
-/// The most keys whose read has no reply or is not sent. With more, the connection is closed: a server may report
-/// changes of one key without end.
+/// The most keys with a read that is not sent or has no reply. With more, the connection is closed. A server that
+/// reports changes of one key without end reaches this bound.
 const MAX_KEYS_UNANSWERED: usize = 65_536;
 
 /// The notification connection of a client.
@@ -93,7 +94,7 @@ struct Sockets {
     closers: Vec<Closer>,
 }
 
-/// Stage: no connection was needed yet, or the first connection is being made.
+/// Stage: the first connection is being made, or was not needed yet.
 const NOT_CONNECTED_YET: u8 = 0;
 /// Stage: the connection is open and trusted.
 const LISTENING: u8 = 1;
@@ -232,7 +233,8 @@ impl NotificationConnection {
     pub(crate) fn queue_mode(&self) -> QueueMode {
         match self.stage.load(Ordering::Acquire) {
             LISTENING => QueueMode::Notified,
-            // The first connection will be open soon, so the waiter's next request joins the queue.
+            // The first connection will be open soon. The waiter joins the queue with its next request, and is notified
+            // then.
             NOT_CONNECTED_YET => QueueMode::None,
             _ => QueueMode::Polling,
         }
@@ -263,14 +265,14 @@ impl NotificationConnection {
         state.sender.is_some()
     }
 
-    /// Marks the connection as suspect and writes a PING to it. The thread replaces the connection; waiters poll until
-    /// then.
+    /// Marks the connection as suspect, and writes a PING to wake the thread. Waiters poll until the thread has
+    /// replaced the connection.
     pub(crate) fn suspect(&self) {
         let trusted =
             self.stage
                 .compare_exchange(LISTENING, AWAY, Ordering::SeqCst, Ordering::SeqCst);
         if trusted.is_ok() {
-            // The reply wakes the thread, which then replaces the connection.
+            // The reply to the PING wakes the thread.
             self.ping(&mut self.state.lock());
         }
     }
@@ -330,8 +332,8 @@ impl NotificationConnection {
         self.stage.store(AWAY, Ordering::Release);
     }
 
-    /// Writes reads of the keys that have changed, unless keys were read within [`BETWEEN_READS`]. Returns how long to
-    /// wait for more notifications: at most until the connection has to be replaced.
+    /// Writes reads of the keys that have changed, unless the last such read was less than [`BETWEEN_READS`] ago.
+    /// Returns how long to wait for more notifications: at most until the connection has to be replaced.
     fn send_due_reads(&self, made_in: &MadeIn, heartbeat: Duration) -> Duration {
         let mut state = self.state.lock();
         let now = MonotonicTime::now();
@@ -419,8 +421,8 @@ impl NotificationConnection {
                             pause = FIRST_PAUSE;
                         }
                         if ended == ListenEnd::Suspect {
-                            // The suspect connection stays open until the next one is, so that scripts on its server
-                            // always find this client listening.
+                            // The suspect connection stays open until the next connection is open. So scripts on its
+                            // server always find this client listening.
                             continue;
                         }
                     }
@@ -481,12 +483,13 @@ impl NotificationConnection {
             suspect.closer().close();
         }
         state.opened_at = Some(MonotonicTime::now());
-        // The replaced connection gives no more replies. `all_changed` has the listener track its keys again.
+        // The replaced connection gives no more replies. `all_changed` makes the listener track its keys again.
         state.forget_commands();
         self.subscribe_to_shard(&mut state);
         self.epoch.fetch_add(1, Ordering::AcqRel);
         self.stage.store(LISTENING, Ordering::SeqCst);
-        // LISTENING is set before the check: a suspicion after the check finds LISTENING, and sets AWAY (`suspect`).
+        // This check comes after LISTENING is set. A suspicion that comes even later finds LISTENING, and sets AWAY
+        // itself (`suspect`).
         if self.endpoint.epoch().replace_at(made_in).is_some() {
             self.stage.store(AWAY, Ordering::SeqCst);
         }
@@ -501,7 +504,7 @@ impl NotificationConnection {
         listener: &dyn Listener,
     ) -> ListenEnd {
         let epoch = self.endpoint.epoch();
-        // The thread notices a suspicion within a tick.
+        // The thread wakes each tick, so it notices a suspicion within that time.
         let tick = (2 * self.timeout).clamp(Duration::from_secs(1), HEARTBEAT);
         let mut last_received = MonotonicTime::now();
         while !epoch.is_due(made_in) {
@@ -517,7 +520,7 @@ impl NotificationConnection {
                         }
                         return ListenEnd::Broken;
                     }
-                    // Checked here, too, since the server may send notifications, but no replies.
+                    // Checked after notifications, too, since a server may send notifications but no replies.
                     if self.state.lock().unanswered_for() > Some(3 * tick) {
                         return ListenEnd::Broken;
                     }
@@ -572,15 +575,15 @@ impl NotificationConnection {
                             }
                             // The value of this key stays unknown, but other keys can be read.
                             "NOPERM" => {}
-                            // The key's slot has moved to another node of the Cluster. Once the client knows which, it
-                            // reads the key there.
+                            // The key's slot has moved to another node of the Cluster. The client reads the key there
+                            // once it has a new slot map.
                             "MOVED" | "ASK" => self.endpoint.epoch().note_failure(),
                             _ => return false,
                         }
                         true
                     }
                     (Some(Answered::Ping), Value::SimpleString(_) | Value::Okay) => true,
-                    // The server is too old, does not serve the channel's slot, or an ACL forbids it.
+                    // The server is too old or does not serve the channel's slot, or an ACL forbids the subscription.
                     (Some(Answered::Subscribe), Value::ServerError(_)) => true,
                     _ => false,
                 }
@@ -596,7 +599,8 @@ impl NotificationConnection {
                         continue;
                     };
                     if let Some(tracked) = listener.changed(self.server, &key) {
-                        // `send_due_reads` reads the changed keys together, once all notifications are handled.
+                        // `send_due_reads` reads all changed keys together, after the notifications that have come so
+                        // far.
                         let mut state = self.state.lock();
                         state.to_read.push(tracked);
                         if !state.has_room() {
@@ -618,7 +622,7 @@ impl NotificationConnection {
     fn handle_message(&self, data: &[Value], listener: &dyn Listener) -> bool {
         let message = match data {
             [_, Value::BulkString(message)] => message,
-            // This error takes the place of a message that is longer than any message of a script.
+            // The reply parser puts this error in place of a message that is too long. Scripts publish no such message.
             [_, Value::ServerError(error)] => return error.code() == TOO_LARGE,
             _ => return false,
         };

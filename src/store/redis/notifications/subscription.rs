@@ -25,11 +25,12 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. The time that the
-    /// callback for credentials takes does not count. `any_key` is a key that this client may read. Passes `connected` a handle that closes the socket from another thread.
+    /// Connects, logs in, turns tracking on and subscribes to `channel`, all within `timeout`. The time of the callback
+    /// for credentials does not count. `any_key` is a key that this client may read. Passes `connected` a handle that
+    /// closes the socket from another thread.
     ///
-    /// An error of the kind `Unavailable` or `Timeout` may be retried soon. Any other error means that the server does
-    /// not offer notifications to this client.
+    /// After `Unavailable` or `Timeout`, the caller may try again soon. Any other error means that the server does not
+    /// offer notifications to this client.
     pub(super) fn open(
         endpoint: &Endpoint,
         channel: &str,
@@ -58,7 +59,7 @@ impl Subscription {
         let name = endpoint.connection_name("leasehold-notifications");
         let login = Login::new(info.redis_settings(), ProtocolVersion::RESP3, Some(&name));
         let mut commands = login.commands;
-        // Each command that is used later is sent once, so that a refusal of the server comes here.
+        // Each command that is used later is sent once, so that a missing permission is found here.
         commands.cmd("PING");
         commands.cmd("GETRANGE").arg(any_key).arg("0").arg("255");
         // Scripts publish grants with the user's permissions. Without the right to publish, clients would miss their
@@ -94,9 +95,11 @@ impl Subscription {
         Ok((subscription, sender))
     }
 
-    /// Reads the next reply or push message. When all values that were read have been returned, calls `before_waiting`,
-    /// which may write and returns how long to wait for more. Fails with `Timeout` if nothing comes in that time. The
-    /// caller may call `next` again. Once a part of a value was read, the rest has to come within the time-out.
+    /// Returns the next reply or push message.
+    ///
+    /// If no whole value has been read from the socket, calls `before_waiting`, which may write, and returns how long
+    /// to wait. Fails with `Timeout` if nothing comes in that time; the caller may call `next` again. Once a part of a
+    /// value has come, the rest has to come within the time-out.
     pub(super) fn next(
         &mut self,
         mut before_waiting: impl FnMut() -> Duration,
@@ -150,7 +153,7 @@ fn check(attempted: Attempted<'_>, command: &str, reply: &Value) -> Result<(), E
     match reply {
         // `any_key` may hold a value of any type.
         Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(()),
-        // Another node of the Cluster has `any_key`. The user's rights were checked before.
+        // Another node of the Cluster has `any_key`. Redis checks the user's rights before it redirects.
         Value::ServerError(error) if error_of(error).redirect().is_some() => Ok(()),
         Value::ServerError(error) => Err(attempted.refused(Step::Subscribe, command, error)),
         Value::BulkString(_) => Ok(()),

@@ -274,7 +274,7 @@ fn each_notification_has_the_whole_time_out() {
     let (begin, rest) = CHANGE.split_at(20);
     for _ in 0..2 {
         connection.write_all(begin).unwrap();
-        // Waits again once the first part has come in.
+        // The first wait ends when the first part comes, and the second one with a time-out.
         let mut waits = [LONG, Duration::from_millis(1)].into_iter();
         let error = subscription.next(|| waits.next().unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");

@@ -1,4 +1,5 @@
-//! One connection of a pipeline, and the batches in flight on it. Retries on another connection are up to the pipeline.
+//! One connection of a pipeline, and the batches in flight on it. The pipeline decides about retries on another
+//! connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ const LONGEST_SPARE: usize = 256;
 /// The longest pause between attempts to connect while Redis is away.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// A reader whose own deadline is at most this much before the time at which the replies are due waits until that time.
+/// If the replies are due at most this long after a reader's own deadline, the reader waits for them.
 const GRACE: Duration = Duration::from_millis(10);
 
 pub(crate) type Pool = r2d2::Pool<Connector>;
@@ -45,7 +46,7 @@ pub(crate) fn pool(endpoint: &Arc<Endpoint>, size: usize) -> Pool {
         .test_on_check_out(false)
         .idle_timeout(None)
         .max_lifetime(None)
-        // Half of this bounds the pause between attempts to connect. No caller waits for this time-out.
+        // The pool pauses for at most half of this time between attempts to connect. No caller waits for this time-out.
         .connection_timeout(RECONNECT_PAUSE * 2)
         .error_handler(Box::new(r2d2::NopErrorHandler))
         .build_unchecked(Connector(Arc::clone(endpoint)))
@@ -86,7 +87,7 @@ enum Call {
         /// The call has the script's text instead of its hash.
         by_text: bool,
     },
-    /// `WAIT`, behind the script calls of a batch. Its reply decides whether their grants and renewals count.
+    /// `WAIT`, behind the script calls of a batch. Its reply says how many replicas have the writes of these calls.
     Wait,
 }
 
@@ -112,8 +113,8 @@ impl InFlightBatch {
     }
 }
 
-/// Whether an acquire found its key taken only because the key's release, written before it, was not carried out. Such
-/// an acquire changed nothing and can be repeated.
+/// Whether an acquire found its key taken, but only because an earlier release of the key still has to be repeated.
+/// Such an acquire changed nothing, so it can be repeated, too.
 fn is_too_early(request: &PendingRequest, outcome: &CommandOutcome, released_late: &[Key]) -> bool {
     let found_taken = matches!(
         outcome,
@@ -152,14 +153,15 @@ pub(crate) enum CommandOutcome {
 pub(crate) struct PipelinedConnection {
     connection: PooledConnection<Connector>,
     in_flight: VecDeque<InFlightBatch>,
-    /// By when the replies to what is in flight are due, but to the last `behind` calls. Set by the first read, or by a
-    /// write that has not ended.
+    /// The time at which replies are due: those to all calls in flight except the last `behind` calls. The first read
+    /// sets this time, or a write that has not ended.
     pub(super) reply_by: Option<MonotonicTime>,
-    /// How many calls in flight were written after a reader had left before all replies were read.
+    /// How many calls in flight were written after a reader had left unread replies behind.
     behind: usize,
     /// Requests that succeeded, and that replicas have to acknowledge. The next reply to a `WAIT` decides about them.
     unacknowledged: Vec<(PendingRequest, Reply)>,
-    /// Keys whose releases were written again, and now come behind acquires that were sent after them.
+    /// Keys whose releases had to be written again. A later acquire of such a key may already be in flight before the
+    /// repeated release.
     released_late: Vec<Key>,
     /// The calls that are written next, or are being written.
     buffer: Vec<u8>,
@@ -226,13 +228,13 @@ impl PipelinedConnection {
         unacknowledged.chain(self.in_flight.iter().flat_map(|batch| &batch.requests))
     }
 
-    /// The first caller that can lead and waits for a request in flight, after a reader has left.
+    /// If a reader has left: the first caller that can lead and waits for a request in flight.
     pub(crate) fn next_leader(&self) -> Option<&Arc<Caller>> {
         self.reply_by?;
         request::next_leader(self.requests())
     }
 
-    /// Whether a caller waits for a request in flight, after a reader has left.
+    /// Whether a reader has left while a caller waits for a request in flight.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.is_half_read() && request::is_waited_for(self.requests())
     }
@@ -258,8 +260,8 @@ impl PipelinedConnection {
         }
     }
 
-    /// Writes a batch to the socket, until `until` at most: then the next read writes the rest, which has to be written
-    /// by `due`. The batch is in flight even if that fails.
+    /// Writes a batch to the socket. Stops at `until`: the next read writes the rest. Fails if bytes are left at `due`.
+    /// The batch is in flight even after a failure.
     pub(crate) fn write(
         &mut self,
         context: &ScriptContext,
@@ -339,7 +341,8 @@ impl PipelinedConnection {
         });
     }
 
-    /// Writes what is left of `buffer`. Returns false if that is not written at `until`, before `due`.
+    /// Writes the rest of `buffer`. Stops at `until`, and returns false if bytes are left. Fails if bytes are left at
+    /// `due`.
     fn send(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let leaves = until.filter(|until| until.after(GRACE) < due);
         let (buffer, sent) = (&self.buffer, &mut self.sent);
@@ -359,10 +362,11 @@ impl PipelinedConnection {
         self.sent = 0;
     }
 
-    /// Writes the rest of a batch, then reads all missing replies, oldest first, and passes each request to `deliver`
-    /// with its outcome. The replies are due at `due`, or earlier if an earlier call has set an earlier time. If `until`
-    /// is more than [`GRACE`] before that time, the call stops at `until`: it returns false if replies are still missing,
-    /// and the next call goes on.
+    /// Writes the rest of a batch. Then reads all missing replies, oldest first, and passes each request with its
+    /// outcome to `deliver`.
+    ///
+    /// Fails if a reply is missing at `due`, or at `reply_by` if that is earlier. Stops at `until` if that is more than
+    /// [`GRACE`] earlier, and returns false if replies are missing. The next call then reads on.
     pub(crate) fn read(
         &mut self,
         context: &ScriptContext,
@@ -396,7 +400,7 @@ impl PipelinedConnection {
                 batch.asking_refusal = Some(value).filter(errors::is_error);
                 continue;
             }
-            // A node that refused `ASKING` redirects the call. The refusal says why.
+            // A node that refuses `ASKING` also refuses the call, with a redirect. The first error is the reason.
             let refusal = batch
                 .asking_refusal
                 .take()
@@ -471,7 +475,7 @@ impl PipelinedConnection {
         Ok(true)
     }
 
-    /// Ends the time-out of the replies that a reader left unread, once all of them have come.
+    /// Clears `reply_by` once all replies that a reader left unread have come.
     fn note_read(&mut self) {
         if self.in_flight.len() <= self.behind {
             (self.reply_by, self.behind) = (None, 0);
@@ -507,9 +511,8 @@ impl PipelinedConnection {
         Ok(())
     }
 
-    /// Has the oldest batch in flight written again, `at_once` keys in one call. The server refused the call before it did
-    /// anything: it does not know the script, or refuses one of the keys. Acquires of callers that have left are
-    /// dropped.
+    /// Enqueues the oldest call in flight again, as calls of `at_once` keys. The server carried out nothing of the
+    /// call: it does not know the script, or refuses one of the keys. Drops acquires whose callers have left.
     fn repeat(&mut self, context: &ScriptContext, at_once: usize, by_text: bool) {
         let Some(InFlightBatch {
             call: Call::Script { kind, .. },
@@ -534,7 +537,7 @@ impl PipelinedConnection {
         mut requests: Vec<PendingRequest>,
     ) {
         let asking = requests.extract_if(.., |request| request.route.is_asking);
-        // `ASKING` is valid for one call, and few requests need it. So each of them has a call of its own.
+        // `ASKING` is valid for one call only. Few requests need it, so each of these requests has a call of its own.
         let asking: Vec<PendingRequest> = asking.collect();
         for request in asking {
             self.enqueue(context, kind, by_text, vec![request]);
@@ -607,12 +610,12 @@ impl PipelinedConnection {
             for releases in releases.chunk_by(one_call) {
                 for releases in releases.chunks(MAX_KEYS) {
                     scripts::encode(&mut self.buffer, call, kind, context, releases.iter());
-                    // The server knows the script from the first call on.
+                    // The first call has taught the server the script, so the other calls have its hash.
                     call = ScriptRef::Hash(kind.hash());
                 }
             }
-            // An error is ignored, since other connections repeat the releases. The deadline is now, so that the write
-            // does not wait for a server that does not read.
+            // An error is ignored, since the releases are repeated on other connections. The deadline is now, so the
+            // write does not wait for a server that does not read.
             let _ = self.connection.send(&self.buffer, MonotonicTime::now());
         }
         in_flight

@@ -1,13 +1,14 @@
-//! A pipeline: one connection, and the queue of requests that share it (group commit).
+//! A pipeline: one connection, and the queue of requests that share the connection (group commit).
 //!
 //! The first caller at an idle pipeline leads it. The leader writes a batch of the queued requests, awaited requests
 //! first, reads the replies, passes them to their callers, and then appoints the next waiting caller. One batch is in
-//! flight at a time; behind it are only releases whose replies no caller awaits. A leader leaves at its own deadline,
-//! also with a batch in flight: the next leader reads the rest before it writes awaited requests. All requests of one
-//! key, except its renewals, go through one pipeline, so Redis executes them in the order in which they were queued.
+//! flight at a time. Only releases whose replies no caller awaits are written behind it. A leader leaves at its own
+//! deadline, even with a batch in flight. The next leader then reads the missing replies before it writes awaited
+//! requests. All requests of one key, except its renewals, go through one pipeline, so Redis executes them in the order
+//! in which they were queued.
 //!
-//! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. Code that has locked
-//! the state's mutex only moves values. The leader does all I/O.
+//! A caller waits for the outcome of an awaited request. No caller waits for an unawaited release. The leader does all
+//! I/O, and never under the mutex of the state.
 
 #[cfg_attr(all(test, shuttle), path = "connection/model.rs")]
 pub(crate) mod connection;
@@ -46,11 +47,11 @@ use crate::util::sync::{self, Mutex, MutexGuard};
 /// How many awaited requests, and how many unawaited releases, a pipeline for callers writes at a time. Redis may run
 /// all that a connection has sent before it reads from other connections.
 pub(super) const MAX_BATCH: usize = if cfg!(all(test, shuttle)) { 2 } else { 128 };
-/// With this many unread replies to releases, further releases are left to the background: an awaited request cannot
-/// overtake a release that is written.
+/// With this many unread replies to releases, a thread leaves further releases to the background. An awaited request
+/// would have to wait for all releases that are written before it.
 const MAX_UNANSWERED: usize = if cfg!(all(test, shuttle)) { 2 } else { 64 };
 /// The most bytes that threads write without waiting for a reply. So many bytes fit into the buffers of a socket, so
-/// that no drop of a guard blocks while the server does not read.
+/// the drop of a guard never blocks, even if the server does not read.
 const MAX_UNANSWERED_BYTES: usize = 32 * 1024;
 
 /// The parts that the pipelines of one client share.
@@ -69,8 +70,8 @@ pub(crate) struct Shared {
 
 /// Brings releases to the node that serves their slot.
 pub(crate) trait ReleaseRouter: Send + Sync {
-    /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later. The
-    /// caller holds no mutex. Neither blocks nor connects.
+    /// Takes a release that the node `from` has redirected. Returns the release if `from` should try it again later.
+    /// Does not block and does not connect. The caller must not hold a mutex.
     fn reroute(&self, from: ServerId, release: Release, redirect: &Redirect) -> Option<Release>;
 }
 
@@ -84,7 +85,7 @@ impl Shared {
     }
 }
 
-/// The state of a pipeline as seen by a new request, the best first.
+/// How soon a pipeline can write a new request. The best case comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Readiness {
     Idle,
@@ -183,7 +184,7 @@ impl Pipeline {
     }
 
     /// Queues `requests`, and returns when `caller` has its outcomes or its deadline has passed. At a
-    /// `shutdown_deadline`, the pipeline gives up its connection, too, even if other callers wait for replies on it.
+    /// `shutdown_deadline`, the pipeline also gives up its connection, even if other callers wait for replies on it.
     fn run(
         &self,
         requests: impl IntoIterator<Item = PendingRequest>,
@@ -221,8 +222,8 @@ impl Pipeline {
     }
 
     /// Sets the outcomes of the caller's requests that were not written because no connection could be made. Releases
-    /// stay in the queue. Requests that wait behind a connected leader keep their time-out: the last failed attempt to
-    /// connect may have been that of a ping or of another pipeline.
+    /// stay in the queue. Does nothing while the leader is connected, so the outcomes are time-outs: the last failed
+    /// attempt to connect may have been that of a ping or of another pipeline.
     fn withdraw_unsent(&self, caller: &Arc<Caller>) {
         if caller.is_complete() {
             return;
@@ -261,7 +262,7 @@ impl Pipeline {
             }
             state.awaited.drop_unwanted_if_long();
             state.enqueue(requests);
-            // A leader requests maintenance at its end, if requests are left.
+            // If a thread leads, it requests maintenance itself when it ends.
             (!state.is_led).then(|| urgency_of(&state))
         };
         if let Some(urgency) = urgency {
@@ -277,7 +278,7 @@ impl Pipeline {
         };
         let leadership = {
             let mut state = self.state.lock();
-            // If the last leader left requests to the background, the background writes this release after them.
+            // If requests are left to the background, the background writes this release behind them.
             let is_first = !state.is_ready();
             state.enqueue_release(release);
             if state.is_led {
@@ -297,8 +298,7 @@ impl Pipeline {
         }
     }
 
-    /// Queues a release that another node has refused, or that no node has carried out. The leader or the background
-    /// writes it.
+    /// Queues a release that another node has refused or has not carried out. The leader or the background writes it.
     pub(crate) fn adopt_release(&self, release: Release) {
         let urgency = {
             let mut state = self.state.lock();
@@ -433,7 +433,7 @@ struct Leadership<'a> {
     connection: Option<PipelinedConnection>,
     /// The deadline of a shutdown. Replies that come later are given up, even within the command time-out.
     shutdown_deadline: Option<MonotonicTime>,
-    /// The thread was panicking before it led: a guard that a panic drops leads, too.
+    /// The thread was panicking before it led. A guard that is dropped during a panic can make its thread the leader.
     was_panicking: bool,
 }
 
@@ -461,7 +461,7 @@ impl<'a> Leadership<'a> {
 
     /// Writes and reads batches until `caller` has its outcomes or its deadline has passed.
     fn lead(&mut self, caller: &Arc<Caller>, deadline: MonotonicTime) {
-        // If this thread panics, its caller must not be appointed: it could not lead.
+        // If this thread panics, no other leader may appoint its caller.
         let _leave_on_drop = LeaveOnDrop(caller);
         while !caller.is_over(deadline) {
             if self.read_before_write(Some(deadline)) {
@@ -500,10 +500,11 @@ impl<'a> Leadership<'a> {
         self.pipeline.state.lock().awaited.next_leader().is_some()
     }
 
-    /// Reads the rest of a batch whose leader has left, until `until` at most: one batch is in flight at a time. Drops
-    /// a stale or suspect connection after reading its missing replies. Called before a batch is taken, so that a
-    /// release without a reply goes before an acquire of its key. Returns true if there was something to read or to
-    /// drop.
+    /// Reads the missing replies of a leader that has left, until `until` at most. Then drops the connection if it is
+    /// stale or suspect. Returns true if there was something to read or to drop.
+    ///
+    /// Called before a batch is taken, since a reply may queue a release again, which then goes before an acquire of
+    /// its key.
     fn read_before_write(&mut self, until: Option<MonotonicTime>) -> bool {
         let Some(connection) = &self.connection else {
             return false;
@@ -520,9 +521,9 @@ impl<'a> Leadership<'a> {
         true
     }
 
-    /// Takes the next batch from the queues. The batch is empty if it would acquire a key whose release has no reply
-    /// yet and may grant the key to another client. Otherwise Redis would read the release and the acquire together,
-    /// and notify the other client after both.
+    /// Takes the next batch from the queues. Takes nothing if the batch would acquire a key whose release has no reply
+    /// yet and may grant the key to another client. Redis would read that release together with the acquire, and notify
+    /// the other client only after the acquire.
     fn next_batch(&mut self) -> Vec<PendingRequest> {
         let mut batch = self.empty_batch();
         let mut state = self.pipeline.state.lock();
@@ -564,7 +565,7 @@ impl<'a> Leadership<'a> {
             if next.appoint() {
                 return None;
             }
-            // That caller has left. The pipeline is still led, so no other thread has taken the connection.
+            // The caller has left, so this thread still leads and takes the connection back.
             self.connection = self.pipeline.state.lock().connection.take();
         }
     }
@@ -594,7 +595,7 @@ impl<'a> Leadership<'a> {
             let mut state = self.pipeline.state.lock();
             for flush in flushes {
                 let next = match &result {
-                    // Replies are missing, and a flush is answered only after all that was written before it.
+                    // Replies are missing. A flush ends only after the replies to all earlier requests.
                     Ok(false) => Next::RetryNow(flush),
                     Ok(true) if state.has_refused_releases() => {
                         let message = "Redis refuses releases for now";
@@ -611,8 +612,8 @@ impl<'a> Leadership<'a> {
         result.is_ok()
     }
 
-    /// Connects if there is no connection. If that fails, all waiting callers get the error, unless only the leader had
-    /// too little time.
+    /// Connects if there is no connection. If connecting fails, all waiting callers get the error, except if the
+    /// leader's deadline was so near that only this leader has failed.
     fn connect(
         &mut self,
         batch: Vec<PendingRequest>,
@@ -706,8 +707,8 @@ impl<'a> Leadership<'a> {
         written
     }
 
-    /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due by `due`, or
-    /// earlier if a leader has left. Returns false if replies are missing at `until`: the next leader reads on.
+    /// Reads the replies to all requests in flight, and passes them to their callers. The replies are due at `due`, or
+    /// earlier if a leader has left. Returns false if replies are missing at `until`; the next leader then reads on.
     fn read(&mut self, until: Option<MonotonicTime>, due: MonotonicTime) -> Result<bool, Error> {
         let connection = self
             .connection
@@ -803,13 +804,13 @@ impl Drop for Leadership<'_> {
             may_write &= room > 0;
             if may_write && state.has_unawaited() {
                 may_write = false;
-                // The mutex is still locked, so no caller has queued a request since `appoint_next`.
+                // `appoint_next` has left the mutex locked, so no caller can have queued a request since.
                 let mut batch = self.empty_batch();
                 state.next_releases(self.pipeline.at_a_time, room, &mut batch);
                 drop(state);
                 let deadline = self.reply_deadline();
                 batch.retain(PendingRequest::is_wanted);
-                // After a panic here, the loop still ends the leadership.
+                // A panic here does not end the loop, so it still passes the leadership on.
                 match catch_unwind(AssertUnwindSafe(|| self.write(batch, None, deadline))) {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => self.lose_connection(&error),

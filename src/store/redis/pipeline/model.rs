@@ -26,7 +26,7 @@ struct World {
     server: Arc<Server>,
     faults: Faults,
     board: Arc<Board>,
-    /// The background runs maintenance that was requested for later after a pause, also while callers wait.
+    /// The background also runs maintenance that was requested for later while callers wait, after a pause.
     clock_runs: bool,
     /// The replicas that have to acknowledge each acquire.
     replicas: Option<Replicas>,
@@ -43,7 +43,7 @@ struct Board {
 struct BoardState {
     /// Maintenance was requested at once.
     is_requested: bool,
-    /// Maintenance was requested for later, or has left work: it runs when all callers are done.
+    /// Maintenance was requested for later, or has left work. It runs once all callers are done.
     later: bool,
     over: bool,
 }
@@ -63,7 +63,7 @@ impl World {
                 KeyLayout::Single,
                 1 << 20,
             ),
-            // A caller with a short limit cannot wait for a connection.
+            // Longer than the short limit of a caller, which therefore cannot wait for a connection.
             connect_timeout: 10 * SECOND,
             command_timeout: SECOND,
             request_maintenance: Box::new(move |urgency| {
@@ -283,7 +283,7 @@ impl Unlucky {
     }
 }
 
-/// Runs an [`Unlucky`] caller for each limit, and a clock that passes the shorter limits at any time.
+/// Runs an [`Unlucky`] caller for each limit. The clock may pass the shorter limits at any time.
 fn run_unlucky(faults: Faults, limits: &[Duration]) {
     run_unlucky_in(&World::new(faults), limits);
 }
@@ -568,7 +568,7 @@ fn submit_twice<'a>(world: &'a World, name: &'a str) -> impl Fn() + Sync + 'a {
         let key = key(name);
         for _ in 0..2 {
             let (lease, submitted) = world.submit(&key);
-            // This thread never leads. If no other thread led the pipeline, it would wait for ever.
+            // This thread never leads. It would wait for ever if no other thread led the pipeline.
             let deadline = MonotonicTime::now().after(TTL);
             assert!(submitted.wait(deadline, is_granted));
             world.pipeline.send_release(world.release(&key, lease));
@@ -691,7 +691,7 @@ fn model_late_grants_are_kept_or_undone() {
             world.run(&[leads, keeps, leaves, &|| pass(SECOND), &|| pass(SECOND)]);
             keeping.assert_holds_what_it_keeps(&world);
             leaving.assert_holds_what_it_keeps(&world);
-            // From now on, a late grant of the keeping caller would be undone, too.
+            // After this drop, a late grant of the keeping caller would be undone, too.
             drop(keeping);
             world.assert_idle();
             pass(2 * TTL);

@@ -1,8 +1,8 @@
-//! A queue of releases that no caller waits for, first in, first out, with an index by key: a batch with a request
-//! takes the earlier releases of the request's key along.
+//! A first-in, first-out queue of releases that no caller waits for. An index by key finds the releases that have to be
+//! written before a request of the same key.
 //!
-//! An outage can leave a million releases. So beside its key, a release takes only 72 bytes, and 2 to 4 bytes in the
-//! index. A growing queue copies only the index.
+//! An outage can leave a million releases. So a release takes only 72 bytes beside its key, and 2 to 4 bytes in the
+//! index. When the queue grows, only the index is copied.
 
 #[cfg(test)]
 #[cfg(not(shuttle))]
@@ -108,7 +108,7 @@ impl Slot {
 pub(super) struct Releases {
     /// The slots. All chunks but the last are full.
     chunks: VecDeque<Vec<Slot>>,
-    /// How many slots at the front of the first chunk are not in use any more.
+    /// How many slots at the front of the first chunk are no longer in use.
     gone: usize,
     /// How many slots are in use, including empty ones.
     len: usize,
@@ -116,7 +116,8 @@ pub(super) struct Releases {
     count: usize,
     /// How many of these releases have failed before.
     failed: usize,
-    /// The number of the next slot. Numbers wrap around. A number that is not in use stands for no slot.
+    /// The number of the next slot. Numbers wrap around. In the index, a number that is not in use means that there is
+    /// no slot.
     next: u32,
     /// The newest slot of each bucket, by the key's hash.
     buckets: Vec<u32>,
@@ -221,7 +222,7 @@ impl Releases {
         None
     }
 
-    /// Calls `change` for each release. Takes those for which it returns true, and passes them to `take`.
+    /// Calls `change` for each release. If `change` returns true, takes the release out and passes it to `take`.
     pub(super) fn sweep(
         &mut self,
         mut change: impl FnMut(&mut Swept<'_>) -> bool,
@@ -305,7 +306,7 @@ impl Releases {
     fn grow_index(&mut self) {
         let buckets = (2 * self.buckets.len() + 1).max(FEWEST_BUCKETS);
         let mut number = self.next.wrapping_sub(self.len as u32);
-        // The number before the first slot's is not in use, so all buckets are empty.
+        // The number before that of the first slot is not in use, so it marks all buckets as empty.
         self.buckets = vec![number.wrapping_sub(1); buckets];
         let (next, len) = (self.next, self.len as u32);
         let mut gone = self.gone;
@@ -331,7 +332,8 @@ pub(super) struct Swept<'a> {
     pub(super) key: &'a Key,
     pub(super) is_copied: bool,
     pub(super) until: MonotonicTime,
-    /// The fencing token, if a guard held the lease. Taking this token stops the reports about the release.
+    /// The fencing token, if a guard held the lease. After `take()` on this field, nothing more is reported about the
+    /// release.
     pub(super) held: &'a mut Option<u64>,
     pub(super) attempts: &'a mut u8,
     pub(super) reported_late: &'a mut bool,

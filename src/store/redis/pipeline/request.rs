@@ -14,13 +14,13 @@ use crate::util::slot::Redirect;
 
 /// Half of the pause after the first failed attempt. The pause doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// How often the pause doubles until it is [`LONGEST_PAUSE`].
+/// After this many doublings, the pause is [`LONGEST_PAUSE`].
 pub(crate) const MOST_DOUBLINGS: u32 = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// How many nodes may redirect a release one after another before it pauses.
 const MOST_HOPS: u8 = 4;
-/// The most bytes of a release on the wire, beside its key and the name of the key's queue.
+/// The most bytes of a release on the wire, without its key and the name of the key's queue.
 const BESIDE_KEYS: usize = 192;
 
 /// A command in a pipeline, until its outcome is final.
@@ -30,8 +30,8 @@ pub(crate) struct PendingRequest {
     pub(crate) completion: Option<Completion>,
     /// The number of failed attempts.
     pub(crate) attempts: u32,
-    /// The request is a release that undoes an acquire which may still arrive. It is repeated until it finds the lease,
-    /// or until the lease's ttl has ended.
+    /// The request is an undo: the release of an acquire that may still arrive. It is repeated until it finds the
+    /// lease, or until the lease's ttl has ended.
     is_undo: bool,
     pub(crate) route: Route,
     /// Reports a guard's release that is late.
@@ -100,13 +100,13 @@ pub(super) fn release_bytes(key: &Key) -> usize {
 }
 
 impl Release {
-    /// Whether to write the release: always at the first attempt, later until the ttl has ended.
+    /// Whether to write the release. The first attempt is always written, later attempts only until the ttl has ended.
     pub(crate) fn is_wanted(&self, now: MonotonicTime) -> bool {
         self.attempts == 0 || now < self.until
     }
 
-    /// The most bytes of the release on the wire: the key and the lease id, and perhaps the key's queue, the ttl of the
-    /// lease's entry there, and the holder.
+    /// The most bytes of the release on the wire. It has the key and the lease id. If the key may have a queue, it also
+    /// has the queue, the ttl of the lease's entry there, and the holder.
     pub(crate) fn bytes(&self) -> usize {
         release_bytes(&self.key)
     }
@@ -159,14 +159,14 @@ impl PendingRequest {
         self
     }
 
-    /// Whether to write the request: a caller waits, or it is a release that is not over.
+    /// Whether to write the request: a caller waits for it, or it is a release whose ttl has not ended.
     pub(crate) fn is_wanted(&self) -> bool {
         let waited_for = self
             .completion
             .as_ref()
             .is_some_and(Completion::is_waited_for);
         match self.command {
-            // A release has at least one attempt. An attempt costs little, and the ttl may be longer than this client
+            // A release is written at least once, even after the ttl: the ttl in Redis may be longer than this client
             // knows.
             Command::Release { until, .. } => {
                 waited_for || self.attempts == 0 || MonotonicTime::now() < until
@@ -222,8 +222,8 @@ impl PendingRequest {
     /// Sets the outcome from the reply of Redis.
     pub(crate) fn on_reply(mut self, outcome: Outcome) -> Next {
         let outcome = match (&self.command, outcome) {
-            // An earlier attempt was written on a connection that broke, and may have been carried out. In any case the
-            // lease does not hold the key now.
+            // An earlier attempt may have been carried out on a connection that broke. In any case the lease no longer
+            // holds the key.
             (
                 Command::Release { .. } | Command::ForceUnlock { .. },
                 Ok(Reply::Missing | Reply::Taken { .. }),
@@ -261,7 +261,7 @@ impl PendingRequest {
                 if self.deliver(outcome) {
                     return Next::Done;
                 }
-                // A caller that has left was granted the key, or was queued.
+                // The caller has left, but Redis has granted it the key or queued it.
                 let undo = self.command.undo(MonotonicTime::now());
                 undo.map_or(Next::Done, |undo| {
                     let mut undo = Self::new(undo, None);
@@ -280,8 +280,8 @@ impl PendingRequest {
         }
     }
 
-    /// Handles a release that a node of a Cluster has refused before it did anything. If a caller waits, the caller
-    /// follows the redirect.
+    /// Handles a redirect: a node of a Cluster has refused the release and has done nothing. If a caller waits, the
+    /// caller follows the redirect.
     fn on_redirect(mut self, outcome: Outcome, redirect: Redirect) -> Next {
         if let Some(completion) = self.completion.take() {
             if completion.complete(outcome).is_ok() {
@@ -298,7 +298,7 @@ impl PendingRequest {
             self.route.hops += 1;
             return Next::Elsewhere(self, redirect);
         }
-        // The nodes do not agree, or the slot is moving or has no master.
+        // The nodes disagree about the slot, or it is moving, or has no master.
         self.route = Route::default();
         self.attempts += 1;
         match &self.command {
@@ -333,8 +333,8 @@ impl PendingRequest {
                     Next::RetryNow(undo)
                 })
             }
-            // A write is not repeated: if both writes arrive, the later write could overwrite a value that was written
-            // in between.
+            // A write is not repeated: if both copies arrived, the second could overwrite a value that was written
+            // between them.
             Command::Write { .. } => self.on_not_sent(error),
             _ if may_retry && self.is_wanted() => Next::RetryNow(self),
             _ => self.on_not_sent(error),

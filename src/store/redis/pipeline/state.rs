@@ -19,10 +19,11 @@ use crate::util::key::Key;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A queue of fewer awaited requests is not checked for requests whose callers have left.
+/// A queue of awaited requests is checked for callers that have left only if it has at least this many requests.
 const FEWEST_TO_CHECK: usize = if cfg!(all(test, shuttle)) { 4 } else { 256 };
 
-/// The least time between two sweeps of all releases. Otherwise each caller without a connection would cause a sweep.
+/// The least time between two sweeps of all releases. Without this bound, each caller that fails to connect would cause
+/// a sweep.
 const BETWEEN_SWEEPS: Duration = Duration::from_millis(100);
 
 pub(super) struct PipelineState {
@@ -40,7 +41,7 @@ pub(super) struct PipelineState {
     unawaited: Releases,
     /// Releases that Redis has refused.
     refused: RetryQueues,
-    /// Undos that are repeated, since their acquires may still arrive.
+    /// Undos to repeat, since their acquires may still arrive.
     undo_repeats: RetryQueues,
     /// Called when a release is late, and when it ended.
     hook: Option<LateReleaseHook>,
@@ -51,7 +52,7 @@ pub(super) struct PipelineState {
     swept_at: Option<MonotonicTime>,
 }
 
-/// Releases that are retried after a pause. There is one queue for each length of pause, so each queue is sorted by the
+/// Releases that are retried after a pause. Each length of pause has a queue of its own, so each queue is sorted by the
 /// time at which its releases are due.
 #[derive(Default)]
 struct RetryQueues([Releases; MOST_DOUBLINGS as usize + 1]);
@@ -219,7 +220,7 @@ impl PipelineState {
             }
             batch.push(request);
         }
-        // At most half of the room is for repeats, so that they cannot keep unawaited releases from being written.
+        // Repeats get half of the room at most, so that unawaited releases are written, too.
         let mut repeats = room.div_ceil(2);
         while repeats > 0
             && let Some(release) = refused.pop_due(now).or_else(|| undo_repeats.pop_due(now))
@@ -238,9 +239,10 @@ impl PipelineState {
         }
     }
 
-    /// Takes the next unawaited releases: at most `most`, of at most `bytes`. Called when no caller waits that can lead:
-    /// releases whose callers have left are queued as unawaited, and the other requests of those callers are dropped.
-    /// Submitted requests stay.
+    /// Takes at most `most` unawaited releases, which together have at most `bytes`.
+    ///
+    /// Called when no waiting caller can lead. So first queues releases whose callers have left as unawaited, and drops
+    /// other requests of such callers. Submitted requests stay in their queue.
     pub(super) fn next_releases(
         &mut self,
         most: usize,
@@ -314,8 +316,8 @@ impl PipelineState {
         }
     }
 
-    /// Takes out the queued releases of these keys. Takes a copy of each undo, once: its acquire may still arrive here,
-    /// so the undo stays, too.
+    /// Takes out the queued releases of these keys. An undo stays, since its acquire may still arrive here; the first
+    /// call returns a copy of it.
     pub(super) fn take_releases(&mut self, keys: impl Fn(&Key) -> bool) -> Vec<Release> {
         let mut taken = Vec::new();
         let repeats = self.refused.0.iter_mut().chain(&mut self.undo_repeats.0);
@@ -343,7 +345,8 @@ impl PipelineState {
         }
         self.swept_at = Some(now);
         self.sweep(|release, hook| {
-            // This counts as an attempt, so the release is given up at the end of its ttl (`Release::is_wanted`).
+            // The failed connection counts as an attempt. So the release is given up at the end of its ttl
+            // (`Release::is_wanted`).
             *release.attempts = (*release.attempts).max(1);
             if let Some((hook, token)) = hook.zip(*release.held).filter(|_| !*release.reported_late)
             {
@@ -355,8 +358,8 @@ impl PipelineState {
         });
     }
 
-    /// For each queued release that was reported as late: reports that it was given up (ended, not confirmed), and
-    /// nothing more about it. Called when the client ends.
+    /// Reports each late release as ended without confirmation. Nothing more is reported about it. Called when the
+    /// client ends.
     pub(super) fn report_given_up_releases(&mut self) {
         self.sweep(|release, hook| {
             let late = release.held.take_if(|_| *release.reported_late);
@@ -381,11 +384,11 @@ impl PipelineState {
 }
 
 /// Requests that callers wait for, oldest first. Bounded by the number of callers' threads: the queue has at most twice
-/// as many requests as callers wait for, or [`FEWEST_TO_CHECK`].
+/// as many requests as waiting callers have, or [`FEWEST_TO_CHECK`] if that is more.
 #[derive(Default)]
 pub(super) struct AwaitedQueue {
     requests: VecDeque<PendingRequest>,
-    /// At this number of requests, the requests that are not wanted any more are dropped.
+    /// At this number of requests, the requests of callers that have left are dropped.
     longest: usize,
     /// Flushes. They are taken once no other request is queued.
     flushes: VecDeque<PendingRequest>,
@@ -451,8 +454,8 @@ impl AwaitedQueue {
         request::next_leader(self.requests.iter().chain(&self.flushes))
     }
 
-    /// Drops requests for which no caller waits, if the queue has become long: a caller that submitted a request may
-    /// leave long before the pipeline can write it.
+    /// If the queue has become long, drops requests for which no caller waits. A caller that submitted a request may
+    /// leave long before the pipeline can write the request.
     pub(super) fn drop_unwanted_if_long(&mut self) {
         if self.requests.len() >= self.longest.max(FEWEST_TO_CHECK) {
             self.requests.retain(PendingRequest::is_wanted);
@@ -513,7 +516,7 @@ mod tests {
         );
         let undos = taken.iter().filter(|release| release.is_undo).count();
         assert_eq!((taken.len(), undos), (3, 1));
-        // The undo is still here, too, and is not copied again.
+        // The undo is still queued, and is not copied again.
         assert!(state.take_releases(moved).is_empty());
         assert_eq!(state.take_releases(|_| true).len(), 2);
         assert!(state.unawaited.is_empty() && !state.undo_repeats.is_empty());

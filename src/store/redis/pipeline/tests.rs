@@ -28,7 +28,7 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
-    // Longer than any pause of a busy machine, so no reply comes after the time-out.
+    // Longer than any pause of a busy machine, so each reply comes before the time-out.
     with_timeout(Duration::from_secs(10))
 }
 
@@ -344,7 +344,7 @@ fn each_call_on_a_cluster_has_the_keys_of_one_slot() {
     let url = server.url();
     let f = with_layout(KeyLayout::Slots, server, &url, LONG);
     f.acquire("warm-up");
-    // Of five slots: each name twice, and names of one slot are apart.
+    // The keys have five slots. Each key comes twice, and keys of one slot do not follow each other.
     let names = (0..40).map(|n| format!("{{{}}}{}", n % 5, n / 10));
     for by_text in [false, true] {
         if by_text {
@@ -379,7 +379,7 @@ fn each_call_on_a_cluster_has_the_keys_of_one_slot() {
     assert_eq!(counters.len(), 6, "one for each slot: {counters:?}");
 }
 
-/// The undos that are written before a connection is given up.
+/// Undos are written before the connection is given up.
 #[test]
 fn undos_on_a_cluster_are_written_slot_by_slot() {
     let server = Server::start().unwrap();
@@ -397,7 +397,7 @@ fn undos_on_a_cluster_are_written_slot_by_slot() {
     f.pipeline
         .execute(&mut requests.iter_mut().collect::<Vec<_>>());
     f.server.resume();
-    // The acquires, then their undos, the first one by its text.
+    // Five calls for the acquires, then five for their undos. The first undo has the script's text.
     let wanted = [before[0] + 5 + 4, before[1] + 1];
     assert!(eventually(LONG, || f.calls() == wanted), "{:?}", f.calls());
     assert!(names.clone().all(|name| !f.exists(&name)));
@@ -575,8 +575,7 @@ fn a_refused_release_is_retried_after_a_pause() {
     f.server
         .command(&["ACL", "SETUSER", "default", "+del"])
         .unwrap();
-    // The next request for the release's key is sent together with the retry of the release, although the retry is not
-    // due yet.
+    // The retry is not due yet, but it is sent together with the next request for its key.
     f.acquire("a");
     assert!(f.is_idle());
 }

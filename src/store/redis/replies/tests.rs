@@ -21,7 +21,7 @@ fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) 
                 let mut source = &bytes[fed..fed + piece];
                 replies.fill(Limit::Fixed(limit), &mut source).unwrap();
                 fed += piece - source.len();
-                // An error may have some more bytes than the string that it replaces.
+                // An error may be a little longer than the string that it replaces.
                 let most = BUFFER.max(2 * fed).min(BUFFER.max(limit)) + 100;
                 assert!(replies.buffer.capacity() <= most, "{fed} bytes came in");
             }
@@ -30,7 +30,7 @@ fn read_all(bytes: &[u8], pieces: &[usize], limit: usize) -> (Vec<Value>, bool) 
     }
 }
 
-/// Reads the first reply in `bytes`, all of which have come.
+/// Reads the first reply in `bytes`.
 fn first(bytes: &[u8], limit: usize) -> RedisResult<Option<Value>> {
     let mut replies = Replies::new();
     replies.buffer = bytes.to_vec();
@@ -194,9 +194,9 @@ fn a_reply_is_refused_by_what_it_announces() {
         format!("+{}", "x".repeat(LIMIT - 1)),
     ] {
         let what = first(bytes.as_bytes(), LIMIT).unwrap_err().to_string();
-        let told = format!("more than {LIMIT} bytes");
+        let expected = format!("more than {LIMIT} bytes");
         assert!(what.contains("too large"), "{bytes:.40}: {what}");
-        assert!(what.contains(&told), "{bytes:.40}: {what}");
+        assert!(what.contains(&expected), "{bytes:.40}: {what}");
     }
     let (mut replies, mut array) = (Replies::new(), &b"*1000\r\n"[..]);
     let limit = Limit::Set {
@@ -206,15 +206,15 @@ fn a_reply_is_refused_by_what_it_announces() {
     replies.fill(limit, &mut array).unwrap();
     let error = replies.next(limit).unwrap_err();
     assert_eq!(error.code(), Some(TOO_LARGE));
-    let told = format!("more than {LIMIT} bytes (`max_reply_bytes`)");
-    assert_eq!(error.detail(), Some(&*told));
+    let expected = format!("more than {LIMIT} bytes (`max_reply_bytes`)");
+    assert_eq!(error.detail(), Some(&*expected));
     let fits = format!("*{}\r\n", elements - 1);
     assert_eq!(first(fits.as_bytes(), LIMIT), Ok(None));
 }
 
 #[test]
 fn many_long_strings_are_all_replaced() {
-    // So many strings that the errors in their place would not fit into the limit.
+    // The errors in place of so many strings would not fit into the limit.
     let count = LIMIT / (size_of::<Value>() + 30);
     let string = format!("$900\r\n{}\r\n", "x".repeat(900));
     let bytes = format!("*{count}\r\n{}", string.repeat(count));
@@ -268,8 +268,8 @@ proptest! {
                 Value::ServerError(error) => {
                     prop_assert!(*len >= LIMIT);
                     prop_assert_eq!(error.code(), TOO_LARGE);
-                    let told = format!("a string of {len} bytes: longest reply {LIMIT} bytes");
-                    prop_assert_eq!(error.details(), Some(&*told));
+                    let expected = format!("a string of {len} bytes: longest reply {LIMIT} bytes");
+                    prop_assert_eq!(error.details(), Some(&*expected));
                 }
                 other => panic!("an element is {other:?}"),
             }

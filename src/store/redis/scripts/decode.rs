@@ -18,7 +18,7 @@ use crate::util::text::without_ids;
 pub(crate) enum Decoded {
     /// An outcome for each command.
     Outcomes(Few<Outcome>),
-    /// An error that does not come from Redis, but from a proxy for example: the call may have been carried out.
+    /// An error from a proxy, for example, but not from Redis. The call may have been carried out.
     OutcomeUnknown(Error),
     /// Redis refused the call because of one of its keys: send a call for each key.
     SplitBatch,

@@ -21,7 +21,7 @@ pub(crate) fn encode<'a>(
     let has_bounds = commands.clone().any(|command| bound(command).is_some());
     let publishes = || commands.clone().any(|command| kind.publishes(command));
     let shard = context.shard_channel_start().filter(|_| publishes());
-    // The name of the shard channels comes behind the bounds, so it needs an argument for bounds.
+    // The argument behind the bounds is the name of the shard channels. A call with this name has to send bounds, too.
     let sends_bounds = has_bounds || kind == ScriptKind::Acquire && shard.is_some();
     let last_args = usize::from(sends_bounds) + usize::from(shard.is_some());
     let args = commands.len() * arguments_per_key(kind) + fixed_args + last_args;
@@ -204,7 +204,8 @@ impl Encoder<'_> {
         self.bytes(&digits[start..]);
     }
 
-    /// Writes a length. Each lock has a dozen lengths, nearly all with one or two digits.
+    /// Writes a length. A request has a dozen lengths, and most have one or two digits, which are written without a
+    /// conversion.
     fn line(&mut self, sign: u8, number: u64) {
         let digit = |digit: u64| b'0' + digit as u8;
         match number {

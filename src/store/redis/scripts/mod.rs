@@ -67,8 +67,8 @@ pub(crate) enum ScriptKind {
 }
 
 impl ScriptKind {
-    /// All kinds, in the order in which a batch is written: releases before acquires, so that a key that is released
-    /// and acquired in one batch is free.
+    /// All kinds, in the order in which a batch is written. Releases come before acquires, so a key that one batch
+    /// releases and acquires is free.
     pub(crate) const ALL: [Self; 7] = [
         Self::Release,
         Self::Acquire,
@@ -174,7 +174,8 @@ impl ScriptContext {
         self.layout == KeyLayout::Slots
     }
 
-    /// Sets the slot whose shard channels the server's clients listen to. Later calls tell the scripts.
+    /// Sets the slot whose shard channels the server's clients listen to. Later calls pass the channels' name to the
+    /// scripts.
     pub(crate) fn set_shard_slot(&self, slot: Option<Slot>) {
         self.shard_slot.set(slot);
     }
@@ -185,15 +186,16 @@ impl ScriptContext {
         Some(start + self.holder.as_str())
     }
 
-    /// The name of the server's shard channels up to the holder; `None` if the scripts are to use plain channels.
+    /// The beginning of the names of the server's shard channels, which a holder id completes. `None` if the scripts
+    /// are to use plain channels.
     fn shard_channel_start(&self) -> Option<String> {
         let slot = self.shard_slot.get()?;
         Some(key::shard_channel_start(self.layout, &self.prefix, slot))
     }
 }
 
-/// The slot that names the shard channels of a server. All clients choose the same one: the lowest slot that the server
-/// serves. It changes when slots move.
+/// The slot that names the shard channels of a server: the lowest slot that the server serves, so all clients choose
+/// the same slot. It changes when slots move.
 #[derive(Debug)]
 struct ShardSlot(AtomicU16);
 

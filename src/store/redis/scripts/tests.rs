@@ -49,7 +49,7 @@ fn a_script_call_is_encoded_as_resp() {
     assert_eq!(String::from_utf8(buffer).unwrap(), wanted);
 }
 
-/// Nothing is added to a call whose acquires have no bound.
+/// A call whose acquires have no bound gets no argument for bounds.
 #[test]
 fn bounds_are_the_last_argument_of_acquires() {
     let context = context();
@@ -83,7 +83,7 @@ fn words(context: &ScriptContext, commands: &[Command]) -> Vec<String> {
     let kind = ScriptKind::of(&commands[0]).unwrap();
     let call = ScriptRef::Text("return 1");
     encode(&mut buffer, call, kind, context, commands.iter());
-    // Commands and replies have one form.
+    // A command has the form of a reply, so the parser of replies can read it.
     let Ok(Value::Array(words)) = redis::parse_redis_value(&buffer) else {
         panic!("no command: {}", String::from_utf8_lossy(&buffer));
     };
@@ -165,7 +165,7 @@ fn a_call_on_a_cluster_names_keys_of_one_slot_and_the_shard_channel() {
             assert_eq!(words(&cluster, &[command]), wanted);
         }
     }
-    // A prefix with a tag: all names are those of one server, and so is the channel.
+    // With a tag in the prefix, all keys and the channel have the names that they have on one server.
     let one_slot = context(KeyLayout::OneSlot, "{p}:");
     one_slot.set_shard_slot(Some(key.slot()));
     let key = Key::new("{p}:", "a", 10).unwrap();
@@ -328,7 +328,7 @@ fn an_unreadable_result_is_an_error_of_its_key() {
     };
     let error = outcomes[0].as_ref().unwrap_err().to_string();
     assert!(error.len() < 2000, "{}", error.len());
-    // A result for a whole batch has no value of another user.
+    // A result that stands for a whole batch never contains another user's value, so this reply is unexpected.
     let one_for_two = decode(
         ScriptKind::Acquire,
         2,
@@ -402,7 +402,7 @@ mod fuzz {
         let string = || text().prop_map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned());
         let leaf = prop_oneof![
             4 => text().prop_map(|bytes| Value::BulkString(bytes.0)),
-            // The last µs part that a token has room for.
+            // The greatest µs part that a token has room for.
             1 => Just(Value::BulkString(b"18014398509481983".to_vec())),
             2 => prop_oneof![-3..3_i64, any::<i64>()].prop_map(Value::Int),
             2 => error(),

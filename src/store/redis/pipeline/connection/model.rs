@@ -358,7 +358,8 @@ impl PipelinedConnection {
         let due = due.min(*self.reply_by.get_or_insert(due));
         server.use_alone(|| {
             loop {
-                // The WAIT of a batch comes behind its requests, and before releases that were written later.
+                // The server handles the `WAIT` of a batch after the batch, and before releases that were written
+                // later.
                 let next = self.in_flight.front();
                 let is_of_batch = next.is_some_and(|request| request.completion.is_some());
                 let waits = !is_of_batch && !self.unacknowledged.is_empty();
@@ -419,8 +420,8 @@ impl PipelinedConnection {
         !self.connection.broken
     }
 
-    /// Closes the connection. The requests in flight arrive now, in part, late, or never, and then the releases of
-    /// their acquires, unless the last write failed.
+    /// Closes the connection. The requests in flight arrive now, in part, late, or never. The releases of their
+    /// acquires follow them, unless the last write failed.
     pub(crate) fn abandon(mut self, _: &ScriptContext) -> Vec<PendingRequest> {
         let unacknowledged = std::mem::take(&mut self.unacknowledged).into_iter();
         let unacknowledged = unacknowledged.map(|(request, _)| request);

@@ -1,4 +1,4 @@
-//! Tests of requests that a replica has to acknowledge. The replica is stopped where it should not.
+//! Tests of requests that a replica has to acknowledge. Tests that need a missing acknowledgement stop the replica.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -103,8 +103,8 @@ fn an_unacknowledged_renewal_fails_and_keeps_the_key() {
     assert!(f.exists("a"));
 }
 
-/// The renewal writes nothing, since the ttl is long enough. The earlier write, on another connection, counts all the
-/// same.
+/// The renewal writes nothing, since the ttl is long enough. It still needs the acknowledgement of the earlier write,
+/// which came on another connection.
 #[test]
 fn a_renewal_without_a_write_needs_the_earlier_acknowledged() {
     let f = fixture();

@@ -23,7 +23,7 @@ impl Fixture {
 fn replies_on_a_stale_connection_are_read() {
     let f = fixture();
     let lease = f.acquire("k");
-    // The reply to the release is NOSCRIPT, so the release is done only if the reply is read.
+    // The reply to the release is NOSCRIPT. The release is repeated, and so carried out, only after this reply is read.
     f.ask_server(&["SCRIPT", "FLUSH"]);
     let before = f.connection();
     f.pipeline.send_release(f.release("k", lease));

@@ -211,8 +211,8 @@ fn a_flush_moves_to_another_connection_after_a_cut() {
     assert!(f.is_idle() && !f.exists("a"));
 }
 
-/// Whether a caller with enough time is still queued after a leader has failed to connect to a stopped server. The
-/// leader's deadline was `eighths` eighths of the connect time-out.
+/// A leader fails to connect to a stopped server, with a deadline of `eighths` eighths of the connect time-out. Returns
+/// whether another caller, which has more time, is still queued after that.
 fn caller_still_waits(eighths: u32) -> bool {
     let timeout = Duration::from_secs(2);
     let f = with_timeout(timeout);
